@@ -1,0 +1,8 @@
+"""The published contract between the tiers: what every package may import.
+
+schema.py   the record schema, its pinned bytes, the end-of-stream marker
+batch.py    one record batch as bytes: field table, encode, verify, decode
+errors.py   the error tree with its reason codes
+stream.py   the settings of a stream: defaults, limits, validation
+http.py     header names and media types of the HTTP API
+"""

@@ -1,0 +1,307 @@
+"""One record batch as bytes: what is appended, replicated, served and verified as a unit.
+
+A batch is one Arrow IPC record batch message. Its flatbuffer header carries one pair of custom
+metadata, key `liftlog`, whose value is fixed-width lower-case ASCII hex (other readers of Arrow
+insist on UTF-8). Uncompressed, the header is always `HEADER_BYTES` long and the value is always
+at byte `VALUE_AT`, so it is composed from a pinned template (`batch_header.bin`) by patching:
+
+    0    FF FF FF FF          continuation marker
+    4    int32                metadata length, always 880
+    48   int64                body length
+    88   176 x ASCII hex      the value: FIELDS below
+    304  int64                rows
+    320  25 x (int64, int64)  buffers: position in the body, length
+    728  10 x (int64, int64)  nodes: length, null count
+    888  ...                  body: buffers in order, each padded to 8 bytes with zeros
+
+Invariants
+B1  The CRC-32C covers the whole message, marker to last body byte, with its own eight digits
+    read as '0', and is compared as bytes. Any flipped bit anywhere is found.
+B2  first_offset <= last_offset; the rows lie in that range, strictly increasing. (After
+    compaction a batch keeps its original range and may hold fewer rows.)
+B3  The same rows and header give the same bytes, whoever encodes them: this module, the
+    compiled intake, and pyarrow's writer agree (a test shows it).
+
+Format: docs/storage.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib import resources
+from typing import Final
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from broker.api.errors import BadBatch, UnknownFormatVersion
+from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
+
+FORMAT_VERSION: Final = 1
+METADATA_KEY: Final = b"liftlog"
+
+# name -> hex digits, in order. All are unsigned but max_timestamp_us (two's complement).
+FIELDS: Final = {
+    "format_version": 4,
+    "flags": 4,
+    "first_offset": 16,
+    "last_offset": 16,
+    "leader_epoch": 8,
+    "high_watermark": 16,
+    "max_timestamp_us": 16,
+    "producer_id": 16,
+    "producer_epoch": 8,
+    "sequence": 16,
+    "group_index": 8,
+    "group_count": 8,
+    "decision": 32,
+    "crc": 8,
+}
+VALUE_BYTES: Final = sum(FIELDS.values())
+HEADER_BYTES: Final = 888
+METADATA_LENGTH: Final = HEADER_BYTES - 8
+VALUE_AT: Final = 88
+CRC_AT: Final = VALUE_AT + VALUE_BYTES - FIELDS["crc"]
+BODY_LENGTH_AT: Final = 48
+ROWS_AT: Final = 304
+BUFFERS_AT: Final = 320
+BUFFER_COUNT: Final = 25
+NODES_AT: Final = 728
+NODE_COUNT: Final = 10
+
+TEMPLATE: Final = resources.files(__package__).joinpath("batch_header.bin").read_bytes()
+_PREFIX: Final = TEMPLATE[:8]
+_CRC_ZERO: Final = b"0" * FIELDS["crc"]
+_U64: Final = 1 << 64
+
+assert len(TEMPLATE) == HEADER_BYTES
+assert VALUE_BYTES == 176
+assert CRC_AT == 256
+assert BUFFERS_AT + 16 * BUFFER_COUNT + 8 == NODES_AT
+assert NODES_AT + 16 * NODE_COUNT == HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchHeader:
+    """What a batch says of itself. The fields are those of `FIELDS`, in its order.
+
+    Attributes:
+        first_offset: Offset of the first record that was in the batch when it was appended.
+        last_offset: Offset of the last such record, inclusive.
+        leader_epoch: Epoch of the leader that appended it.
+        high_watermark: The leader's high watermark when it was written.
+        max_timestamp_us: Greatest timestamp in the batch, microseconds since 1970 UTC.
+        producer_id: Idempotent producer, 0 for none; with `producer_epoch` and `sequence` (of the batch).
+        group_index: Place in its commit group of `group_count` batches; 0 of 1 when alone.
+        decision: The sink decision that the commit group belongs to, 0 for none.
+        crc: CRC-32C of the message (B1). `encode_batch` computes it; 0 until then.
+    """
+
+    format_version: int = FORMAT_VERSION
+    flags: int = 0
+    first_offset: int
+    last_offset: int
+    leader_epoch: int = 0
+    high_watermark: int = 0
+    max_timestamp_us: int = 0
+    producer_id: int = 0
+    producer_epoch: int = 0
+    sequence: int = 0
+    group_index: int = 0
+    group_count: int = 1
+    decision: int = 0
+    crc: int = 0
+
+    @property
+    def next_offset(self) -> int:
+        """First offset after the batch."""
+        return self.last_offset + 1
+
+    def value(self) -> bytes:
+        """The metadata value, `VALUE_BYTES` long, with the CRC as it stands in `crc`."""
+        digits = "".join(
+            f"{getattr(self, name) % _U64 if name == 'max_timestamp_us' else getattr(self, name):0{width}x}"
+            for name, width in FIELDS.items()
+        )
+        assert len(digits) == VALUE_BYTES, f"a header field does not fit its width: {self}"
+        return digits.encode("ascii")
+
+
+assert [f.name for f in fields(BatchHeader)] == list(FIELDS)
+
+
+def encode_batch(batch: pa.RecordBatch, header: BatchHeader) -> bytearray:
+    """Encode rows as one batch, uncompressed, with its CRC.
+
+    Args:
+        batch: n >= 1 rows of exactly `SCHEMA`; may be a slice.
+        header: What to say of them; `crc` is ignored.
+    Returns:
+        The message, a multiple of 8 bytes.
+    """
+    assert batch.schema.equals(SCHEMA), f"not the record schema: {batch.schema}"
+    assert batch.num_rows > 0, "a batch holds at least one record"
+    # Round trip: pyarrow's writer cuts slices down and drops validity buffers without nulls.
+    batch = pa.ipc.read_record_batch(batch.serialize(), SCHEMA)
+    nodes: list[int] = []
+    buffers: list[pa.Buffer | None] = []
+    for column in batch.columns:
+        _flatten(column, nodes, buffers)
+    places: list[int] = []
+    parts: list[pa.Buffer | bytes] = []
+    position = 0
+    for buffer in buffers:
+        size = 0 if buffer is None else buffer.size
+        places += (position, size)
+        if buffer is not None and size:
+            parts.append(buffer)
+            if padding := -size % 8:
+                parts.append(bytes(padding))
+            position += size + padding if padding else size
+    message = bytearray(TEMPLATE)
+    struct.pack_into("<q", message, BODY_LENGTH_AT, position)
+    struct.pack_into("<q", message, ROWS_AT, batch.num_rows)
+    struct.pack_into(f"<{2 * BUFFER_COUNT}q", message, BUFFERS_AT, *places)
+    struct.pack_into(f"<{2 * NODE_COUNT}q", message, NODES_AT, *nodes)
+    message[VALUE_AT:CRC_AT] = header.value()[: -FIELDS["crc"]]
+    message += b"".join(parts)
+    seal(message)
+    return message
+
+
+def _flatten(array: pa.Array, nodes: list[int], buffers: list[pa.Buffer | None]) -> None:
+    """Append an array's nodes and buffers in Arrow's order: depth first, own buffers before children."""
+    nodes += (len(array), array.null_count)
+    own = array.buffers()
+    validity = own[0] if array.null_count else None
+    if pa.types.is_list(array.type):
+        buffers += (validity, own[1])
+        _flatten(array.values, nodes, buffers)
+    elif pa.types.is_struct(array.type):
+        buffers.append(validity)
+        for i in range(array.type.num_fields):
+            _flatten(array.field(i), nodes, buffers)
+    else:
+        buffers += (validity, *own[1:])
+
+
+def checksum(message: bytes | bytearray | memoryview) -> bytes:
+    """The CRC-32C of a message as its eight hex digits, its own digits read as '0' (B1)."""
+    view = memoryview(message)
+    crc = crc32c(view[:CRC_AT])
+    crc = crc32c(_CRC_ZERO, crc)
+    crc = crc32c(view[CRC_AT + len(_CRC_ZERO) :], crc)
+    return b"%08x" % crc
+
+
+def seal(message: bytearray | memoryview) -> int:
+    """Write a message's CRC into its place. Returns the CRC."""
+    digits = checksum(message)
+    message[CRC_AT : CRC_AT + len(digits)] = digits
+    return int(digits, 16)
+
+
+def message_bytes(head: bytes | bytearray | memoryview, *, where: str = "") -> int:
+    """Whole length of the message that begins with `head`, in bytes.
+
+    Args:
+        head: At least the first `HEADER_BYTES` bytes of a message.
+        where: Named in the error.
+    Raises:
+        BadBatch: these bytes do not begin a batch. (Nothing is said of the CRC yet.)
+    """
+    if len(head) < HEADER_BYTES:
+        raise BadBatch(f"{where}a batch header is {HEADER_BYTES} bytes, only {len(head)} are there")
+    if bytes(head[:8]) != _PREFIX:
+        raise BadBatch(f"{where}no batch begins here: {bytes(head[:8]).hex()}")
+    (body,) = struct.unpack_from("<q", head, BODY_LENGTH_AT)
+    if body < 0 or body % 8:
+        raise BadBatch(f"{where}impossible body length {body}")
+    return HEADER_BYTES + int(body)
+
+
+def read_header(head: bytes | bytearray | memoryview, *, where: str = "") -> BatchHeader:
+    """Decode the metadata value of a message. The CRC is *not* checked; `verify_batch` does.
+
+    Raises:
+        BadBatch: the bytes are no batch header.
+        UnknownFormatVersion: a later version wrote it.
+    """
+    message_bytes(head, where=where)
+    value = bytes(head[VALUE_AT : VALUE_AT + VALUE_BYTES])
+    found: dict[str, int] = {}
+    at = 0
+    for name, width in FIELDS.items():
+        digits = value[at : at + width]
+        at += width
+        if not _HEX.issuperset(digits):
+            raise BadBatch(f"{where}header field {name} is not lower-case hex: {digits!r}")
+        found[name] = int(digits, 16)
+    if found["format_version"] != FORMAT_VERSION:
+        raise UnknownFormatVersion(
+            f"{where}batch format version {found['format_version']}, this release reads {FORMAT_VERSION}"
+        )
+    if found["max_timestamp_us"] >= _U64 // 2:
+        found["max_timestamp_us"] -= _U64
+    if found["last_offset"] < found["first_offset"]:
+        raise BadBatch(f"{where}last offset {found['last_offset']} before first {found['first_offset']}")
+    return BatchHeader(**found)
+
+
+_HEX: Final = frozenset(b"0123456789abcdef")
+
+
+def verify_batch(message: bytes | bytearray | memoryview, *, where: str = "") -> BatchHeader:
+    """Check a whole message and return its header.
+
+    Args:
+        message: Exactly one message.
+        where: Put before the error's text: file, position.
+    Raises:
+        BadBatch: length or CRC do not fit: the bytes must not be served or stored.
+        UnknownFormatVersion: a later version wrote it.
+    """
+    length = message_bytes(message, where=where)
+    if length != len(message):
+        raise BadBatch(f"{where}batch of {length} bytes, {len(message)} are there")
+    stored, computed = bytes(message[CRC_AT : CRC_AT + 8]), checksum(message)
+    if stored != computed:
+        raise BadBatch(f"{where}CRC-32C is {computed!r}, the batch says {stored!r}")
+    return read_header(message, where=where)
+
+
+def decode_batch(message: bytes | bytearray | memoryview | pa.Buffer, *, where: str = "") -> pa.RecordBatch:
+    """Verify one message and return its rows (zero-copy views into `message`).
+
+    Raises:
+        BadBatch: the message is damaged.
+    """
+    verify_batch(memoryview(message), where=where)
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
+    except pa.ArrowException as error:  # the CRC is right, so whoever wrote it was wrong
+        raise BadBatch(f"{where}{error}") from error
+
+
+def split_messages(data: bytes | bytearray | memoryview, *, where: str = "") -> Iterator[memoryview]:
+    """Yield the batch messages of a complete stream: schema, batches, end-of-stream, nothing else.
+
+    Neither the CRCs nor the headers are checked, only the framing and the pinned schema bytes.
+
+    Raises:
+        BadBatch: another schema, a torn batch, a missing end marker, or bytes behind it.
+    """
+    view = memoryview(data)
+    if bytes(view[: len(SCHEMA_BYTES)]) != SCHEMA_BYTES:
+        raise BadBatch(f"{where}the stream does not begin with the record schema of format version {FORMAT_VERSION}")
+    at, end = len(SCHEMA_BYTES), len(view) - len(END_OF_STREAM)
+    if bytes(view[max(at, end) :]) != END_OF_STREAM:
+        raise BadBatch(f"{where}no end-of-stream marker at the end of {len(view)} bytes: the answer was cut off")
+    while at < end:
+        length = message_bytes(view[at : min(at + HEADER_BYTES, end)], where=where)
+        if at + length > end:
+            raise BadBatch(f"{where}a batch of {length} bytes at {at} runs past the end at {end}")
+        yield view[at : at + length]
+        at += length

@@ -1,0 +1,260 @@
+"""Every error that liftlog raises, with one stable reason code each.
+
+The type says what the caller can do; `reason` says what happened, the same in HTTP problem
+bodies (`reason`), on the command line (`error[reason]`), in JetStream-shaped error answers and in
+Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
+
+    LiftlogError
+      Retryable                 nothing was done that would have to be undone; the same call may succeed later
+        Unavailable             unavailable            nobody answers at the address
+        DeadlineExceeded        deadline_exceeded      retries and patience are used up
+        NotReady                not_ready              the broker is starting, draining or not connected
+        NotLeader               not_leader             another broker leads the partition: `leader`
+        DiskFull                disk_full              no space for the append; reads go on
+        StorageFailed           storage_failed         a write or fsync failed; the partition recovers
+        Overloaded              overloaded             a bounded queue is full
+      InvalidRequest            invalid_request        change the call; trying again does not help
+        InvalidName             invalid_name           a stream or consumer name that cannot be one
+        InvalidSubject          invalid_subject        a subject that cannot be captured
+        InvalidSetting          invalid_setting        a setting out of its limits: `key`, `value`, `limit`
+        UnknownSetting          unknown_setting        a key that does not exist: `key`, `nearest`
+        InvalidRecords          invalid_records        records that are malformed or of another schema
+        RecordTooLarge          record_too_large       one record over `limit` bytes
+        RequestTooLarge         request_too_large      a body over `limit` bytes
+        UnknownStream           unknown_stream         no such stream
+        UnknownPartition        unknown_partition      no such partition: `partitions` says how many there are
+        UnknownConsumer         unknown_consumer       no offsets are stored under this name
+        StreamExists            stream_exists          exists with other settings: `differences`
+        OffsetOutOfRange        offset_out_of_range    outside [log_start_offset, high_watermark]: both are fields
+        StaleIncarnation        stale_incarnation      the stream was deleted and re-created: `incarnation`
+        ExpectationFailed       expectation_failed     a Nats-Expected-* header did not hold
+        NotSupported            not_supported          a feature that this release does not have
+        ReadOnly                read_only              the stream accepts no records
+        PortInUse               port_in_use            another process listens there
+        NatsRefused             nats_refused           the NATS server refused the connection or a subscription
+      CorruptLog                corrupt_log            stored bytes are not what was written
+        BadBatch                bad_batch              framing or CRC of a batch does not fit
+        UnknownFormatVersion    unknown_format_version a later release wrote it
+        WrongFolder             wrong_folder           the data folder belongs to something else
+        FolderInUse             folder_in_use          another process has the data folder open
+        FolderNotAllowed        folder_not_allowed     no permission for the data folder
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+
+class LiftlogError(Exception):
+    """Base of the tree. `fields` are the facts behind the text; they survive pickling and HTTP.
+
+    Attributes:
+        reason: The stable code.
+        status: The HTTP status that carries it.
+        fields: JSON values, by name; also readable as attributes of the error.
+    """
+
+    reason: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.fields)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_problem(self) -> dict[str, Any]:
+        """The error as an RFC 9457 problem body."""
+        return {
+            **self.fields,
+            "type": f"urn:liftlog:{self.reason}",
+            "title": type(self).__name__,
+            "status": self.status,
+            "detail": self.message,
+            "reason": self.reason,
+        }
+
+
+def _rebuild(cls: type[LiftlogError], message: str, fields: dict[str, Any]) -> LiftlogError:
+    return cls(message, **fields)
+
+
+class Retryable(LiftlogError):
+    reason = "retryable"
+    status = 503
+
+
+class Unavailable(Retryable):
+    reason = "unavailable"
+
+
+class DeadlineExceeded(Retryable):
+    reason = "deadline_exceeded"
+    status = 504
+
+
+class NotReady(Retryable):
+    reason = "not_ready"
+
+
+class NotLeader(Retryable):
+    reason = "not_leader"
+    status = 421
+
+
+class DiskFull(Retryable):
+    reason = "disk_full"
+    status = 507
+
+
+class StorageFailed(Retryable):
+    reason = "storage_failed"
+
+
+class Overloaded(Retryable):
+    reason = "overloaded"
+    status = 429
+
+
+class InvalidRequest(LiftlogError):
+    reason = "invalid_request"
+    status = 400
+
+
+class InvalidName(InvalidRequest):
+    reason = "invalid_name"
+
+
+class InvalidSubject(InvalidRequest):
+    reason = "invalid_subject"
+
+
+class InvalidSetting(InvalidRequest):
+    reason = "invalid_setting"
+
+
+class UnknownSetting(InvalidRequest):
+    reason = "unknown_setting"
+
+
+class InvalidRecords(InvalidRequest):
+    reason = "invalid_records"
+
+
+class RecordTooLarge(InvalidRequest):
+    reason = "record_too_large"
+    status = 413
+
+
+class RequestTooLarge(InvalidRequest):
+    reason = "request_too_large"
+    status = 413
+
+
+class UnknownStream(InvalidRequest):
+    reason = "unknown_stream"
+    status = 404
+
+
+class UnknownPartition(InvalidRequest):
+    reason = "unknown_partition"
+    status = 404
+
+
+class UnknownConsumer(InvalidRequest):
+    reason = "unknown_consumer"
+    status = 404
+
+
+class StreamExists(InvalidRequest):
+    reason = "stream_exists"
+    status = 409
+
+
+class OffsetOutOfRange(InvalidRequest):
+    reason = "offset_out_of_range"
+    status = 416
+
+
+class StaleIncarnation(InvalidRequest):
+    reason = "stale_incarnation"
+    status = 409
+
+
+class ExpectationFailed(InvalidRequest):
+    reason = "expectation_failed"
+    status = 412
+
+
+class NotSupported(InvalidRequest):
+    reason = "not_supported"
+    status = 501
+
+
+class ReadOnly(InvalidRequest):
+    reason = "read_only"
+    status = 403
+
+
+class PortInUse(InvalidRequest):
+    reason = "port_in_use"
+
+
+class NatsRefused(InvalidRequest):
+    reason = "nats_refused"
+    status = 502
+
+
+class CorruptLog(LiftlogError):
+    reason = "corrupt_log"
+
+
+class BadBatch(CorruptLog):
+    reason = "bad_batch"
+
+
+class UnknownFormatVersion(CorruptLog):
+    reason = "unknown_format_version"
+
+
+class WrongFolder(CorruptLog):
+    reason = "wrong_folder"
+
+
+class FolderInUse(CorruptLog):
+    reason = "folder_in_use"
+
+
+class FolderNotAllowed(CorruptLog):
+    reason = "folder_not_allowed"
+
+
+def _tree(cls: type[LiftlogError]) -> dict[str, type[LiftlogError]]:
+    found = {cls.reason: cls}
+    for child in cls.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+BY_REASON: Final = _tree(LiftlogError)
+"""Every error type by its reason code."""
+
+_PROBLEM_KEYS: Final = frozenset({"type", "title", "status", "detail", "reason"})
+
+
+def from_problem(problem: dict[str, Any]) -> LiftlogError:
+    """The error that a problem body stands for; an unknown reason gives the base class."""
+    cls = BY_REASON.get(str(problem.get("reason")), LiftlogError)
+    fields = {str(k): v for k, v in problem.items() if k not in _PROBLEM_KEYS}
+    return cls(str(problem.get("detail") or problem.get("title") or "no detail given"), **fields)

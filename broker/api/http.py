@@ -1,0 +1,17 @@
+"""Names that both ends of the HTTP API use. The API itself: docs/http-api.md and /openapi.json."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
+NDJSON: Final = "application/x-ndjson"
+PROBLEM_JSON: Final = "application/problem+json"
+
+HIGH_WATERMARK: Final = "Liftlog-High-Watermark"
+LOG_START_OFFSET: Final = "Liftlog-Log-Start-Offset"
+NEXT_OFFSET: Final = "Liftlog-Next-Offset"
+LEADER_EPOCH: Final = "Liftlog-Leader-Epoch"
+INCARNATION: Final = "Liftlog-Incarnation"
+
+DEFAULT_PORT: Final = 9293
