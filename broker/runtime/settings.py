@@ -1,0 +1,220 @@
+"""Every key of a broker's configuration, once: default, limit, unit, meaning.
+
+The dataclasses below *are* the table; `SETTINGS` is the same table flattened to dotted keys. The files
+in `conf/`, the names in the environment and the errors are derived from it or tested against it.
+Reading it from files and the environment is config.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, Final, TypeVar
+
+from broker.api.http import DEFAULT_PORT
+from broker.api.stream import CHOICES, LIMITS, StreamSettings
+
+PREFIX: Final = "LIFTLOG_"
+PORT_LIMIT: Final = (0, 65_535)
+# A default subject or queue group for every stream would be a trap, so `defaults` has neither.
+NOT_DEFAULTABLE: Final = frozenset({"subject", "group"})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secret:
+    """Text that must not be shown. `reveal` gives it to the one who connects."""
+
+    _text: str
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "***"
+
+
+def _key(
+    default: T,
+    doc: str,
+    *,
+    limit: tuple[int, int] | tuple[str, ...] | None = None,
+    unit: str | None = None,
+) -> T:
+    made: T = field(default=default, metadata={"doc": doc, "limit": limit, "unit": unit})
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback is reachable by others.")
+    port: int = _key(DEFAULT_PORT, "Port of the HTTP API; 0 takes any free one.", limit=PORT_LIMIT)
+    advertised: str | None = _key(None, "host:port that clients are told to use; not set: host and port as above.")
+    body_bytes_max: int = _key(
+        64 << 20, "Largest request body that is accepted.", limit=(1 << 10, 1 << 30), unit="bytes"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig:
+    host: str = _key("127.0.0.1", "Address to listen on. Reserved: this release does not open it.")
+    port: int = _key(9292, "Port for broker to broker and Liftbridge clients. Reserved.", limit=PORT_LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftConfig:
+    port: int = _key(9294, "Port of the metadata group. Reserved: this release does not open it.", limit=PORT_LIMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatsConfig:
+    urls: tuple[str, ...] = _key(("nats://127.0.0.1:4222",), "Servers of one NATS cluster, tried in turn.")
+    user: str | None = _key(None, "User name.")
+    password: Secret | None = _key(None, "Password of `user`. Rather set it in the environment.")  # noqa: RUF009
+    token: Secret | None = _key(None, "Token, where the server uses one.")  # noqa: RUF009
+    creds: str | None = _key(None, "Path of a .creds file.")
+    nkey_seed: Secret | None = _key(None, "Seed of an nkey.")  # noqa: RUF009
+    tls_ca: str | None = _key(None, "Path of the CA that signed the server's certificate (PEM); turns TLS on.")
+    tls_cert: str | None = _key(None, "Path of our certificate (PEM), where the server asks for one.")
+    tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM).")
+    connect_timeout_ms: int = _key(2_000, "Patience with one server.", limit=(10, 600_000), unit="ms")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeConfig:
+    enabled: bool = _key(True, "Capture NATS subjects. Off: records come by HTTP only.")
+    implementation: str = _key(
+        "auto", "Which parser: `auto` takes the compiled one where it was built.", limit=("auto", "compiled", "pure")
+    )
+    pending_bytes_max: int = _key(
+        64 << 20,
+        "Bytes parsed and not yet on disk at which reading from NATS pauses.",
+        limit=(1 << 20, 1 << 34),
+        unit="bytes",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsyncConfig:
+    threads: int = _key(4, "Threads that wait for the disk.", limit=(1, 64))
+    syncfs_threshold: int = _key(
+        32, "Dirty partitions from which on the whole file system is synced at once; 0: never.", limit=(0, 1 << 20)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerConfig:
+    interval_ms: int = _key(30_000, "Time between two looks at retention.", limit=(10, 86_400_000), unit="ms")
+    checkpoint_interval_ms: int = _key(
+        5_000, "Time between two checkpoints of high watermarks and recovery points.", limit=(10, 3_600_000), unit="ms"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    level: str = _key("info", "Least severe lines to write.", limit=("debug", "info", "warning", "error"))
+    format: str = _key("auto", "`auto`: console on a terminal, else JSON.", limit=("auto", "json", "console"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    streams_max: int = _key(10_000, "Streams in the catalog; creating one more is refused.", limit=(1, 1_000_000))
+    partitions_max: int = _key(20_000, "Partitions of all streams together.", limit=(1, 1_000_000))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All that one broker is told. `defaults` are the settings of streams that do not say otherwise."""
+
+    broker_id: str = _key("broker-0", "Name of this broker; its data folder remembers it.")
+    data_dir: str = _key("liftlog-data/broker-0", "Folder of the logs, relative to where the broker is started.")
+    http: HttpConfig = field(default_factory=HttpConfig)
+    grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    raft: RaftConfig = field(default_factory=RaftConfig)
+    nats: NatsConfig = field(default_factory=NatsConfig)
+    intake: IntakeConfig = field(default_factory=IntakeConfig)
+    fsync: FsyncConfig = field(default_factory=FsyncConfig)
+    cleaner: CleanerConfig = field(default_factory=CleanerConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    defaults: StreamSettings = field(default_factory=StreamSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One row of the table.
+
+    Attributes:
+        key: Dotted, as in the file: `http.port`.
+        kind: int, str, bool, list or secret.
+        default: Its value when nobody sets it; None: not set.
+        limit: (least, greatest), both allowed; or the words allowed; None: no limit.
+        unit: bytes, ms, records; None: a count or text.
+        doc: One line.
+        nullable: It may be unset.
+    """
+
+    key: str
+    kind: str
+    default: Any
+    limit: tuple[int, int] | tuple[str, ...] | None
+    unit: str | None
+    doc: str
+    nullable: bool
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.key.replace(".", "_").upper()
+
+
+def _table(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
+    for f in fields(cls):
+        key = prefix + f.name
+        if f.name == "defaults" and not prefix:
+            yield from _stream_defaults()
+        elif _is_section(f):
+            yield from _table(f.default_factory, key + ".")
+        else:
+            kind = str(f.type)
+            yield Setting(
+                key=key,
+                kind="secret" if "Secret" in kind else "list" if "tuple" in kind else kind.split(" ")[0],
+                default=f.default,
+                limit=f.metadata["limit"],
+                unit=f.metadata["unit"],
+                doc=f.metadata["doc"],
+                nullable="None" in kind,
+            )
+
+
+def _is_section(f: Field[Any]) -> bool:
+    return isinstance(f.default_factory, type) and is_dataclass(f.default_factory)
+
+
+def _stream_defaults() -> Iterator[Setting]:
+    for f in fields(StreamSettings):
+        if f.name in NOT_DEFAULTABLE:
+            continue
+        suffix = f.name.rsplit("_", 1)[-1]
+        yield Setting(
+            key=f"defaults.{f.name}",
+            kind=str(f.type).split(" ")[0],
+            default=f.default,
+            limit=LIMITS.get(f.name) or CHOICES.get(f.name),
+            unit={"ms": "ms", "bytes": "bytes", "records": "records", "max": "bytes"}.get(suffix),
+            doc=f"`{f.name}` of a new stream that does not say otherwise.",
+            nullable="None" in str(f.type),
+        )
+
+
+SETTINGS: Final = tuple(_table(Config))
+"""The table, in the order of the file."""
+
+BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
+BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
+SECTIONS: Final[dict[str, type[Any]]] = {f.name: f.default_factory for f in fields(Config) if _is_section(f)}
+"""The tables of the file, each with its dataclass."""
+
+assert len(BY_VARIABLE) == len(SETTINGS), "two keys share one variable"
