@@ -19,6 +19,8 @@ PORT_LIMIT: Final = (0, 65_535)
 # A default subject or queue group for every stream would be a trap, so `defaults` has neither.
 NOT_DEFAULTABLE: Final = frozenset({"subject", "group"})
 
+DEFAULTS_DOC: Final = "Settings of new streams that do not say otherwise. A change does not touch streams that exist."
+
 T = TypeVar("T")
 
 
@@ -48,6 +50,8 @@ def _key(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
+    """The HTTP API: clients, the command line, Spark, health and metrics."""
+
     host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback is reachable by others.")
     port: int = _key(DEFAULT_PORT, "Port of the HTTP API; 0 takes any free one.", limit=PORT_LIMIT)
     advertised: str | None = _key(None, "host:port that clients are told to use; not set: host and port as above.")
@@ -58,17 +62,23 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
+    """Broker to broker and Liftbridge clients, in a later release. Only the address is reserved."""
+
     host: str = _key("127.0.0.1", "Address to listen on. Reserved: this release does not open it.")
     port: int = _key(9292, "Port for broker to broker and Liftbridge clients. Reserved.", limit=PORT_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
+    """The metadata group of several brokers, in a later release. Only the port is reserved."""
+
     port: int = _key(9294, "Port of the metadata group. Reserved: this release does not open it.", limit=PORT_LIMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsConfig:
+    """Where records come from. Log in by one of: user and password, token, creds, nkey_seed."""
+
     urls: tuple[str, ...] = _key(("nats://127.0.0.1:4222",), "Servers of one NATS cluster, tried in turn.")
     user: str | None = _key(None, "User name.")
     password: Secret | None = _key(None, "Password of `user`. Rather set it in the environment.")  # noqa: RUF009
@@ -83,6 +93,8 @@ class NatsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeConfig:
+    """From the bytes of NATS to record batches."""
+
     enabled: bool = _key(True, "Capture NATS subjects. Off: records come by HTTP only.")
     implementation: str = _key(
         "auto", "Which parser: `auto` takes the compiled one where it was built.", limit=("auto", "compiled", "pure")
@@ -97,6 +109,8 @@ class IntakeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsyncConfig:
+    """How appends reach the disk."""
+
     threads: int = _key(4, "Threads that wait for the disk.", limit=(1, 64))
     syncfs_threshold: int = _key(
         32, "Dirty partitions from which on the whole file system is synced at once; 0: never.", limit=(0, 1 << 20)
@@ -105,6 +119,8 @@ class FsyncConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerConfig:
+    """Retention and checkpoints, in the background."""
+
     interval_ms: int = _key(30_000, "Time between two looks at retention.", limit=(10, 86_400_000), unit="ms")
     checkpoint_interval_ms: int = _key(
         5_000, "Time between two checkpoints of high watermarks and recovery points.", limit=(10, 3_600_000), unit="ms"
@@ -113,12 +129,16 @@ class CleanerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
+    """What the broker writes to stderr."""
+
     level: str = _key("info", "Least severe lines to write.", limit=("debug", "info", "warning", "error"))
     format: str = _key("auto", "`auto`: console on a terminal, else JSON.", limit=("auto", "json", "console"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
+    """How much one broker takes on."""
+
     streams_max: int = _key(10_000, "Streams in the catalog; creating one more is refused.", limit=(1, 1_000_000))
     partitions_max: int = _key(20_000, "Partitions of all streams together.", limit=(1, 1_000_000))
 
@@ -151,7 +171,7 @@ class Setting:
         default: Its value when nobody sets it; None: not set.
         limit: (least, greatest), both allowed; or the words allowed; None: no limit.
         unit: bytes, ms, records; None: a count or text.
-        doc: One line.
+        doc: One line; empty for `defaults`, which `StreamSettings` explains.
         nullable: It may be unset.
     """
 
@@ -175,7 +195,7 @@ def _table(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
         if f.name == "defaults" and not prefix:
             yield from _stream_defaults()
         elif _is_section(f):
-            yield from _table(f.default_factory, key + ".")
+            yield from _table(_section(f), key + ".")
         else:
             kind = str(f.type)
             yield Setting(
@@ -193,6 +213,11 @@ def _is_section(f: Field[Any]) -> bool:
     return isinstance(f.default_factory, type) and is_dataclass(f.default_factory)
 
 
+def _section(f: Field[Any]) -> type[Any]:
+    assert isinstance(f.default_factory, type)
+    return f.default_factory
+
+
 def _stream_defaults() -> Iterator[Setting]:
     for f in fields(StreamSettings):
         if f.name in NOT_DEFAULTABLE:
@@ -204,7 +229,7 @@ def _stream_defaults() -> Iterator[Setting]:
             default=f.default,
             limit=LIMITS.get(f.name) or CHOICES.get(f.name),
             unit={"ms": "ms", "bytes": "bytes", "records": "records", "max": "bytes"}.get(suffix),
-            doc=f"`{f.name}` of a new stream that does not say otherwise.",
+            doc="",
             nullable="None" in str(f.type),
         )
 
@@ -214,7 +239,58 @@ SETTINGS: Final = tuple(_table(Config))
 
 BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
 BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
-SECTIONS: Final[dict[str, type[Any]]] = {f.name: f.default_factory for f in fields(Config) if _is_section(f)}
+SECTIONS: Final[dict[str, type[Any]]] = {f.name: _section(f) for f in fields(Config) if _is_section(f)}
 """The tables of the file, each with its dataclass."""
 
 assert len(BY_VARIABLE) == len(SETTINGS), "two keys share one variable"
+
+
+def annotated() -> str:
+    """The table as a TOML file in which every key has its default: what conf/liftlog.toml holds."""
+    lines = [
+        "# liftlog broker: every key with its default. This file changes nothing until you change it.",
+        "#",
+        "# A key may also be set in the environment: http.port is LIFTLOG_HTTP_PORT. Unknown keys are errors.",
+        '# "" and "none" mean: not set.',
+        "",
+    ]
+    section = ""
+    for setting in SETTINGS:
+        table, _, name = setting.key.rpartition(".")
+        if table != section:
+            section = table
+            lines += ["", f"# {DEFAULTS_DOC if table == 'defaults' else SECTIONS[table].__doc__}", f"[{table}]"]
+        if setting.doc:
+            lines.append(f"# {setting.doc}")
+        limit = _limit_text(setting)
+        lines.append(f"{name} = {_toml(setting)}" + (f"  # {limit}" if limit else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _limit_text(setting: Setting) -> str:
+    if not setting.limit:
+        return ""
+    if setting.unit == "bytes":
+        return " to ".join(_bytes_text(int(bound)) for bound in setting.limit)
+    text = (" to " if isinstance(setting.limit[0], int) else ", ").join(map(str, setting.limit))
+    return f"{text} {setting.unit}" if setting.unit else text
+
+
+def _bytes_text(count: int) -> str:
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power and count % (1 << power) == 0:
+            return f"{count >> power} {unit}"
+    return f"{count} B"
+
+
+def _toml(setting: Setting) -> str:
+    value = setting.default
+    if value is None:
+        return '"none"' if setting.kind == "int" else '""'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:_}" if value >= 100_000 else str(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
+    return f'"{value}"'

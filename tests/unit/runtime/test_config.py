@@ -1,0 +1,208 @@
+"""Goal: a configuration is what was asked for, or an error that says what to change.
+
+Method: real files and a plain mapping as environment; the files in conf/ are held against the table.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
+from broker.runtime.config import CLIENT_VARIABLES, SETTINGS, Config, Secret, describe, load, without_credentials
+from broker.runtime.settings import annotated
+
+CONF = Path(__file__).parents[3] / "conf"
+SECRETS = {"LIFTLOG_NATS_USER": "ann", "LIFTLOG_NATS_PASSWORD": "hunter2"}
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "liftlog.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_nothing_given_is_all_defaults() -> None:
+    assert load(None, {}) == Config()
+
+
+def test_the_annotated_file_is_the_table_and_changes_nothing() -> None:
+    path = CONF / "liftlog.toml"
+    assert path.read_text() == annotated(), "write it anew: liftlog broker --defaults > conf/liftlog.toml"
+    assert load(str(path), {}) == Config()
+    for setting in SETTINGS:
+        assert f"\n{setting.key.rpartition('.')[2]} = " in path.read_text()
+
+
+def test_the_production_example_loads_and_says_something() -> None:
+    config = load(str(CONF / "production.toml"), {"LIFTLOG_NATS_PASSWORD": "from the environment"})
+    changed = {key for key, value in describe(config).items() if value != describe(Config())[key]}
+    assert {"http.advertised", "nats.urls", "nats.password", "data_dir"} <= changed
+
+
+def test_every_key_has_a_line_and_a_default_within_its_limit() -> None:
+    for setting in SETTINGS:
+        assert setting.doc or setting.key.startswith("defaults.")
+        if setting.default is None:
+            assert setting.nullable
+        elif setting.limit and setting.kind == "int":
+            assert setting.limit[0] <= setting.default <= setting.limit[1], setting.key
+        elif setting.limit:
+            assert setting.default in setting.limit, setting.key
+
+
+def test_option_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    path = _file(tmp_path, "[http]\nport = 1001\nhost = '10.0.0.1'\n[fsync]\nthreads = 7\n")
+    config = load(path, {"LIFTLOG_HTTP_PORT": "1002", "LIFTLOG_HTTP_HOST": "10.0.0.2"}, {"http.port": 1003})
+    assert (config.http.port, config.http.host, config.fsync.threads) == (1003, "10.0.0.2", 7)
+    assert config.grpc.port == 9292
+
+
+def test_every_key_can_be_set_from_the_environment() -> None:
+    """Set each to its own default as text; what is unset stays so by "none"."""
+    for setting in SETTINGS:
+        value = setting.default
+        text = ",".join(value) if isinstance(value, tuple) else "none" if value is None else str(value)
+        assert load(None, {setting.variable: text}) == Config(), setting.key
+
+
+def test_a_list_is_split_at_commas_and_a_single_url_needs_no_brackets(tmp_path: Path) -> None:
+    assert load(None, {"LIFTLOG_NATS_URLS": "nats://a:1, nats://b:2"}).nats.urls == ("nats://a:1", "nats://b:2")
+    assert load(_file(tmp_path, "[nats]\nurls = 'nats://a:1'\n"), {}).nats.urls == ("nats://a:1",)
+
+
+def test_none_unsets_what_may_be_unset(tmp_path: Path) -> None:
+    assert load(_file(tmp_path, "[defaults]\nretention_ms = 'none'\n"), {}).defaults.retention_ms is None
+    assert load(None, {"LIFTLOG_HTTP_ADVERTISED": ""}).http.advertised is None
+    with pytest.raises(InvalidSetting, match="data_dir"):
+        load(None, {"LIFTLOG_DATA_DIR": ""})
+
+
+@pytest.mark.parametrize(
+    "text, nearest",
+    [
+        ("[http]\nprot = 1\n", "http.port"),
+        ("[htpp]\nport = 1\n", "http"),
+        ("data_dri = 'x'\n", "data_dir"),
+        ("[defaults]\nretention = 1\n", "defaults.retention_ms"),
+    ],
+)
+def test_an_unknown_key_names_file_key_and_nearest(tmp_path: Path, text: str, nearest: str) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(UnknownSetting) as caught:
+        load(path, {})
+    assert caught.value.nearest == nearest
+    assert caught.value.source == path
+    assert path in str(caught.value)
+    assert nearest in str(caught.value)
+
+
+def test_an_unknown_variable_names_the_nearest_and_client_variables_pass() -> None:
+    with pytest.raises(UnknownSetting) as caught:
+        load(None, {"LIFTLOG_HTTP_PRT": "1"})
+    assert caught.value.nearest == "LIFTLOG_HTTP_PORT"
+    assert load(None, {**dict.fromkeys(CLIENT_VARIABLES, "x"), "HOME": "/"}) == Config()
+
+
+@pytest.mark.parametrize(
+    "text, key, limit",
+    [
+        ("[http]\nport = 70000\n", "http.port", [0, 65_535]),
+        ("[http]\nport = '9293'\n", "http.port", [0, 65_535]),
+        ("[http]\nport = true\n", "http.port", [0, 65_535]),
+        ("[http]\nport = 1.5\n", "http.port", [0, 65_535]),
+        ("[intake]\nenabled = 'yes'\n", "intake.enabled", None),
+        ("[intake]\nimplementation = 'fast'\n", "intake.implementation", ["auto", "compiled", "pure"]),
+        ("[nats]\nurls = []\n", "nats.urls", None),
+        ("[nats]\nurls = ['localhost']\n", "nats.urls", None),
+        ("[nats]\nurls = ['nats://h:99999']\n", "nats.urls", None),
+        ("[log]\nlevel = 'loud'\n", "log.level", ["debug", "info", "warning", "error"]),
+        ("broker_id = 'a b'\n", "broker_id", None),
+        ("broker_id = 7\n", "broker_id", None),
+        ("[defaults]\npartitions = 0\n", "defaults.partitions", [1, 1024]),
+        ("[defaults]\npartition_by = 'random'\n", "partition_by", None),
+        ("http = 3\n", "http", None),
+    ],
+)
+def test_a_bad_value_names_file_key_value_and_limit(tmp_path: Path, text: str, key: str, limit: object) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(InvalidSetting) as caught:
+        load(path, {})
+    assert caught.value.key == key
+    assert caught.value.source == path
+    assert caught.value.fields.get("limit") == limit
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[http\n", "\x00", "a = 1\na = 2\n"])
+def test_what_is_not_toml_names_the_file(tmp_path: Path, text: str) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(InvalidRequest, match=r"liftlog\.toml: not TOML"):
+        load(path, {})
+
+
+def test_a_missing_or_binary_file_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        load(str(tmp_path / "none.toml"), {})
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        load(str(tmp_path), {})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequest, match="not TOML"):
+        load(str(tmp_path / "binary"), {})
+
+
+@pytest.mark.parametrize(
+    "values, key",
+    [
+        ({"nats.password": "x"}, "nats.password"),
+        ({"nats.tls_cert": "a.pem"}, "nats.tls_cert"),
+        ({"nats.tls_key": "a.key"}, "nats.tls_key"),
+        ({"nats.user": "a", "nats.token": "b"}, "nats.token"),
+        ({"http.port": 9294}, "http.port"),
+    ],
+)
+def test_keys_that_need_or_exclude_each_other(values: dict[str, object], key: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        load(None, {}, values)
+    assert caught.value.key == key
+
+
+def test_secrets_do_not_show_in_repr_table_or_error(tmp_path: Path) -> None:
+    config = load(None, SECRETS)
+    assert config.nats.password == Secret("hunter2")
+    assert config.nats.password.reveal() == "hunter2"
+    for shown in (repr(config), str(config.nats.password), f"{config.nats.password}", repr(describe(config))):
+        assert "hunter2" not in shown
+    with pytest.raises(InvalidSetting) as caught:
+        load(_file(tmp_path, "[nats]\nuser = 'ann'\npassword = ['hunter2']\n"), {})
+    assert "hunter2" not in str(caught.value) + repr(caught.value.fields)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_credentials_in_a_url_move_out_of_it() -> None:
+    config = load(None, {"LIFTLOG_NATS_URLS": "nats://ann:hunt%40er@a:1,nats://b:2"})
+    assert config.nats.urls == ("nats://a:1", "nats://b:2")
+    assert config.nats.user == "ann"
+    assert config.nats.password == Secret("hunt@er")
+    assert load(None, {"LIFTLOG_NATS_URLS": "nats://tok@a:1"}).nats.token == Secret("tok")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LIFTLOG_NATS_URLS": "nats://a:hunter2@a:1,nats://b:hunter2@b:2"},
+        {"LIFTLOG_NATS_URLS": "http://a:hunter2@a:1"},
+        {"LIFTLOG_NATS_URLS": "nats://a:hunter2@a:1", "LIFTLOG_NATS_PASSWORD": "other", "LIFTLOG_NATS_USER": "a"},
+    ],
+)
+def test_credentials_in_a_refused_url_do_not_show(env: dict[str, str]) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        load(None, env)
+    assert "hunter2" not in str(caught.value) + repr(caught.value.fields)
+
+
+@pytest.mark.parametrize("url", ["nats://u:p@h:1", "u:p@h:1", "nats://p@h:1"])
+def test_without_credentials_leaves_the_address(url: str) -> None:
+    assert without_credentials(url).removeprefix("nats://") == "h:1"

@@ -1,0 +1,135 @@
+"""Goal: a log line is one line, says its fields, and never a credential.
+
+Method: real loggers into a text buffer, read back.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from broker.runtime.logs import parse, setup
+
+log = logging.getLogger("broker.test")
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """Other tests get the handlers and levels that they had."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.getLogger("broker").setLevel(logging.NOTSET)
+    logging.captureWarnings(False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_json_lines_carry_event_fields_and_text() -> None:
+    out = io.StringIO()
+    setup("info", "json", stream=out)
+    log.info("partition.opened stream=%s partition=%d took_ms=%.1f clean=%s", "orders", 3, 1.5, True)
+    line = json.loads(out.getvalue())
+    assert line["event"] == "partition.opened"
+    assert line["fields"] == {"stream": "orders", "partition": 3, "took_ms": 1.5, "clean": True}
+    assert line["level"] == "info"
+    assert line["logger"] == "broker.test"
+    assert line["text"].startswith("partition.opened stream=orders")
+    assert line["time"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    "text, event, fields",
+    [
+        ("a.b", "a.b", {}),
+        ("a.b error=No space left on device count=2", "a.b", {"error": "No space left on device", "count": 2}),
+        ("a.b empty= next=x", "a.b", {"empty": "", "next": "x"}),
+        (
+            "a.b id=007 big=123456789012345678901 none=None",
+            "a.b",
+            {"id": "007", "big": "123456789012345678901", "none": None},
+        ),
+        ("Serving on port=1", None, {}),
+        ("", None, {}),
+    ],
+)
+def test_fields_are_read_from_the_text(text: str, event: str | None, fields: dict[str, object]) -> None:
+    assert parse(text) == (event, fields)
+
+
+def test_auto_is_console_on_a_terminal_and_json_elsewhere() -> None:
+    for out, is_json in ((Terminal(), False), (io.StringIO(), True)):
+        setup("info", "auto", stream=out)
+        log.warning("broker.started id=%s", "broker-0")
+        assert out.getvalue().startswith("{") == is_json
+        assert "broker.started id=broker-0" in out.getvalue()
+
+
+def test_an_event_is_one_line_whatever_is_in_it() -> None:
+    out = io.StringIO()
+    setup("info", "console", stream=out)
+    log.info("client.refused subject=%s", "a\nERROR forged\x1b[0m")
+    assert out.getvalue().count("\n") == 1
+    assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("format", ["json", "console"])
+def test_credentials_in_urls_are_cut_out(format: str) -> None:
+    out = io.StringIO()
+    setup("info", format, stream=out)
+    log.info("nats.connected url=%s", "nats://ann:hunter2@host:4222")
+    try:
+        raise ValueError("no answer from nats://hunter2@host:4222")
+    except ValueError:
+        log.exception("nats.failed url=%s", "nats://host:4222")
+    assert "hunter2" not in out.getvalue()
+    assert "nats://host:4222" in out.getvalue()
+
+
+@pytest.mark.parametrize("format", ["json", "console"])
+def test_a_traceback_stays_with_its_line(format: str) -> None:
+    out = io.StringIO()
+    setup("info", format, stream=out)
+    try:
+        raise ValueError("that is why")
+    except ValueError:
+        log.exception("task.failed name=%s", "cleaner")
+    assert "ValueError: that is why" in out.getvalue()
+    if format == "json":
+        assert "that is why" in json.loads(out.getvalue())["exception"]
+
+
+def test_libraries_show_from_warning_on_and_ours_from_the_level() -> None:
+    out = io.StringIO()
+    setup("debug", "console", stream=out)
+    logging.getLogger("aiohttp.access").info("GET /")
+    logging.getLogger("nats").warning("odd")
+    log.debug("batch.closed records=%d", 3)
+    assert "GET /" not in out.getvalue()
+    assert "odd" in out.getvalue()
+    assert "batch.closed" in out.getvalue()
+
+
+def test_a_line_whose_arguments_do_not_fit_is_not_lost() -> None:
+    out = io.StringIO()
+    setup("info", "console", stream=out)
+    log.info("broken.line count=%d", "three")
+    assert "broken.line" in out.getvalue()
+    assert "three" in out.getvalue()
+
+
+def test_setup_again_replaces_and_does_not_double() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    setup("info", "console", stream=first)
+    setup("info", "console", stream=second)
+    log.info("once.only n=%d", 1)
+    assert first.getvalue() == ""
+    assert second.getvalue().count("once.only") == 1
