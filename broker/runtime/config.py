@@ -26,9 +26,45 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
 from broker.api.stream import check_name, settings_from
-from broker.runtime.settings import BY_KEY, BY_VARIABLE, PREFIX, SECTIONS, SETTINGS, Config, Secret, Setting
+from broker.runtime.settings import (
+    BY_KEY,
+    BY_VARIABLE,
+    PREFIX,
+    SECTIONS,
+    SETTINGS,
+    CleanerConfig,
+    Config,
+    FsyncConfig,
+    GrpcConfig,
+    HttpConfig,
+    IntakeConfig,
+    LimitsConfig,
+    LogConfig,
+    NatsConfig,
+    RaftConfig,
+    Secret,
+    Setting,
+)
 
-__all__ = ["CLIENT_VARIABLES", "SETTINGS", "Config", "Secret", "Setting", "describe", "load", "without_credentials"]
+__all__ = [
+    "CLIENT_VARIABLES",
+    "SETTINGS",
+    "CleanerConfig",
+    "Config",
+    "FsyncConfig",
+    "GrpcConfig",
+    "HttpConfig",
+    "IntakeConfig",
+    "LimitsConfig",
+    "LogConfig",
+    "NatsConfig",
+    "RaftConfig",
+    "Secret",
+    "Setting",
+    "describe",
+    "load",
+    "without_credentials",
+]
 
 CLIENT_VARIABLES: Final = frozenset(
     {"LIFTLOG_BROKERS", "LIFTLOG_NATS_URL", "LIFTLOG_PURE", "LIFTLOG_REQUIRE_EXTENSION", "LIFTLOG_RACK"}

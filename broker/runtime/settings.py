@@ -26,12 +26,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """Text that must not be shown. `reveal` gives it to the one who connects."""
+    """Text that must not be shown. Only who connects reads its `value`."""
 
-    _text: str
-
-    def reveal(self) -> str:
-        return self._text
+    value: str
 
     def __repr__(self) -> str:
         return "***"

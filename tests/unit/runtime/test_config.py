@@ -172,7 +172,7 @@ def test_keys_that_need_or_exclude_each_other(values: dict[str, object], key: st
 def test_secrets_do_not_show_in_repr_table_or_error(tmp_path: Path) -> None:
     config = load(None, SECRETS)
     assert config.nats.password == Secret("hunter2")
-    assert config.nats.password.reveal() == "hunter2"
+    assert config.nats.password.value == "hunter2"
     for shown in (repr(config), str(config.nats.password), f"{config.nats.password}", repr(describe(config))):
         assert "hunter2" not in shown
     with pytest.raises(InvalidSetting) as caught:
