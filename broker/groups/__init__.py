@@ -1,1 +1,1 @@
-"""See docs/architecture.md."""
+"""Who reads how far: consumer offsets as records of the offset stream."""

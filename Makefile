@@ -1,0 +1,43 @@
+# make quickstart   the main job end to end, on a fresh machine      make test    every test that CI runs
+# make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
+# make bench        benchmarks, paired with peers                     make clean   removes what make made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test lint bench clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml setup.py broker/ingest/_intake.pyx $(wildcard broker/ingest/*.pxi broker/ingest/*.h)
+	@sh .ci/prerequisites $(PYTHON)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=24" "setuptools>=77" wheel "Cython>=3.1,<4"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[spark,broker,examples,dev]"
+	@touch $@
+
+quickstart: install
+	$(BIN)/python -m examples.quickstart
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest
+
+bench: install
+	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data
+	find broker spark_liftlog pyspark_liftlog tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	rm -f broker/ingest/_intake.c broker/ingest/*.so

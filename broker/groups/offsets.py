@@ -1,0 +1,139 @@
+"""Consumer offsets: what the internal stream `__offsets` holds, and the newest of each in memory.
+
+Key `consumer/stream/partition`, value a JSON object; the newest record of a key counts, a null value
+(tombstone) removes it. The table is rebuilt from the log at start, batch by batch.
+
+O1  The table equals "newest committed record of each key" of the log.
+O2  An offset is stored as the consumer gave it: lag is computed when asked, against the high watermark.
+
+Format: docs/storage.md, section "Offset stream".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from broker.api.errors import UnknownConsumer
+from broker.api.schema import HEADERS_TYPE
+from broker.api.stream import OFFSETS_STREAM
+
+VALUE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOffset:
+    """How far one consumer is in one partition.
+
+    Attributes:
+        offset: The next offset that it will read.
+        leader_epoch: Of the record before `offset`; -1 unknown.
+        incarnation: Of the stream that was read; empty unknown.
+        timestamp_us: When it was committed.
+    """
+
+    consumer: str
+    stream: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    incarnation: str = ""
+    timestamp_us: int = 0
+    metadata: str = ""
+
+    @property
+    def key(self) -> bytes:
+        """The record's key."""
+        return f"{self.consumer}/{self.stream}/{self.partition}".encode()
+
+    def value(self) -> bytes:
+        """The record's value."""
+        return json.dumps(
+            {
+                "v": VALUE_VERSION,
+                "offset": self.offset,
+                "leader_epoch": self.leader_epoch,
+                "incarnation": self.incarnation,
+                "timestamp_us": self.timestamp_us,
+                "metadata": self.metadata,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+
+def decode_offset(key: bytes, value: bytes) -> ConsumerOffset | None:
+    """One record as an offset; None if it is none that this release understands."""
+    try:
+        consumer, stream, partition = key.decode().split("/")
+        fields: dict[str, Any] = json.loads(value)
+        if fields.pop("v") != VALUE_VERSION:
+            return None
+        return ConsumerOffset(consumer=consumer, stream=stream, partition=int(partition), **fields)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def offset_rows(entries: Sequence[tuple[bytes, bytes | None]], *, timestamp_us: int) -> pa.RecordBatch:
+    """Keys and values as rows of the record schema without `offset`, ready to append."""
+    n = len(entries)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([timestamp_us] * n, pa.timestamp("us", tz="UTC")),
+            pa.array([OFFSETS_STREAM] * n, pa.string()),
+            pa.array([key for key, _ in entries], pa.binary()),
+            pa.array([value for _, value in entries], pa.binary()),
+            pa.nulls(n, HEADERS_TYPE),
+            pa.nulls(n, pa.string()),
+        ],
+        names=["timestamp", "subject", "key", "value", "headers", "reply"],
+    )
+
+
+@dataclass(slots=True)
+class OffsetTable:
+    """The newest offset of each key (O1)."""
+
+    _rows: dict[str, dict[tuple[str, int], ConsumerOffset]] = field(default_factory=dict)
+    skipped_count: int = 0
+
+    def apply(self, batch: pa.RecordBatch) -> None:
+        """Take in the records of one batch of the offset stream."""
+        keys = batch.column("key").to_pylist()
+        values = batch.column("value")
+        for key, row in {key: row for row, key in enumerate(keys)}.items():
+            self._put(key, values[row].as_py())
+
+    def _put(self, key: bytes | None, value: bytes | None) -> None:
+        if key is None:
+            self.skipped_count += 1
+        elif value is None:
+            self._remove(key)
+        elif entry := decode_offset(key, value):
+            self._rows.setdefault(entry.consumer, {})[entry.stream, entry.partition] = entry
+        else:
+            self.skipped_count += 1
+
+    def _remove(self, key: bytes) -> None:
+        parts = key.decode(errors="replace").split("/")
+        if len(parts) == 3 and parts[2].isdigit() and (rows := self._rows.get(parts[0])):
+            rows.pop((parts[1], int(parts[2])), None)
+            if not rows:
+                del self._rows[parts[0]]
+
+    def consumers(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._rows)
+
+    def get(self, consumer: str) -> list[ConsumerOffset]:
+        """The offsets of one consumer, by stream and partition.
+
+        Raises:
+            UnknownConsumer: nothing is stored under this name.
+        """
+        if consumer not in self._rows:
+            raise UnknownConsumer(f"no consumer {consumer!r}", consumer=consumer)
+        return [entry for _, entry in sorted(self._rows[consumer].items())]

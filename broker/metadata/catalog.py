@@ -1,0 +1,267 @@
+"""The catalog: which streams exist, with which settings, and under which leader epoch.
+
+A deterministic state machine. `apply` takes one command, a JSON object, and returns a JSON result;
+it never raises and reads no clock and no random source: ids and times are in the command. The same
+commands in the same order give the same catalog on every broker, so it can be replicated as is.
+
+Commands (`"v": 1`, `"kind"`, `"request_id"`, and):
+    register_broker  broker_id, incarnation, http, grpc       a broker started: ends the leaderships of its former self
+    create_stream    name, incarnation, created_us, settings, internal
+    alter_stream     name, settings
+    delete_stream    name
+
+Results: {"ok": ...} or {"error": problem}.
+
+Invariants
+M1  A name has at most one live incarnation; a re-created stream gets another.
+M2  Leader epochs only grow: each registration of a broker takes the next one, and all partitions that
+    it leads have it. (So a broker's start is one command, not one per partition.)
+M3  Of streams whose subjects overlap at most one sends acks, or a publisher would read the answer of
+    whichever is first; members of one queue group share messages and may all send them.
+M4  A command with a request id that was applied already returns the first result.
+
+Design: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from broker.api.errors import (
+    InvalidRequest,
+    InvalidSetting,
+    LiftlogError,
+    StreamExists,
+    UnknownStream,
+)
+from broker.api.stream import UNALTERABLE, StreamSettings, check_name, settings_from
+from broker.metadata.overlap import any_overlap, subjects_of
+
+COMMAND_VERSION: Final = 1
+REQUESTS_REMEMBERED: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """One live stream.
+
+    Attributes:
+        settings: As asked for.
+        reply_acks_effective: Whether it sends acks (M3); may be off though asked for.
+        warnings: What its creator should know, one sentence each.
+    """
+
+    name: str
+    incarnation: str
+    created_us: int
+    settings: StreamSettings
+    internal: bool = False
+    reply_acks_effective: bool = True
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values; `info_from` reads it back."""
+        return {
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "created_us": self.created_us,
+            "settings": self.settings.as_dict(),
+            "internal": self.internal,
+            "reply_acks_effective": self.reply_acks_effective,
+            "warnings": list(self.warnings),
+        }
+
+
+def info_from(value: Mapping[str, Any]) -> StreamInfo:
+    """Read what `StreamInfo.as_dict` wrote."""
+    return StreamInfo(
+        **{**value, "settings": settings_from(value["settings"]), "warnings": tuple(value["warnings"])},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerInfo:
+    """One registered broker: its current incarnation and the leader epoch of all it leads."""
+
+    broker_id: str
+    incarnation: str
+    http: str
+    grpc: str
+    leader_epoch: int
+
+
+@dataclass(slots=True)
+class Catalog:
+    """The state. Read it freely; only `apply` and `restore` change it."""
+
+    streams: dict[str, StreamInfo] = field(default_factory=dict)
+    brokers: dict[str, BrokerInfo] = field(default_factory=dict)
+    epoch_last: int = 0
+    _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
+
+    def apply(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply one command and return its result. Never raises."""
+        request_id = str(command.get("request_id", ""))
+        if request_id and request_id in self._requests:
+            return self._requests[request_id]
+        try:
+            result = {"ok": self._dispatch(command)}
+        except LiftlogError as error:
+            result = {"error": error.to_problem()}
+        except (KeyError, TypeError, ValueError) as error:
+            result = {"error": InvalidRequest(f"malformed command: {error!r}").to_problem()}
+        if request_id:
+            self._requests[request_id] = result
+            while len(self._requests) > REQUESTS_REMEMBERED:
+                self._requests.popitem(last=False)
+        return result
+
+    def _dispatch(self, command: Mapping[str, Any]) -> Any:
+        if command.get("v") != COMMAND_VERSION:
+            raise InvalidRequest(f"command version {command.get('v')!r}, this release knows {COMMAND_VERSION}")
+        match command["kind"]:
+            case "register_broker":
+                return self._register(command)
+            case "create_stream":
+                return self._create(command)
+            case "alter_stream":
+                return self._alter(command)
+            case "delete_stream":
+                return self._delete(command)
+            case kind:
+                raise InvalidRequest(f"unknown command {kind!r}")
+
+    def check(self, command: Mapping[str, Any]) -> None:
+        """Raise what `apply` would answer as an error; change nothing."""
+        trial = Catalog(streams=dict(self.streams), brokers=dict(self.brokers), epoch_last=self.epoch_last)
+        trial._dispatch(command)
+
+    def _register(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        self.epoch_last += 1
+        info = BrokerInfo(
+            broker_id=command["broker_id"],
+            incarnation=command["incarnation"],
+            http=command["http"],
+            grpc=command["grpc"],
+            leader_epoch=self.epoch_last,
+        )
+        self.brokers[info.broker_id] = info
+        return {"leader_epoch": info.leader_epoch}
+
+    def _create(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        name, internal = command["name"], bool(command.get("internal", False))
+        check_name(name, internal=internal)
+        settings = settings_from(command["settings"])
+        if existing := self.streams.get(name):
+            if differences := differing(existing.settings, settings):
+                raise StreamExists(
+                    f"stream {name!r} exists with other settings: "
+                    + ", ".join(f"{k} is {a!r}, asked for {b!r}" for k, (a, b) in differences.items()),
+                    stream=name,
+                    differences={k: list(pair) for k, pair in differences.items()},
+                )
+            return {"stream": existing.as_dict(), "created": False}
+        effective, warnings = self._acks(name, settings)
+        info = StreamInfo(
+            name=name,
+            incarnation=command["incarnation"],
+            created_us=command["created_us"],
+            settings=settings,
+            internal=internal,
+            reply_acks_effective=effective,
+            warnings=tuple(warnings + _advice(settings)),
+        )
+        self.streams[name] = info
+        return {"stream": info.as_dict(), "created": True}
+
+    def _alter(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        existing = self._live(command["name"])
+        settings = settings_from(command["settings"], base=existing.settings)
+        for key, (old, new) in differing(existing.settings, settings).items():
+            if key in UNALTERABLE:
+                raise InvalidSetting(
+                    f"{key} of stream {existing.name!r} cannot be altered (it is {old!r}, asked for {new!r})",
+                    key=key,
+                    value=new,
+                )
+        effective, warnings = self._acks(existing.name, settings)
+        info = StreamInfo(
+            name=existing.name,
+            incarnation=existing.incarnation,
+            created_us=existing.created_us,
+            settings=settings,
+            internal=existing.internal,
+            reply_acks_effective=effective,
+            warnings=tuple(warnings + _advice(settings)),
+        )
+        self.streams[info.name] = info
+        return {"stream": info.as_dict()}
+
+    def _delete(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        info = self._live(command["name"])
+        if info.internal:
+            raise InvalidRequest(f"stream {info.name!r} is internal and cannot be deleted", stream=info.name)
+        del self.streams[info.name]
+        return {"stream": info.as_dict()}
+
+    def _live(self, name: str) -> StreamInfo:
+        if name not in self.streams:
+            raise UnknownStream(f"no stream {name!r}", stream=name)
+        return self.streams[name]
+
+    def _acks(self, name: str, settings: StreamSettings) -> tuple[bool, list[str]]:
+        """Whether the stream may send acks (M3), and what to say if not."""
+        if not settings.reply_acks or settings.subject is None:
+            return settings.reply_acks and settings.subject is not None, []
+        mine = subjects_of(settings)
+        for other in sorted(self.streams.values(), key=lambda s: s.name):
+            if other.name == name or not other.reply_acks_effective:
+                continue
+            if settings.group is not None and settings.group == other.settings.group:
+                continue
+            if any_overlap(mine, subjects_of(other.settings)):
+                return False, [
+                    f"acks are off: stream {other.name!r} on {other.settings.subject!r} answers the same subjects"
+                ]
+        return True, []
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole state as JSON values."""
+        return {
+            "v": COMMAND_VERSION,
+            "epoch_last": self.epoch_last,
+            "streams": [info.as_dict() for _, info in sorted(self.streams.items())],
+            "brokers": [
+                {k: getattr(b, k) for k in ("broker_id", "incarnation", "http", "grpc", "leader_epoch")}
+                for _, b in sorted(self.brokers.items())
+            ],
+        }
+
+    @classmethod
+    def restore(cls, snapshot: Mapping[str, Any]) -> Catalog:
+        """The state that `snapshot` described."""
+        if snapshot["v"] != COMMAND_VERSION:
+            raise InvalidRequest(f"catalog version {snapshot['v']!r}, this release knows {COMMAND_VERSION}")
+        streams = {value["name"]: info_from(value) for value in snapshot["streams"]}
+        brokers = {value["broker_id"]: BrokerInfo(**value) for value in snapshot["brokers"]}
+        return cls(streams=streams, brokers=brokers, epoch_last=snapshot["epoch_last"])
+
+
+def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ: key -> (left, right)."""
+    a, b = left.as_dict(), right.as_dict()
+    return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
+
+
+def _advice(settings: StreamSettings) -> list[str]:
+    advice = []
+    if settings.group is not None:
+        advice.append(
+            f"streams of group {settings.group!r} share messages at random: ids deduplicate only within one of them"
+        )
+    if settings.partitions > 1 and settings.partition_by != "subject_suffix":
+        advice.append(f"partition_by={settings.partition_by}: every partition leader receives the whole subject")
+    return advice

@@ -1,0 +1,200 @@
+"""Real nats-server and broker processes for tests: started on free ports, waited for, killed, restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(condition: Callable[[], T], *, timeout_s: float = 20.0, what: str = "") -> T:
+    """Call until the result is true; return it. A deadline, no luck."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if result := condition():
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def nats_server_path() -> str:
+    """The nats-server of the wheel, beside the interpreter that runs the tests."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    assert found, "no nats-server: install the extra [broker]"
+    return found
+
+
+class Process:
+    """A child process with its output in a file."""
+
+    def __init__(self, command: list[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.popen = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env
+            )
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill9(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+    def terminate(self, timeout_s: float = 30.0) -> int:
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill9()
+            raise AssertionError(f"did not stop within {timeout_s} s:\n{self.output()[-4000:]}") from None
+
+
+class NatsServer:
+    """One nats-server, JetStream off unless a store folder is given."""
+
+    def __init__(self, folder: Path, *, port: int | None = None, jetstream: bool = False, config: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = port or free_port()
+        self.folder = folder
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._config = folder / "nats.conf"
+        lines = [f'listen: "127.0.0.1:{self.port}"', "max_payload: 8388608", config]
+        if jetstream:
+            lines.append(f'jetstream {{ store_dir: "{folder / "jetstream"}" }}')
+        self._config.write_text("\n".join(lines) + "\n")
+        self.process: Process | None = None
+
+    def start(self) -> NatsServer:
+        self.process = Process([nats_server_path(), "-c", str(self._config)], self.folder / "nats.log")
+        eventually(self._answers, what="nats-server listens")
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.popen.poll() is None, self.process.output()
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process = None
+
+    def kill9(self) -> None:
+        assert self.process is not None
+        self.process.kill9()
+        self.process = None
+
+
+class BrokerProcess:
+    """One broker process on its own folder and port."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nats: NatsServer | str | None,
+        *,
+        port: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = port or free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        url = nats.url if isinstance(nats, NatsServer) else nats
+        self._env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")},
+            "LIFTLOG_DATA_DIR": str(folder / "data"),
+            "LIFTLOG_HTTP_PORT": str(self.port),
+            **({"LIFTLOG_NATS_URLS": url} if url else {"LIFTLOG_INTAKE_ENABLED": "false"}),
+            "LIFTLOG_LOG_FORMAT": "console",
+            **(env or {}),
+        }
+        self._need_nats = url is not None
+        self.process: Process | None = None
+
+    def start(self, *, wait: bool = True) -> BrokerProcess:
+        command = [sys.executable, "-m", "broker.cli.main", "broker"]
+        self.process = Process(command, self.folder / "broker.log", self._env)
+        if wait:
+            eventually(self._ready, timeout_s=60, what="broker ready")
+        return self
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.popen.poll() is None, self.process.output()[-4000:]
+        try:
+            return self.get("/readyz") is not None
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=30) as answer:
+            body = answer.read()
+        return json.loads(body) if body[:1] in (b"{", b"[") else body
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://{self.address}{path}", data=data, method=method, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            raw = answer.read()
+        return json.loads(raw) if raw else None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.popen.pid
+
+    def output(self) -> str:
+        return (self.folder / "broker.log").read_text(errors="replace")
+
+    def kill9(self) -> None:
+        assert self.process is not None
+        self.process.kill9()
+        self.process = None
+
+    def stop(self) -> int:
+        if self.process is None:
+            return 0
+        process, self.process = self.process, None
+        return process.terminate()
+
+
+@contextmanager
+def running(folder: Path, **env: str) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    """A nats-server and a broker, ready; both end with the block."""
+    with ExitStack() as stack:
+        nats = NatsServer(folder / "nats").start()
+        stack.callback(nats.stop)
+        broker = BrokerProcess(folder / "broker", nats, env=env).start()
+        stack.callback(broker.stop)
+        yield nats, broker

@@ -1,0 +1,68 @@
+"""Settings of a stream: every value is checked, and the error names key, value and limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
+from broker.api.stream import LIMITS, StreamSettings, check_name, check_subject, settings_from
+
+
+def test_defaults_are_within_their_own_limits() -> None:
+    assert settings_from(StreamSettings().as_dict()) == StreamSettings()
+
+
+@pytest.mark.parametrize("key", LIMITS)
+def test_number_is_held_to_its_limits(key: str) -> None:
+    least, greatest = LIMITS[key]
+    for good in (least, greatest):
+        assert getattr(settings_from({key: good}), key) == good
+    for bad in (least - 1, greatest + 1, "1", 1.5, True):
+        with pytest.raises(InvalidSetting, match=key):
+            settings_from({key: bad})
+
+
+def test_unknown_setting_names_the_nearest() -> None:
+    with pytest.raises(UnknownSetting, match="did you mean 'retention_ms'") as caught:
+        settings_from({"retention_m": 5})
+    assert caught.value.nearest == "retention_ms"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"acks": "most"},
+        {"fsync": "never"},
+        {"partition_by": "token:0"},
+        {"partition_by": "random"},
+        {"subject": "a.b", "partition_by": "token:3"},
+        {"subject": "a.>", "partitions": 2},
+        {"reply_acks": 1},
+        {"partitions": None},
+        {"subject": 5},
+    ],
+    ids=str,
+)
+def test_bad_value_is_refused(values: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting):
+        settings_from(values)
+
+
+@pytest.mark.parametrize("subject", ["", "a..b", ".a", "a.", "a b", "a.>.b", "a\tb", "x" * 513, "a\x00b"])
+def test_subject_that_nats_would_refuse_is_refused(subject: str) -> None:
+    with pytest.raises(InvalidSubject):
+        check_subject(subject)
+
+
+@pytest.mark.parametrize("subject", [">", "*", "*.x", "$JS.API", "$SYS.>", "_INBOX.x"])
+def test_subject_that_would_capture_replies_needs_acks_off(subject: str) -> None:
+    with pytest.raises(InvalidSubject):
+        settings_from({"subject": subject})
+    if not subject.startswith("_INBOX"):
+        assert settings_from({"subject": subject, "reply_acks": False}).subject == subject
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a b", "x" * 129, "__a", "é", "a\n"])
+def test_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName):
+        check_name(name)

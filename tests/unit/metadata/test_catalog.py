@@ -1,0 +1,130 @@
+"""The catalog as a state machine: commands in, results out, never an exception, the same again after a restore."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from broker.metadata.catalog import Catalog
+from broker.metadata.journal import decode_lines, encode_line
+from broker.metadata.overlap import overlaps
+
+
+def create(name: str, subject: str | None = None, **settings: Any) -> dict[str, Any]:
+    return {
+        "v": 1,
+        "kind": "create_stream",
+        "name": name,
+        "incarnation": f"inc-{name}",
+        "created_us": 1,
+        "settings": {"subject": subject or name, **settings},
+    }
+
+
+def test_creating_again_with_the_same_settings_succeeds_and_with_others_lists_the_differences() -> None:
+    catalog = Catalog()
+    assert catalog.apply(create("a", partitions=2))["ok"]["created"] is True
+    assert catalog.apply(create("a", partitions=2))["ok"]["created"] is False
+    error = catalog.apply(create("a", partitions=3))["error"]
+    assert error["reason"] == "stream_exists"
+    assert error["differences"] == {"partitions": [2, 3]}
+
+
+def test_only_one_of_overlapping_streams_sends_acks() -> None:
+    """M3, and the second says so."""
+    catalog = Catalog()
+    catalog.apply(create("wide", "orders.*"))
+    second = catalog.apply(create("narrow", "orders.eu"))["ok"]["stream"]
+    assert second["reply_acks_effective"] is False
+    assert "wide" in second["warnings"][0]
+    assert catalog.apply(create("other", "invoices"))["ok"]["stream"]["reply_acks_effective"] is True
+    suffixed = catalog.apply(create("suffixed", "invoices", partitions=2))["ok"]["stream"]
+    assert suffixed["reply_acks_effective"] is False
+
+
+def test_members_of_one_group_all_send_acks() -> None:
+    catalog = Catalog()
+    results = [catalog.apply(create(name, "work", group="g"))["ok"]["stream"] for name in ("a", "b")]
+    assert [r["reply_acks_effective"] for r in results] == [True, True]
+
+
+def test_what_decides_where_records_go_cannot_be_altered() -> None:
+    catalog = Catalog()
+    catalog.apply(create("a"))
+    error = catalog.apply({"v": 1, "kind": "alter_stream", "name": "a", "settings": {"partitions": 4}})["error"]
+    assert (error["reason"], error["key"]) == ("invalid_setting", "partitions")
+    ok = catalog.apply({"v": 1, "kind": "alter_stream", "name": "a", "settings": {"retention_ms": 5000}})
+    assert ok["ok"]["stream"]["settings"]["retention_ms"] == 5000
+
+
+def test_request_id_is_applied_once() -> None:
+    """M4: a retry of a delete gets the first answer, not "unknown stream"."""
+    catalog = Catalog()
+    catalog.apply(create("a"))
+    command = {"v": 1, "kind": "delete_stream", "name": "a", "request_id": "r1"}
+    assert catalog.apply(command) == catalog.apply(command)
+    assert "ok" in catalog.apply(command)
+
+
+def test_registration_raises_the_epoch_for_all_that_a_broker_leads() -> None:
+    catalog = Catalog()
+    command = {"v": 1, "kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g"}
+    assert [catalog.apply(command)["ok"]["leader_epoch"] for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_restored_catalog_goes_on_as_the_original(seed: int) -> None:
+    rng = random.Random(seed)
+    catalog = Catalog()
+    for step in range(60):
+        name = rng.choice("abcd")
+        command: dict[str, Any] = rng.choice(
+            [
+                create(name, rng.choice(["x", "x.*", "y"]), partitions=rng.randint(0, 3)),
+                {"v": 1, "kind": "delete_stream", "name": name},
+                {"v": 1, "kind": "alter_stream", "name": name, "settings": {"linger_ms": rng.randint(-1, 5)}},
+                {"v": 1, "kind": "nonsense"},
+                {"v": 2},
+                {"v": 1, "kind": "create_stream"},
+            ]
+        )
+        twin = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
+        assert catalog.apply(command) == twin.apply(command), step
+        assert catalog.snapshot() == twin.snapshot()
+
+
+@pytest.mark.parametrize(
+    "left,right,expected",
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.>", "a", False),
+        ("a.>", "a.b.c", True),
+        ("*.b", "a.*", True),
+        ("*.b", "a.c", False),
+        (">", "a", True),
+        ("a.*.c", "a.b.>", True),
+        ("a.b", "a.b.c", False),
+    ],
+)
+def test_overlap_is_symmetric_and_right(left: str, right: str, expected: bool) -> None:
+    assert overlaps(left, right) is expected
+    assert overlaps(right, left) is expected
+
+
+def test_torn_last_line_of_the_journal_is_dropped_and_a_damaged_one_before_it_is_not() -> None:
+    lines = [encode_line({"n": i}) for i in range(3)]
+    data = b"".join(lines)
+    for cut in range(len(data)):
+        values, used = decode_lines(data[:cut], where="j")
+        assert values == [{"n": i} for i in range(len(values))]
+        assert used == sum(len(line) for line in lines[: len(values)])
+    damaged = bytearray(data)
+    damaged[12] ^= 1
+    with pytest.raises(Exception, match="damaged line at byte 0"):
+        decode_lines(bytes(damaged), where="j")
