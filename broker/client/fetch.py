@@ -1,0 +1,287 @@
+"""Reading committed records of one partition: the low level, which Spark's executors use.
+
+    session = FetchSession("localhost:9293")
+    for batch in fetch_batches(session, "orders", 0, start=100, end=5_000):
+        ...                                            # pyarrow.RecordBatch, all columns of SCHEMA
+
+One answer is one long HTTP body (schema, whole batches, end marker) which the broker hands out by
+sendfile; it may begin before the asked offset and end behind it, so first and last batch are sliced
+here. A connection that breaks, a broker that is gone and a moved leader cost a new request from the
+next offset, nothing else.
+
+Invariants
+R1  Rows come in offset order, each offset of [start, end) at most once, whatever breaks in between.
+R2  Nothing is yielded that was not verified (frames.py); damaged bytes are asked for once more and
+    then an error: never skipped, never served.
+R3  All answers of one read come from one incarnation of the stream.
+
+Importing this loads neither tenacity nor pandas nor anything of asyncio: executors fork, and start fast.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Final
+from urllib.parse import quote, urlencode
+
+import pyarrow as pa
+
+from broker.api import http
+from broker.api.batch import BatchHeader
+from broker.api.errors import BadBatch, InvalidRequest, NotReady, Retryable, StaleIncarnation
+from broker.api.schema import SCHEMA
+from broker.client.address import Addresses
+from broker.client.brokers import Brokers
+from broker.client.frames import read_batches
+from broker.client.interrupt import Interrupt
+from broker.client.patience import Patience
+from broker.client.pool import Exchange, Pool
+
+ANSWER_BYTES: Final = 256 << 20
+"""Asked for at a time: long enough to cost the broker nothing, short enough not to pin deleted segments for hours."""
+TIMEOUT_S: Final = 10.0
+DEADLINE_S: Final = 60.0
+BATCH_TIMEOUT_S: Final = 60.0
+MAX_WAIT_MS: Final = 2_000
+
+log = logging.getLogger(__name__)
+
+
+class FetchSession:
+    """Connections to the brokers of one cluster, and who leads which partition. Thread-safe and fork-safe.
+
+    Opens nothing until the first read. Cheap to keep for the life of a process.
+
+    Args:
+        addresses: One or several brokers, as for `connect`; a leader's address that answers name is preferred.
+        brokers: Share these instead; `addresses` is then ignored.
+    """
+
+    def __init__(self, addresses: Addresses = "", *, brokers: Brokers | None = None) -> None:
+        self.brokers = brokers or Brokers(addresses, pool=Pool())
+
+    def open(
+        self,
+        stream: str,
+        partition: int,
+        offset: int | str,
+        *,
+        end: int | None = None,
+        incarnation: str | None = None,
+        epoch: int | None = None,
+        max_bytes: int | None = ANSWER_BYTES,
+        max_wait_ms: int = 0,
+        timeout_s: float = TIMEOUT_S,
+        batch_timeout_s: float = BATCH_TIMEOUT_S,
+        interrupt: Interrupt | None = None,
+    ) -> Answer:
+        """Ask once for records from `offset` on.
+
+        Args:
+            offset: First offset wanted, or `earliest`, `latest`, `time:<iso>`.
+            end: Exclusive; None: the high watermark when the broker answers.
+            incarnation: The stream's incarnation that is meant.
+            epoch: Leader epoch that the answering broker must have reached.
+            max_bytes: About how long the answer may be; one batch always comes.
+            max_wait_ms: How long the broker may wait when there is nothing yet; it then answers with no batch.
+            timeout_s: How long the socket may be silent, beyond `max_wait_ms`.
+            batch_timeout_s: How long one batch may take to come.
+        Returns:
+            The answer, its body unread. Close it.
+        Raises:
+            Retryable: nobody could answer; ask again.
+            OffsetOutOfRange: fields `log_start_offset`, `high_watermark`.
+            UnknownStream, UnknownPartition, StaleIncarnation: as they say.
+            BadBatch: what answers is no liftlog broker.
+        """
+        query = {
+            "offset": offset,
+            "end": end,
+            "max_bytes": max_bytes,
+            "max_wait_ms": max_wait_ms or None,
+            "incarnation": incarnation,
+            "epoch": epoch,
+        }
+        given = {name: value for name, value in query.items() if value is not None}
+        exchange = self.brokers.exchange(
+            "GET",
+            f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
+            key=(stream, partition),
+            headers={"Accept": http.ARROW_STREAM},
+            timeout_s=timeout_s + max_wait_ms / 1000,
+            interrupt=interrupt,
+        )
+        try:
+            answer = Answer(exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s)
+            if incarnation is not None and answer.incarnation != incarnation:
+                raise StaleIncarnation(
+                    f"{stream}: incarnation {answer.incarnation} answers, {incarnation} was asked for: the stream was"
+                    " deleted and re-created",
+                    stream=stream,
+                    incarnation=answer.incarnation,
+                )
+        except BaseException:
+            exchange.close()
+            raise
+        return answer
+
+    def close(self) -> None:
+        """Close idle connections. Idempotent."""
+        self.brokers.pool.close()
+
+
+class Answer:
+    """One answer of a broker: what its headers say, and its batches. A context manager.
+
+    Attributes:
+        high_watermark: First offset that was not committed when the broker answered.
+        log_start_offset: First offset that the broker still has.
+        next_offset: Where to go on behind this answer.
+        leader_epoch: Of the answering leader.
+        incarnation: Of the stream.
+    """
+
+    def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float) -> None:
+        self._exchange = exchange
+        self._where = where
+        self._batch_timeout_s = batch_timeout_s
+        self.high_watermark = self._number(http.HIGH_WATERMARK)
+        self.log_start_offset = self._number(http.LOG_START_OFFSET)
+        self.next_offset = self._number(http.NEXT_OFFSET)
+        self.leader_epoch = self._number(http.LEADER_EPOCH)
+        self.incarnation = exchange.headers.get(http.INCARNATION, "")
+
+    def _number(self, name: str) -> int:
+        text = self._exchange.headers.get(name, "")
+        try:
+            return int(text)
+        except ValueError as error:
+            raise BadBatch(f"{self._where}no answer of a liftlog broker: header {name} is {text!r}") from error
+
+    def batches(self) -> Iterator[tuple[BatchHeader, pa.RecordBatch]]:
+        """Verified batches as stored, unsliced. Once. Raises as `read_batches`."""
+        length = self._exchange.length
+        if length is None:
+            raise BadBatch(f"{self._where}the answer has no Content-Length")
+        return read_batches(self._exchange.readinto, length, where=self._where, patience_s=self._batch_timeout_s)
+
+    def close(self) -> None:
+        """Give the connection back, or close it if batches were left unread. Idempotent."""
+        self._exchange.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def fetch_batches(
+    session: FetchSession,
+    stream: str,
+    partition: int,
+    start: int,
+    end: int,
+    *,
+    incarnation: str | None = None,
+    epoch: int | None = None,
+    columns: Sequence[str] | None = None,
+    max_bytes: int | None = ANSWER_BYTES,
+    timeout_s: float = TIMEOUT_S,
+    batch_timeout_s: float = BATCH_TIMEOUT_S,
+    deadline_s: float = DEADLINE_S,
+    interrupt: Interrupt | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the committed records of [start, end).
+
+    Args:
+        start: First offset wanted.
+        end: Exclusive. Offsets that are not committed yet are waited for, within the deadline.
+        incarnation: The stream's incarnation that is meant; None: the one that answers first.
+        epoch: Leader epoch that the answering broker must have reached.
+        columns: Of `SCHEMA`, in the order wanted; None: all.
+        max_bytes: About how long one answer may be; the read goes on with the next one.
+        timeout_s: How long the socket may be silent.
+        batch_timeout_s: How long one batch may take to come.
+        deadline_s: How long failures may follow each other without a batch in between.
+        interrupt: Ends the read from another thread, without an error.
+    Yields:
+        n >= 1 rows in offset order, views into buffers of about 2 MiB: whoever keeps a row keeps its buffer.
+        Offsets may be missing where compaction removed records or the broker reported them as lost.
+    Raises:
+        DeadlineExceeded: no batch came for `deadline_s`; caused by the last error.
+        OffsetOutOfRange: retention deleted `start`, or the log ends before it.
+        StaleIncarnation: the stream was deleted and re-created.
+        BadBatch: damaged bytes came twice for the same offset.
+    """
+    if not 0 <= start <= end:
+        raise InvalidRequest(f"{stream}/{partition}: cannot read [{start}, {end})", start=start, end=end)
+    check_columns(columns)
+    position = start
+    damaged_at: int | None = None
+    patience = Patience(deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}")
+    while position < end and not (interrupt is not None and interrupt.is_set):
+        try:
+            with session.open(
+                stream,
+                partition,
+                position,
+                end=end,
+                incarnation=incarnation,
+                epoch=epoch,
+                max_bytes=max_bytes,
+                max_wait_ms=min(MAX_WAIT_MS, int(deadline_s * 1000)),
+                timeout_s=timeout_s,
+                batch_timeout_s=batch_timeout_s,
+                interrupt=interrupt,
+            ) as answer:
+                incarnation = incarnation or answer.incarnation
+                before = position
+                for header, batch in answer.batches():
+                    if header.first_offset > position:
+                        _note_gap(stream, partition, position, header.first_offset)
+                    rows = rows_between(batch, header, position, end)
+                    position = max(position, min(header.next_offset, end))
+                    patience.progress()
+                    if rows.num_rows:
+                        yield rows if columns is None else rows.select(columns)
+                if min(answer.next_offset, end) > position:
+                    _note_gap(stream, partition, position, answer.next_offset)
+                    position = min(answer.next_offset, end)
+                if position == before:
+                    raise NotReady(f"{position} is not committed yet, the high watermark is {answer.high_watermark}")
+        except Retryable as error:
+            if position >= end or (interrupt is not None and interrupt.is_set):
+                return  # at the end: only the connection is lost
+            log.info("fetch.retry stream=%s partition=%d offset=%d error=%s", stream, partition, position, error)
+            patience.pause(error)
+        except BadBatch as error:
+            if damaged_at == position:
+                raise
+            damaged_at = position  # damaged on its way, perhaps: R2
+            log.warning("fetch.damaged stream=%s partition=%d offset=%d error=%s", stream, partition, position, error)
+
+
+def _note_gap(stream: str, partition: int, start: int, end: int) -> None:
+    log.warning("fetch.gap stream=%s partition=%d start=%d end=%d", stream, partition, start, end)
+
+
+def rows_between(batch: pa.RecordBatch, header: BatchHeader, start: int, end: int) -> pa.RecordBatch:
+    """The rows of a batch with offsets in [start, end), zero-copy; may be none."""
+    if start <= header.first_offset and header.next_offset <= end:
+        return batch
+    if batch.num_rows == header.next_offset - header.first_offset:  # dense: nothing was compacted away
+        first, stop = start - header.first_offset, end - header.first_offset
+    else:
+        offsets = batch.column(0).to_numpy()
+        first, stop = (int(i) for i in offsets.searchsorted((start, end)))
+    first = min(max(first, 0), batch.num_rows)
+    return batch.slice(first, max(min(stop, batch.num_rows) - first, 0))
+
+
+def check_columns(columns: Sequence[str] | None) -> None:
+    """Raises InvalidRequest if a record has no such column."""
+    for name in columns or ():
+        if name not in SCHEMA.names:
+            raise InvalidRequest(f"records have no column {name!r}, only {', '.join(SCHEMA.names)}", column=name)

@@ -1,0 +1,261 @@
+"""HTTP/1.1 exchanges over pooled keep-alive connections. Nothing of the API is known here.
+
+    Pool.exchange(address, GET, /v1/…)  ->  Exchange: status, headers, body read in place
+                                            close(): back into the pool, or closed if the body was not read out
+
+Invariants
+C1  An idle connection is used by one thread at a time.
+C2  A connection made before a fork is never used in the child: the child's pools start empty, and an
+    exchange that the parent had begun fails there as a broken connection.
+C3  A failure says whether the request may have been received (`sent`): only then is a repeat ambiguous.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.api.errors import Unavailable
+from broker.client.address import Address
+from broker.client.interrupt import Interrupt
+
+CONNECT_TIMEOUT_S: Final = 5.0
+IDLE_PER_ADDRESS_MAX: Final = 8
+
+Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
+
+
+class Exchange:
+    """A request that was answered. Its body is read once, front to back, by one thread.
+
+    Attributes:
+        address: Who answered.
+        status: HTTP status.
+        headers: Of the answer, names in any case.
+        length: Bytes of body still to come; None: not announced.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        address: Address,
+        connection: http.client.HTTPConnection,
+        response: http.client.HTTPResponse,
+        interrupt: Interrupt | None,
+        *,
+        is_reusable: bool,
+    ) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._response = response
+        self._is_reusable = is_reusable and not response.will_close
+        self._interrupt = interrupt
+        self._pid = os.getpid()
+        self.address = address
+        self.status = response.status
+        self.headers = response.headers
+
+    @property
+    def length(self) -> int | None:
+        return self._response.length
+
+    def readinto(self, view: memoryview) -> int:
+        """Read up to `len(view)` bytes of the body in place, by one `recv` at most.
+
+        Returns:
+            n >= 1 bytes; 0 when the body is over or the connection ended before it was.
+        Raises:
+            Unavailable: the connection broke or nothing came within the time-out.
+        """
+        response = self._response
+        if response.length == 0 or response.closed:
+            return 0
+        if os.getpid() != self._pid:
+            raise _unavailable(self.address, "the connection belongs to the process before the fork", sent=True)  # C2
+        try:
+            if response.length is None or response.chunked:
+                return response.readinto(view)
+            count = response.fp.readinto1(view[: response.length])
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: closed by another thread
+            raise _unavailable(self.address, error, sent=True) from error
+        response.length -= count
+        return count
+
+    def read_all(self, bytes_max: int) -> bytes:
+        """The whole body, cut at `bytes_max` bytes. Raises as `readinto`."""
+        body = bytearray()
+        piece = memoryview(bytearray(1 << 16))
+        while len(body) < bytes_max and (count := self.readinto(piece[: bytes_max - len(body)])):
+            body += piece[:count]
+        if self.length and len(body) < bytes_max:
+            raise _unavailable(self.address, f"the answer ended {self.length} bytes early", sent=True)
+        return bytes(body)
+
+    def close(self) -> None:
+        """Give the connection back if the body was read to its end; close it otherwise. Idempotent."""
+        if self._interrupt is not None:
+            self._interrupt.guard(None)
+        response = self._response
+        keep = self._is_reusable and response.length == 0 and os.getpid() == self._pid
+        self._is_reusable = False
+        response.close()
+        if keep:
+            self._pool.give(self.address, self._connection)
+        else:
+            self._connection.close()
+
+
+class Pool:
+    """Connections by address. Thread-safe and fork-safe.
+
+    Args:
+        idle_max: How many idle connections are kept per address.
+        connect_timeout_s: How long a connection attempt may take.
+    """
+
+    def __init__(self, *, idle_max: int = IDLE_PER_ADDRESS_MAX, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._idle_max = idle_max
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.Lock()
+        self._idle: dict[Address, list[http.client.HTTPConnection]] = {}
+        self._is_closed = False
+        _POOLS.add(self)
+
+    def exchange(
+        self,
+        address: Address,
+        method: str,
+        target: str,
+        *,
+        body: Body | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+        is_idempotent: bool = True,
+        interrupt: Interrupt | None = None,
+    ) -> Exchange:
+        """Send a request and read the head of its answer.
+
+        Args:
+            target: Path and query, quoted.
+            timeout_s: How long the socket may be silent, in either direction.
+            is_idempotent: May be sent again at once when a kept connection turns out to be dead.
+            interrupt: Ends the wait from another thread.
+        Raises:
+            Unavailable: nobody answered; fields `address`, `sent`.
+        """
+        while True:
+            connection, is_reused = self._take(address)
+            try:
+                return self._try(connection, address, method, target, body, headers or {}, timeout_s, interrupt)
+            except Unavailable as error:
+                connection.close()
+                if interrupt is not None:
+                    interrupt.guard(None)
+                # A dead kept connection says nothing of the broker: once more, on a new one in the end.
+                if not (is_reused and (is_idempotent or not error.sent) and not error.timed_out):
+                    raise
+                if interrupt is not None and interrupt.is_set:
+                    raise
+
+    def _try(
+        self,
+        connection: http.client.HTTPConnection,
+        address: Address,
+        method: str,
+        target: str,
+        body: Body | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        interrupt: Interrupt | None,
+    ) -> Exchange:
+        try:
+            if connection.sock is None:
+                connection.connect()
+        except OSError as error:
+            raise _unavailable(address, error, sent=False) from error
+        sock: socket.socket = connection.sock
+        if interrupt is not None:
+            interrupt.guard(sock)
+        sock.settimeout(timeout_s)
+        is_whole = True
+        try:
+            try:
+                connection.request(method, target, body=body, headers=dict(headers))
+            except (BrokenPipeError, ConnectionResetError):
+                if body is None:
+                    raise
+                is_whole = False  # refused before all of it was sent: the answer may be there and say why
+            response = connection.getresponse()
+            return Exchange(self, address, connection, response, interrupt, is_reusable=is_whole)
+        except (OSError, http.client.HTTPException) as error:
+            raise _unavailable(address, error, sent=True) from error
+
+    def _take(self, address: Address) -> tuple[http.client.HTTPConnection, bool]:
+        while True:
+            with self._lock:
+                idle = self._idle.get(address)
+                connection = idle.pop() if idle else None
+            if connection is None:
+                return http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s), False
+            if _is_quiet(connection):
+                return connection, True
+            connection.close()
+
+    def give(self, address: Address, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection whose last answer was read to its end."""
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            if not self._is_closed and len(idle) < self._idle_max and connection.sock is not None:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is idle; exchanges under way end by themselves and are not kept. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            connections = [connection for idle in self._idle.values() for connection in idle]
+            self._idle.clear()
+        for connection in connections:
+            connection.close()
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()  # another thread may have held it
+        for idle in self._idle.values():
+            for connection in idle:
+                connection.close()  # the child's copy of the descriptor; the parent's connection lives on
+        self._idle = {}
+
+
+def _is_quiet(connection: http.client.HTTPConnection) -> bool:
+    """Nothing arrived while it was idle; what can arrive then is the end, or bytes that nobody asked for."""
+    if connection.sock is None:
+        return False
+    poller = select.poll()
+    poller.register(connection.sock, select.POLLIN)
+    return not poller.poll(0)
+
+
+def _unavailable(address: Address, why: object, *, sent: bool) -> Unavailable:
+    timed_out = isinstance(why, TimeoutError)
+    text = str(why) or type(why).__name__
+    if isinstance(why, OSError) and why.strerror:
+        text = why.strerror
+    return Unavailable(f"{address}: {text}", address=str(address), sent=sent, timed_out=timed_out)
+
+
+_POOLS: Final[weakref.WeakSet[Pool]] = weakref.WeakSet()
+
+
+def _forget_parents_connections() -> None:
+    for pool in list(_POOLS):
+        pool._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_parents_connections)

@@ -1,0 +1,151 @@
+"""A raw-socket HTTP server that answers exactly what a test tells it to, byte for byte.
+
+The handler gets each request and a `Reply`; what it does not send is not sent, and the connection
+stays open until the handler (or the client) closes it. No part of liftlog is in here, so that wrong
+answers can be given that a broker never would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+    number: int  # of the server, from 0
+    connection: int  # of the server, from 0
+
+
+@dataclass
+class Reply:
+    sock: socket.socket
+    closed: bool = field(default=False)
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def answer(self, status: int = 200, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        """A whole, right answer."""
+        self.head(status, len(body), headers)
+        self.send(body)
+
+    def head(self, status: int, length: int | None, headers: dict[str, str] | None = None) -> None:
+        lines = [f"HTTP/1.1 {status} X", *(f"{name}: {value}" for name, value in (headers or {}).items())]
+        if length is not None:
+            lines.append(f"Content-Length: {length}")
+        self.send("\r\n".join([*lines, "", ""]).encode())
+
+    def close(self) -> None:
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+Handler = Callable[[Request, Reply], None]
+
+
+class RawServer:
+    """Runs `handler` for every request, each connection in a thread. Use as a context manager."""
+
+    def __init__(self, handler: Handler, *, host: str = "127.0.0.1") -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
+        self._host = host
+        self._handler = handler
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
+        self.requests: list[Request] = []
+        self.connection_count = 0
+        self.failures: list[BaseException] = []
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
+
+    def __enter__(self) -> RawServer:
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.stop_listening()
+        self.drop_connections()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive(), "a handler does not end"
+        if error is None and self.failures:
+            raise self.failures[0]
+
+    def stop_listening(self) -> None:
+        """New connections are refused from now on; open ones live. Idempotent."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def drop_connections(self) -> None:
+        """Close every open connection from the server's side."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _start(self, run: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=run, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._stopping:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._sockets.append(sock)
+                number = self.connection_count
+                self.connection_count += 1
+            self._start(self._serve, sock, number)
+
+    def _serve(self, sock: socket.socket, connection: int) -> None:
+        reply = Reply(sock)
+        try:
+            with sock, sock.makefile("rb") as lines:
+                while not reply.closed and (line := lines.readline()):
+                    method, target, _ = line.decode().split()
+                    headers = {}
+                    while (header := lines.readline().strip()) != b"":
+                        name, _, value = header.decode().partition(":")
+                        headers[name.lower()] = value.strip()
+                    body = lines.read(int(headers.get("content-length", 0)))
+                    parts = urlsplit(target)
+                    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+                    with self._lock:
+                        request = Request(
+                            method, unquote(parts.path), query, headers, body, len(self.requests), connection
+                        )
+                        self.requests.append(request)
+                    self._handler(request, reply)
+        except OSError:
+            pass  # the client went away: what many tests are about
+        except BaseException as error:
+            self.failures.append(error)
+            reply.close()

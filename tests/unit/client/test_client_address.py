@@ -1,0 +1,79 @@
+"""Broker addresses: what is accepted, and that what is not is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.api.errors import InvalidRequest, NotSupported
+from broker.client.address import Address, parse_address, parse_addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("localhost", "localhost", 9293),
+        ("localhost:1234", "localhost", 1234),
+        (" broker-1.example:1234 ", "broker-1.example", 1234),
+        ("http://localhost:1234", "localhost", 1234),
+        ("HTTP://localhost/", "localhost", 9293),
+        ("10.0.0.1:65535", "10.0.0.1", 65535),
+        ("[::1]:1234", "::1", 1234),
+        ("[::1]", "::1", 9293),
+        ("::1", "::1", 9293),
+        ("http://[fe80::2]:80/", "fe80::2", 80),
+    ],
+)
+def test_every_documented_form_is_read(text: str, host: str, port: int) -> None:
+    assert parse_address(text) == Address(host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost:0",
+        "localhost:65536",
+        "localhost:",
+        "localhost:http",
+        "http://",
+        ":9293",
+        "http://localhost/v1",
+        "localhost?x=1",
+        "ftp://localhost",
+        "[::1:9293",
+        "a b",
+        "a..b",
+        "x" * 64 + ":1",
+    ],
+)
+def test_what_is_malformed_is_named(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_address(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_https_is_not_supported_yet() -> None:
+    with pytest.raises(NotSupported, match="https"):
+        parse_address("https://localhost")
+
+
+def test_credentials_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_address("http://me:secret@localhost")
+    assert "secret" not in str(caught.value)
+
+
+def test_several_are_read_in_order_and_once() -> None:
+    three = (Address("a", 1), Address("b", 2), Address("c"))
+    assert parse_addresses("a:1,b:2, c,a:1,") == three
+    assert parse_addresses(["a:1", "b:2,c"]) == three
+
+
+@pytest.mark.parametrize("nothing", ["", " , ", []])
+def test_no_address_is_an_error(nothing: str | list[str]) -> None:
+    with pytest.raises(InvalidRequest, match="no broker address"):
+        parse_addresses(nothing)
+
+
+def test_an_address_reads_back() -> None:
+    for address in (Address("::1", 5), Address("h", 6)):
+        assert parse_address(str(address)) == address
