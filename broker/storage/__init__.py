@@ -1,1 +1,40 @@
-"""See docs/architecture.md."""
+"""One partition's log on one disk. Has never heard of leaders, NATS, event loops or clocks.
+
+log.py          PartitionLog: append, sync, read, retention; what everyone else uses
+disk.py         what storage asks of a disk, and the real one
+segment.py      one segment: its names, and what is known of it without reading
+index.py        where each batch of a segment lies
+read.py         from offsets and times to ranges of files
+scan.py         what a segment file holds, verified, to its very end
+recovery.py     what is kept, cut or lost at an unclean open
+checkpoint.py   the small files: identity, checkpoint, epochs
+retention.py    which segments go
+rows.py         RowBatch: rows that are already Arrow, to be appended
+folder.py       the data folder of a broker: owner and lock
+
+Design: docs/storage.md.
+"""
+
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.disk import Disk, File, OsDisk
+from broker.storage.folder import DataFolder
+from broker.storage.log import AppendResult, Encodable, PartitionLog
+from broker.storage.read import FileRange, ReadPlan
+from broker.storage.recovery import RecoveryReport
+from broker.storage.rows import RowBatch
+
+__all__ = [
+    "AppendResult",
+    "DataFolder",
+    "Disk",
+    "Encodable",
+    "File",
+    "FileRange",
+    "LogIdentity",
+    "LogSettings",
+    "OsDisk",
+    "PartitionLog",
+    "ReadPlan",
+    "RecoveryReport",
+    "RowBatch",
+]

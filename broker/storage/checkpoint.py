@@ -1,0 +1,247 @@
+"""The small files beside a partition's segments: `partition.json`, `checkpoint`, `epochs`.
+
+All are one line of JSON, replaced atomically. `checkpoint` and `epochs` carry a CRC-32C of
+themselves, since recovery stands on what they say; a damaged one is treated as missing and reported.
+
+K1  A checkpoint never promises what is not on disk: its recovery point was fsynced before.
+K2  The clean mark is withdrawn, durably, before the first append after it.
+K3  The log start offset is checkpointed before a segment below it is removed.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from broker.api.errors import CorruptLog, UnknownFormatVersion, WrongFolder
+from broker.api.stream import StreamSettings
+from broker.storage.disk import Disk
+
+FORMAT_VERSION: Final = 1
+PARTITION_FILE: Final = "partition.json"
+CHECKPOINT_FILE: Final = "checkpoint"
+EPOCHS_FILE: Final = "epochs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogIdentity:
+    """Which partition of which stream of which cluster a folder holds."""
+
+    cluster_id: str
+    stream: str
+    incarnation: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """When a log rolls and what it keeps. The meaning and units are those of `StreamSettings`."""
+
+    segment_bytes: int = 256 << 20
+    segment_age_ms: int = 7 * 24 * 3_600_000
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    retention_records: int | None = None
+
+    @classmethod
+    def of(cls, settings: StreamSettings) -> LogSettings:
+        """The part of a stream's settings that storage acts on."""
+        return cls(
+            segment_bytes=settings.segment_bytes,
+            segment_age_ms=settings.segment_age_ms,
+            retention_ms=settings.retention_ms,
+            retention_bytes=settings.retention_bytes,
+            retention_records=settings.retention_records,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailPoint:
+    """The segment that is appended to, as far as its index file was written.
+
+    Attributes:
+        base_offset: Names the segment.
+        created_us: When its first batch was appended; decides its age.
+        entry_count, entry_crc: So many entries of the index file are good, and this is their CRC-32C.
+        bytes: Length of the segment file. Says something only beside a clean mark.
+    """
+
+    base_offset: int
+    created_us: int
+    entry_count: int
+    entry_crc: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a log knows of itself without reading its segments.
+
+    Attributes:
+        recovery_point: Everything below is on disk (K1); also the log end offset beside a clean mark.
+        leader_epoch: Of the last record, -1 when there was none.
+        tail: None when the last segment is sealed, or there is none.
+        lost_ranges: Half-open ranges of offsets that were committed and are damaged on disk.
+        clean_boot_id: The machine's boot id when the log was closed cleanly; None: it is open, or was killed.
+    """
+
+    high_watermark: int = 0
+    log_start_offset: int = 0
+    recovery_point: int = 0
+    leader_epoch: int = -1
+    tail: TailPoint | None = None
+    lost_ranges: tuple[tuple[int, int], ...] = ()
+    clean_boot_id: str | None = None
+
+    def encode(self) -> bytes:
+        return seal_json(asdict(self))
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> Checkpoint | None:
+        """The checkpoint, or None when the file is damaged.
+
+        Raises:
+            UnknownFormatVersion: a later release wrote it.
+        """
+        values = open_json(data, where=where)
+        if values is None:
+            return None
+        tail = values.pop("tail")
+        lost = tuple((start, end) for start, end in values.pop("lost_ranges"))
+        return cls(**values, lost_ranges=lost, tail=None if tail is None else TailPoint(**tail))
+
+
+class Epochs:
+    """Leader epoch -> offset of its first record: which leader wrote what.
+
+    Both grow along the list. At most a few entries: one for each leadership that appended.
+    """
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: list[tuple[int, int]] | None = None) -> None:
+        self.items = items or []
+
+    @property
+    def latest(self) -> int:
+        """The epoch of the last record; -1 when there is none."""
+        return self.items[-1][0] if self.items else -1
+
+    def begin(self, epoch: int, first_offset: int) -> bool:
+        """Note that `epoch` appends from `first_offset` on. False when it is the current one."""
+        if epoch == self.latest:
+            return False
+        assert epoch > self.latest, f"leader epoch {epoch} after {self.latest}"
+        self.cut(first_offset)
+        if epoch == self.latest:
+            return False
+        self.items.append((epoch, first_offset))
+        return True
+
+    def cut(self, end_offset: int) -> None:
+        """Forget epochs that begin at or after `end_offset`: their records are gone."""
+        while self.items and self.items[-1][1] >= end_offset:
+            self.items.pop()
+
+    def trim(self, log_start_offset: int) -> None:
+        """Forget epochs whose records are all below the log start."""
+        keep = self._at(log_start_offset)
+        if keep > 0:
+            self.items = self.items[keep:]
+
+    def epoch_of(self, offset: int) -> int:
+        """The epoch that wrote `offset`; -1 when that is not known any more."""
+        at = self._at(offset)
+        return self.items[at][0] if at >= 0 else -1
+
+    def end_of(self, epoch: int, log_end_offset: int) -> int:
+        """First offset that an epoch later than `epoch` wrote; the log end when there is none."""
+        return next((first for later, first in self.items if later > epoch), log_end_offset)
+
+    def _at(self, offset: int) -> int:
+        return bisect_right(self.items, offset, key=lambda item: item[1]) - 1
+
+    def encode(self) -> bytes:
+        return seal_json({"epochs": self.items})
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> Epochs | None:
+        """The epochs, or None when the file is damaged.
+
+        Raises:
+            UnknownFormatVersion: a later release wrote it.
+        """
+        values = open_json(data, where=where)
+        return None if values is None else cls([(epoch, first) for epoch, first in values["epochs"]])
+
+
+def write_identity(disk: Disk, folder: str, identity: LogIdentity) -> None:
+    """Write `partition.json`: for the next open, and for an operator who finds the folder."""
+    values = {"format_version": FORMAT_VERSION, **asdict(identity)}
+    disk.replace_file(f"{folder}/{PARTITION_FILE}", json.dumps(values, indent=1).encode() + b"\n")
+
+
+def read_identity(disk: Disk, folder: str) -> LogIdentity:
+    """Read `partition.json`.
+
+    Raises:
+        WrongFolder: there is none.
+        UnknownFormatVersion: a later release wrote the folder.
+        CorruptLog: it cannot be read.
+    """
+    path = f"{folder}/{PARTITION_FILE}"
+    try:
+        data = disk.read_file(path)
+    except FileNotFoundError as error:
+        raise WrongFolder(f"{folder}: no {PARTITION_FILE}, so this is no partition's folder", path=folder) from error
+    try:
+        values = json.loads(data)
+        version = values.pop("format_version")
+        if version == FORMAT_VERSION:
+            return LogIdentity(**values)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise CorruptLog(f"{path} is damaged: {error}", path=path) from error
+    raise UnknownFormatVersion(
+        f"{path}: format version {version}, this release reads {FORMAT_VERSION}", path=path, version=version
+    )
+
+
+def check_identity(found: LogIdentity, expected: LogIdentity, *, folder: str) -> None:
+    """Raise WrongFolder, naming the first field that differs."""
+    for name, value in asdict(expected).items():
+        if (there := getattr(found, name)) != value:
+            raise WrongFolder(
+                f"{folder} belongs to {name} {there!r}, not {value!r}",
+                path=folder,
+                field=name,
+                found=there,
+                expected=value,
+            )
+
+
+def seal_json(values: dict[str, Any]) -> bytes:
+    """One line of JSON, a space, the CRC-32C of what stands before it."""
+    body = json.dumps({"format_version": FORMAT_VERSION, **values}, separators=(",", ":")).encode()
+    return b"%s %08x\n" % (body, crc32c(body))
+
+
+def open_json(data: bytes, *, where: str) -> dict[str, Any] | None:
+    """The values of `seal_json`, or None when the CRC does not fit.
+
+    Raises:
+        UnknownFormatVersion: the CRC fits and the format version is not ours.
+    """
+    body, _, digits = data.rstrip(b"\n").rpartition(b" ")
+    if b"%08x" % crc32c(body) != digits:
+        return None
+    values: dict[str, Any] = json.loads(body)
+    version = values.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise UnknownFormatVersion(
+            f"{where}: format version {version}, this release reads {FORMAT_VERSION}", path=where, version=version
+        )
+    return values

@@ -1,0 +1,195 @@
+"""The few things that storage asks of a disk, and the real disk that does them.
+
+Everything below `broker.storage` goes through these two protocols, so that the same code runs on
+`OsDisk` and on the fake disk of the tests, which loses un-fsynced bytes at will. One conformance
+suite holds both to this contract:
+
+D1  `File.write` appends at the end, whole or not at all as far as it tells: after an error some of the
+    bytes may be there, and the caller truncates.
+D2  Bytes are durable after `sync`, names after `sync_dir` of their folder; nothing else is durable.
+D3  `replace_file` leaves the old content or the new under the name, whatever happens.
+D4  A file that is unlinked or replaced stays readable for those who have it open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from typing import Final, Protocol
+
+from broker.api.errors import DiskFull, StorageFailed
+
+ReadableBuffer = bytes | bytearray | memoryview
+TEMPORARY: Final = ".tmp"
+"""Ending of a file that `replace_file` had not renamed yet: never read, removed at open."""
+
+
+class File(Protocol):
+    """An open file. `OSError` passes through."""
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Append all of `data` (D1)."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read `size` bytes from `position`; fewer only at the end of the file."""
+
+    def size(self) -> int:
+        """Length in bytes."""
+
+    def truncate(self, size: int) -> None:
+        """Cut down to `size` bytes. Durable only after `sync`."""
+
+    def sync(self) -> None:
+        """fdatasync: what was written and the length are durable when this returns."""
+
+    def close(self) -> None:
+        """Give the descriptor back. Syncs nothing."""
+
+    def fileno(self) -> int:
+        """A descriptor that `sendfile` and `pread` take; valid until `close`."""
+
+
+class Disk(Protocol):
+    """Names and files. Paths are absolute strings. `OSError` passes through."""
+
+    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> File: ...
+
+    def listdir(self, path: str) -> list[str]: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int:
+        """Length of the file of that name, without opening it."""
+
+    def makedirs(self, path: str) -> None:
+        """Make the folder and the missing ones above it, durably; it may exist."""
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def read_file(self, path: str) -> bytes: ...
+
+    def replace_file(self, path: str, data: ReadableBuffer) -> None:
+        """Write a small file atomically and durably (D3)."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it; it may be missing."""
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self.path = path
+
+    def write(self, data: ReadableBuffer) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def pread(self, size: int, position: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        while len(data) < size:  # Linux moves at most 2 GiB at a time
+            more = os.pread(self._fd, size - len(data), position + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+
+class OsDisk:
+    """The disk of the machine."""
+
+    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> OsFile:
+        flags = os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR | os.O_APPEND)
+        return OsFile(os.open(path, flags | (os.O_CREAT if create else 0), 0o644), path)
+
+    def listdir(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def makedirs(self, path: str) -> None:
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o755)
+            self.sync_dir(os.path.dirname(folder))
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def read_file(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def replace_file(self, path: str, data: ReadableBuffer) -> None:
+        temporary = path + TEMPORARY
+        try:
+            file = OsFile(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), temporary)
+            try:
+                file.write(data)
+                file.sync()
+            finally:
+                file.close()
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self.sync_dir(os.path.dirname(path))
+
+    def remove_tree(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def storage_error(error: OSError, doing: str) -> DiskFull | StorageFailed:
+    """What a caller is told of an `OSError`: `DiskFull` when space is what is missing, else `StorageFailed`."""
+    cls = DiskFull if error.errno in NO_SPACE else StorageFailed
+    return cls(f"{doing}: {error.strerror or error}", doing=doing, errno=error.errno)

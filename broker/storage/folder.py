@@ -1,0 +1,186 @@
+"""The data folder of one broker: who owns it, and that only one process uses it.
+
+    <path>/broker.json     format version, cluster id, broker id
+    <path>/lock            flock'ed while a broker runs; holds its process id
+    <path>/streams/...     the partitions
+
+The kernel drops the lock with the process, however it ends: nothing stale is left to clear.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import uuid
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final
+
+from broker.api.errors import (
+    CorruptLog,
+    DiskFull,
+    FolderInUse,
+    FolderNotAllowed,
+    StorageFailed,
+    UnknownFormatVersion,
+    WrongFolder,
+)
+from broker.storage.disk import OsDisk, storage_error
+
+FORMAT_VERSION: Final = 1
+BROKER_FILE: Final = "broker.json"
+LOCK_FILE: Final = "lock"
+STREAMS_FOLDER: Final = "streams"
+BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
+
+
+class DataFolder:
+    """An open data folder. A context manager; `close` gives the lock back.
+
+    Attributes:
+        path: Absolute.
+        broker_id, cluster_id: Whose it is.
+    """
+
+    def __init__(self, path: str, *, broker_id: str, cluster_id: str, lock_fd: int) -> None:
+        self.path = path
+        self.broker_id = broker_id
+        self.cluster_id = cluster_id
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, broker_id: str, cluster_id: str | None = None) -> DataFolder:
+        """Lock the folder; make it if it is missing or empty of liftlog's files.
+
+        Args:
+            path: The folder; those above it are made too.
+            broker_id: Whose it must be.
+            cluster_id: Which cluster it must belong to; None: any, and a new folder founds a new one.
+        Raises:
+            FolderInUse: another process has it open; `pid` says which, if known.
+            FolderNotAllowed: no permission, or a read-only file system.
+            WrongFolder: no folder, or that of another broker or cluster, or streams without a `broker.json`.
+            UnknownFormatVersion: a later release wrote it.
+            CorruptLog: `broker.json` cannot be read.
+            StorageFailed, DiskFull: the disk refuses.
+        """
+        path = os.path.abspath(path)
+        try:
+            disk = OsDisk()
+            disk.makedirs(path)
+            lock_fd = _lock(path)
+        except PermissionError as error:
+            raise _not_allowed(path, error) from error
+        except (NotADirectoryError, FileExistsError) as error:
+            raise WrongFolder(f"data folder {path}: {error.filename} is not a folder", path=path) from error
+        except OSError as error:
+            raise _other(path, error) from error
+        try:
+            found = _read_owner(path) or _found(disk, path, broker_id, cluster_id or uuid.uuid4().hex)
+            for name, expected in (("broker_id", broker_id), ("cluster_id", cluster_id)):
+                if expected is not None and found[name] != expected:
+                    raise WrongFolder(
+                        f"data folder {path} belongs to {name} {found[name]!r}, not {expected!r}",
+                        path=path,
+                        field=name,
+                        found=found[name],
+                        expected=expected,
+                    )
+            return cls(path, broker_id=broker_id, cluster_id=found["cluster_id"], lock_fd=lock_fd)
+        except BaseException as error:
+            os.close(lock_fd)
+            if isinstance(error, PermissionError):
+                raise _not_allowed(path, error) from error
+            if isinstance(error, OSError):
+                raise _other(path, error) from error
+            raise
+
+    def __enter__(self) -> DataFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back. May be called twice."""
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def partition_path(self, stream: str, incarnation: str, partition: int) -> str:
+        """Where the files of a partition are."""
+        return f"{self.path}/{STREAMS_FOLDER}/{stream}/{incarnation}/{partition}"
+
+    def boot_id(self) -> str:
+        """What this run of the machine is called; empty where the system does not say."""
+        try:
+            with open(BOOT_ID_PATH, encoding="ascii") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+
+
+def _lock(path: str) -> int:
+    fd = os.open(f"{path}/{LOCK_FILE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise FolderInUse(
+            f"data folder {path} is in use by process {pid or 'unknown'}",
+            path=path,
+            pid=int(pid) if pid.isdigit() else None,
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    with suppress(OSError):  # a full disk: the lock holds all the same
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    return fd
+
+
+def _read_owner(path: str) -> dict[str, Any] | None:
+    name = f"{path}/{BROKER_FILE}"
+    try:
+        with open(name, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        if os.path.isdir(f"{path}/{STREAMS_FOLDER}"):
+            raise WrongFolder(
+                f"data folder {path} holds streams but no {BROKER_FILE}, so whose they are is not known", path=path
+            ) from None
+        return None
+    try:
+        values: dict[str, Any] = json.loads(data)
+        version = values["format_version"]
+        if version == FORMAT_VERSION:
+            return {"broker_id": str(values["broker_id"]), "cluster_id": str(values["cluster_id"])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptLog(f"{name} is damaged: {error}", path=name) from error
+    raise UnknownFormatVersion(
+        f"data folder {path} has format version {version}, this release reads {FORMAT_VERSION}",
+        path=path,
+        version=version,
+    )
+
+
+def _found(disk: OsDisk, path: str, broker_id: str, cluster_id: str) -> dict[str, Any]:
+    values = {"format_version": FORMAT_VERSION, "cluster_id": cluster_id, "broker_id": broker_id}
+    disk.replace_file(f"{path}/{BROKER_FILE}", json.dumps(values, indent=1).encode() + b"\n")
+    return values
+
+
+def _not_allowed(path: str, error: OSError) -> FolderNotAllowed:
+    return FolderNotAllowed(f"data folder {path}: no permission for {error.filename or path}", path=path)
+
+
+def _other(path: str, error: OSError) -> FolderNotAllowed | DiskFull | StorageFailed:
+    if error.errno == errno.EROFS:
+        return FolderNotAllowed(f"data folder {path}: the file system is read-only", path=path)
+    return storage_error(error, f"data folder {path}")

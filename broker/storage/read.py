@@ -1,0 +1,282 @@
+"""From offsets and times to places in files. Hands out ranges, never bytes: HTTP sends them with sendfile.
+
+A question is asked of a `LogView`, a snapshot that needs no lock. Only what is below the high watermark
+is found. When a file does not hold what the index says, the answer is `NeedsRepair`: the log
+scans that segment anew and the question is asked again.
+
+A1  A range holds whole batches and nothing else: no schema message, no end marker, no gap.
+A2  The first batch of each range was checked against its index entry (S4).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from broker.api.batch import HEADER_BYTES, decode_batch
+from broker.api.errors import BadBatch, OffsetOutOfRange
+from broker.storage.disk import Disk, File
+from broker.storage.index import IndexView
+from broker.storage.recovery import Ranges
+from broker.storage.scan import Peek, peek
+from broker.storage.segment import Segment
+
+SEGMENTS_PER_PLAN_MAX: Final = 64
+"""So many files one plan opens at most; `next_offset` says where to go on."""
+
+
+class NeedsRepair(Exception):
+    """Internal: `segment` has no index, or does not hold what its index says."""
+
+    def __init__(self, segment: Segment) -> None:
+        super().__init__(segment)
+        self.segment = segment
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Whole batches at one place of an open file. `fd` belongs to the plan."""
+
+    fd: int
+    position: int
+    length: int
+    path: str
+
+
+class ReadPlan:
+    """Where the records of a read lie. A context manager: owns the files until it is closed.
+
+    Attributes:
+        ranges: n >= 0 ranges, to be sent in this order (A1).
+        first_offset: Of the first batch; may be before the offset that was asked for.
+        next_offset: Where to read on. After the last batch, and after what is lost behind it.
+        bytes: Sum of the ranges.
+    """
+
+    __slots__ = ("_files", "bytes", "first_offset", "next_offset", "ranges", "sources")
+
+    def __init__(self, offset: int) -> None:
+        self.ranges: list[FileRange] = []
+        self.sources: list[tuple[Segment, File]] = []  # of each range
+        self.first_offset = offset
+        self.next_offset = offset
+        self.bytes = 0
+        self._files: list[File] = []
+
+    def __enter__(self) -> ReadPlan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; the ranges are of no use any more. May be called twice."""
+        files, self._files = self._files, []
+        for file in files:
+            file.close()
+
+    def own(self, file: File) -> File:
+        """Close `file` with the plan."""
+        self._files.append(file)
+        return file
+
+    def add(self, segment: Segment, file: File, position: int, length: int) -> None:
+        self.ranges.append(FileRange(file.fileno(), position, length, segment.path))
+        self.sources.append((segment, file))
+        self.bytes += length
+
+
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """A log at one moment. `segments` is never changed in place."""
+
+    disk: Disk
+    segments: tuple[Segment, ...]
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    lost_ranges: Ranges
+
+    def index(self, segment: Segment) -> IndexView:
+        found = segment.index(self.disk)
+        if found is None:
+            raise NeedsRepair(segment)
+        return found
+
+    def segment_of(self, offset: int) -> int:
+        """Number of the segment whose range holds `offset`; the first one for lesser offsets."""
+        return max(0, bisect_right(self.segments, offset, key=lambda segment: segment.base_offset) - 1)
+
+    def end_of(self, number: int) -> int:
+        """Offset after the range of a segment."""
+        return self.segments[number + 1].base_offset if number + 1 < len(self.segments) else self.log_end_offset
+
+    def after_lost(self, offset: int) -> int:
+        """`offset`, or the end of the lost range that it lies in."""
+        return next((end for start, end in self.lost_ranges if start <= offset < end), offset)
+
+    def next_of(self, index: IndexView, at: int, segment_end: int) -> int:
+        """Offset after batch `at`: where the next begins, or a lost range behind it."""
+        end = int(index.first_offsets[at + 1]) if at + 1 < len(index) else segment_end
+        first = int(index.first_offsets[at])
+        return min([end, *(start for start, _ in self.lost_ranges if first < start)])
+
+
+def plan_read(view: LogView, offset: int, *, end: int | None, max_bytes: int | None) -> ReadPlan:
+    """Find the batches that hold [offset, min(end, high watermark)).
+
+    Raises:
+        OffsetOutOfRange: `offset` is not in [log start, high watermark].
+        NeedsRepair: see there.
+    """
+    if not view.log_start_offset <= offset <= view.high_watermark:
+        raise OffsetOutOfRange(
+            f"offset {offset} is outside [{view.log_start_offset}, {view.high_watermark}]",
+            offset=offset,
+            log_start_offset=view.log_start_offset,
+            high_watermark=view.high_watermark,
+        )
+    stop = view.high_watermark if end is None else min(end, view.high_watermark)
+    plan = ReadPlan(min(view.after_lost(offset), max(stop, offset)))
+    try:
+        number = view.segment_of(plan.next_offset)
+        last = min(len(view.segments), number + SEGMENTS_PER_PLAN_MAX)
+        while number < last and plan.next_offset < stop:
+            if not _plan_segment(view, plan, number, stop, max_bytes):
+                break
+            number += 1
+    except BaseException:
+        plan.close()
+        raise
+    return plan
+
+
+def _plan_segment(view: LogView, plan: ReadPlan, number: int, stop: int, max_bytes: int | None) -> bool:
+    """Add what one segment has of the plan. False: the plan is full."""
+    segment, segment_end = view.segments[number], view.end_of(number)
+    index = view.index(segment)
+    begin = max(0, index.find(plan.next_offset))
+    if begin < len(index) and view.next_of(index, begin, segment_end) <= plan.next_offset:
+        begin += 1  # what lies between is lost
+    end = index.find_from(stop)
+    if end > begin and view.next_of(index, end - 1, segment_end) > view.high_watermark:
+        end -= 1  # a batch is committed as a whole
+    if max_bytes is not None and end > begin:
+        end = _within(index, begin, end, max_bytes - plan.bytes)
+        if end == begin and not plan.ranges:
+            end = begin + 1
+    if end > begin:
+        file = plan.own(view.disk.open(segment.path, readonly=True))
+        if file.size() < index.end_of(end - 1):
+            raise NeedsRepair(segment)
+        if not plan.ranges:
+            plan.first_offset = int(index.first_offsets[begin])
+        for start, after in _runs(index, begin, end):
+            read_head(segment, file, index, start)
+            position = int(index.positions[start])
+            plan.add(segment, file, position, index.end_of(after - 1) - position)
+    next_offset = int(index.first_offsets[end]) if end < len(index) else segment_end
+    plan.next_offset = max(plan.next_offset, min(next_offset, view.high_watermark))
+    return end == len(index)
+
+
+def _within(index: IndexView, begin: int, end: int, bytes_max: int) -> int:
+    """The greatest end in [begin, end] so that the batches fit."""
+    limit = int(index.positions[begin]) + max(0, bytes_max)
+    end = bisect_right(index.positions, limit, begin, end)
+    return end - 1 if end > begin and index.end_of(end - 1) > limit else end
+
+
+def _runs(index: IndexView, begin: int, end: int) -> list[tuple[int, int]]:
+    """The batches [begin, end) as runs without gaps between them."""
+    if index.contiguous:
+        return [(begin, end)]
+    entries = index.entries[begin:end]
+    ends = entries["position"] + entries["length"]
+    breaks = (np.flatnonzero(entries["position"][1:] != ends[:-1]) + begin + 1).tolist()
+    return list(zip([begin, *breaks], [*breaks, end], strict=True))
+
+
+def read_head(segment: Segment, file: File, index: IndexView, at: int) -> Peek:
+    """The header of batch `at`, which must be what the index says (A2)."""
+    entry = index.entries[at]
+    head = peek(file.pread(HEADER_BYTES, int(entry["position"])))
+    if head is None or (head.first_offset, head.length, head.crc) != (
+        entry["first_offset"],
+        entry["length"],
+        entry["crc"],
+    ):
+        raise NeedsRepair(segment)
+    return head
+
+
+def find_time(view: LogView, timestamp_us: int) -> int | None:
+    """The earliest committed offset whose timestamp is at or after `timestamp_us`; None when there is none."""
+    for number in range(view.segment_of(view.log_start_offset), len(view.segments)):
+        segment = view.segments[number]
+        greatest = segment.max_timestamp_us(view.disk)
+        if greatest is None:
+            raise NeedsRepair(segment)
+        if greatest >= timestamp_us:
+            found = _find_time_in(view, segment, timestamp_us)
+            if found is not None:
+                return found
+    return None
+
+
+def _find_time_in(view: LogView, segment: Segment, timestamp_us: int) -> int | None:
+    index = view.index(segment)
+    file = view.disk.open(segment.path, readonly=True)
+    try:
+        # One batch, unless the log starts within the segment: the maximum then still counts what is gone.
+        for at in range(max(index.find_time(timestamp_us), index.find(view.log_start_offset), 0), len(index)):
+            if int(index.first_offsets[at]) >= view.high_watermark:
+                return None
+            if read_head(segment, file, index, at).max_timestamp_us < timestamp_us:
+                continue
+            rows = read_rows(segment, file, index, at)
+            offsets = rows.column("offset").to_numpy()
+            timestamps = rows.column("timestamp").cast(pa.int64()).to_numpy()
+            fits = (timestamps >= timestamp_us) & (offsets >= view.log_start_offset) & (offsets < view.high_watermark)
+            if fits.any():
+                return int(offsets[int(fits.argmax())])
+    finally:
+        file.close()
+    return None
+
+
+def read_rows(segment: Segment, file: File, index: IndexView, at: int) -> pa.RecordBatch:
+    """The verified rows of batch `at`."""
+    entry = index.entries[at]
+    try:
+        return decode_batch(file.pread(int(entry["length"]), int(entry["position"])))
+    except BadBatch as error:
+        raise NeedsRepair(segment) from error
+
+
+def bytes_between(view: LogView, start: int, end: int) -> int:
+    """Bytes of the batches that hold [start, end), counted from batch begin to batch begin."""
+    start, end = max(start, view.log_start_offset), min(end, view.log_end_offset)
+    if start >= end or not view.segments:
+        return 0
+    total = 0
+    for number in range(view.segment_of(start), len(view.segments)):
+        segment = view.segments[number]
+        if segment.base_offset >= end:
+            break
+        if start <= segment.base_offset and view.end_of(number) <= end and number + 1 < len(view.segments):
+            total += segment.size(view.disk)
+            continue
+        index = view.index(segment)
+        first = max(0, index.find(start)) if segment.base_offset < start else 0
+        after = index.find_from(end)
+        if after > first:
+            total += index.end_of(after - 1) - int(index.positions[first])
+    return total

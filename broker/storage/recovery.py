@@ -1,0 +1,368 @@
+"""What a log does when it is opened without a clean mark: find out what is there, keep what was committed.
+
+    segment 0        segment 100              segment 200 (the last)
+    [ sealed  ]      [ sealed      ]          [ batch batch | batch ???? batch ]
+                           ^ recovery point: scan from here to the end of every file
+
+R1  What is below `committed_end` is never cut. It is the greatest of: the recovery point and high
+    watermark of the checkpoint; the base of the last segment (a segment is fsynced whole before
+    the next is made); the high watermark in the header of a later intact batch.
+R2  A gap at or above it is a torn tail: the file is cut there, and back to where its commit group began.
+    A later intact batch that is no evidence goes with it: writes may reach the disk out of order.
+R3  A gap below it is *lost*: the offsets are noted, the file is left as it is and never appended
+    to again, and what is intact around the gap is served.
+R4  Offsets below `committed_end` are never given out again, present or lost.
+R5  What recovery keeps is fsynced before it counts as durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.api.schema import SCHEMA_BYTES
+from broker.storage.checkpoint import CHECKPOINT_FILE, EPOCHS_FILE, Checkpoint, Epochs
+from broker.storage.disk import TEMPORARY, Disk
+from broker.storage.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
+from broker.storage.scan import Scan, scan
+from broker.storage.segment import INDEX_ENDING, SEGMENT_ENDING, Segment, parse_name
+
+Ranges = tuple[tuple[int, int], ...]
+FIRST_POSITION: Final = len(SCHEMA_BYTES)
+
+
+@dataclass(slots=True, kw_only=True)
+class RecoveryReport:
+    """What opening a log found and did, for whoever logs it.
+
+    Attributes:
+        clean: The clean mark held; no segment was read.
+        scanned_bytes, scanned_batches: Read and verified.
+        cut_bytes: Torn tail that was cut off, in bytes; `cut_offset` is where the log ends since then.
+        lost: Ranges found damaged by this open (earlier ones are in `PartitionLog.lost_ranges`).
+        rebuilt_indexes: Base offsets of the segments whose index was written anew.
+        notes: What else was out of the ordinary, in words.
+    """
+
+    clean: bool = False
+    scanned_bytes: int = 0
+    scanned_batches: int = 0
+    cut_bytes: int = 0
+    cut_offset: int | None = None
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    rebuilt_indexes: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovered:
+    """A log as it is on disk. Everything in it is durable (R5)."""
+
+    segments: list[Segment]
+    tail: Segment | None
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    epochs: Epochs
+    lost_ranges: Ranges
+    report: RecoveryReport
+
+
+def load_checkpoint(disk: Disk, folder: str, report: RecoveryReport) -> Checkpoint | None:
+    """The checkpoint; None when it is missing or damaged (the latter is noted).
+
+    Raises:
+        UnknownFormatVersion: a later release wrote it.
+    """
+    path = f"{folder}/{CHECKPOINT_FILE}"
+    if not disk.exists(path):
+        return None
+    found = Checkpoint.decode(disk.read_file(path), where=path)
+    if found is None:
+        report.notes.append(f"{path} was damaged; recovered from the segments alone")
+    return found
+
+
+def load_epochs(disk: Disk, folder: str) -> Epochs | None:
+    """The epochs file; None when it is missing or damaged.
+
+    Raises:
+        UnknownFormatVersion: a later release wrote it.
+    """
+    path = f"{folder}/{EPOCHS_FILE}"
+    return Epochs.decode(disk.read_file(path), where=path) if disk.exists(path) else None
+
+
+def list_segments(disk: Disk, folder: str) -> list[Segment]:
+    """The segments of a folder by base offset, by their names alone."""
+    names = filter(None, map(parse_name, disk.listdir(folder)))
+    return [Segment(folder, base) for base, ending in sorted(names) if ending == SEGMENT_ENDING]
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]], *, log_start_offset: int = 0) -> Ranges:
+    """Sorted, joined, without what lies below the log start or is empty."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        start = max(start, log_start_offset)
+        if start >= end:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return tuple(merged)
+
+
+def recover(
+    disk: Disk, folder: str, checkpoint: Checkpoint | None, report: RecoveryReport, *, now_us: int
+) -> Recovered:
+    """Bring a folder into a state that can be served and appended to; see the module's invariants.
+
+    Raises:
+        UnknownFormatVersion: something in it was written by a later release; nothing was changed.
+        OSError: the disk does not do what it is asked; nothing committed was changed.
+    """
+    segments = list_segments(disk, folder)
+    known = checkpoint or _from_names(segments)
+    _sweep(disk, folder, segments)
+    while len(segments) > 1 and segments[1].base_offset <= known.log_start_offset:
+        segments.pop(0).unlink(disk)
+    run = _Recovery(disk, folder, known, report, now_us)
+    run.lost(known.log_start_offset, segments[0].base_offset if segments else known.recovery_point)
+    after = [segment.base_offset for segment in segments[1:]]
+    for segment, next_base in zip(segments, after, strict=False):
+        if next_base > known.recovery_point:
+            run.sealed(segment, next_base)
+    run.log_end_offset = max(known.recovery_point, known.high_watermark, known.log_start_offset)
+    tail = run.last(segments[-1]) if segments else None
+    return run.result(segments, tail)
+
+
+def rescan(disk: Disk, segment: Segment, next_base: int, report: RecoveryReport) -> IndexView:
+    """Read a sealed segment anew because its index is missing or wrong, or a batch is not where it says.
+
+    All of it is committed: gaps are lost. The index file is written if the disk lets us.
+    """
+    run = _Recovery(disk, "", Checkpoint(), report, 0)
+    return run.sealed(segment, next_base)
+
+
+def _from_names(segments: list[Segment]) -> Checkpoint:
+    """What the names alone prove when there is no checkpoint: all before the last segment was fsynced (R1)."""
+    if not segments:
+        return Checkpoint()
+    first, last = segments[0].base_offset, segments[-1].base_offset
+    return Checkpoint(log_start_offset=first, recovery_point=last)
+
+
+def _sweep(disk: Disk, folder: str, segments: list[Segment]) -> None:
+    """Remove what an interrupted replace or unlink left behind."""
+    bases = {segment.base_offset for segment in segments}
+    for name in disk.listdir(folder):
+        parsed = parse_name(name)
+        orphan = parsed is not None and parsed[1] == INDEX_ENDING and parsed[0] not in bases
+        if orphan or name.endswith(TEMPORARY):
+            disk.unlink(f"{folder}/{name}")
+
+
+class _Recovery:
+    """One run over one folder, or over one segment of it."""
+
+    def __init__(self, disk: Disk, folder: str, known: Checkpoint, report: RecoveryReport, now_us: int) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.known = known
+        self.report = report
+        self.now_us = now_us
+        self.log_end_offset = 0
+        self.high_watermark = known.high_watermark
+        self.new_epochs: list[tuple[int, int]] = []
+
+    def lost(self, start: int, end: int) -> None:
+        if start < end:
+            self.report.lost.append((start, end))
+
+    def result(self, segments: list[Segment], tail: Segment | None) -> Recovered:
+        start, end = self.known.log_start_offset, self.log_end_offset
+        epochs = load_epochs(self.disk, self.folder) or Epochs()
+        epochs.cut(end)
+        for epoch, first_offset in self.new_epochs:
+            if epoch > epochs.latest and first_offset < end:
+                epochs.begin(epoch, first_offset)
+        lost = merge_ranges([*self.known.lost_ranges, *self.report.lost], log_start_offset=start)
+        self.report.lost = [found for found in self.report.lost if found not in self.known.lost_ranges]
+        return Recovered(
+            segments=segments,
+            tail=tail,
+            log_start_offset=start,
+            log_end_offset=end,
+            high_watermark=min(max(self.high_watermark, start), end),
+            epochs=epochs,
+            lost_ranges=lost,
+            report=self.report,
+        )
+
+    def sealed(self, segment: Segment, next_base: int) -> IndexView:
+        """A segment with another after it: fsynced, so all of it was committed (R1)."""
+        found = self._scan(segment, FIRST_POSITION, segment.base_offset)
+        expected = segment.base_offset
+        for batch in found.batches:
+            self.lost(expected, int(batch["first_offset"]))
+            expected = int(batch["next_offset"])
+        self.lost(expected, next_base)
+        return self._settle(segment, _entries(found.batches), found.size)
+
+    def last(self, segment: Segment) -> Segment | None:
+        """The last segment: may have a torn tail. Returns it if it can be appended to."""
+        kept, start, expected = self._known_entries(segment)
+        found = self._scan(segment, start, expected)
+        committed_end = max(self.log_end_offset, segment.base_offset)
+        batches, cut = self._judge(found, expected, committed_end)
+        if not found.schema_is_whole and self._evidence(found, committed_end) <= segment.base_offset:
+            batches, cut = batches[:0], 0  # made, and never synced
+        entries = np.concatenate([kept, _entries(batches, kept)])
+        # Durable first: the cut, and what is kept beyond the recovery point (R5).
+        file = self.disk.open(segment.path)
+        try:
+            if cut is not None:
+                file.truncate(cut)
+                if cut == 0:
+                    file.write(SCHEMA_BYTES)
+            if cut is not None or len(batches):
+                file.sync()
+            size = file.size()
+        finally:
+            file.close()
+        end_offset = int(batches["next_offset"][-1]) if len(batches) else expected
+        self.lost(end_offset, committed_end)
+        self.log_end_offset = max(end_offset, committed_end)
+        if cut is not None:
+            self.report.cut_bytes += max(0, found.size - cut)
+            self.report.cut_offset = self.log_end_offset
+        view = IndexView(entries)
+        whole = view.contiguous and view.end == size and (found.schema_is_whole or cut == 0)
+        if whole and self.log_end_offset == end_offset:
+            tail = self.known.tail
+            segment.partial = (0, 0)
+            segment.live = GrowingIndex(entries)
+            INDEX_CACHE.drop(segment.serial)
+            segment.created_us = self.now_us
+            if tail is not None and tail.base_offset == segment.base_offset:
+                segment.created_us = tail.created_us
+            elif len(entries):
+                segment.created_us = int(entries["max_timestamp_us"][0])
+            return segment
+        self._settle(segment, entries, size)
+        return None
+
+    def _scan(self, segment: Segment, start: int, expected: int) -> Scan:
+        file = self.disk.open(segment.path, readonly=True)
+        try:
+            found = scan(file, start=start, first_offset=expected, where=segment.path)
+        finally:
+            file.close()
+        self.report.scanned_bytes += max(0, found.size - start)
+        self.report.scanned_batches += len(found.batches)
+        if len(found.batches):
+            self.high_watermark = max(self.high_watermark, int(found.batches["high_watermark"].max()))
+            epochs = found.batches["leader_epoch"]
+            for i in np.flatnonzero(np.diff(epochs, prepend=np.uint32(0xFFFFFFFF))).tolist():
+                self.new_epochs.append((int(epochs[i]), int(found.batches["first_offset"][i])))
+        if not found.schema_is_whole:
+            self.report.notes.append(f"{segment.path}: the schema message is damaged or incomplete")
+        if found.markers and found.markers[-1] + 8 != found.size:
+            self.report.notes.append(f"{segment.path}: batches behind an end-of-stream marker")
+        return found
+
+    def _evidence(self, found: Scan, committed_end: int) -> int:
+        return max(committed_end, int(found.batches["high_watermark"].max(initial=0)))
+
+    def _judge(self, found: Scan, expected: int, committed_end: int) -> tuple[npt.NDArray[np.void], int | None]:
+        """Which batches stay, and where the file is cut (None: nowhere). Notes lost ranges."""
+        batches = found.batches
+        # evidence[i]: the greatest high watermark from batch i on
+        evidence = np.maximum.accumulate(batches["high_watermark"][::-1])[::-1]
+        gaps = [*found.gaps]
+        keep, cut = 0, None
+        for keep, batch in enumerate(batches):
+            first, position = int(batch["first_offset"]), int(batch["position"])
+            gap = next((g for g in gaps if g[0] < position and g[1] <= position), None) if gaps else None
+            if gap is not None:
+                gaps = [g for g in gaps if g[0] >= position]
+            if (gap is not None or first > expected) and expected >= max(committed_end, int(evidence[keep])):
+                cut = gap[0] if gap is not None else position
+                break
+            self.lost(expected, first)
+            expected = int(batch["next_offset"])
+        else:
+            keep = len(batches)
+            if gaps and expected >= committed_end:
+                cut = gaps[0][0]
+        whole = _whole_groups(batches[:keep], committed_end)
+        if whole < keep:
+            cut = int(batches["position"][whole])
+        return batches[:whole], cut
+
+    def _known_entries(self, segment: Segment) -> tuple[Entries, int, int]:
+        """The entries below the recovery point by the index file, where to scan from, and which offset stands there.
+
+        One known batch is scanned again, so that the scan begins at an offset that is sure.
+        """
+        none = np.zeros(0, ENTRY), FIRST_POSITION, segment.base_offset
+        tail = self.known.tail
+        if tail is not None and tail.base_offset == segment.base_offset:
+            segment.partial = (tail.entry_count, tail.entry_crc)
+        view = segment.index(self.disk)
+        if view is None:
+            self.report.rebuilt_indexes.append(segment.base_offset)
+            return none
+        size = self.disk.size(segment.path)
+        at = view.find(self.known.recovery_point - 1)
+        while at >= 0 and view.end_of(at) > size:
+            at -= 1
+        if at < 0:
+            return none
+        return view.entries[:at].copy(), int(view.positions[at]), int(view.first_offsets[at])
+
+    def _settle(self, segment: Segment, entries: Entries, size: int) -> IndexView:
+        """Make a segment a sealed one: its index in the cache, and on disk if it was not there or another."""
+        segment.partial = None
+        INDEX_CACHE.drop(segment.serial)
+        there = segment.index(self.disk)
+        if there is None or not np.array_equal(there.entries, entries):
+            try:
+                segment.write_index(self.disk, entries)
+            except OSError as error:  # derivable: served from memory, and rebuilt when next needed
+                self.report.notes.append(f"{segment.index_path}: {error.strerror or error}")
+            if segment.base_offset not in self.report.rebuilt_indexes:
+                self.report.rebuilt_indexes.append(segment.base_offset)
+        view = IndexView(entries)
+        segment.rest(view, size=size, partial=None)
+        return view
+
+
+def _entries(batches: npt.NDArray[np.void], before: Entries | None = None) -> Entries:
+    """Index entries of scanned batches, the running maximum carried on from `before`."""
+    entries = np.zeros(len(batches), ENTRY)
+    for name in ("first_offset", "position", "length", "crc"):
+        entries[name] = batches[name]
+    running = np.maximum.accumulate(batches["max_timestamp_us"])
+    if before is not None and len(before):
+        running = np.maximum(running, before["max_timestamp_us"][-1])
+    entries["max_timestamp_us"] = running
+    return entries
+
+
+def _whole_groups(batches: npt.NDArray[np.void], committed_end: int) -> int:
+    """How many batches stay when an incomplete commit group at the end is taken off (unless it was committed)."""
+    count = len(batches)
+    if count == 0 or int(batches["group_index"][-1]) == int(batches["group_count"][-1]) - 1:
+        return count
+    begin = count - 1
+    while begin > 0 and int(batches["group_index"][begin]) > 0:
+        begin -= 1
+    return begin if int(batches["first_offset"][begin]) >= committed_end else count
