@@ -1,1 +1,62 @@
-"""See docs/architecture.md."""
+"""NATS bytes in, record batches and acks out. No sockets, no loop, no clock.
+
+    bytes of one connection ──► Intake ──► Builder (per partition) ──take──► PendingBatch
+                                  │                                            ├─ compose ─► message for the log
+                                  └─ refusals: answers to refused messages     └─ acks ────► answers for publishers
+
+rules.py        what decides whether a message is stored, skipped or refused; names and limits
+answers.py      the JSON that publishers get: JetStream's PubAck and errors
+headers.py      the header block of a message
+partitioning.py which partition a message belongs to
+pure.py         Intake in Python; pure_batch.py: Builder and PendingBatch. The specification that runs
+_intake.pyx     the same, compiled: no Python object per message. Optional; same results, byte for byte
+
+The compiled twin is used where it was built, else the pure one. `LIFTLOG_INTAKE=pure` (or `compiled`) and
+`load` choose otherwise.
+
+Design: docs/adr (parser seam, ack shape).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+from broker.ingest.errors import IntakeProtocolError
+
+IMPLEMENTATIONS: Final = ("auto", "compiled", "pure")
+
+
+def load(implementation: str = "auto") -> ModuleType:
+    """The module with `Builder`, `Intake` and `PendingBatch`; its `IMPLEMENTATION` says which it is.
+
+    Args:
+        implementation: `compiled`, `pure`, or `auto`: compiled where it was built.
+    Raises:
+        ImportError: `compiled` was asked for and was not built here.
+        ValueError: no such implementation.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
+    if implementation != "pure":
+        try:
+            return importlib.import_module("broker.ingest._intake")
+        except ModuleNotFoundError as error:
+            if implementation == "compiled":
+                raise ImportError("the compiled intake was not built here: install with a C compiler") from error
+    return importlib.import_module("broker.ingest.pure")
+
+
+_chosen = load(os.environ.get("LIFTLOG_INTAKE", "auto"))
+IMPLEMENTATION: Final[str] = _chosen.IMPLEMENTATION
+
+if TYPE_CHECKING:
+    from broker.ingest.pure import Builder, Intake, PendingBatch
+else:
+    Builder = _chosen.Builder
+    Intake = _chosen.Intake
+    PendingBatch = _chosen.PendingBatch
+
+__all__ = ["IMPLEMENTATION", "Builder", "Intake", "IntakeProtocolError", "PendingBatch", "load"]

@@ -1,0 +1,461 @@
+# Builder and PendingBatch: the growing columns of a partition, and the columns on their way to disk.
+#
+# A Slot is what the parser knows of a Builder, readable without the GIL. Taking a batch moves the
+# columns out of the slot whole; a value that has arrived in part is carried over to the next columns.
+
+cdef struct Slot:
+    void* builder               # the Builder around this slot; it outlives every use of the pointer
+    uint64_t owner              # number of the Intake that lists it as dirty
+    Columns* columns            # NULL while there is nothing
+    const char* stream
+    Py_ssize_t stream_size
+    const char* stream_json     # in quotes
+    Py_ssize_t stream_json_size
+    int partition
+    int partition_count
+    bint reply_acks
+    bint awaits_by_default
+    Py_ssize_t record_bytes_max
+    Py_ssize_t batch_bytes
+    Py_ssize_t batch_records
+    Py_ssize_t batch_bytes_hard
+    uint64_t touched            # when its first record came: orders the dirty ones
+    bint listed                 # in its owner's list of dirty slots
+    Py_ssize_t arrived          # bytes of a value in part, behind the value column's size
+    Py_ssize_t arriving         # of this many
+
+
+cdef inline bint is_full(const Slot* slot) noexcept nogil:
+    return slot.columns != NULL and (
+        slot.columns.byte_count >= slot.batch_bytes or slot.columns.rows >= slot.batch_records
+    )
+
+
+cdef inline bint is_oversize(const Slot* slot, const ControlLine* message) noexcept nogil:
+    return message.subject_size + message.reply_size + message.size > slot.record_bytes_max
+
+
+cdef int add_headers(Columns* columns, const char* block, const Buffer* spans) noexcept nogil:
+    cdef const HeaderSpan* header = <const HeaderSpan*>spans.data
+    cdef Py_ssize_t count = spans.size // <Py_ssize_t>sizeof(HeaderSpan), row = columns.header_rows, i
+    for i in range(count):
+        if (
+            append(&columns.header_key.data, block + header[i].name_at, header[i].name_size) < 0
+            or mark(&columns.header_key, row, True, columns.header_key.data.size) < 0
+            or append(&columns.header_value.data, block + header[i].value_at, header[i].value_size) < 0
+            or mark(&columns.header_value, row, True, columns.header_value.data.size) < 0
+        ):
+            return -1
+        row += 1
+    return mark(&columns.headers, columns.rows, True, row)
+
+
+cdef class Guard:
+    """Tells the builders of an Intake that it is parsing without the GIL."""
+
+    cdef bint busy
+
+    cdef int check(self) except -1:
+        if self.busy:
+            raise RuntimeError("the Intake is parsing in another thread; it and its builders belong to one thread")
+        return 0
+
+
+cdef class Builder:
+    """The growing batch of one partition. Touched only by the thread that feeds its Intake.
+
+    Args:
+        stream: Its name; goes into acks.
+        partition, partition_count: This one, and how many the stream has.
+        reply_acks: Answer reply subjects.
+        default_ack: `all`, `leader` or `none`: what a message awaits that does not say.
+        record_bytes_max: A larger record is refused (R2 of rules.py).
+        batch_bytes, batch_records: At either the batch is full. Feeding goes on beyond.
+        batch_bytes_hard: Over this, records are refused until `take`.
+    """
+
+    cdef Slot slot
+    cdef bytes stream_utf8
+    cdef bytes stream_json
+    cdef readonly str stream
+    cdef Guard guard
+    cdef object __weakref__
+
+    def __cinit__(self, *, str stream, int partition, int partition_count, bint reply_acks, str default_ack,
+                  Py_ssize_t record_bytes_max, Py_ssize_t batch_bytes, Py_ssize_t batch_records,
+                  Py_ssize_t batch_bytes_hard=BATCH_BYTES_HARD):
+        check_builder(partition, partition_count, default_ack)
+        self.stream = stream
+        self.stream_utf8 = stream.encode()
+        self.stream_json = json_text(stream)
+        self.slot.builder = <void*>self
+        self.slot.stream = self.stream_utf8
+        self.slot.stream_size = len(self.stream_utf8)
+        self.slot.stream_json = self.stream_json
+        self.slot.stream_json_size = len(self.stream_json)
+        self.slot.partition = partition
+        self.slot.partition_count = partition_count
+        self.slot.reply_acks = reply_acks
+        self.slot.awaits_by_default = default_ack != "none"
+        self.slot.record_bytes_max = record_bytes_max
+        self.slot.batch_bytes = batch_bytes
+        self.slot.batch_records = batch_records
+        self.slot.batch_bytes_hard = batch_bytes_hard
+
+    def __dealloc__(self):
+        give_columns(self.slot.columns)
+
+    def __repr__(self):
+        return f"<Builder {self.stream}/{self.partition} record_count={self.record_count}>"
+
+    @property
+    def partition(self):
+        return self.slot.partition
+
+    @property
+    def partition_count(self):
+        return self.slot.partition_count
+
+    @property
+    def record_count(self):
+        return self.slot.columns.rows if self.slot.columns != NULL else 0
+
+    @property
+    def byte_count(self):
+        """Bytes of subject, key, value, headers and reply."""
+        return self.slot.columns.byte_count if self.slot.columns != NULL else 0
+
+    @property
+    def awaited_count(self):
+        """Records whose publisher awaits an ack."""
+        return count_awaited(self.slot.columns) if self.slot.columns != NULL else 0
+
+    def alter(self, *, bint reply_acks, str default_ack, Py_ssize_t record_bytes_max, Py_ssize_t batch_bytes,
+              Py_ssize_t batch_records):
+        """New settings for the records that come from now on."""
+        if self.guard is not None:
+            self.guard.check()
+        check_builder(self.slot.partition, self.slot.partition_count, default_ack)
+        self.slot.reply_acks = reply_acks
+        self.slot.awaits_by_default = default_ack != "none"
+        self.slot.record_bytes_max = record_bytes_max
+        self.slot.batch_bytes = batch_bytes
+        self.slot.batch_records = batch_records
+
+    def take(self):
+        """Hand out the records that are there, and start empty."""
+        cdef Columns* columns
+        cdef Columns* fresh = NULL
+        cdef Slot* slot = &self.slot
+        cdef PendingBatch batch
+        if self.guard is not None:
+            self.guard.check()
+        batch = PendingBatch.__new__(PendingBatch)
+        batch.stream = self.stream
+        batch.partition = slot.partition
+        batch.stream_json = self.stream_json
+        columns = slot.columns
+        if columns == NULL or columns.rows == 0:
+            return batch
+        if slot.arriving:
+            fresh = take_columns()
+            if fresh == NULL or reserve(&fresh.value.data, slot.arriving) < 0:
+                give_columns(fresh)
+                raise MemoryError()
+            memcpy(fresh.value.data.data, columns.value.data.data + columns.value.data.size, slot.arrived)
+        slot.columns = fresh
+        batch.columns = columns
+        return batch
+
+
+cdef inline Py_ssize_t count_awaited(const Columns* columns) noexcept nogil:
+    return columns.awaited.size // <Py_ssize_t>sizeof(int32_t)
+
+
+cdef struct Place:
+    Py_ssize_t at               # in the body
+    Py_ssize_t size
+
+
+cdef struct Layout:
+    Place[25] buffers
+    int64_t[20] nodes
+    int buffer_count
+    int node_count
+    Py_ssize_t body_size
+
+
+cdef void place(Layout* layout, Py_ssize_t size) noexcept nogil:
+    layout.buffers[layout.buffer_count].at = layout.body_size
+    layout.buffers[layout.buffer_count].size = size
+    layout.buffer_count += 1
+    layout.body_size += (size + 7) & ~(<Py_ssize_t>7)
+
+
+cdef void place_node(Layout* layout, Py_ssize_t rows, Py_ssize_t nulls) noexcept nogil:
+    layout.nodes[layout.node_count] = rows
+    layout.nodes[layout.node_count + 1] = nulls
+    layout.node_count += 2
+    place(layout, ((rows + 7) >> 3) if nulls else 0)
+
+
+cdef void place_texts(Layout* layout, const Texts* column, Py_ssize_t rows) noexcept nogil:
+    place_node(layout, rows, null_count(column, rows))
+    place(layout, (rows + 1) * sizeof(int32_t))
+    place(layout, column.data.size)
+
+
+cdef void lay_out(Layout* layout, const Columns* columns) noexcept nogil:
+    """Decide where each buffer goes: Arrow's order, each at a multiple of 8."""
+    cdef Py_ssize_t rows = columns.rows
+    layout.buffer_count = layout.node_count = 0
+    layout.body_size = 0
+    place_node(layout, rows, 0)
+    place(layout, rows * sizeof(int64_t))
+    place_node(layout, rows, 0)
+    place(layout, rows * sizeof(int64_t))
+    place_texts(layout, &columns.subject, rows)
+    place_texts(layout, &columns.key, rows)
+    place_texts(layout, &columns.value, rows)
+    place_node(layout, rows, null_count(&columns.headers, rows))
+    place(layout, (rows + 1) * sizeof(int32_t))
+    place_node(layout, columns.header_rows, 0)
+    place_texts(layout, &columns.header_key, columns.header_rows)
+    place_texts(layout, &columns.header_value, columns.header_rows)
+    place_texts(layout, &columns.reply, rows)
+
+
+cdef void put(char* body, const Layout* layout, int number, const char* data) noexcept nogil:
+    """Copy one buffer to its place, its padding zeroed. `data` NULL: zeros."""
+    cdef Py_ssize_t size = layout.buffers[number].size
+    cdef char* to = body + layout.buffers[number].at
+    if size & 7:
+        memset(to + (size & ~(<Py_ssize_t>7)), 0, 8)
+    if data != NULL:
+        memcpy(to, data, size)
+    else:
+        memset(to, 0, size)
+
+
+cdef void put_texts(char* body, const Layout* layout, int number, const Texts* column) noexcept nogil:
+    """Validity, ends and (but for the list column) data of one column, from buffer `number` on."""
+    cdef bint there = column.ends.size > 0
+    put(body, layout, number, column.validity.data if there else NULL)
+    put(body, layout, number + 1, column.ends.data if there else NULL)
+
+
+cdef void write_body(char* body, const Layout* layout, const Columns* columns, int64_t first_offset) noexcept nogil:
+    cdef int64_t* offsets = <int64_t*>(body + layout.buffers[1].at)
+    cdef Py_ssize_t i
+    for i in range(columns.rows):
+        offsets[i] = first_offset + i
+    put(body, layout, 3, columns.timestamps.data)
+    put_texts(body, layout, 4, &columns.subject)
+    put(body, layout, 6, columns.subject.data.data)
+    put_texts(body, layout, 7, &columns.key)
+    put(body, layout, 9, columns.key.data.data)
+    put_texts(body, layout, 10, &columns.value)
+    put(body, layout, 12, columns.value.data.data)
+    put_texts(body, layout, 13, &columns.headers)
+    put_texts(body, layout, 16, &columns.header_key)
+    put(body, layout, 18, columns.header_key.data.data)
+    put_texts(body, layout, 19, &columns.header_value)
+    put(body, layout, 21, columns.header_value.data.data)
+    put_texts(body, layout, 22, &columns.reply)
+    put(body, layout, 24, columns.reply.data.data)
+
+
+cdef const char* HEX = b"0123456789abcdef"
+
+
+cdef char* put_hex(char* to, uint64_t value, int digits) noexcept nogil:
+    cdef int i
+    for i in range(digits - 1, -1, -1):
+        to[i] = HEX[value & 15]
+        value >>= 4
+    return to + digits
+
+
+cdef class PendingBatch:
+    """Records that left their Builder: immutable, usable in any thread. Implements storage's Encodable.
+
+    Attributes:
+        stream, partition: Where they belong.
+        record_count, byte_count: Records, and bytes of their data.
+        awaited_count: Records whose publisher awaits an ack.
+        max_timestamp_us: Latest timestamp among them.
+    """
+
+    cdef Columns* columns
+    cdef bytes stream_json
+    cdef readonly str stream
+    cdef readonly int partition
+
+    def __dealloc__(self):
+        give_columns(self.columns)
+
+    def __repr__(self):
+        return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
+
+    @property
+    def record_count(self):
+        return self.columns.rows if self.columns != NULL else 0
+
+    @property
+    def byte_count(self):
+        return self.columns.byte_count if self.columns != NULL else 0
+
+    @property
+    def awaited_count(self):
+        return count_awaited(self.columns) if self.columns != NULL else 0
+
+    @property
+    def max_timestamp_us(self):
+        return self.columns.max_timestamp_us if self.columns != NULL else 0
+
+    def compose(self, *, int64_t first_offset, uint32_t leader_epoch, int64_t high_watermark,
+                uint32_t group_index=0, uint32_t group_count=1, object decision=0):
+        """The batch as one sealed message, the same bytes as `broker.api.batch.encode_batch` gives.
+
+        Args:
+            first_offset: Of the first record; the others follow without a gap.
+            decision: Below 2**128.
+        """
+        cdef Layout layout
+        cdef bytes message
+        cdef bytes decision_hex
+        cdef char* to
+        cdef char* at
+        cdef Py_ssize_t size
+        cdef const char* template_data = TEMPLATE_BYTES
+        if self.columns == NULL:
+            raise ValueError("a batch holds at least one record")
+        if first_offset < 0 or high_watermark < 0:
+            raise ValueError("offsets are not negative")
+        decision_hex = b"%032x" % decision
+        if len(decision_hex) != 32:
+            raise ValueError("a decision is below 2**128")
+        lay_out(&layout, self.columns)
+        size = HEADER_SIZE + layout.body_size
+        message = PyBytes_FromStringAndSize(NULL, size)
+        to = message
+        if size >= NOGIL_BYTES_MIN:
+            with nogil:
+                memcpy(to, template_data, HEADER_SIZE)
+                write_body(to + HEADER_SIZE, &layout, self.columns, first_offset)
+        else:
+            memcpy(to, template_data, HEADER_SIZE)
+            write_body(to + HEADER_SIZE, &layout, self.columns, first_offset)
+        (<int64_t*>(to + BODY_LENGTH_POSITION))[0] = layout.body_size
+        (<int64_t*>(to + ROWS_POSITION))[0] = self.columns.rows
+        memcpy(to + BUFFERS_POSITION, layout.buffers, sizeof(layout.buffers))
+        memcpy(to + NODES_POSITION, layout.nodes, sizeof(layout.nodes))
+        at = to + VALUE_POSITION
+        at = put_hex(at, FORMAT_VERSION_NUMBER, 4)
+        at = put_hex(at, 0, 4)                                       # flags
+        at = put_hex(at, first_offset, 16)
+        at = put_hex(at, first_offset + self.columns.rows - 1, 16)
+        at = put_hex(at, leader_epoch, 8)
+        at = put_hex(at, high_watermark, 16)
+        at = put_hex(at, <uint64_t>self.columns.max_timestamp_us, 16)
+        at = put_hex(at, 0, 16)                                      # producer id
+        at = put_hex(at, 0, 8)                                       # producer epoch
+        at = put_hex(at, 0, 16)                                      # sequence
+        at = put_hex(at, group_index, 8)
+        at = put_hex(at, group_count, 8)
+        memcpy(at, <const char*>decision_hex, 32)
+        put_hex(at + 32, 0, 8)
+        put_hex(at + 32, crc32c(message), 8)  # its own digits are zeros until now
+        return message
+
+    def acks(self, int64_t first_offset, *, bint duplicate=False):
+        """Acks of the awaited records, as one blob of PUBs for the connection.
+
+        Args:
+            first_offset: Of the batch, as it was appended.
+            duplicate: Say that the records were there already.
+        """
+        cdef bytes head = b'{"stream":%b,"seq":' % self.stream_json
+        cdef bytes tail = ack_tail(self.partition, duplicate=duplicate)
+        return self.answer_all(head, tail, first_offset, True)
+
+    def errors(self, int code, int err_code, str description):
+        """The same blob with a JetStream error for each awaited record: nothing was stored."""
+        return self.answer_all(error_body(self.stream, code, err_code, description), b"", 0, False)
+
+    cdef bytes answer_all(self, bytes head, bytes tail, int64_t first_offset, bint numbered):
+        cdef Py_ssize_t size
+        cdef bytes blob
+        cdef const char* head_data = head
+        cdef const char* tail_data = tail
+        cdef Py_ssize_t head_size = len(head), tail_size = len(tail)
+        cdef char* to
+        if self.columns == NULL or self.columns.awaited.size == 0:
+            return b""
+        with nogil:
+            size = write_answers(NULL, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+        blob = PyBytes_FromStringAndSize(NULL, size)
+        to = blob
+        with nogil:
+            write_answers(to, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+        return blob
+
+
+cdef inline int digits_of(uint64_t value) noexcept nogil:
+    cdef int digits = 1
+    while value >= 10:
+        value //= 10
+        digits += 1
+    return digits
+
+
+cdef inline char* put_number(char* to, uint64_t value, int digits) noexcept nogil:
+    cdef int i
+    for i in range(digits - 1, -1, -1):
+        to[i] = <char>(c'0' + value % 10)
+        value //= 10
+    return to + digits
+
+
+cdef inline char* put_bytes(char* to, const char* data, Py_ssize_t size) noexcept nogil:
+    memcpy(to, data, size)
+    return to + size
+
+
+cdef Py_ssize_t write_answers(char* to, const Columns* columns, const char* head, Py_ssize_t head_size,
+                              const char* tail, Py_ssize_t tail_size, int64_t first_offset,
+                              bint numbered) noexcept nogil:
+    """Write one PUB per awaited record; with `to` NULL only tell the size.
+
+    The body is head, and if numbered the sequence number, `,"offset":`, the offset and tail.
+    """
+    cdef const int32_t* awaited = <const int32_t*>columns.awaited.data
+    cdef const int32_t* ends = <const int32_t*>columns.reply.ends.data
+    cdef Py_ssize_t i, row, reply_size, size, total = 0, count = count_awaited(columns)
+    cdef uint64_t offset
+    cdef int offset_digits = 0, seq_digits = 0
+    for i in range(count):
+        row = awaited[i]
+        reply_size = ends[row + 1] - ends[row]
+        offset = <uint64_t>(first_offset + row)
+        size = head_size
+        if numbered:
+            offset_digits = digits_of(offset)
+            seq_digits = digits_of(offset + 1)
+            size += seq_digits + 10 + offset_digits + tail_size
+        if to == NULL:
+            total += 4 + reply_size + 1 + digits_of(size) + 2 + size + 2
+            continue
+        to = put_bytes(to, b"PUB ", 4)
+        to = put_bytes(to, columns.reply.data.data + ends[row], reply_size)
+        to = put_bytes(to, b" ", 1)
+        to = put_number(to, size, digits_of(size))
+        to = put_bytes(to, b"\r\n", 2)
+        to = put_bytes(to, head, head_size)
+        if numbered:
+            to = put_number(to, offset + 1, seq_digits)
+            to = put_bytes(to, b',"offset":', 10)
+            to = put_number(to, offset, offset_digits)
+            to = put_bytes(to, tail, tail_size)
+        to = put_bytes(to, b"\r\n", 2)
+    return total

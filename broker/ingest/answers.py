@@ -1,0 +1,147 @@
+"""What a publisher reads on its reply subject: JetStream's PubAck, or JetStream's error.
+
+Any JetStream client library understands both. Our own fields (`offset`, `partition`) stand beside
+JetStream's; `seq` is offset + 1, because sequences count from 1. Codes are JetStream's own where it
+has one for the case (nats-server, server/errors.json), else 10003 `bad request`; the text always ends
+with liftlog's reason code in brackets.
+
+    {"stream":"orders","seq":43,"offset":42,"partition":0,"duplicate":false}
+    {"error":{"code":400,"err_code":10054,"description":"... [record_too_large]"},"stream":"orders","seq":0}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from broker.api.errors import LiftlogError
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How one kind of refusal is counted and answered.
+
+    Attributes:
+        counter: Its name in `Intake.counters`.
+        code, err_code: JetStream's.
+        description: `{size}` and `{limit}` stand for the record's bytes and `record_bytes_max`.
+    """
+
+    counter: str
+    code: int
+    err_code: int
+    description: str
+
+
+REFUSALS: Final = (
+    Refusal("refused_bad_header", 400, 10003, "bad request: the header block is malformed [invalid_records]"),
+    Refusal(
+        "refused_bad_utf8", 400, 10003, "bad request: subject, reply or a header name is not UTF-8 [invalid_records]"
+    ),
+    Refusal(
+        "refused_expected_last",
+        400,
+        10071,
+        "wrong last sequence: this release does not check expected sequences, so it stores nothing [not_supported]",
+    ),
+    Refusal(
+        "refused_expected_last",
+        400,
+        10070,
+        "wrong last msg ID: this release does not check expected ids, so it stores nothing [not_supported]",
+    ),
+    Refusal("refused_bad_option", 400, 10003, "bad request: Liftlog-Ack must be all, leader or none [invalid_request]"),
+    Refusal(
+        "refused_bad_option",
+        400,
+        10003,
+        "bad request: Liftlog-Tombstone must be 1, true, 0 or false [invalid_request]",
+    ),
+    Refusal(
+        "refused_tombstone_without_key",
+        400,
+        10003,
+        "bad request: a tombstone needs a Liftlog-Key header [invalid_records]",
+    ),
+    Refusal(
+        "refused_too_large",
+        400,
+        10054,
+        "message size exceeds maximum allowed: {size} bytes, record_bytes_max is {limit} [record_too_large]",
+    ),
+    Refusal(
+        "refused_batch_full", 429, 10167, "too many requests: the partition does not keep up, try again [overloaded]"
+    ),
+)
+(
+    BAD_HEADER,
+    BAD_UTF8,
+    EXPECTED_LAST_SEQUENCE,
+    EXPECTED_LAST_MSG_ID,
+    BAD_ACK,
+    BAD_TOMBSTONE,
+    TOMBSTONE_WITHOUT_KEY,
+    TOO_LARGE,
+    BATCH_FULL,
+) = REFUSALS
+
+ERROR_CODES: Final[Mapping[str, tuple[int, int]]] = {
+    "disk_full": (500, 10047),  # insufficient storage resources available
+    "storage_failed": (503, 10077),  # storing a message failed
+    "overloaded": (429, 10167),  # too many requests
+    "not_ready": (503, 10008),  # JetStream system temporarily unavailable
+    "not_leader": (503, 10009),  # cluster can not handle request
+    "unavailable": (503, 10008),
+    "deadline_exceeded": (503, 10008),
+    "retryable": (503, 10008),
+    "read_only": (400, 10109),  # invalid operation on sealed stream
+    "record_too_large": (400, 10054),  # message size exceeds maximum allowed
+    "unknown_stream": (404, 10059),  # stream not found
+    "expectation_failed": (400, 10071),  # wrong last sequence
+}
+"""Reason of an error -> JetStream's code and err_code, for `PendingBatch.errors`."""
+
+
+def error_answer(error: LiftlogError) -> tuple[int, int, str]:
+    """The arguments of `PendingBatch.errors` that stand for `error`."""
+    default = (400, 10003) if 400 <= error.status < 500 else (503, 10077)
+    code, err_code = ERROR_CODES.get(error.reason, default)
+    return code, err_code, f"{error} [{error.reason}]"
+
+
+def json_text(text: str) -> bytes:
+    """A JSON string, quotes included, in ASCII."""
+    return json.dumps(text).encode("ascii")
+
+
+def ack_head(stream: str) -> bytes:
+    """An ack up to its sequence number."""
+    return b'{"stream":%b,"seq":' % json_text(stream)
+
+
+def ack_tail(partition: int, *, duplicate: bool) -> bytes:
+    """An ack from behind its offset."""
+    return b',"partition":%d,"duplicate":%b}' % (partition, b"true" if duplicate else b"false")
+
+
+def error_body(stream: str, code: int, err_code: int, description: str) -> bytes:
+    """A JetStream error for a message to `stream`."""
+    return b'{"error":{"code":%d,"err_code":%d,"description":%b},"stream":%b,"seq":0}' % (
+        code,
+        err_code,
+        json_text(description),
+        json_text(stream),
+    )
+
+
+def refusal_body(refusal: Refusal, stream: str, *, size: int, limit: int) -> bytes:
+    """The answer to a refused record of `size` bytes."""
+    description = refusal.description.format(size=size, limit=limit)
+    return error_body(stream, refusal.code, refusal.err_code, description)
+
+
+def publish(reply: bytes, body: bytes) -> bytes:
+    """One answer as the server takes it."""
+    return b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body)

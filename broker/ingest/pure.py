@@ -1,0 +1,412 @@
+"""NATS bytes to record batches in Python: the slow twin, and the one to read.
+
+    AT_LINE ──control line──► (header block) ──► fate (rules.py) ──► payload ──► CR LF ──► a row, or an answer
+       ▲                                                                                        │
+       └────────────────────────────────────────────────────────────────────────────────────────┘
+
+A message may be split anywhere. What has arrived of a part waits in one bytearray and is not looked at
+again; a payload that will not be stored is skipped as it arrives.
+
+I1  A builder changes only when a message is complete, its closing CR LF included.
+I2  The fate of a message is decided once, when its header block is complete (or at its control line if it
+    has none, or none that is looked at).
+I3  Fed whole or in any pieces, the results are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final
+from zlib import crc32
+
+from broker.ingest import answers, rules
+from broker.ingest.answers import Refusal, publish, refusal_body
+from broker.ingest.control import ControlLine, begins_operation, read_control_line, read_operation
+from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
+from broker.ingest.headers import parse_headers
+from broker.ingest.partitioning import FIXED, hashed_part
+from broker.ingest.pure_batch import Builder, PendingBatch, Row, weight_of
+from broker.ingest.settings import check_route
+
+IMPLEMENTATION: Final = "pure"
+MISSING_END: Final = "a message that does not end in CR LF where it should"
+
+__all__ = ["IMPLEMENTATION", "Builder", "Intake", "PendingBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    by: int
+    token: int
+    lead: Builder
+    builders: dict[int, Builder]
+
+
+class _State(Enum):
+    AT_LINE = auto()
+    IN_HEADERS = auto()
+    IN_VALUE = auto()
+    IN_SKIPPED = auto()
+    AT_END = auto()
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message whose control line has arrived.
+
+    Attributes:
+        fate: A name in `rules.COUNTERS`, or a Refusal.
+        builder: Where it goes, or who answers for it.
+        key, headers, tombstone, awaits: For the row, if its fate is "stored".
+    """
+
+    line: ControlLine
+    fate: str | Refusal = "unrouted"
+    builder: Builder | None = None
+    key: bytes | None = None
+    headers: list[tuple[bytes, bytes]] | None = None
+    tombstone: bool = False
+    awaits: bool = False
+    value: bytearray = field(default_factory=bytearray)
+
+    @property
+    def wire_bytes(self) -> int:
+        return len(self.line.subject) + len(self.line.reply) + self.line.size
+
+
+class Intake:
+    """Parses the bytes of one NATS connection into the builders that its subscriptions are routed to.
+
+    Belongs to one thread, with all builders routed to it.
+
+    Args:
+        control_line_max: The server's `max_control_line`, bytes.
+        payload_max: A message over this is a protocol error; the server's `max_payload` is below it.
+    """
+
+    def __init__(self, *, control_line_max: int = 4096, payload_max: int = 64 << 20) -> None:
+        self._line_max = control_line_max + rules.CONTROL_LINE_SLACK
+        self._reply_size_max = control_line_max - rules.ANSWER_ARGUMENT_BYTES
+        self._payload_max = payload_max
+        self._routes: dict[int, _Route] = {}
+        self._dirty: dict[int, Builder] = {}
+        self._touches = 0
+        self._counters = dict.fromkeys(rules.COUNTERS, 0)
+        self._answers: list[bytes] = []
+        self._position = 0
+        self._state = _State.AT_LINE
+        self._part = bytearray()  # of a control line or a header block
+        self._missing = 0
+        self._message: _Message | None = None
+        self._problem: tuple[str, int, bytes] | None = None
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What became of the messages: see COUNTERS of rules.py."""
+        return dict(self._counters)
+
+    # Routes
+
+    def route(self, sid: int, builders: Sequence[Builder], *, partition_by: str) -> None:
+        """Send the messages of a subscription to builders of one stream.
+
+        Args:
+            sid: Subscription id; routed before: the new builders replace the old.
+            builders: With `partition_by="subject_suffix"` exactly one, which gets everything. Otherwise
+                those partitions of the stream that are led here; a message is kept if it hashes to one.
+        Raises:
+            ValueError: the builders are not of one stream, or do not fit `partition_by`.
+        """
+        by, token = check_route(builders, partition_by)
+        self._routes[sid] = _Route(by, token, builders[0], {builder.partition: builder for builder in builders})
+        for builder in builders:
+            builder._owner = self
+            builder._on_first_record = self._touch
+            if builder.record_count and id(builder) not in self._dirty:
+                self._touch(builder)
+
+    def unroute(self, sid: int) -> None:
+        """Forget a subscription. A message of it that is half read is dropped; `dirty` still lists its builders."""
+        self._routes.pop(sid, None)
+        message = self._message
+        if message is not None and message.line.sid == sid:
+            message.fate = "unrouted"
+            message.builder = None
+            if self._state is _State.IN_VALUE:
+                self._state = _State.IN_SKIPPED
+
+    def _touch(self, builder: Builder) -> None:
+        self._touches += 1
+        builder._touched = self._touches
+        self._dirty[id(builder)] = builder
+
+    # Feeding
+
+    def feed(self, data: Any, now_us: int) -> list[tuple[Any, ...]]:
+        """Parse the next bytes of the connection.
+
+        Args:
+            data: Any buffer of bytes; it is not kept.
+            now_us: Timestamp of the records that are complete now, microseconds since 1970.
+        Returns:
+            Control operations in order: ("PING",), ("PONG",), ("OK",), ("ERR", text), ("INFO", JSON bytes).
+        Raises:
+            IntakeProtocolError: not the NATS protocol; again at every feed until `reset`.
+        """
+        events: list[tuple[Any, ...]] = []
+        if self._problem is None:
+            chunk = bytes(data)
+            at = 0
+            while at < len(chunk) and self._problem is None:
+                at = self._step(chunk, at, now_us, events)
+            self._position += len(chunk)
+        if self._problem is not None:
+            raise IntakeProtocolError(*self._problem, events)
+        return events
+
+    def reset(self) -> None:
+        """A new connection begins: drop a half-read message and a protocol error. Records stay."""
+        self._state = _State.AT_LINE
+        self._message = None
+        self._part = bytearray()
+        self._problem = None
+        self._position = 0
+
+    def _step(self, chunk: bytes, at: int, now_us: int, events: list[tuple[Any, ...]]) -> int:
+        """Take in what belongs together from `at` on; return where to go on."""
+        if self._state is _State.AT_LINE:
+            return self._at_line(chunk, at, events)
+        if self._state is _State.AT_END:
+            return self._at_end(chunk, at, now_us)
+        part = chunk[at : at + self._missing]
+        self._missing -= len(part)
+        if self._state is _State.IN_HEADERS:
+            self._part += part
+            if not self._missing:
+                block, self._part = bytes(self._part), bytearray()
+                self._decide(block)
+        else:
+            if self._state is _State.IN_VALUE:
+                assert self._message is not None
+                self._message.value += part
+            if not self._missing:
+                self._expect_end()
+        return at + len(part)
+
+    def _at_line(self, chunk: bytes, at: int, events: list[tuple[Any, ...]]) -> int:
+        begun = len(self._part)
+        first = self._part[0] if begun else chunk[at]
+        line_at = self._position + at - begun
+        newline = chunk.find(b"\n", at)
+        end = len(chunk) if newline < 0 else newline
+        line_max = rules.INFO_LINE_BYTES_MAX if first in b"Ii" else self._line_max
+        if not begins_operation(first):
+            return self._fail("an unknown operation", line_at, chunk[at:])
+        if begun + end - at > line_max + 1:
+            return self._fail("a control line too long", line_at, bytes(self._part) or chunk[at:])
+        self._part += chunk[at:end]
+        if newline < 0:
+            return end
+        line, self._part = bytes(self._part), bytearray()
+        if not line.endswith(b"\r"):
+            return self._fail("a control line that does not end in CR LF", line_at, line)
+        found = read_control_line(line[:-1], self._payload_max) or read_operation(line[:-1])
+        if isinstance(found, str):
+            return self._fail(found, line_at, line)
+        if isinstance(found, ControlLine):
+            self._begin(found)
+        else:
+            events.append(found)
+        return end + 1
+
+    def _at_end(self, chunk: bytes, at: int, now_us: int) -> int:
+        expected = b"\r\n"[-self._missing :]
+        got = chunk[at : at + self._missing]
+        for i, byte in enumerate(got):
+            if byte != expected[i]:
+                return self._fail(MISSING_END, self._position + at + i, chunk[at + i :])
+        self._missing -= len(got)
+        if not self._missing:
+            self._finish(now_us)
+        return at + len(got)
+
+    def _fail(self, problem: str, position: int, excerpt: bytes) -> int:
+        self._problem = (problem, position, excerpt[:EXCERPT_BYTES_MAX])
+        self._message = None
+        return 0
+
+    # One message
+
+    def _begin(self, line: ControlLine) -> None:
+        """A control line is here: is the header block wanted?"""
+        self._message = _Message(line)
+        route = self._routes.get(line.sid)
+        peek = line.header_size is not None and line.header_size <= rules.HEADER_PEEK_BYTES_MAX
+        if line.header_size is not None and route is not None and (peek or not self._is_oversize(route.lead)):
+            self._state = _State.IN_HEADERS
+            self._missing = line.header_size
+            if not self._missing:
+                self._decide(b"")
+        else:
+            self._decide(None)
+
+    def _is_oversize(self, builder: Builder) -> bool:
+        assert self._message is not None
+        return self._message.wire_bytes > builder._record_bytes_max
+
+    def _decide(self, block: bytes | None) -> None:
+        """The fate can be known; `block` None: no header block, or skipped with the payload."""
+        message = self._message
+        assert message is not None
+        self._apply_rules(message, block)
+        self._missing = message.line.size - (0 if block is None else len(block))
+        stored = message.fate == "stored" and not message.tombstone
+        self._state = _State.IN_VALUE if stored else _State.IN_SKIPPED
+        if not self._missing:
+            self._expect_end()
+
+    def _expect_end(self) -> None:
+        self._state = _State.AT_END
+        self._missing = 2
+
+    def _apply_rules(self, message: _Message, block: bytes | None) -> None:
+        """Rules 1 to 3 of rules.py: skip, or find the builder that stores or refuses."""
+        line = message.line
+        route = self._routes.get(line.sid)
+        if route is None:
+            message.fate = "unrouted"
+            return
+        if line.subject.startswith(rules.INBOX):
+            message.fate = "skipped_inbox"
+            return
+        oversize = self._is_oversize(route.lead)
+        if block is not None and oversize and len(block) > rules.HEADER_PEEK_BYTES_MAX:
+            headers: list[tuple[bytes, bytes]] | None = []
+        else:
+            headers = [] if block is None else parse_headers(block)
+        options = _options_of(headers or [])
+        stream = options.get(rules.EXPECTED_STREAM)
+        if route.lead._reply_acks and stream is not None and stream != route.lead.stream.encode():
+            message.fate = "skipped_expected_stream"
+            return
+        message.key = options.get(rules.KEY)
+        builder: Builder | None = route.lead
+        if route.by != FIXED:
+            part = hashed_part(line.subject, message.key, route.by, route.token)
+            builder = route.builders.get(crc32(part) % route.lead.partition_count)
+        if builder is None:
+            message.fate = "skipped_other_partition"
+            return
+        message.builder = builder
+        message.headers = headers if line.header_size is not None else None
+        message.fate = self._judge(message, builder, headers, options, oversize=oversize)
+
+    def _judge(
+        self,
+        message: _Message,
+        builder: Builder,
+        headers: list[tuple[bytes, bytes]] | None,
+        options: dict[bytes, bytes],
+        *,
+        oversize: bool,
+    ) -> str | Refusal:
+        """Rules 4 to 10 of rules.py: stored, or why not."""
+        if headers is None:
+            return answers.BAD_HEADER
+        names = [name for name, _ in headers]
+        if not all(_is_utf8(text) for text in (message.line.subject, message.line.reply, *names)):
+            return answers.BAD_UTF8
+        if builder._reply_acks:
+            for name in names:
+                if name == rules.EXPECTED_LAST_MSG_ID:
+                    return answers.EXPECTED_LAST_MSG_ID
+                if name.startswith(rules.EXPECTED_LAST):
+                    return answers.EXPECTED_LAST_SEQUENCE
+        ack = options.get(rules.ACK)
+        if ack is not None and ack not in rules.ACK_VALUES:
+            return answers.BAD_ACK
+        tombstone = options.get(rules.TOMBSTONE)
+        if tombstone is not None and tombstone not in rules.TOMBSTONE_VALUES:
+            return answers.BAD_TOMBSTONE
+        message.tombstone = tombstone is not None and rules.TOMBSTONE_VALUES[tombstone]
+        if message.tombstone and message.key is None:
+            return answers.TOMBSTONE_WITHOUT_KEY
+        if oversize:
+            return answers.TOO_LARGE
+        weight = weight_of(message.wire_bytes, len(headers))
+        if builder.record_count and builder._weight + weight > builder._batch_bytes_hard:
+            return answers.BATCH_FULL
+        awaits = builder._awaits_by_default if ack is None else rules.ACK_VALUES[ack]
+        message.awaits = awaits and builder._reply_acks and bool(message.line.reply)
+        return "stored"
+
+    def _finish(self, now_us: int) -> None:
+        """The message is complete: count it, and store or answer it."""
+        message = self._message
+        assert message is not None
+        self._message = None
+        self._state = _State.AT_LINE
+        fate, line, builder = message.fate, message.line, message.builder
+        self._counters["messages"] += 1
+        self._counters["bytes"] += line.size
+        self._counters[fate.counter if isinstance(fate, Refusal) else fate] += 1
+        answerable = len(line.reply) <= self._reply_size_max
+        if isinstance(fate, Refusal):
+            assert builder is not None
+            if builder._reply_acks and line.reply:
+                if answerable:
+                    limit = builder._record_bytes_max
+                    body = refusal_body(fate, builder.stream, size=message.wire_bytes, limit=limit)
+                    self._answers.append(publish(line.reply, body))
+                else:
+                    self._counters["unanswerable"] += 1
+        elif fate == "stored":
+            assert builder is not None
+            if message.awaits and not answerable:
+                self._counters["unanswerable"] += 1
+            builder._add(
+                Row(
+                    timestamp_us=now_us,
+                    subject=line.subject,
+                    key=message.key,
+                    value=None if message.tombstone else bytes(message.value),
+                    headers=message.headers,
+                    reply=line.reply or None,
+                    awaited=message.awaits and answerable,
+                    wire_bytes=message.wire_bytes,
+                )
+            )
+
+    # Results
+
+    def dirty(self) -> list[Builder]:
+        """Builders with records, in the order in which their first record came."""
+        self._dirty = {
+            key: builder for key, builder in self._dirty.items() if builder.record_count and builder._owner is self
+        }
+        return sorted(self._dirty.values(), key=lambda builder: builder._touched)
+
+    def full(self) -> bool:
+        """Is some builder full? Then flush now; feeding may go on."""
+        return any(builder._owner is self and builder._is_full() for builder in self._dirty.values())
+
+    def refusals(self) -> bytes:
+        """Answers to messages refused since the last call, as one blob of PUBs; b"" if none."""
+        blob = b"".join(self._answers)
+        self._answers.clear()
+        return blob
+
+
+def _options_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The first value of each name (R1)."""
+    return dict(reversed(headers))
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

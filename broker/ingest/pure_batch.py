@@ -1,0 +1,249 @@
+"""Builder and PendingBatch without a compiler: rows in lists, encoded by `broker.api.batch`.
+
+Written to be read: this is what the compiled twin (_batch.pxi) must equal, row for row and byte for byte.
+
+P1  A Builder's rows change only when a message is complete.
+P2  A PendingBatch never changes, so any thread may compose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from broker.api.batch import BatchHeader, encode_batch
+from broker.api.schema import SCHEMA
+from broker.ingest.answers import ack_head, ack_tail, error_body, publish
+from broker.ingest.rules import BATCH_BYTES_HARD, HEADER_WEIGHT_BYTES, RECORD_WEIGHT_BYTES
+from broker.ingest.settings import check_builder
+
+_NONE = -(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record.
+
+    Attributes:
+        headers: None without a header block.
+        awaited: Its publisher gets an ack.
+        wire_bytes: Subject, reply, header block and payload as they came.
+    """
+
+    timestamp_us: int
+    subject: bytes
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[bytes, bytes]] | None
+    reply: bytes | None
+    awaited: bool
+    wire_bytes: int
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of data in its columns."""
+        headers = sum(len(name) + len(value) for name, value in self.headers or ())
+        return len(self.subject) + len(self.key or b"") + len(self.value or b"") + headers + len(self.reply or b"")
+
+    @property
+    def weight(self) -> int:
+        """What it counts against the hard limit."""
+        return weight_of(self.wire_bytes, len(self.headers or ()))
+
+
+def weight_of(wire_bytes: int, header_count: int) -> int:
+    """What a record counts against `batch_bytes_hard`."""
+    return wire_bytes + RECORD_WEIGHT_BYTES + HEADER_WEIGHT_BYTES * header_count
+
+
+class Builder:
+    """The growing batch of one partition. Touched only by the thread that feeds its Intake.
+
+    Args:
+        stream: Its name; goes into acks.
+        partition, partition_count: This one, and how many the stream has.
+        reply_acks: Answer reply subjects.
+        default_ack: `all`, `leader` or `none`: what a message awaits that does not say.
+        record_bytes_max: A larger record is refused (R2 of rules.py).
+        batch_bytes, batch_records: At either the batch is full. Feeding goes on beyond.
+        batch_bytes_hard: Over this, records are refused until `take`.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: str,
+        partition: int,
+        partition_count: int,
+        reply_acks: bool,
+        default_ack: str,
+        record_bytes_max: int,
+        batch_bytes: int,
+        batch_records: int,
+        batch_bytes_hard: int = BATCH_BYTES_HARD,
+    ) -> None:
+        check_builder(partition, partition_count, default_ack)
+        self.stream = stream
+        self.partition = partition
+        self.partition_count = partition_count
+        self._reply_acks = reply_acks
+        self._awaits_by_default = default_ack != "none"
+        self._record_bytes_max = record_bytes_max
+        self._batch_bytes = batch_bytes
+        self._batch_records = batch_records
+        self._batch_bytes_hard = batch_bytes_hard
+        self._clear()
+        # For the Intake that it is routed from:
+        self._owner: object | None = None
+        self._on_first_record: Callable[[Builder], None] | None = None
+        self._touched = 0
+
+    def __repr__(self) -> str:
+        return f"<Builder {self.stream}/{self.partition} record_count={self.record_count}>"
+
+    @property
+    def record_count(self) -> int:
+        return len(self._rows)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of subject, key, value, headers and reply."""
+        return self._byte_count
+
+    @property
+    def awaited_count(self) -> int:
+        """Records whose publisher awaits an ack."""
+        return self._awaited_count
+
+    def alter(
+        self, *, reply_acks: bool, default_ack: str, record_bytes_max: int, batch_bytes: int, batch_records: int
+    ) -> None:
+        """New settings for the records that come from now on."""
+        check_builder(self.partition, self.partition_count, default_ack)
+        self._reply_acks = reply_acks
+        self._awaits_by_default = default_ack != "none"
+        self._record_bytes_max = record_bytes_max
+        self._batch_bytes = batch_bytes
+        self._batch_records = batch_records
+
+    def take(self) -> PendingBatch:
+        """Hand out the records that are there, and start empty."""
+        batch = PendingBatch(self.stream, self.partition, self._rows, self._byte_count, self._awaited_count)
+        self._clear()
+        return batch
+
+    def _clear(self) -> None:
+        self._rows: list[Row] = []
+        self._byte_count = 0
+        self._awaited_count = 0
+        self._weight = 0
+
+    def _add(self, row: Row) -> None:
+        if not self._rows and self._on_first_record is not None:
+            self._on_first_record(self)
+        self._rows.append(row)
+        self._byte_count += row.byte_count
+        self._awaited_count += row.awaited
+        self._weight += row.weight
+
+    def _is_full(self) -> bool:
+        return bool(self._rows) and (self._byte_count >= self._batch_bytes or len(self._rows) >= self._batch_records)
+
+
+class PendingBatch:
+    """Records that left their Builder: immutable, usable in any thread. Implements storage's Encodable.
+
+    Attributes:
+        stream, partition: Where they belong.
+        record_count, byte_count: Records, and bytes of their data.
+        awaited_count: Records whose publisher awaits an ack.
+        max_timestamp_us: Latest timestamp among them.
+    """
+
+    def __init__(self, stream: str, partition: int, rows: list[Row], byte_count: int, awaited_count: int) -> None:
+        self.stream = stream
+        self.partition = partition
+        self.record_count = len(rows)
+        self.byte_count = byte_count
+        self.awaited_count = awaited_count
+        self.max_timestamp_us = max((row.timestamp_us for row in rows), default=0)
+        self._rows = rows
+
+    def __repr__(self) -> str:
+        return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
+
+    def compose(
+        self,
+        *,
+        first_offset: int,
+        leader_epoch: int,
+        high_watermark: int,
+        group_index: int = 0,
+        group_count: int = 1,
+        decision: int = 0,
+    ) -> bytes:
+        """The batch as one sealed message.
+
+        Args:
+            first_offset: Of the first record; the others follow without a gap.
+            decision: Below 2**128.
+        Raises:
+            ValueError: no records, or a number out of its range.
+        """
+        if not self._rows:
+            raise ValueError("a batch holds at least one record")
+        if first_offset < 0 or high_watermark < 0:
+            raise ValueError("offsets are not negative")
+        if not 0 <= decision < 1 << 128:
+            raise ValueError("a decision is below 2**128")
+        header = BatchHeader(
+            first_offset=first_offset,
+            last_offset=first_offset + self.record_count - 1,
+            leader_epoch=leader_epoch,
+            high_watermark=high_watermark,
+            max_timestamp_us=self.max_timestamp_us,
+            group_index=group_index,
+            group_count=group_count,
+            decision=decision,
+        )
+        return bytes(encode_batch(_to_arrow(self._rows, first_offset), header))
+
+    def acks(self, first_offset: int, *, duplicate: bool = False) -> bytes:
+        """Acks of the awaited records, as one blob of PUBs for the connection.
+
+        Args:
+            first_offset: Of the batch, as it was appended.
+            duplicate: Say that the records were there already.
+        """
+        head, tail = ack_head(self.stream), ack_tail(self.partition, duplicate=duplicate)
+        return b"".join(
+            publish(row.reply, b'%b%d,"offset":%d%b' % (head, offset + 1, offset, tail))
+            for offset, row in enumerate(self._rows, first_offset)
+            if row.awaited and row.reply is not None
+        )
+
+    def errors(self, code: int, err_code: int, description: str) -> bytes:
+        """The same blob with a JetStream error for each awaited record: nothing was stored."""
+        body = error_body(self.stream, code, err_code, description)
+        return b"".join(publish(row.reply, body) for row in self._rows if row.awaited and row.reply is not None)
+
+
+def _to_arrow(rows: list[Row], first_offset: int) -> pa.RecordBatch:
+    """The rows as columns of `SCHEMA`. Everything that must be UTF-8 was checked before it became a row."""
+    headers = [
+        None if row.headers is None else [{"key": name.decode(), "value": value} for name, value in row.headers]
+        for row in rows
+    ]
+    columns: list[list[object]] = [
+        list(range(first_offset, first_offset + len(rows))),
+        [row.timestamp_us for row in rows],
+        [row.subject.decode() for row in rows],
+        [row.key for row in rows],
+        [row.value for row in rows],
+        list(headers),
+        [None if row.reply is None else row.reply.decode() for row in rows],
+    ]
+    arrays = [pa.array(column, type=field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -1,0 +1,78 @@
+"""What decides the fate of a message: names, limits and the order of the checks, for both twins.
+
+A message is stored, skipped in silence, or refused (counted, and answered with an error if it has a
+reply subject and the stream answers). The first rule that applies decides:
+
+    1  subject under `_INBOX.`                                      skipped   skipped_inbox
+    2  `Nats-Expected-Stream` names another stream, reply_acks on   skipped   skipped_expected_stream
+    3  its partition is led elsewhere                               skipped   skipped_other_partition
+    4  header block malformed                                       refused   refused_bad_header
+    5  subject, reply or a header name is not UTF-8                 refused   refused_bad_utf8
+    6  a `Nats-Expected-Last-*` header, reply_acks on               refused   refused_expected_last
+    7  `Liftlog-Ack` or `Liftlog-Tombstone` of unknown value        refused   refused_bad_option
+    8  a tombstone without `Liftlog-Key`                            refused   refused_tombstone_without_key
+    9  larger than record_bytes_max                                 refused   refused_too_large
+    10 the partition's batch is as large as a batch may be          refused   refused_batch_full
+
+Skipping comes before refusing, so that among several streams on a subject only the one that is meant
+answers. A message for a subscription that is gone is `unrouted`. Every message is counted once:
+messages = stored + unrouted + everything skipped_ or refused_.
+
+R1  Header names are compared exactly, case included, as NATS does. Of a repeated option the first counts.
+R2  A record's size is subject + reply + header block + payload, as they came, so it is known before the
+    header block or payload has arrived, and a record that is too large is never buffered.
+R3  Without the header block (malformed, or too large to look into) a message has no options: it is
+    hashed by its subject, and no `Nats-Expected-Stream` silences its refusal.
+R4  `Liftlog-Ack: none` silences the ack of a stored record, not a refusal.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KEY: Final = b"Liftlog-Key"
+ACK: Final = b"Liftlog-Ack"
+TOMBSTONE: Final = b"Liftlog-Tombstone"
+EXPECTED_STREAM: Final = b"Nats-Expected-Stream"
+EXPECTED_LAST: Final = b"Nats-Expected-Last-"
+EXPECTED_LAST_MSG_ID: Final = b"Nats-Expected-Last-Msg-Id"
+INBOX: Final = b"_INBOX."
+
+ACK_VALUES: Final = {b"all": True, b"leader": True, b"none": False}
+"""Value of `Liftlog-Ack` -> is an ack awaited."""
+TOMBSTONE_VALUES: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
+
+HEADER_START: Final = b"NATS/1.0"
+HEADER_PEEK_BYTES_MAX: Final = 64 << 10
+"""The header block of a record that is too large is still read, for R3, up to this; JetStream allows no larger one."""
+CONTROL_LINE_SLACK: Final = 64
+"""A server's MSG line may be this much longer than the publisher's PUB line: operation, subscription id, sizes."""
+INFO_LINE_BYTES_MAX: Final = 1 << 20
+"""INFO lists every server of a cluster; it is not under the control line limit."""
+ANSWER_ARGUMENT_BYTES: Final = 8
+"""A reply subject this close to the control line limit cannot be answered: the server would cut us off."""
+BATCH_BYTES_HARD: Final = 1 << 30
+"""A batch never grows past this, whatever happens to its driver: Arrow's offsets are 32 bits."""
+RECORD_WEIGHT_BYTES: Final = 40
+HEADER_WEIGHT_BYTES: Final = 8
+"""What a record and a header cost in a batch beyond their data, about; only the hard limit counts it."""
+
+COUNTERS: Final = (
+    "messages",
+    "bytes",
+    "stored",
+    "unrouted",
+    "unanswerable",
+    "skipped_inbox",
+    "skipped_expected_stream",
+    "skipped_other_partition",
+    "refused_bad_header",
+    "refused_bad_utf8",
+    "refused_expected_last",
+    "refused_bad_option",
+    "refused_tombstone_without_key",
+    "refused_too_large",
+    "refused_batch_full",
+)
+"""Counted since the Intake was made. `bytes` is header blocks and payloads of complete messages, whatever their
+fate; `unanswerable` is records stored or refused whose reply subject is too long to be answered."""

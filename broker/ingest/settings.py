@@ -1,0 +1,39 @@
+"""What both twins check before they accept builders and routes: programming errors, not input.
+
+Streams' own settings are checked where they are made (broker.api.stream); these checks keep a caller's
+mistake from becoming a wrong partition or, in the compiled twin, a wild pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.api.stream import CHOICES
+from broker.ingest.partitioning import FIXED, parse_partition_by
+
+
+def check_builder(partition: int, partition_count: int, default_ack: str) -> None:
+    """Raise ValueError if no partition of a stream can be like this."""
+    if not 0 <= partition < partition_count:
+        raise ValueError(f"partition {partition} of {partition_count}")
+    if default_ack not in CHOICES["acks"]:
+        raise ValueError(f"default_ack={default_ack!r}: must be one of {', '.join(CHOICES['acks'])}")
+
+
+def check_route(builders: Sequence[Any], partition_by: str) -> tuple[int, int]:
+    """Check the arguments of `Intake.route`; return how to partition, and the token's number.
+
+    Raises:
+        ValueError: no builders, of several streams, one partition twice, or several where one gets everything.
+    """
+    by, token = parse_partition_by(partition_by)
+    if not builders:
+        raise ValueError("a route needs a builder")
+    if by == FIXED and len(builders) != 1:
+        raise ValueError(f"partition_by={partition_by} routes to one builder, not {len(builders)}")
+    if len({(builder.stream, builder.partition_count) for builder in builders}) != 1:
+        raise ValueError("a route's builders are of one stream")
+    if len({builder.partition for builder in builders}) != len(builders):
+        raise ValueError("a route has two builders of one partition")
+    return by, token
