@@ -62,6 +62,7 @@ __all__ = [
     "Secret",
     "Setting",
     "describe",
+    "from_text",
     "load",
     "without_credentials",
 ]
@@ -97,6 +98,15 @@ def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any] 
     config = _build(checked)
     _check_together(config)
     return config
+
+
+def from_text(key: str, text: str, *, source: str) -> Any:
+    """The value that a text stands for, as `overrides` of `load` take it; `load` checks it.
+
+    Raises:
+        UnknownSetting: no such key.
+    """
+    return _from_text(_known(key, source), text)
 
 
 def describe(config: Config) -> dict[str, Any]:

@@ -1,0 +1,216 @@
+"""From builders to appended batches, and from durable batches to acks. Lives on the intake thread's loop.
+
+    Intake.feed ─► Builder per partition ─► flush: one append ─► fsync pool ─► acks, one blob per batch ─► socket
+
+A flush takes all that a builder holds. While the previous batch of a partition is being synced nothing is
+flushed unless a builder is full: so batches grow by themselves when the disk is the limit, and a single
+message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms`.
+
+N1  A record is acked only after the fsync (or, with fsync=interval, the append) that covers it.
+N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
+    so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
+N3  A refused or failed record is answered and counted; the rest of its batch is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.api.errors import DiskFull, LiftlogError
+from broker.ingest import Builder, Intake, PendingBatch
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.metrics import BATCH_RECORDS
+from broker.runtime.partition import Outcome, Partition
+
+log = logging.getLogger(__name__)
+
+STORE_FAILED = (503, 10077)  # JetStream: "unable to store message"
+NO_SPACE = (503, 10047)  # JetStream: "insufficient storage resources available"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One partition's place between builder and log. `idle` is set while nothing of it is being synced."""
+
+    partition: Partition
+    builder: Builder
+    linger_s: float
+    batch_bytes: int
+    batch_records: int
+    scheduled: asyncio.Handle | None = None
+    in_flight: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the builder must be flushed whatever is in flight."""
+        return self.builder.byte_count >= self.batch_bytes or self.builder.record_count >= self.batch_records
+
+
+class Flusher:
+    """All slots of a broker.
+
+    Args:
+        intake: The parser that fills the builders.
+        make_builder: Its builder class.
+        send: Writes bytes to the NATS connection, if there is one.
+        loop: The intake thread's.
+        pending_bytes_max: N2.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        make_builder: type[Builder],
+        send: Callable[[bytes], None],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        pending_bytes_max: int,
+    ) -> None:
+        self._intake = intake
+        self._make_builder = make_builder
+        self._send = send
+        self._pending_bytes_max = pending_bytes_max
+        self._pending_bytes = 0
+        self._slots: dict[Builder, Slot] = {}
+        self._resume = asyncio.Event()
+        self._resume.set()
+        self._loop = loop
+        self.counts = dict.fromkeys(("acks_sent", "batches", "append_failed_records", "pauses"), 0)
+
+    def add(self, info: StreamInfo, partition: Partition) -> Slot:
+        """Make a partition's slot."""
+        slot = Slot(partition, self._builder(info, partition), 0.0, 0, 0)
+        slot.idle.set()
+        self._configure(slot, info)
+        self._slots[slot.builder] = slot
+        return slot
+
+    def alter(self, slot: Slot, info: StreamInfo) -> None:
+        """Flush what has gathered under the old settings and go on under new ones; the caller routes anew."""
+        self._flush(slot, force=True)
+        del self._slots[slot.builder]
+        slot.builder = self._builder(info, slot.partition)
+        self._configure(slot, info)
+        self._slots[slot.builder] = slot
+
+    def _configure(self, slot: Slot, info: StreamInfo) -> None:
+        slot.linger_s = info.settings.linger_ms / 1000
+        slot.batch_bytes = info.settings.batch_bytes
+        slot.batch_records = info.settings.batch_records
+
+    def _builder(self, info: StreamInfo, partition: Partition) -> Builder:
+        settings = info.settings
+        return self._make_builder(
+            stream=info.name,
+            partition=partition.partition,
+            partition_count=settings.partitions,
+            reply_acks=info.reply_acks_effective,
+            default_ack=settings.acks,
+            record_bytes_max=settings.record_bytes_max,
+            batch_bytes=settings.batch_bytes,
+            batch_records=settings.batch_records,
+        )
+
+    async def remove(self, slot: Slot) -> None:
+        """Flush a slot, wait until all of it is durable, forget it."""
+        self._flush(slot, force=True)
+        await slot.idle.wait()
+        del self._slots[slot.builder]
+
+    def after_feed(self) -> None:
+        """Schedule flushes of what the last chunk has filled, and send the refusals."""
+        full = self._intake.full()
+        for builder in self._intake.dirty():
+            slot = self._slots[builder]
+            if full and slot.is_full:
+                self._flush(slot, force=True)
+            elif slot.scheduled is None and not slot.in_flight:
+                if builder.awaited_count or not slot.linger_s:
+                    slot.scheduled = self._loop.call_soon(self._flush, slot)
+                else:
+                    slot.scheduled = self._loop.call_later(slot.linger_s, self._flush, slot)
+            elif builder.awaited_count and isinstance(slot.scheduled, asyncio.TimerHandle):
+                slot.scheduled.cancel()
+                slot.scheduled = self._loop.call_soon(self._flush, slot)
+        if refusals := self._intake.refusals():
+            self._send(refusals)
+
+    def _flush(self, slot: Slot, *, force: bool = False) -> None:
+        if slot.scheduled is not None:
+            slot.scheduled.cancel()
+            slot.scheduled = None
+        if slot.in_flight and not force:
+            return  # `_on_durable` flushes what has gathered
+        if not slot.builder.record_count:
+            return
+        pending = slot.builder.take()
+        try:
+            result = slot.partition.append_now([pending])
+        except LiftlogError as error:
+            self._failed(slot, pending, error)
+            return
+        slot.in_flight += 1
+        slot.idle.clear()
+        self._pending_bytes += result.bytes
+        self.counts["batches"] += 1
+        BATCH_RECORDS.observe(pending.record_count)
+
+        def durable(outcome: Outcome) -> None:  # in an fsync thread
+            blob = b""
+            if isinstance(outcome, int):
+                if pending.awaited_count:
+                    blob = pending.acks(result.first_offset)
+            else:
+                blob = _error_blob(pending, outcome)
+            try:
+                self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome)
+            except RuntimeError:
+                log.error("intake.ack_after_close partition=%s", slot.partition)
+
+        slot.partition.when_durable(durable)
+
+    def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
+        self.counts["append_failed_records"] += pending.record_count
+        log.error(
+            "intake.append_failed partition=%s records=%d reason=%s error=%s",
+            slot.partition,
+            pending.record_count,
+            error.reason,
+            error,
+        )
+        self._send(_error_blob(pending, error))
+
+    def _on_durable(self, slot: Slot, pending: PendingBatch, byte_count: int, blob: bytes, outcome: Outcome) -> None:
+        slot.in_flight -= 1
+        self._pending_bytes -= byte_count
+        if not isinstance(outcome, int):
+            self.counts["append_failed_records"] += pending.record_count
+        elif blob:
+            self.counts["acks_sent"] += pending.awaited_count
+        if blob:
+            self._send(blob)
+        if slot.in_flight == 0:
+            self._flush(slot)
+        if slot.in_flight == 0:
+            slot.idle.set()
+        if self._pending_bytes < self._pending_bytes_max // 2:
+            self._resume.set()
+
+    async def may_read(self) -> None:
+        """Wait while too much is on its way to the disk (N2)."""
+        if self._pending_bytes >= self._pending_bytes_max:
+            self._resume.clear()
+            self.counts["pauses"] += 1
+            log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
+            await self._resume.wait()
+
+
+def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:
+    if not pending.awaited_count:
+        return b""
+    code, err_code = NO_SPACE if isinstance(error, DiskFull) else STORE_FAILED
+    return pending.errors(code, err_code, f"{error.reason}: {error}")

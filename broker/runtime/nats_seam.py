@@ -1,0 +1,116 @@
+"""How the intake parser gets behind nats-py.
+
+nats-py owns connection, TLS, authentication and reconnect. Its `Client` hands every chunk that it reads
+to `Client._ps.parse`. We put our parser there, read wider chunks, and pass the few control operations on
+to the client's own handlers. Private to nats-py, hence the pin `>=2.16,<2.17` and tests/unit/runtime/test_nats_seam.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import nats.aio.client
+import nats.aio.transport
+from nats.errors import ProtocolError
+
+from broker.ingest import Intake, IntakeProtocolError
+
+READ_BYTES = 512 << 10
+
+
+class WideTransport(nats.aio.transport.TcpTransport):
+    """nats-py's TCP transport with a larger receive buffer (its own is 32 KiB)."""
+
+    def __bool__(self) -> bool:
+        return True  # set before the first connect; nats-py would make its own otherwise
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        await super().connect(uri, READ_BYTES, connect_timeout)
+
+    async def read(self, buffer_size: int) -> bytes:
+        data: bytes = await super().read(READ_BYTES)
+        return data
+
+    def close(self) -> None:
+        if self._io_writer is not None:
+            super().close()  # type: ignore[no-untyped-call]
+
+    def write_buffer_bytes(self) -> int:
+        """Bytes that wait in user space to be sent."""
+        if self._io_writer is None or self._io_writer.transport is None:
+            return 0
+        return int(self._io_writer.transport.get_write_buffer_size())
+
+
+class ParserSeam:
+    """Stands where nats-py's parser stood."""
+
+    def __init__(
+        self,
+        client: nats.aio.client.Client,
+        intake: Intake,
+        after_feed: Callable[[int], None],
+        may_read: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.nc = client
+        self._intake = intake
+        self._after_feed = after_feed
+        self._may_read = may_read
+
+    def reset(self) -> None:
+        """A new connection begins: what was half read is gone."""
+        self._intake.reset()
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take in one chunk. Awaiting here is the back-pressure: nothing is read meanwhile.
+
+        Raises:
+            ProtocolError: nats-py then reconnects.
+        """
+        try:
+            operations = self._intake.feed(data, time.time_ns() // 1000)
+        except IntakeProtocolError as error:
+            self._after_feed(len(data))
+            raise ProtocolError(str(error)) from error
+        self._after_feed(len(data))
+        for operation in operations:
+            await self._control(operation)
+        await self._may_read()
+
+    async def _control(self, operation: tuple[Any, ...]) -> None:
+        match operation:
+            case ("PING",):
+                await self.nc._process_ping()
+            case ("PONG",):
+                await self.nc._process_pong()
+            case ("ERR", text):
+                await self.nc._process_err(text.lower())
+            case ("INFO", raw):
+                try:
+                    info = json.loads(raw)
+                except ValueError as error:
+                    raise ProtocolError(f"INFO is not JSON: {raw[:80]!r}") from error
+                await self.nc._process_info(info)
+            case ("OK",):
+                pass
+
+
+def make_client(
+    intake: Intake, after_feed: Callable[[int], None], may_read: Callable[[], Awaitable[None]], *, wide: bool
+) -> nats.aio.client.Client:
+    """A nats-py client whose messages go to `intake`. `wide`: TCP, not WebSocket."""
+    client = nats.aio.client.Client()
+    client._ps = ParserSeam(client, intake, after_feed, may_read)  # type: ignore[assignment]
+    if wide:
+        client._transport = WideTransport()  # type: ignore[no-untyped-call]
+    return client
+
+
+async def barrier(client: nats.aio.client.Client, timeout_s: float) -> None:
+    """Return when the server has answered a PING: all that it sent before has been parsed."""
+    await client.flush(timeout=max(1, round(timeout_s)))
+    await asyncio.sleep(0)

@@ -1,0 +1,205 @@
+"""One partition that this broker leads: append, wait until durable, tell the readers.
+
+    append ──► log (page cache) ──► fsync pool ──► high watermark ──► callbacks (acks), waiting readers
+
+With replication factor 1 the high watermark is the fsynced end: consumers never see an offset that a
+power loss could change. With `fsync = interval` it is the log end, and the cleaner syncs.
+
+P1  A callback gets the durable end only if it covers what was appended before `when_durable` was called.
+P2  After a failed write or fsync every waiter gets the error, and the log is recovered before the next append.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+
+from broker.api.errors import LiftlogError, Overloaded, StorageFailed
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.metrics import FSYNC_SECONDS
+from broker.runtime.sync import SyncPool
+from broker.runtime.watch import ChangeHub
+from broker.storage.checkpoint import LogSettings
+from broker.storage.log import AppendResult, Encodable, PartitionLog
+
+log = logging.getLogger(__name__)
+
+APPENDS_WAITING_MAX = 256
+Outcome = int | LiftlogError
+"""The durable end, or why there is none."""
+
+
+class Partition:
+    """The driver of one partition's log. Thread-safe."""
+
+    def __init__(
+        self,
+        info: StreamInfo,
+        partition: int,
+        partition_log: PartitionLog,
+        *,
+        leader_epoch: int,
+        pool: SyncPool,
+        appender: Executor,
+        hub: ChangeHub,
+    ) -> None:
+        self.stream = info.name
+        self.partition = partition
+        self.incarnation = info.incarnation
+        self.leader_epoch = leader_epoch
+        self.log = partition_log
+        self.fsync_each_batch = info.settings.fsync == "batch"
+        self.fsync_interval_ms = info.settings.fsync_interval_ms
+        self.record_count = 0
+        self.byte_count = 0
+        self.removed = False
+        self._pool = pool
+        self._appender = appender
+        self._hub = hub
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Outcome], None]] = []
+        self._sync_queued = False
+        self._synced_s = 0.0
+        self._appends_waiting = 0
+
+    def __str__(self) -> str:
+        return f"{self.stream}/{self.partition}"
+
+    def alter(self, info: StreamInfo) -> None:
+        """Take over altered settings."""
+        self.fsync_each_batch = info.settings.fsync == "batch"
+        self.fsync_interval_ms = info.settings.fsync_interval_ms
+        self.log.update_settings(LogSettings.of(info.settings))
+
+    def append_now(self, batches: Sequence[Encodable]) -> AppendResult:
+        """Append in the calling thread. Not durable yet: `when_durable` tells.
+
+        Raises:
+            DiskFull, StorageFailed: nothing was appended.
+        """
+        now_us = time.time_ns() // 1000
+        if self.log.failure is not None:
+            self._recover(now_us)
+        result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+        self.record_count += result.next_offset - result.first_offset
+        self.byte_count += result.bytes
+        return result
+
+    def when_durable(self, callback: Callable[[Outcome], None]) -> None:
+        """Call back, from another thread or at once, when all appended so far is durable (P1)."""
+        if not self.fsync_each_batch:
+            self.log.advance_high_watermark(self.log.log_end_offset)
+            self._hub.note(self)
+            callback(self.log.log_end_offset)
+            return
+        with self._lock:
+            self._callbacks.append(callback)
+            if self._sync_queued:
+                return
+            self._sync_queued = True
+        self._pool.submit(self)
+
+    def sync_if_due(self, now_s: float) -> int:
+        """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds."""
+        if self.log.durable_end < self.log.log_end_offset and now_s - self._synced_s >= self.fsync_interval_ms / 1000:
+            self._synced_s = now_s
+            with self._lock:
+                queued, self._sync_queued = self._sync_queued, True
+            if not queued:
+                self._pool.submit(self)
+        return self.fsync_interval_ms
+
+    def note_change(self) -> None:
+        """Wake who watches this partition: its log start moved."""
+        self._hub.note(self)
+
+    def note_removed(self) -> None:
+        """Wake who waits for records: there will be none, the stream was deleted."""
+        self.removed = True
+        self._hub.note(self)
+
+    def run_sync(self) -> bool:
+        """For the fsync pool: one group commit."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        outcome: Outcome
+        begun = time.perf_counter()
+        try:
+            outcome = self.log.sync()
+            self.log.advance_high_watermark(outcome)
+        except LiftlogError as error:
+            log.error("partition.sync_failed partition=%s error=%s", self, error)
+            outcome = error
+        except Exception as error:  # a callback must come whatever happens
+            log.exception("partition.sync_bug partition=%s", self)
+            outcome = StorageFailed(f"{self}: sync failed: {error!r}")
+        FSYNC_SECONDS.observe(time.perf_counter() - begun)
+        self._hub.note(self)
+        for callback in callbacks:
+            try:
+                callback(outcome)
+            except Exception:
+                log.exception("partition.callback_bug partition=%s", self)
+        with self._lock:
+            self._sync_queued = bool(self._callbacks)
+            return self._sync_queued
+
+    def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
+        """Append away from the calling thread; the future is done when durable (`acks=none`: when appended).
+
+        Raises:
+            Overloaded: too many appends wait already.
+        """
+        with self._lock:
+            if self._appends_waiting >= APPENDS_WAITING_MAX:
+                raise Overloaded(f"{self}: {APPENDS_WAITING_MAX} appends wait already", limit=APPENDS_WAITING_MAX)
+            self._appends_waiting += 1
+        future: Future[AppendResult] = Future()
+
+        def run() -> None:
+            try:
+                result = self.append_now(batches)
+            except Exception as error:
+                self._settle(future, error=error)
+                return
+            if acks == "none":
+                self._settle(future, result=result)
+                self.when_durable(lambda outcome: None)
+            else:
+                self.when_durable(
+                    lambda outcome: (
+                        self._settle(future, result=result)
+                        if isinstance(outcome, int)
+                        else self._settle(future, error=outcome)
+                    )
+                )
+
+        self._appender.submit(run)
+        return future
+
+    def _settle(
+        self, future: Future[AppendResult], *, result: AppendResult | None = None, error: Exception | None = None
+    ) -> None:
+        with self._lock:
+            self._appends_waiting -= 1
+        if error is not None:
+            future.set_exception(error)
+        else:
+            assert result is not None
+            future.set_result(result)
+
+    def _recover(self, now_us: int) -> None:
+        self.log.recover(now_us)
+        log.warning(
+            "partition.recovered partition=%s log_end_offset=%d high_watermark=%d",
+            self,
+            self.log.log_end_offset,
+            self.log.high_watermark,
+        )
+
+    async def wait_for(self, offset: int, timeout_s: float) -> None:
+        """On the data plane's loop: return when the high watermark is past `offset`, the stream is gone, or time is up."""
+        await self._hub.wait(self, lambda: self.removed or self.log.high_watermark > offset, timeout_s)

@@ -1,0 +1,71 @@
+"""What /metrics says of a broker, read when scraped. Names and meanings: docs/operations.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from broker.api.errors import LiftlogError
+from broker.runtime.consumers import Consumers
+from broker.runtime.intake import IntakeDriver
+from broker.runtime.metrics import Sample, open_file_count
+from broker.runtime.partition import Partition
+
+PARTITION_LABELS = ("stream", "partition")
+
+
+def broker_samples(
+    streams: Mapping[str, Sequence[Partition]],
+    intake: IntakeDriver | None,
+    consumers: Consumers,
+    *,
+    started: bool,
+) -> Iterator[Sample]:
+    """All samples of one broker."""
+    yield "liftlog_up", "1 once the broker has started", (), (), float(started)
+    yield "liftlog_open_files", "Open file descriptors of the broker", (), (), open_file_count()
+    for name, partitions in sorted(streams.items()):
+        for partition in partitions:
+            yield from _partition(partition, (name, str(partition.partition)))
+    if intake is not None:
+        yield from _intake(intake)
+    yield from _lag(streams, consumers)
+
+
+def _partition(partition: Partition, at: tuple[str, ...]) -> Iterator[Sample]:
+    log = partition.log
+    labels = PARTITION_LABELS
+    yield "liftlog_messages_in_total", "Records appended", labels, at, partition.record_count
+    yield "liftlog_bytes_in_total", "Bytes appended", labels, at, partition.byte_count
+    yield "liftlog_partition_log_start_offset", "First offset kept", labels, at, log.log_start_offset
+    yield "liftlog_partition_log_end_offset", "Next offset to be assigned", labels, at, log.log_end_offset
+    yield "liftlog_partition_high_watermark", "First offset not committed", labels, at, log.high_watermark
+    yield "liftlog_partition_bytes", "Bytes on disk", labels, at, log.byte_count
+    yield "liftlog_partition_segments", "Segments", labels, at, log.segment_count
+    yield "liftlog_partition_lost_ranges", "Ranges lost to corruption", labels, at, len(log.lost_ranges)
+
+
+def _intake(intake: IntakeDriver) -> Iterator[Sample]:
+    yield "liftlog_intake_connected", "1 while connected to NATS", (), (), float(intake.state == "connected")
+    for name, value in sorted(intake.counts.items()):
+        yield f"liftlog_intake_{name}_total", f"Intake: {name.replace('_', ' ')}", (), (), value
+    for name, value in sorted(intake.message_counts().items()):
+        if name.startswith("refused_"):
+            yield "liftlog_intake_refused_total", "Records refused", ("reason",), (name[8:],), value
+        else:
+            yield f"liftlog_intake_{name}_total", f"Intake: {name}", (), (), value
+
+
+def _lag(streams: Mapping[str, Sequence[Partition]], consumers: Consumers) -> Iterator[Sample]:
+    labels = ("consumer", "stream", "partition")
+    for consumer in consumers.consumers():
+        try:
+            rows = consumers.get(consumer)
+        except LiftlogError:  # forgotten meanwhile
+            continue
+        for row in rows:
+            partitions = streams.get(row.stream, ())
+            if row.partition < len(partitions):
+                at = (consumer, row.stream, str(row.partition))
+                lag = max(0, partitions[row.partition].log.high_watermark - row.offset)
+                yield "liftlog_consumer_offset", "Offset that the consumer reads next", labels, at, row.offset
+                yield "liftlog_consumer_lag_records", "High watermark minus consumer offset", labels, at, lag

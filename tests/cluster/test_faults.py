@@ -1,0 +1,223 @@
+"""Processes that die, servers that go away, folders that are not ours.
+
+Goal: every record whose ack arrived is in the log, in order, after anything that can happen to the processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import nats
+import nats.errors
+import pytest
+
+from broker.client import connect
+from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running
+
+
+async def publish_until(stop: asyncio.Event, url: str, subject: str, acked: list[tuple[int, int]]) -> None:
+    """Publish numbers one after the other; remember (number, offset) of each ack; repeat what was not acked."""
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)
+    number = 0
+    while not stop.is_set():
+        try:
+            answer = await client.request(subject, b"%d" % number, timeout=0.5)
+        except (nats.errors.Error, OSError):
+            await asyncio.sleep(0.01)
+            continue
+        body = json.loads(answer.data)
+        assert "error" not in body, body
+        acked.append((number, body["offset"]))
+        number += 1
+    await client.close()
+
+
+@pytest.mark.parametrize("round_", range(3))
+async def test_every_acked_record_survives_kill_9_of_the_broker(tmp_path: Path, round_: int) -> None:
+    nats_server = NatsServer(tmp_path / "nats").start()
+    broker = BrokerProcess(tmp_path / "broker", nats_server).start()
+    try:
+        broker.request("POST", "/v1/streams", {"name": "s", "subject": "s"})
+        acked: list[tuple[int, int]] = []
+        stop = asyncio.Event()
+        publishing = [asyncio.create_task(publish_until(stop, nats_server.url, "s", acked))]
+        for goal in (50, 120, 200):
+            await asyncio.to_thread(eventually, lambda goal=goal: len(acked) >= goal)
+            broker.kill9()
+            await asyncio.to_thread(broker.start)
+        await asyncio.to_thread(eventually, lambda: len(acked) >= 300)
+        stop.set()
+        await asyncio.gather(*publishing)
+        with connect(broker.address) as client:
+            rows = client.read("s").to_table()
+        stored = dict(zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True))
+        assert [stored.get(offset) for _, offset in acked] == [b"%d" % number for number, _ in acked]
+        assert [offset for _, offset in acked] == sorted(offset for _, offset in acked)
+    finally:
+        broker.stop()
+        nats_server.stop()
+
+
+async def test_restart_of_nats_is_survived_and_reported(tmp_path: Path) -> None:
+    with running(tmp_path) as (nats_server, broker):
+        broker.request("POST", "/v1/streams", {"name": "s", "subject": "s"})
+        acked: list[tuple[int, int]] = []
+        stop = asyncio.Event()
+        publishing = asyncio.create_task(publish_until(stop, nats_server.url, "s", acked))
+        await asyncio.to_thread(eventually, lambda: len(acked) >= 20)
+        nats_server.kill9()
+        await asyncio.to_thread(
+            eventually, lambda: b"liftlog_intake_connected 0.0" in broker.get("/metrics"), what="loss is seen"
+        )
+        nats_server.start()
+        before = len(acked)
+        await asyncio.to_thread(eventually, lambda: len(acked) >= before + 20)
+        stop.set()
+        await publishing
+        assert "missing_estimated_records" in broker.output()
+        assert b"liftlog_intake_reconnects_total 1.0" in broker.get("/metrics")
+        with connect(broker.address) as client:
+            values = client.read("s").to_table().column("value").to_pylist()
+        assert {b"%d" % n for n, _ in acked} <= set(values)
+
+
+async def test_slow_consumer_cut_is_survived(tmp_path: Path) -> None:
+    """The broker is stopped (SIGSTOP) until nats-server cuts it off; then it comes back and goes on."""
+    nats_server = NatsServer(tmp_path / "nats", config='max_pending: 1048576\nwrite_deadline: "1s"').start()
+    broker = BrokerProcess(tmp_path / "broker", nats_server).start()
+    try:
+        broker.request("POST", "/v1/streams", {"name": "s", "subject": "s"})
+        client = await nats.connect(nats_server.url)
+        os.kill(broker.pid, signal.SIGSTOP)
+        for _ in range(400):
+            await client.publish("s", b"x" * 100_000)
+        await client.flush()
+        log = tmp_path / "nats" / "nats.log"
+        await asyncio.to_thread(eventually, lambda: "Slow Consumer" in log.read_text(), what="nats-server cuts it off")
+        os.kill(broker.pid, signal.SIGCONT)
+
+        async def acked() -> bool:
+            try:
+                await client.request("s", b"after", timeout=1)
+            except nats.errors.Error:
+                return False
+            return True
+
+        for _ in range(30):
+            if await acked():
+                break
+            await asyncio.sleep(0.1)
+        else:
+            raise AssertionError(broker.output()[-3000:])
+        await client.close()
+        assert b"liftlog_intake_disconnects_total 1.0" in broker.get("/metrics")
+    finally:
+        broker.stop()
+        nats_server.stop()
+
+
+async def test_sigterm_keeps_what_nats_had_accepted(tmp_path: Path) -> None:
+    """Drain: what was flushed to the server before SIGTERM is in the log, nobody waited for an ack."""
+    with running(tmp_path) as (nats_server, broker):
+        broker.request("POST", "/v1/streams", {"name": "s", "subject": "s", "linger_ms": 5000})
+        client = await nats.connect(nats_server.url)
+        for i in range(5000):
+            await client.publish("s", b"%d" % i)
+        await client.flush()
+        await client.close()
+        assert await asyncio.to_thread(broker.stop) == 0
+        await asyncio.to_thread(broker.start)
+        with connect(broker.address) as reader:
+            values = reader.read("s").to_table().column("value").to_pylist()
+        assert values == [b"%d" % i for i in range(5000)]
+        assert "recovered" not in broker.output()
+
+
+def test_second_broker_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    first = BrokerProcess(tmp_path / "b", None).start()
+    second = BrokerProcess(tmp_path / "b", None, port=free_port())
+    second.start(wait=False)
+    assert second.process is not None
+    try:
+        assert second.process.popen.wait(30) == 1
+        assert "folder_in_use" in second.output()
+        assert first.get("/livez")
+    finally:
+        first.stop()
+
+
+def test_port_in_use_is_named(tmp_path: Path) -> None:
+    first = BrokerProcess(tmp_path / "a", None).start()
+    second = BrokerProcess(tmp_path / "b", None, port=first.port)
+    second.start(wait=False)
+    assert second.process is not None
+    try:
+        assert second.process.popen.wait(30) == 1
+        assert "port_in_use" in second.output()
+        assert str(first.port) in second.output()
+    finally:
+        first.stop()
+
+
+def test_lost_stream_folder_takes_only_that_stream_offline(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "b", None).start()
+    try:
+        for name in ("kept", "lost"):
+            broker.request("POST", "/v1/streams", {"name": name})
+        broker.stop()
+        shutil.rmtree(tmp_path / "b" / "data" / "streams" / "lost")
+        broker.start(wait=False)
+        eventually(lambda: "broker.started" in broker.output().rpartition("broker.stopped")[2])
+        with connect(broker.address) as client:
+            assert client.read("kept").to_table().num_rows == 0
+            assert not client.ready()[0]
+        assert "stream.offline stream=lost" in broker.output()
+        broker.request("DELETE", "/v1/streams/lost")
+        eventually(lambda: broker.get("/readyz"))
+    finally:
+        broker.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system: needs root")
+async def test_full_disk_is_answered_and_passes_without_a_restart(tmp_path: Path) -> None:
+    disk = tmp_path / "small"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], check=True)
+    nats_server = NatsServer(tmp_path / "nats").start()
+    broker = BrokerProcess(tmp_path / "broker", nats_server, env={"LIFTLOG_DATA_DIR": str(disk / "data")})
+    try:
+        broker.start()
+        broker.request("POST", "/v1/streams", {"name": "s", "subject": "s"})
+        client = await nats.connect(nats_server.url)
+        filler = disk / "filler"
+        acked = [(await client.request("s", b"before", timeout=5)).data]
+        filler.write_bytes(b"x" * (4 << 20))
+        refused = b""
+        for _ in range(40):
+            answer = (await client.request("s", b"y" * 200_000, timeout=5)).data
+            if b'"error"' in answer:
+                refused = answer
+                break
+            acked.append(answer)
+        assert b"disk_full" in refused, refused
+        with connect(broker.address) as reader:
+            assert reader.read("s").to_table().num_rows == len(acked)
+        filler.unlink()
+        answer = (await client.request("s", b"after", timeout=5)).data
+        assert b'"error"' not in answer, answer
+        await client.close()
+        with connect(broker.address) as reader:
+            values = reader.read("s").to_table().column("value").to_pylist()
+        assert values[0] == b"before"
+        assert values[-1] == b"after"
+        assert len(values) == len(acked) + 1
+    finally:
+        broker.stop()
+        nats_server.stop()
+        subprocess.run(["umount", str(disk)], check=False)

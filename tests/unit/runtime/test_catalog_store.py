@@ -1,0 +1,58 @@
+"""The catalog on disk: every answered command is there after a crash, wherever the crash cut the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import CorruptLog, StreamExists
+from broker.runtime.catalog_store import CatalogStore
+from broker.storage.disk import OsDisk
+from tests.unit.metadata.test_catalog import create
+
+
+def test_every_answered_command_survives_a_cut_at_any_byte_of_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.log"
+    store = CatalogStore(OsDisk(), str(path))
+    store.execute(create("a"))
+    answered = path.stat().st_size
+    store.execute(create("b"))
+    store.close()
+    whole = path.read_bytes()
+    for cut in range(answered, len(whole)):
+        path.write_bytes(whole[:cut])
+        again = CatalogStore(OsDisk(), str(path))
+        assert sorted(again.catalog.streams) == ["a"]
+        again.close()
+    path.write_bytes(whole)
+    again = CatalogStore(OsDisk(), str(path))
+    assert sorted(again.catalog.streams) == ["a", "b"]
+    again.close()
+
+
+def test_refused_command_changes_nothing_after_a_restart_either(tmp_path: Path) -> None:
+    path = str(tmp_path / "catalog.log")
+    store = CatalogStore(OsDisk(), path)
+    store.execute(create("a"))
+    with pytest.raises(StreamExists):
+        store.execute(create("a", partitions=9))
+    before = store.catalog.snapshot()
+    store.close()
+    again = CatalogStore(OsDisk(), path)
+    assert again.catalog.snapshot() == before
+    again.close()
+
+
+def test_damage_before_the_end_stops_the_start_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.log"
+    store = CatalogStore(OsDisk(), str(path))
+    store.execute(create("a"))
+    store.execute(create("b"))
+    store.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[20] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptLog, match="damaged line at byte 0"):
+        CatalogStore(OsDisk(), str(path))
+    assert path.read_bytes() == damaged

@@ -1,0 +1,102 @@
+"""The private parts of nats-py that the intake stands on. Fails first when a new nats-py changes them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.aio.client
+import nats.aio.transport
+
+from broker.ingest import Builder, Intake
+from broker.runtime.nats_seam import WideTransport, barrier, make_client
+from tests.support.processes import NatsServer
+
+
+async def _nothing() -> None:
+    return None
+
+
+def test_client_has_the_parts_that_are_replaced_or_called() -> None:
+    client = nats.aio.client.Client()
+    assert hasattr(client._ps, "parse")
+    assert hasattr(client._ps, "reset")
+    assert client._sid == 0
+    assert client._subs == {}
+    for name in ("_process_ping", "_process_pong", "_process_err", "_process_info"):
+        assert inspect.iscoroutinefunction(getattr(client, name)), name
+    source = inspect.getsource(nats.aio.client.Client._read_loop)
+    assert "await self._ps.parse(b)" in source
+    assert "self._transport.read(" in source
+    assert "if not self._transport" in inspect.getsource(nats.aio.client.Client._connect_to_server)
+    assert issubclass(WideTransport, nats.aio.transport.TcpTransport)
+
+
+async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path).start()
+    intake = Intake()
+    fed: list[int] = []
+    client = make_client(intake, fed.append, _nothing, wide=True)
+    builder = Builder(
+        stream="s",
+        partition=0,
+        partition_count=1,
+        reply_acks=True,
+        default_ack="all",
+        record_bytes_max=1 << 20,
+        batch_bytes=1 << 20,
+        batch_records=1000,
+    )
+    try:
+        await client.connect(server.url)
+        assert isinstance(client._transport, WideTransport)
+        intake.route(client._sid + 1, [builder], partition_by="subject_suffix")
+        subscription = await client.subscribe("s")
+        assert subscription._id == 1
+        await barrier(client, 5)
+        publisher = await nats.connect(server.url)
+        for i in range(100):
+            await publisher.publish("s", b"%d" % i, reply="r")
+        await publisher.flush()
+        await publisher.close()
+        await barrier(client, 5)  # UNSUB/PING/PONG as drain barrier: all that was sent before has been parsed
+        assert builder.record_count == 100
+        assert builder.awaited_count == 100
+        assert sum(fed) > 100
+        await subscription.unsubscribe()
+        await barrier(client, 5)
+    finally:
+        await client.close()
+        server.stop()
+
+
+async def test_reconnect_replays_subscriptions_with_their_ids(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path).start()
+    intake = Intake()
+    reconnected = asyncio.Event()
+
+    async def on_reconnected() -> None:
+        reconnected.set()
+
+    client: Any = make_client(intake, lambda n: None, _nothing, wide=True)
+    try:
+        await client.connect(
+            server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, reconnected_cb=on_reconnected
+        )
+        await client.subscribe("s")
+        await client.flush()
+        server.kill9()
+        server.start()
+        await asyncio.wait_for(reconnected.wait(), 20)
+        publisher = await nats.connect(server.url)
+        await publisher.publish("s", b"x")
+        await publisher.flush()
+        await publisher.close()
+        await barrier(client, 5)
+        assert intake.counters["unrouted"] == 1
+    finally:
+        await client.close()
+        server.stop()

@@ -1,0 +1,56 @@
+"""Waiting for a change: never missed, never woken for nothing for ever, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from broker.runtime.watch import ChangeHub
+
+
+async def test_waiter_returns_when_its_condition_holds() -> None:
+    hub = ChangeHub(asyncio.get_running_loop(), version=10)
+    reached = [0]
+
+    def advance() -> None:
+        for value in range(1, 101):
+            reached[0] = value
+            hub.note("p")
+            hub.note("other")
+
+    waiting = [asyncio.create_task(hub.wait("p", lambda n=n: reached[0] >= n, 10)) for n in (1, 50, 100)]
+    thread = threading.Thread(target=advance)
+    thread.start()
+    await asyncio.gather(*waiting)
+    thread.join()
+    assert reached[0] == 100
+    assert hub.version == 210
+    assert hub._waiters == {}
+
+
+async def test_waiter_gives_up_when_time_is_up_and_leaves_nothing_behind() -> None:
+    hub = ChangeHub(asyncio.get_running_loop(), version=0)
+    await hub.wait("p", lambda: False, 0.01)
+    await hub.wait("p", lambda: False, 0)
+    task = asyncio.create_task(hub.wait("p", lambda: False, 60))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert hub._waiters == {}
+    assert hub._waiter_count == 0
+
+
+async def test_change_between_looking_and_waiting_is_not_missed() -> None:
+    """The condition turns true, and is noted, while it is being looked at."""
+    hub = ChangeHub(asyncio.get_running_loop(), version=0)
+    looks = []
+
+    def done() -> bool:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            hub.note("p")
+            return False
+        return True
+
+    await hub.wait("p", done, 10)
+    assert len(looks) == 2

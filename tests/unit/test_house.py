@@ -1,0 +1,72 @@
+"""The house itself: who may import whom, that nothing heavy is imported by accident, that every page is found."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_import_contracts_hold() -> None:
+    """The table of docs/architecture.md, as contracts in pyproject.toml."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "module,unwanted",
+    [
+        ("broker", "pyarrow numpy aiohttp nats typer"),
+        ("broker.client", "nats aiohttp grpc pysyncobj pyspark pandas prometheus_client typer"),
+        ("broker.client.fetch", "nats aiohttp grpc pysyncobj pyspark pandas"),
+        ("spark_liftlog", "nats aiohttp grpc pysyncobj"),
+        ("pyspark_liftlog", "nats aiohttp grpc pysyncobj"),
+    ],
+)
+def test_import_loads_nothing_heavy(module: str, unwanted: str) -> None:
+    code = f"import sys, {module}; print([m for m in {unwanted.split()!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_extension_is_there_wherever_it_could_have_been_built() -> None:
+    if not os.environ.get("CI") or shutil.which("cc") is None:
+        pytest.skip("only CI insists")
+    from broker.ingest import IMPLEMENTATION
+
+    assert IMPLEMENTATION == "compiled"
+
+
+def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    linked = set()
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                path = (page.parent / target).resolve()
+                assert path.exists(), f"{page.relative_to(ROOT)} links to {target}, which is not there"
+                linked.add(path)
+    text = "\n".join(page.read_text() for page in pages)
+    for page in pages[1:]:
+        name = str(page.relative_to(ROOT))
+        assert page in linked or name in text, f"nothing leads to {name}"
+
+
+def test_every_metric_and_log_line_is_documented() -> None:
+    """docs/operations.md lists what an operator will meet."""
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    samples = (ROOT / "broker" / "runtime" / "samples.py").read_text()
+    for name in re.findall(r'yield "(liftlog_[a-z_]+)"', samples):
+        short = name.removeprefix("liftlog_partition").removeprefix("liftlog_bytes").removeprefix("liftlog_intake")
+        assert name in operations or f"`{short}" in operations, name
+    for path in sorted((ROOT / "broker" / "runtime").glob("*.py")):
+        for event in re.findall(r'log\.(?:info|warning|error)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
+            assert f"`{event}`" in operations, f"{path.name}: {event}"
