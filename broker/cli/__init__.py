@@ -1,1 +1,17 @@
-"""See docs/architecture.md."""
+"""The command line, `liftlog`. Modules import what they need when a command runs, so that help is quick.
+
+main.py         the app, its global options, errors to exit codes (exits.py)
+options.py      options that several commands share; values with units
+output.py       tables for people, JSON for programs, notes on stderr
+up.py, down.py  an embedded NATS server and a broker in one folder, and:
+    datafolder.py   the folder, the record of what runs there
+    processes.py    starting, proof of ownership, stopping
+    nats_server.py  the binary and its configuration
+    readiness.py    waiting until something answers
+    supervise.py    the foreground: logs, stopping in order
+broker.py       one broker, for production
+stream.py, consumer.py   what is there, and changing it
+publish.py, tail.py      records in, records out
+
+For people: docs/cli.md.
+"""

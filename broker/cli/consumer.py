@@ -1,0 +1,113 @@
+"""`liftlog consumer …`: who reads what, how far behind, and moving it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from broker.cli.options import Brokers, Json, client_of, is_json, position
+from broker.cli.output import json_out, note, table, time_text
+
+app = typer.Typer(help="Consumers: list, describe, reset, delete.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.", show_default=False)]
+
+
+@app.command("list")
+def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> None:
+    """All consumers and their lag, a line for each stream that they read."""
+    with client_of(ctx, brokers) as client:
+        consumers = client.consumers()
+    if is_json(ctx, json):
+        json_out([asdict(consumer) for consumer in consumers])
+        return
+    rows = []
+    for consumer in consumers:
+        for stream in sorted({p.stream for p in consumer.partitions}):
+            parts = [p for p in consumer.partitions if p.stream == stream]
+            lags = [p.lag for p in parts if p.lag is not None]
+            rows.append(
+                (
+                    consumer.consumer,
+                    stream,
+                    len(parts),
+                    sum(lags) if lags else None,
+                    time_text(max(p.committed_ms for p in parts)),
+                )
+            )
+    table(["consumer", "stream", "partitions", "lag", "committed (UTC)"], rows, empty="no consumers yet")
+
+
+@app.command()
+def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+    """One consumer: its offset and lag in each partition."""
+    with client_of(ctx, brokers) as client:
+        consumer = client.consumer(name)
+    if is_json(ctx, json):
+        json_out(asdict(consumer))
+        return
+    table(
+        ["stream", "partition", "offset", "high watermark", "lag", "epoch", "committed (UTC)", "metadata"],
+        [
+            (
+                p.stream,
+                p.partition,
+                p.offset,
+                p.high_watermark,
+                p.lag,
+                p.leader_epoch if p.leader_epoch >= 0 else None,
+                time_text(p.committed_ms),
+                p.metadata or None,
+            )
+            for p in consumer.partitions
+        ],
+    )
+
+
+@app.command()
+def reset(
+    ctx: typer.Context,
+    name: Name,
+    stream: Annotated[str, typer.Option("--stream", metavar="STREAM", help="The stream to move in.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="WHERE", help="earliest, latest, an offset, or an ISO 8601 time (UTC).")
+    ],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", metavar="N", help="Only this one; repeatable [all].")
+    ] = None,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Move the committed offsets of a consumer in one stream. It should not run meanwhile."""
+    where = position(to, "--to")
+    with client_of(ctx, brokers) as client:
+        consumer = client.reset(name, stream, where, partitions=partition or None)
+    if is_json(ctx, json):
+        json_out(asdict(consumer))
+        return
+    note(f"consumer {name} moved in stream {stream} to {to}")
+    table(
+        ["partition", "offset", "lag"],
+        [(p.partition, p.offset, p.lag) for p in consumer.partitions if p.stream == stream],
+    )
+
+
+@app.command()
+def delete(
+    ctx: typer.Context,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Forget the committed offsets of a consumer."""
+    if not yes:
+        typer.confirm(f"forget all committed offsets of consumer {name}?", abort=True, err=True)
+    with client_of(ctx, brokers) as client:
+        client.delete_consumer(name)
+    if is_json(ctx, json):
+        json_out({"consumer": name, "deleted": True})
+    else:
+        note(f"consumer {name} forgotten")

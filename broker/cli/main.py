@@ -1,0 +1,82 @@
+"""`liftlog`: the app, its global options, and how errors end a command.
+
+Every error of the tree is one line on stderr, `error[reason]: text`, and an exit code (exits.py). A
+traceback is shown only when it was asked for, by `liftlog --debug …`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from broker import __version__
+from broker.api.errors import LiftlogError
+from broker.cli import broker, consumer, down, publish, stream, tail, up
+from broker.cli.exits import FAILED, code_of
+from broker.cli.options import Brokers, Globals, Json, Nats
+from broker.cli.output import printable
+
+app = typer.Typer(
+    name="liftlog",
+    help="A durable, replayable log for NATS subjects, read as Arrow.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"liftlog {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _globals(
+    ctx: typer.Context,
+    brokers: Brokers = None,
+    nats: Nats = None,
+    json: Json = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    ctx.obj = Globals(brokers=brokers, nats=nats, json=json)
+
+
+app.command("up")(up.up)
+app.command("down")(down.down)
+app.command("broker")(broker.broker)
+app.add_typer(stream.app, name="stream")
+app.command("publish")(publish.publish)
+app.command("tail")(tail.tail)
+app.add_typer(consumer.app, name="consumer")
+
+
+def main() -> None:
+    """Entry point. Ends the process with one of the documented exit codes."""
+    try:
+        app(prog_name="liftlog")
+    except LiftlogError as error:
+        _report(error.reason, str(error))
+        sys.exit(code_of(error))
+    except Exception as error:
+        _report("internal", f"{type(error).__name__}: {error} (a fault of liftlog; --debug shows where)")
+        sys.exit(FAILED)
+
+
+def _report(reason: str, text: str) -> None:
+    if "--debug" in sys.argv[1:2]:
+        import traceback
+
+        traceback.print_exc()
+    sys.stderr.write(f"error[{reason}]: {printable(text)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Options that several commands share, and values with units.
+
+`--brokers`, `--nats` and `--json` may stand before the command or after it; what stands nearer wins:
+
+    after the command  >  before it  >  LIFTLOG_BROKERS / LIFTLOG_NATS_URL  >  the defaults
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from broker.client.client import Client
+
+DEFAULT_BROKERS: Final = "127.0.0.1:9293"
+DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
+DEFAULT_DATA: Final = "liftlog-data"
+DEADLINE_S: Final = 5.0
+"""How long a command goes on after failures: a person waits for it."""
+
+Brokers = Annotated[
+    str | None,
+    typer.Option(
+        "--brokers", metavar="HOST:PORT,…", help=f"HTTP addresses of brokers [LIFTLOG_BROKERS, {DEFAULT_BROKERS}]"
+    ),
+]
+Nats = Annotated[
+    str | None, typer.Option("--nats", metavar="URL", help=f"A NATS server [LIFTLOG_NATS_URL, {DEFAULT_NATS}]")
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
+Data = Annotated[str, typer.Option("--data", metavar="DIR", help="Folder that `up` works in.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Globals:
+    """What stood before the command."""
+
+    brokers: str | None = None
+    nats: str | None = None
+    json: bool = False
+
+
+def globals_of(ctx: typer.Context) -> Globals:
+    found = ctx.find_root().obj
+    return found if isinstance(found, Globals) else Globals()
+
+
+def brokers_of(ctx: typer.Context, given: str | None) -> str:
+    return given or globals_of(ctx).brokers or os.environ.get("LIFTLOG_BROKERS") or DEFAULT_BROKERS
+
+
+def nats_of(ctx: typer.Context, given: str | None) -> str:
+    return given or globals_of(ctx).nats or os.environ.get("LIFTLOG_NATS_URL") or DEFAULT_NATS
+
+
+def client_of(ctx: typer.Context, brokers: str | None, *, deadline_s: float = DEADLINE_S) -> Client:
+    """A client of the brokers that this command is meant for; close it."""
+    from broker.client.client import connect
+
+    return connect(brokers_of(ctx, brokers), deadline_s=deadline_s)
+
+
+def is_json(ctx: typer.Context, given: bool) -> bool:
+    return given or globals_of(ctx).json
+
+
+_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_BYTES: Final = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
+
+
+def duration_ms(text: str) -> int:
+    """`7d`, `12h`, `30m`, `10s`, `250ms`; a bare number counts milliseconds."""
+    found = re.fullmatch(r"(\d{1,18})\s*(ms|s|m|h|d|w|)", text.strip().lower())
+    if found is None:
+        raise typer.BadParameter(f"{text!r}: expected a duration like 7d, 12h, 30m, 10s, 250ms")
+    return int(found[1]) * _MS[found[2] or "ms"]
+
+
+def byte_count(text: str) -> int:
+    """`10GiB`, `512MiB`, `1MB`; a bare number counts bytes."""
+    found = re.fullmatch(r"(\d{1,18})\s*([kmgt]?i?b|)", text.strip().lower())
+    if found is None or found[2] not in _BYTES:
+        raise typer.BadParameter(f"{text!r}: expected a size like 10GiB, 512MiB, 1MB, 1000")
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def or_none(parse: Any) -> Any:
+    """A parser that also reads `none`, as the text NONE: typer takes None for 'not given'."""
+
+    def parse_or_none(text: str) -> Any:
+        return NONE if text.strip().lower() == NONE else parse(text)
+
+    return parse_or_none
+
+
+NONE: Final = "none"
+
+
+def position(text: str, option: str) -> str | int | datetime:
+    """`earliest`, `latest`, an offset, or an ISO 8601 time (without a zone: UTC)."""
+    if text in ("earliest", "latest"):
+        return text
+    if re.fullmatch(r"\d{1,19}", text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r}: expected earliest, latest, an offset, or a time like 2026-01-31T12:00:00", param_hint=option
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,98 @@
+"""What a command shows: a table for people, JSON for programs, notes on stderr.
+
+stdout carries the answer and nothing else, so that it can be piped; what is said along the way goes
+to stderr. Text that came from outside (payloads, subjects) is made printable first: a record must
+not move somebody's cursor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH: Final = 4_096
+"""Columns of a table that no terminal limits: a pipe must not cut values."""
+
+
+def json_out(value: Any) -> None:
+    """One JSON value on one line of stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """A line on stderr, for the person who waits."""
+    sys.stderr.write(printable(text) + "\n")
+    sys.stderr.flush()
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    file = sys.stderr if stderr else sys.stdout
+    return Console(file=file, highlight=False, markup=False, width=None if file.isatty() else PIPE_WIDTH)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "nothing there") -> None:
+    """Rows under a head. Numbers stand right; None is a dash; without rows, `empty` goes to stderr."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [tuple(row) for row in rows]
+    if not rows:
+        note(empty)
+        return
+    made = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        is_number = all(isinstance(row[index], int | float) or row[index] is None for row in rows)
+        made.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell(value)) for value in row))
+    console().print(made)
+
+
+def pairs(values: Iterable[tuple[str, Any]]) -> None:
+    """Names and values below each other."""
+    values = list(values)
+    width = max((len(name) for name, _ in values), default=0)
+    for name, value in values:
+        sys.stdout.write(f"{name:<{width}}  {cell(value)}\n")
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(item) for item in value) or "-"
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with control characters as escapes, line breaks included."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def bytes_text(count: int) -> str:
+    """A size for people: `1.5 MiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def time_text(ms: int | None) -> str | None:
+    """Milliseconds since 1970 as UTC."""
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,112 @@
+"""Waiting until what was started answers, and saying why when it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from broker.api.errors import BY_REASON, DeadlineExceeded, LiftlogError, Unavailable
+from broker.cli.output import note
+from broker.cli.processes import Process
+
+PROBE_INTERVAL_S: Final = 0.05
+PROBE_TIMEOUT_S: Final = 2.0
+LOG_LINES_SHOWN: Final = 20
+LOG_BYTES_READ: Final = 16 << 10
+
+Probe = Callable[[], str | None]
+"""None: it answers; else what is missing."""
+
+
+def wait(what: str, probe: Probe, processes: Sequence[Process], timeout_s: float) -> None:
+    """Wait until the probe finds nothing missing, while all processes live.
+
+    Raises:
+        LiftlogError: a process ended; of the type that its log names, where it does.
+        DeadlineExceeded: the time is up; the text says what was missing last.
+    """
+    deadline = time.monotonic() + timeout_s
+    with _progress(f"{what} starts"):
+        while (missing := probe()) is not None:
+            for process in processes:
+                if process.has_ended():
+                    raise _ended(process)
+            if time.monotonic() > deadline:
+                if processes:
+                    _show_log(processes[-1])
+                raise DeadlineExceeded(f"{what} is not ready after {timeout_s:g} s: {missing}", timeout_s=timeout_s)
+            time.sleep(PROBE_INTERVAL_S)
+
+
+def broker_missing(address: str) -> str | None:
+    """What a broker at host:port says is missing until it is ready; a `Probe` with an address."""
+    connection = http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read(LOG_BYTES_READ).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return f"{address}: {error}"
+    finally:
+        connection.close()
+    if answer.status == 200:
+        return None
+    with contextlib.suppress(ValueError):
+        body = json.dumps(json.loads(body))
+    return f"{address} answers {answer.status}: {body}"
+
+
+def check_reachable(urls: str) -> None:
+    """Raise Unavailable unless something listens at one of these NATS URLs (separated by commas)."""
+    failures = []
+    for url in urls.split(","):
+        parts = urlsplit(url.strip())
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 4222), timeout=PROBE_TIMEOUT_S).close()
+            return
+        except OSError as error:
+            failures.append(f"{parts.hostname}:{parts.port or 4222}: {error.strerror or error}")
+    raise Unavailable(f"no NATS server answers at {', '.join(failures)}")
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    from broker.cli.output import console
+
+    with console(stderr=True).status(text):
+        yield
+
+
+def _ended(process: Process) -> LiftlogError:
+    for line in reversed(_show_log(process)):
+        named = re.fullmatch(r"error\[([a-z_]+)\]: (.*)", line)
+        if named and named[1] in BY_REASON:
+            return BY_REASON[named[1]](f"{process.name}: {named[2]}", process=process.name)
+    return LiftlogError(
+        f"{process.name} {process.ending()} while starting; its log: {process.log}", process=process.name
+    )
+
+
+def _show_log(process: Process) -> list[str]:
+    """Show on stderr how the log of a process ends; return those lines."""
+    with open(process.log, "rb") as log:
+        log.seek(max(process.log_position, os.path.getsize(process.log) - LOG_BYTES_READ))
+        lines = log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    if lines:
+        note(f"--- {process.log} ---")
+        for line in lines:
+            note(line)
+        note("---")
+    return lines

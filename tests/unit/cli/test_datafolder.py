@@ -1,0 +1,97 @@
+"""Goal: the record of an `up` survives, and a damaged one counts as none.
+
+Method: real folders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import FolderInUse, FolderNotAllowed
+from broker.cli.datafolder import LOG_BYTES_KEPT, DataFolder, Record
+from broker.cli.processes import Identity
+
+
+def _record() -> Record:
+    me = Identity.of(os.getpid())
+    assert me is not None
+    gone = Identity(pid=me.pid, started_ticks=1, boot_id=me.boot_id, command=me.command)
+    return Record(
+        http="127.0.0.1:1",
+        grpc="127.0.0.1:2",
+        nats_url="nats://127.0.0.1:3",
+        nats_embedded=True,
+        mode="detached",
+        processes={"nats": me, "broker-0": gone},
+    )
+
+
+def test_a_saved_record_is_loaded_again_with_its_pid_files(tmp_path: Path) -> None:
+    folder = DataFolder(str(tmp_path / "data"))
+    assert folder.load() is None
+    folder.prepare()
+    record = _record()
+    folder.save(record)
+    assert DataFolder(str(tmp_path / "data")).load() == record
+    assert (folder.run / "nats.pid").read_text() == f"{os.getpid()}\n"
+    assert set(record.alive()) == {"nats"}
+    folder.forget(record)
+    assert folder.load() is None
+    assert list(folder.run.glob("*.pid")) == []
+
+
+def test_the_record_names_the_addresses_for_others(tmp_path: Path) -> None:
+    folder = DataFolder(str(tmp_path))
+    folder.prepare()
+    folder.save(_record())
+    values = json.loads(folder.record_path.read_text())
+    assert values["brokers"] == [{"id": "broker-0", "http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}]
+    assert values["nats"] == {"url": "nats://127.0.0.1:3", "embedded": True}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"brokers": []}', "null", "\x00"])
+def test_a_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
+    folder = DataFolder(str(tmp_path))
+    folder.prepare()
+    folder.record_path.write_text(text)
+    assert folder.load() is None
+
+
+def test_every_cut_of_a_record_counts_as_none_or_as_the_record(tmp_path: Path) -> None:
+    folder = DataFolder(str(tmp_path))
+    folder.prepare()
+    folder.save(_record())
+    whole = folder.record_path.read_text().rstrip()
+    for end in range(len(whole)):
+        folder.record_path.write_text(whole[:end])
+        assert folder.load() is None
+
+
+def test_the_lock_keeps_a_second_one_out(tmp_path: Path) -> None:
+    folder = DataFolder(str(tmp_path))
+    folder.prepare()
+    with folder.locked(), pytest.raises(FolderInUse), DataFolder(str(tmp_path)).locked():
+        pass
+    with folder.locked():
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FolderNotAllowed, match="file"):
+        DataFolder(str(tmp_path / "file" / "data")).prepare()
+
+
+def test_a_long_log_is_put_aside(tmp_path: Path) -> None:
+    folder = DataFolder(str(tmp_path))
+    folder.prepare()
+    path = folder.log("nats")
+    path.write_text("short")
+    assert folder.log("nats").exists()
+    os.truncate(path, LOG_BYTES_KEPT + 1)
+    assert not folder.log("nats").exists()
+    assert (folder.logs / "nats.log.1").stat().st_size == LOG_BYTES_KEPT + 1

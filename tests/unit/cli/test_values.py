@@ -1,0 +1,133 @@
+"""Goal: values with units, positions, and records as text, are what they say.
+
+Method: tables of examples.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+import typer
+
+from broker.api.errors import BY_REASON, DeadlineExceeded, NotReady, Unavailable
+from broker.api.schema import SCHEMA
+from broker.cli.exits import FAILED, UNREACHABLE, code_of
+from broker.cli.options import NONE, byte_count, duration_ms, or_none, position
+from broker.cli.output import bytes_text, cell, printable, time_text
+from broker.cli.records import Lines, json_lines, rows, value_text
+
+
+@pytest.mark.parametrize(
+    "text, ms",
+    [("7d", 604_800_000), ("12h", 43_200_000), ("1w", 604_800_000), ("10s", 10_000), ("5", 5), ("2 M", 120_000)],
+)
+def test_durations(text: str, ms: int) -> None:
+    assert duration_ms(text) == ms
+
+
+@pytest.mark.parametrize("text, count", [("1KiB", 1024), ("1kb", 1000), ("10GiB", 10 << 30), ("7", 7), ("7 B", 7)])
+def test_sizes(text: str, count: int) -> None:
+    assert byte_count(text) == count
+
+
+@pytest.mark.parametrize("parse", [duration_ms, byte_count])
+@pytest.mark.parametrize("text", ["", "-1", "1.5h", "one", "1x", "1ib", "9" * 30])
+def test_what_is_no_value_is_a_usage_error(parse: object, text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse(text)  # type: ignore[operator]
+
+
+def test_none_passes_where_it_is_allowed() -> None:
+    assert or_none(duration_ms)("None") == NONE
+    assert or_none(duration_ms)("1s") == 1000
+
+
+@pytest.mark.parametrize(
+    "text, where",
+    [
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        ("42", 42),
+        ("2026-01-02", datetime(2026, 1, 2, tzinfo=UTC)),
+        ("2026-01-02T03:04:05.000006Z", datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)),
+        ("2026-01-02T03:00:00+01:00", datetime(2026, 1, 2, 2, tzinfo=UTC)),
+    ],
+)
+def test_positions(text: str, where: object) -> None:
+    assert position(text, "--from") == where
+
+
+@pytest.mark.parametrize("text", ["", "-1", "yesterday", "2026-13-01"])
+def test_what_is_no_position_is_a_usage_error(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        position(text, "--from")
+
+
+def test_exit_codes_tell_unreachable_from_refused() -> None:
+    unreachable = {Unavailable, DeadlineExceeded, NotReady}
+    for cls in BY_REASON.values():
+        assert code_of(cls("x")) == (UNREACHABLE if cls in unreachable else FAILED)
+
+
+def test_outside_text_cannot_move_the_cursor() -> None:
+    assert printable("a\x1b[2Jb\nc\x9bd") == "a\\x1b[2Jb\\nc\\x9bd"
+    assert printable("žluťoučký 馬") == "žluťoučký 馬"
+    assert value_text(b"\xff\x00") == "0xff00"
+    assert value_text(b"a\tb") == "a\\tb"
+    assert value_text(None) == "-"
+
+
+def test_cells_and_sizes_for_people() -> None:
+    assert [cell(v) for v in (None, True, 3, ["a", "b"], [])] == ["-", "yes", "3", "a, b", "-"]
+    assert [bytes_text(n) for n in (0, 1023, 1536, 5 << 30, 3 << 50)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "5.0 GiB",
+        "3072.0 TiB",
+    ]
+    assert time_text(0) == "1970-01-01 00:00:00"
+
+
+def _batch() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(
+        [
+            {"offset": 7, "timestamp": 1_000_001, "subject": "a.b", "key": b"k", "value": b"{}", "headers": None},
+            {
+                "offset": 8,
+                "timestamp": (1 << 62),  # no year that datetime knows
+                "subject": "a",
+                "value": b"\xff",
+                "headers": [{"key": "H", "value": b"1"}, {"key": "H", "value": None}],
+                "reply": "_INBOX.1",
+            },
+        ],
+        schema=SCHEMA,
+    )
+
+
+def test_json_lines_have_the_form_of_the_http_api() -> None:
+    first, second = map(json.loads, json_lines(_batch()))
+    assert first == {
+        "offset": 7,
+        "timestamp": "1970-01-01T00:00:01.000001Z",
+        "subject": "a.b",
+        "key": "k",
+        "value": "{}",
+        "headers": None,
+        "reply": None,
+    }
+    assert second["value"] == {"base64": "/w=="}
+    assert second["headers"] == [["H", "1"], ["H", None]]
+    assert second["timestamp"] == str(1 << 62)
+
+
+def test_lines_for_people_are_aligned_and_cut_at_the_terminal() -> None:
+    lines = Lines(width=None, with_partition=False)
+    head = lines.head()
+    first, second = (lines.line(row) for row in rows(_batch()))
+    assert head.index("value") == first.index("{}") == second.index("0xff")
+    assert all(len(Lines(width=30, with_partition=True).line(row)) == 30 for row in rows(_batch()))
