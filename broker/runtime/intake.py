@@ -12,6 +12,7 @@ Everything but `attach`, `alter`, `detach`, `stop` and reading counters runs on 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -151,7 +152,7 @@ class IntakeDriver:
                     error_cb=self._on_error,
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,
-                    closed_cb=lambda closed=closed: _set(closed),  # type: ignore[misc]
+                    closed_cb=functools.partial(_set, closed),
                 )
                 async with self._subscribing:
                     self._client = client

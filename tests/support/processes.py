@@ -144,7 +144,11 @@ class BrokerProcess:
         command = [sys.executable, "-m", "broker.cli.main", "broker"]
         self.process = Process(command, self.folder / "broker.log", self._env)
         if wait:
-            eventually(self._ready, timeout_s=60, what="broker ready")
+            try:
+                eventually(self._ready, timeout_s=60, what="broker ready")
+            except AssertionError as error:
+                self.kill9()
+                raise AssertionError(f"{error}\n{self.output()[-4000:]}") from None
         return self
 
     def _ready(self) -> bool:
