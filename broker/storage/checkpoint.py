@@ -1,7 +1,7 @@
-"""The small files beside a partition's segments: `partition.json`, `checkpoint`, `epochs`.
+"""The small files beside a partition's segments: `partition.json` and `checkpoint`.
 
-All are one line of JSON, replaced atomically. `checkpoint` and `epochs` carry a CRC-32C of
-themselves, since recovery stands on what they say; a damaged one is treated as missing and reported.
+JSON, replaced atomically. `checkpoint` carries a CRC-32C of itself, since recovery stands on what it
+says; a damaged one is treated as missing and reported.
 
 K1  A checkpoint never promises what is not on disk: its recovery point was fsynced before.
 K2  The clean mark is withdrawn, durably, before the first append after it.
@@ -11,7 +11,6 @@ K3  The log start offset is checkpointed before a segment below it is removed.
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -24,7 +23,6 @@ from broker.storage.disk import Disk
 FORMAT_VERSION: Final = 1
 PARTITION_FILE: Final = "partition.json"
 CHECKPOINT_FILE: Final = "checkpoint"
-EPOCHS_FILE: Final = "epochs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,70 +111,6 @@ class Checkpoint:
         tail = values.pop("tail")
         lost = tuple((start, end) for start, end in values.pop("lost_ranges"))
         return cls(**values, lost_ranges=lost, tail=None if tail is None else TailPoint(**tail))
-
-
-class Epochs:
-    """Leader epoch -> offset of its first record: which leader wrote what.
-
-    Both grow along the list. At most a few entries: one for each leadership that appended.
-    """
-
-    __slots__ = ("items",)
-
-    def __init__(self, items: list[tuple[int, int]] | None = None) -> None:
-        self.items = items or []
-
-    @property
-    def latest(self) -> int:
-        """The epoch of the last record; -1 when there is none."""
-        return self.items[-1][0] if self.items else -1
-
-    def begin(self, epoch: int, first_offset: int) -> bool:
-        """Note that `epoch` appends from `first_offset` on. False when it is the current one."""
-        if epoch == self.latest:
-            return False
-        assert epoch > self.latest, f"leader epoch {epoch} after {self.latest}"
-        self.cut(first_offset)
-        if epoch == self.latest:
-            return False
-        self.items.append((epoch, first_offset))
-        return True
-
-    def cut(self, end_offset: int) -> None:
-        """Forget epochs that begin at or after `end_offset`: their records are gone."""
-        while self.items and self.items[-1][1] >= end_offset:
-            self.items.pop()
-
-    def trim(self, log_start_offset: int) -> None:
-        """Forget epochs whose records are all below the log start."""
-        keep = self._at(log_start_offset)
-        if keep > 0:
-            self.items = self.items[keep:]
-
-    def epoch_of(self, offset: int) -> int:
-        """The epoch that wrote `offset`; -1 when that is not known any more."""
-        at = self._at(offset)
-        return self.items[at][0] if at >= 0 else -1
-
-    def end_of(self, epoch: int, log_end_offset: int) -> int:
-        """First offset that an epoch later than `epoch` wrote; the log end when there is none."""
-        return next((first for later, first in self.items if later > epoch), log_end_offset)
-
-    def _at(self, offset: int) -> int:
-        return bisect_right(self.items, offset, key=lambda item: item[1]) - 1
-
-    def encode(self) -> bytes:
-        return seal_json({"epochs": self.items})
-
-    @classmethod
-    def decode(cls, data: bytes, *, where: str) -> Epochs | None:
-        """The epochs, or None when the file is damaged.
-
-        Raises:
-            UnknownFormatVersion: a later release wrote it.
-        """
-        values = open_json(data, where=where)
-        return None if values is None else cls([(epoch, first) for epoch, first in values["epochs"]])
 
 
 def write_identity(disk: Disk, folder: str, identity: LogIdentity) -> None:

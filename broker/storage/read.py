@@ -11,6 +11,7 @@ A2  The first batch of each range was checked against its index entry (S4).
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from broker.api.batch import HEADER_BYTES, decode_batch
+from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes, verify_batch
 from broker.api.errors import BadBatch, OffsetOutOfRange
 from broker.storage.disk import Disk, File
 from broker.storage.index import IndexView
@@ -215,6 +216,20 @@ def read_head(segment: Segment, file: File, index: IndexView, at: int) -> Peek:
     ):
         raise NeedsRepair(segment)
     return head
+
+
+def verified_messages(file: File, place: FileRange) -> Iterator[tuple[memoryview, int]]:
+    """Each message of a range, and the offset after it.
+
+    Raises:
+        BadBatch: one is damaged.
+    """
+    view = memoryview(file.pread(place.length, place.position))
+    while view:
+        length = message_bytes(view[:HEADER_BYTES], where=f"{place.path}: ")
+        message = view[:length]
+        yield message, verify_batch(message, where=f"{place.path}: ").next_offset
+        view = view[length:]
 
 
 def find_time(view: LogView, timestamp_us: int) -> int | None:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.api.schema import SCHEMA_BYTES
-from broker.storage.checkpoint import CHECKPOINT_FILE, EPOCHS_FILE, Checkpoint, Epochs
+from broker.storage.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
 from broker.storage.scan import Scan, scan
@@ -60,14 +60,17 @@ class RecoveryReport:
 
 @dataclass(slots=True, kw_only=True)
 class Recovered:
-    """A log as it is on disk. Everything in it is durable (R5)."""
+    """A log as it is on disk. Everything in it is durable (R5).
+
+    `new_epochs` are the (leader epoch, first offset) that the scan met.
+    """
 
     segments: list[Segment]
     tail: Segment | None
     log_start_offset: int
     log_end_offset: int
     high_watermark: int
-    epochs: Epochs
+    new_epochs: list[tuple[int, int]]
     lost_ranges: Ranges
     report: RecoveryReport
 
@@ -87,20 +90,21 @@ def load_checkpoint(disk: Disk, folder: str, report: RecoveryReport) -> Checkpoi
     return found
 
 
-def load_epochs(disk: Disk, folder: str) -> Epochs | None:
-    """The epochs file; None when it is missing or damaged.
-
-    Raises:
-        UnknownFormatVersion: a later release wrote it.
-    """
-    path = f"{folder}/{EPOCHS_FILE}"
-    return Epochs.decode(disk.read_file(path), where=path) if disk.exists(path) else None
-
-
 def list_segments(disk: Disk, folder: str) -> list[Segment]:
     """The segments of a folder by base offset, by their names alone."""
     names = filter(None, map(parse_name, disk.listdir(folder)))
     return [Segment(folder, base) for base, ending in sorted(names) if ending == SEGMENT_ENDING]
+
+
+def is_clean(disk: Disk, checkpoint: Checkpoint, segments: list[Segment], boot_id: str) -> bool:
+    """Whether the clean mark is of this run of the machine, and the files are those that it was set for."""
+    if not boot_id or checkpoint.clean_boot_id != boot_id:
+        return False
+    tail = checkpoint.tail
+    if tail is None:
+        return not segments or segments[-1].base_offset <= checkpoint.recovery_point
+    last = segments[-1] if segments else None
+    return last is not None and last.base_offset == tail.base_offset and disk.size(last.path) == tail.bytes
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]], *, log_start_offset: int = 0) -> Ranges:
@@ -188,11 +192,6 @@ class _Recovery:
 
     def result(self, segments: list[Segment], tail: Segment | None) -> Recovered:
         start, end = self.known.log_start_offset, self.log_end_offset
-        epochs = load_epochs(self.disk, self.folder) or Epochs()
-        epochs.cut(end)
-        for epoch, first_offset in self.new_epochs:
-            if epoch > epochs.latest and first_offset < end:
-                epochs.begin(epoch, first_offset)
         lost = merge_ranges([*self.known.lost_ranges, *self.report.lost], log_start_offset=start)
         self.report.lost = [found for found in self.report.lost if found not in self.known.lost_ranges]
         return Recovered(
@@ -201,7 +200,7 @@ class _Recovery:
             log_start_offset=start,
             log_end_offset=end,
             high_watermark=min(max(self.high_watermark, start), end),
-            epochs=epochs,
+            new_epochs=[(epoch, first) for epoch, first in self.new_epochs if first < end],
             lost_ranges=lost,
             report=self.report,
         )
@@ -218,46 +217,53 @@ class _Recovery:
 
     def last(self, segment: Segment) -> Segment | None:
         """The last segment: may have a torn tail. Returns it if it can be appended to."""
-        kept, start, expected = self._known_entries(segment)
+        flushed, at = self._flushed_entries(segment)
+        kept = flushed[:at]
+        start = int(flushed["position"][at]) if len(flushed) else FIRST_POSITION
+        expected = int(flushed["first_offset"][at]) if len(flushed) else segment.base_offset
         found = self._scan(segment, start, expected)
         committed_end = max(self.log_end_offset, segment.base_offset)
-        batches, cut = self._judge(found, expected, committed_end)
         if not found.schema_is_whole and self._evidence(found, committed_end) <= segment.base_offset:
-            batches, cut = batches[:0], 0  # made, and never synced
+            batches, cut = self._nothing(found)
+        else:
+            batches, cut = self._judge(found, expected, committed_end)
         entries = np.concatenate([kept, _entries(batches, kept)])
-        # Durable first: the cut, and what is kept beyond the recovery point (R5).
-        file = self.disk.open(segment.path)
-        try:
-            if cut is not None:
-                file.truncate(cut)
-                if cut == 0:
-                    file.write(SCHEMA_BYTES)
-            if cut is not None or len(batches):
-                file.sync()
-            size = file.size()
-        finally:
-            file.close()
         end_offset = int(batches["next_offset"][-1]) if len(batches) else expected
         self.lost(end_offset, committed_end)
         self.log_end_offset = max(end_offset, committed_end)
+        size = found.size
+        if cut is not None or end_offset > self.known.recovery_point:
+            size = self._make_durable(segment, cut)
         if cut is not None:
             self.report.cut_bytes += max(0, found.size - cut)
             self.report.cut_offset = self.log_end_offset
         view = IndexView(entries)
-        whole = view.contiguous and view.end == size and (found.schema_is_whole or cut == 0)
-        if whole and self.log_end_offset == end_offset:
-            tail = self.known.tail
+        is_whole = view.contiguous and view.end == size and (found.schema_is_whole or cut == 0)
+        if not is_whole or self.log_end_offset > end_offset:
+            self._settle(segment, entries, size)
+            return None
+        if segment.partial is None or not np.array_equal(entries[: len(flushed)], flushed):
             segment.partial = (0, 0)
-            segment.live = GrowingIndex(entries)
-            INDEX_CACHE.drop(segment.serial)
-            segment.created_us = self.now_us
-            if tail is not None and tail.base_offset == segment.base_offset:
-                segment.created_us = tail.created_us
-            elif len(entries):
-                segment.created_us = int(entries["max_timestamp_us"][0])
-            return segment
-        self._settle(segment, entries, size)
-        return None
+        tail = self.known.tail
+        segment.created_us = int(entries["max_timestamp_us"][0]) if len(entries) else self.now_us
+        if tail is not None and tail.base_offset == segment.base_offset:
+            segment.created_us = tail.created_us
+        INDEX_CACHE.drop(segment.serial)
+        segment.live = GrowingIndex(entries)
+        return segment
+
+    def _make_durable(self, segment: Segment, cut: int | None) -> int:
+        """Cut the file, and fsync what stays (R5). Returns its length."""
+        file = self.disk.open(segment.path)
+        try:
+            if cut is not None:
+                file.truncate(cut)
+            if cut == 0:
+                file.write(SCHEMA_BYTES)
+            file.sync()
+            return file.size()
+        finally:
+            file.close()
 
     def _scan(self, segment: Segment, start: int, expected: int) -> Scan:
         file = self.disk.open(segment.path, readonly=True)
@@ -277,6 +283,10 @@ class _Recovery:
         if found.markers and found.markers[-1] + 8 != found.size:
             self.report.notes.append(f"{segment.path}: batches behind an end-of-stream marker")
         return found
+
+    def _nothing(self, found: Scan) -> tuple[npt.NDArray[np.void], int | None]:
+        """The segment was made and never synced: it begins anew."""
+        return found.batches[:0], 0
 
     def _evidence(self, found: Scan, committed_end: int) -> int:
         return max(committed_end, int(found.batches["high_watermark"].max(initial=0)))
@@ -307,26 +317,26 @@ class _Recovery:
             cut = int(batches["position"][whole])
         return batches[:whole], cut
 
-    def _known_entries(self, segment: Segment) -> tuple[Entries, int, int]:
-        """The entries below the recovery point by the index file, where to scan from, and which offset stands there.
+    def _flushed_entries(self, segment: Segment) -> tuple[Entries, int]:
+        """The entries of the index file, and which of their batches the scan begins with.
 
-        One known batch is scanned again, so that the scan begins at an offset that is sure.
+        That is the last batch below the recovery point: known, but scanned again, so that the scan begins at an
+        offset that is sure. No entries: the scan begins with the segment.
         """
-        none = np.zeros(0, ENTRY), FIRST_POSITION, segment.base_offset
+        none = np.zeros(0, ENTRY)
         tail = self.known.tail
         if tail is not None and tail.base_offset == segment.base_offset:
             segment.partial = (tail.entry_count, tail.entry_crc)
         view = segment.index(self.disk)
         if view is None:
-            self.report.rebuilt_indexes.append(segment.base_offset)
-            return none
+            if self.known.recovery_point > segment.base_offset:
+                self.report.rebuilt_indexes.append(segment.base_offset)
+            return none, 0
         size = self.disk.size(segment.path)
         at = view.find(self.known.recovery_point - 1)
         while at >= 0 and view.end_of(at) > size:
             at -= 1
-        if at < 0:
-            return none
-        return view.entries[:at].copy(), int(view.positions[at]), int(view.first_offsets[at])
+        return (view.entries, at) if at >= 0 else (none, 0)
 
     def _settle(self, segment: Segment, entries: Entries, size: int) -> IndexView:
         """Make a segment a sealed one: its index in the cache, and on disk if it was not there or another."""

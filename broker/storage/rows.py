@@ -1,9 +1,11 @@
-"""Rows that are already Arrow, as something a log can append: POSTed batches, `__offsets`, tests.
+"""What a log appends (`Encodable`), and the one made of rows that are already Arrow: POSTed batches, `__offsets`.
 
-The hot path from NATS does not come through here: ingest composes its messages in compiled code.
+The hot path from NATS brings its own `Encodable`: ingest composes its messages in compiled code.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,25 @@ from broker.api.batch import BatchHeader, encode_batch
 from broker.api.schema import SCHEMA
 
 ROW_COLUMNS = tuple(name for name in SCHEMA.names if name != "offset")
+
+
+class Encodable(Protocol):
+    """A batch that is to be appended: n >= 1 records that do not know their offsets yet."""
+
+    record_count: int
+    max_timestamp_us: int
+
+    def compose(
+        self,
+        *,
+        first_offset: int,
+        leader_epoch: int,
+        high_watermark: int,
+        group_index: int = 0,
+        group_count: int = 1,
+        decision: int = 0,
+    ) -> bytes | bytearray | memoryview:
+        """The whole message as it stands at `first_offset`, CRC in place."""
 
 
 class RowBatch:

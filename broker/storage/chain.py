@@ -1,0 +1,245 @@
+"""The segment files of one log, in order. The last may be the tail, which appends go to.
+
+    sealed | sealed | sealed | tail (awake: file open, index in memory; or resting: neither)
+
+Nothing here knows which offsets are committed or durable, and nothing locks: `PartitionLog` does both.
+
+C1  `segments` is replaced, never changed: readers keep the tuple they took.
+C2  A segment is sealed by marker and fsync before the next one is made: that there is a later segment proves
+    that all before it is on disk.
+C3  A segment with a gap in it is never appended to.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from crc32c import crc32c
+
+from broker.api.errors import LiftlogError
+from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
+from broker.storage.checkpoint import TailPoint
+from broker.storage.disk import NO_SPACE, Disk, File, ReadableBuffer, storage_error
+from broker.storage.index import INDEX_CACHE, GrowingIndex
+from broker.storage.read import NeedsRepair
+from broker.storage.recovery import RecoveryReport, rescan
+from broker.storage.segment import Segment
+
+
+class Untrusted(Exception):
+    """Internal: what the tail's file holds is not known any more. `error` is what to tell the caller."""
+
+    def __init__(self, error: LiftlogError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Chain:
+    """See the module. `OSError` passes through where nothing has changed.
+
+    Attributes:
+        tail: The last of `segments`, or None: the next append makes a new one.
+        file: Of the tail, while it is awake.
+    """
+
+    __slots__ = ("_retired", "_salvaged", "disk", "file", "folder", "segments", "tail")
+
+    def __init__(self, disk: Disk, folder: str, segments: list[Segment], tail: Segment | None) -> None:
+        self.disk = disk
+        self.folder = folder
+        self.segments = tuple(segments)
+        self.tail = tail
+        self.file: File | None = None
+        self._retired: list[File] = []  # of sealed segments: a sync may still be using them
+        self._salvaged: bytes | None = None
+
+    def awake(self) -> GrowingIndex | None:
+        """The tail's index, its file open; None when there is no tail.
+
+        Raises:
+            NeedsRepair: the tail's index file or length is not what it was.
+        """
+        tail = self.tail
+        if tail is None:
+            return None
+        if tail.live is None:
+            view = tail.index(self.disk)
+            if view is None or self.disk.size(tail.path) != view.end:
+                raise NeedsRepair(tail)
+            tail.live = GrowingIndex(view.entries)
+            INDEX_CACHE.drop(tail.serial)
+        if self.file is None:
+            self.file = self.disk.open(tail.path)
+        return tail.live
+
+    def begin(self, base_offset: int) -> GrowingIndex:
+        """Make a new tail. Its name is durable when this returns."""
+        assert self.tail is None, "the tail has to be sealed first"
+        segment = Segment(self.folder, base_offset)
+        file = self.disk.open(segment.path, create=True)
+        try:
+            if file.size():
+                file.truncate(0)
+            file.write(SCHEMA_BYTES)
+            self.disk.sync_dir(self.folder)
+        except OSError:
+            file.close()
+            with suppress(OSError):
+                self.disk.unlink(segment.path)
+            raise
+        segment.partial = (0, 0)
+        segment.live = GrowingIndex()
+        self.file, self.tail = file, segment
+        self.segments = (*self.segments, segment)
+        return segment.live
+
+    def write(self, data: ReadableBuffer, end: int) -> None:
+        """Append to the tail's file, whose length is `end`: all of `data` or nothing.
+
+        Raises:
+            DiskFull: nothing was written.
+            Untrusted: the disk failed otherwise, or what was written could not be taken back.
+        """
+        file = self.file
+        assert file is not None
+        try:
+            file.write(data)
+        except OSError as error:
+            found = storage_error(error, f"write in {self.folder}")
+            try:
+                file.truncate(end)
+            except OSError as worse:
+                raise Untrusted(storage_error(worse, f"truncate in {self.folder}")) from error
+            raise (found if error.errno in NO_SPACE else Untrusted(found)) from error
+
+    def seal(self) -> bool:
+        """End the tail: marker, fsync, index (C2). False: there is none, or it is empty.
+
+        Raises:
+            DiskFull, Untrusted: as `write`; the tail is still the tail.
+        """
+        index, tail, file = self.awake(), self.tail, self.file
+        if index is None or index.count == 0 or tail is None or file is None:
+            return False
+        view = index.view()
+        self.write(END_OF_STREAM, view.end)
+        try:
+            file.sync()
+        except OSError as error:
+            raise Untrusted(storage_error(error, f"fsync {tail.path}")) from error
+        with suppress(OSError):  # derivable: rebuilt when it is missing
+            tail.write_index(self.disk, view.entries, have=tail.partial[0] if tail.partial else 0)
+        tail.rest(view, size=view.end + len(END_OF_STREAM), partial=None)
+        self._retire()
+        return True
+
+    def point(self, *, flush: bool = True) -> TailPoint | None:
+        """What a checkpoint says of the tail; its index file is brought up to that."""
+        tail = self.tail
+        if tail is None:
+            return None
+        if flush and tail.live is not None:
+            self._flush_index(tail, tail.live)
+        assert tail.partial is not None
+        return TailPoint(
+            base_offset=tail.base_offset,
+            created_us=tail.created_us,
+            entry_count=tail.partial[0],
+            entry_crc=tail.partial[1],
+            bytes=tail.size(self.disk),
+        )
+
+    def rest(self) -> None:
+        """Forget the tail's index and close all files. `awake` brings them back."""
+        tail = self.tail
+        if tail is not None and tail.live is not None:
+            self._flush_index(tail, tail.live)
+            tail.rest(None, size=tail.live.view().end, partial=tail.partial)
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        self.close_retired()
+        file, self.file = self.file, None
+        if file is not None:
+            file.close()
+
+    def close_retired(self) -> None:
+        """Close the files of sealed segments. Not while one of them is being synced."""
+        files, self._retired = self._retired, []
+        for file in files:
+            file.close()
+
+    def drop_below(self, start: int) -> list[Segment]:
+        """Take off the segments that end at or before `start`. Their files are still there."""
+        segments = self.segments
+        count = 0
+        while count + 1 < len(segments) and segments[count + 1].base_offset <= start:
+            count += 1
+        self.segments = segments[count:]
+        return list(segments[:count])
+
+    def write_again(self, durable_end: int) -> None:
+        """After a failure: cut the tail to what is durable, write the rest anew and fsync it.
+
+        A failed fsync leaves pages that the kernel holds as clean and that never reached the disk. What was
+        read from them is kept until it is safe, so this may be tried again and again.
+        """
+        tail = self.tail
+        if tail is None or tail.live is None:
+            return
+        index = tail.live.view()
+        durable = index.end_of(index.find_from(durable_end) - 1)
+        file = self.disk.open(tail.path)
+        try:
+            if self._salvaged is None:
+                self._salvaged = file.pread(index.end - durable, durable)
+            file.truncate(durable)
+            file.write(self._salvaged)
+            file.sync()
+            self._salvaged = None
+        finally:
+            file.close()
+
+    def repair(self, segment: Segment, log_end_offset: int) -> list[tuple[int, int]]:
+        """Scan a segment anew and write its index. All that should be in it and is not is lost: returns those ranges.
+
+        Raises:
+            Untrusted: the tail had to be given up, and its fsync failed.
+        """
+        number = self.segments.index(segment)
+        following = self.segments[number + 1 :]
+        end = following[0].base_offset if following else log_end_offset
+        report = RecoveryReport()
+        whole = False
+        try:
+            view = rescan(self.disk, segment, end, report)
+            whole = view.contiguous and view.end == segment.size(self.disk) and not report.lost
+        except FileNotFoundError:
+            report.lost.append((segment.base_offset, end))
+            self.segments = (*self.segments[:number], *following)
+        if segment is self.tail:
+            if whole:
+                segment.partial = (0, 0)
+                segment.live = GrowingIndex(view.entries)
+            else:
+                try:
+                    if self.file is not None:
+                        self.file.sync()
+                except OSError as error:
+                    raise Untrusted(storage_error(error, f"fsync {segment.path}")) from error
+                self._retire()
+        return report.lost
+
+    def _retire(self) -> None:
+        if self.file is not None:
+            self._retired.append(self.file)
+        self.file = self.tail = None
+
+    def _flush_index(self, tail: Segment, live: GrowingIndex) -> None:
+        assert tail.partial is not None
+        count, crc = tail.partial
+        entries = live.view().entries
+        if len(entries) > count:
+            tail.write_index(self.disk, entries, have=count, sealed=False)
+            tail.partial = (len(entries), crc32c(entries[count:].tobytes(), crc))
