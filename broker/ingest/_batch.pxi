@@ -19,8 +19,8 @@ cdef struct Slot:
     Py_ssize_t batch_bytes
     Py_ssize_t batch_records
     Py_ssize_t batch_bytes_hard
-    uint64_t touched            # when its first record came: orders the dirty ones
-    bint listed                 # in its owner's list of dirty slots
+    bint listed                 # in its owner's list of dirty slots,
+    Py_ssize_t listed_at        # at this byte
     Py_ssize_t arrived          # bytes of a value in part, behind the value column's size
     Py_ssize_t arriving         # of this many
 
@@ -84,7 +84,7 @@ cdef class Builder:
     def __cinit__(self, *, str stream, int partition, int partition_count, bint reply_acks, str default_ack,
                   Py_ssize_t record_bytes_max, Py_ssize_t batch_bytes, Py_ssize_t batch_records,
                   Py_ssize_t batch_bytes_hard=BATCH_BYTES_HARD):
-        check_builder(partition, partition_count, default_ack)
+        check_builder(partition, partition_count, default_ack, batch_bytes_hard)
         self.stream = stream
         self.stream_utf8 = stream.encode()
         self.stream_json = json_text(stream)
@@ -135,7 +135,7 @@ cdef class Builder:
         """New settings for the records that come from now on."""
         if self.guard is not None:
             self.guard.check()
-        check_builder(self.slot.partition, self.slot.partition_count, default_ack)
+        check_builder(self.slot.partition, self.slot.partition_count, default_ack, self.slot.batch_bytes_hard)
         self.slot.reply_acks = reply_acks
         self.slot.awaits_by_default = default_ack != "none"
         self.slot.record_bytes_max = record_bytes_max
@@ -392,6 +392,12 @@ cdef class PendingBatch:
         cdef char* to
         if self.columns == NULL or self.columns.awaited.size == 0:
             return b""
+        if count_awaited(self.columns) < NOGIL_ANSWERS_MIN:
+            size = write_answers(NULL, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+            blob = PyBytes_FromStringAndSize(NULL, size)
+            to = blob
+            write_answers(to, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+            return blob
         with nogil:
             size = write_answers(NULL, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
         blob = PyBytes_FromStringAndSize(NULL, size)

@@ -41,13 +41,14 @@ from broker.api.batch import (
 from broker.ingest import answers, partitioning, rules
 from broker.ingest.answers import ack_tail, error_body, json_text
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
-from broker.ingest.settings import check_builder, check_route
+from broker.ingest.settings import check_builder, check_intake, check_route
 
 IMPLEMENTATION = "compiled"
 BATCH_BYTES_HARD = rules.BATCH_BYTES_HARD
 
-# Chunks and batches below this are handled with the GIL held: getting it back would take longer.
+# Less work than this is done with the GIL held: getting it back would take longer.
 cdef Py_ssize_t NOGIL_BYTES_MIN = 8192
+cdef Py_ssize_t NOGIL_ANSWERS_MIN = 128
 cdef bytes TEMPLATE_BYTES = TEMPLATE
 cdef Py_ssize_t HEADER_SIZE = HEADER_BYTES
 cdef Py_ssize_t BODY_LENGTH_POSITION = BODY_LENGTH_AT
@@ -121,8 +122,7 @@ cdef class Intake:
     cdef Buffer operations      # struct Operation
     cdef Buffer operation_text
     cdef Buffer answers
-    cdef Buffer dirty_slots     # Slot*
-    cdef uint64_t touches
+    cdef Buffer dirty_slots     # Slot*, in the order of their first record; NULL where one came again
     cdef int64_t[FATE_COUNT] fates
     cdef int64_t byte_count
     cdef int64_t unanswerable
@@ -134,6 +134,7 @@ cdef class Intake:
 
     def __cinit__(self, *, Py_ssize_t control_line_max=4096, Py_ssize_t payload_max=64 << 20):
         global intake_number
+        check_intake(control_line_max, payload_max)
         intake_number += 1
         self.number = intake_number
         self.guard = Guard()
@@ -208,8 +209,13 @@ cdef class Intake:
             self.state = IN_SKIPPED
 
     cdef void forget_value(self) noexcept nogil:
-        if self.slot != NULL:
-            self.slot.arrived = self.slot.arriving = 0
+        """A value that has arrived in part is not wanted any more, nor its room if nothing else is there."""
+        if self.slot == NULL:
+            return
+        self.slot.arrived = self.slot.arriving = 0
+        if self.slot.columns != NULL and self.slot.columns.rows == 0:
+            give_columns(self.slot.columns)
+            self.slot.columns = NULL
 
     cdef int orphan(self, RouteHolder holder) except -1:
         if holder is not None:
@@ -482,6 +488,8 @@ cdef class Intake:
         cdef Columns* columns
         if self.state == IN_HEADERS:
             self.header_data = self.header.data
+            if self.header_data == NULL:  # a block of no bytes, which is not the same as none
+                self.header_data = self.line_data
         else:
             self.header_data = NULL
             value_size = self.message.size
@@ -690,13 +698,14 @@ cdef class Intake:
     # ---- results
 
     cdef int touch(self, Slot* slot) noexcept nogil:
-        """The slot gets its first record: it is dirty from now on."""
-        self.touches += 1
-        slot.touched = self.touches
-        if not slot.listed:
-            if append(&self.dirty_slots, <const char*>&slot, sizeof(Slot*)) < 0:
-                return -1
-            slot.listed = True
+        """The slot gets its first record: it is dirty from now on, behind all others."""
+        cdef Py_ssize_t place = self.dirty_slots.size
+        if append(&self.dirty_slots, <const char*>&slot, sizeof(Slot*)) < 0:
+            return -1
+        if slot.listed:
+            (<Slot**>(self.dirty_slots.data + slot.listed_at))[0] = NULL
+        slot.listed = True
+        slot.listed_at = place
         return 0
 
     def dirty(self):
@@ -708,18 +717,18 @@ cdef class Intake:
         self.guard.check()
         for i in range(self.dirty_slots.size // <Py_ssize_t>sizeof(Slot*)):
             slot = slots[i]
-            if slot.owner != self.number:
+            if slot == NULL or slot.owner != self.number:
                 continue
             if slot.columns != NULL and slot.columns.rows:
+                slot.listed_at = kept * sizeof(Slot*)
                 slots[kept] = slot
                 kept += 1
-                found.append((slot.touched, <object>slot.builder))
+                found.append(<object>slot.builder)
             else:
                 slot.listed = False
         self.dirty_slots.size = kept * sizeof(Slot*)
         self.forget_orphans()
-        found.sort(key=first_of)
-        return [builder for _, builder in found]
+        return found
 
     cdef int forget_orphans(self) except -1:
         cdef Builder builder
@@ -734,7 +743,7 @@ cdef class Intake:
         cdef Py_ssize_t i
         self.guard.check()
         for i in range(self.dirty_slots.size // <Py_ssize_t>sizeof(Slot*)):
-            if slots[i].owner == self.number and is_full(slots[i]):
+            if slots[i] != NULL and slots[i].owner == self.number and is_full(slots[i]):
                 return True
         return False
 
@@ -761,7 +770,3 @@ cdef class Intake:
         counts["bytes"] = self.byte_count
         counts["unanswerable"] = self.unanswerable
         return counts
-
-
-def first_of(pair):
-    return pair[0]

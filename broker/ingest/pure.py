@@ -28,7 +28,7 @@ from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
 from broker.ingest.headers import parse_headers
 from broker.ingest.partitioning import FIXED, hashed_part
 from broker.ingest.pure_batch import Builder, PendingBatch, Row, weight_of
-from broker.ingest.settings import check_route
+from broker.ingest.settings import check_intake, check_route
 
 IMPLEMENTATION: Final = "pure"
 MISSING_END: Final = "a message that does not end in CR LF where it should"
@@ -87,6 +87,7 @@ class Intake:
     """
 
     def __init__(self, *, control_line_max: int = 4096, payload_max: int = 64 << 20) -> None:
+        check_intake(control_line_max, payload_max)
         self._line_max = control_line_max + rules.CONTROL_LINE_SLACK
         self._reply_size_max = control_line_max - rules.ANSWER_ARGUMENT_BYTES
         self._payload_max = payload_max

@@ -84,7 +84,7 @@ class Builder:
         batch_records: int,
         batch_bytes_hard: int = BATCH_BYTES_HARD,
     ) -> None:
-        check_builder(partition, partition_count, default_ack)
+        check_builder(partition, partition_count, default_ack, batch_bytes_hard)
         self.stream = stream
         self.partition = partition
         self.partition_count = partition_count
@@ -121,7 +121,7 @@ class Builder:
         self, *, reply_acks: bool, default_ack: str, record_bytes_max: int, batch_bytes: int, batch_records: int
     ) -> None:
         """New settings for the records that come from now on."""
-        check_builder(self.partition, self.partition_count, default_ack)
+        check_builder(self.partition, self.partition_count, default_ack, self._batch_bytes_hard)
         self._reply_acks = reply_acks
         self._awaits_by_default = default_ack != "none"
         self._record_bytes_max = record_bytes_max

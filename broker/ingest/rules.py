@@ -45,6 +45,7 @@ TOMBSTONE_VALUES: Final = {b"1": True, b"true": True, b"0": False, b"false": Fal
 HEADER_START: Final = b"NATS/1.0"
 HEADER_PEEK_BYTES_MAX: Final = 64 << 10
 """The header block of a record that is too large is still read, for R3, up to this; JetStream allows no larger one."""
+CONTROL_LINE_BYTES_MIN: Final = 64
 CONTROL_LINE_SLACK: Final = 64
 """A server's MSG line may be this much longer than the publisher's PUB line: operation, subscription id, sizes."""
 INFO_LINE_BYTES_MAX: Final = 1 << 20

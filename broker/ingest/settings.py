@@ -11,14 +11,27 @@ from typing import Any
 
 from broker.api.stream import CHOICES
 from broker.ingest.partitioning import FIXED, parse_partition_by
+from broker.ingest.rules import BATCH_BYTES_HARD, CONTROL_LINE_BYTES_MIN, INFO_LINE_BYTES_MAX
 
 
-def check_builder(partition: int, partition_count: int, default_ack: str) -> None:
+def check_builder(partition: int, partition_count: int, default_ack: str, batch_bytes_hard: int) -> None:
     """Raise ValueError if no partition of a stream can be like this."""
+    if not 0 < batch_bytes_hard <= BATCH_BYTES_HARD:
+        raise ValueError(f"batch_bytes_hard={batch_bytes_hard}: must be from 1 to {BATCH_BYTES_HARD}")
     if not 0 <= partition < partition_count:
         raise ValueError(f"partition {partition} of {partition_count}")
     if default_ack not in CHOICES["acks"]:
         raise ValueError(f"default_ack={default_ack!r}: must be one of {', '.join(CHOICES['acks'])}")
+
+
+def check_intake(control_line_max: int, payload_max: int) -> None:
+    """Raise ValueError for limits that no server can have, or that a batch could not hold."""
+    if not CONTROL_LINE_BYTES_MIN <= control_line_max <= INFO_LINE_BYTES_MAX:
+        raise ValueError(
+            f"control_line_max={control_line_max}: must be from {CONTROL_LINE_BYTES_MIN} to {INFO_LINE_BYTES_MAX}"
+        )
+    if not 0 < payload_max <= BATCH_BYTES_HARD:
+        raise ValueError(f"payload_max={payload_max}: must be from 1 to {BATCH_BYTES_HARD}")
 
 
 def check_route(builders: Sequence[Any], partition_by: str) -> tuple[int, int]:

@@ -1,0 +1,244 @@
+"""What the bytes of a connection must lead to: one list, run against both twins in several cuts.
+
+A row lists only what is not null. An answer is (reply subject, err_code). Counters that are not listed are 0,
+but for `messages` and `bytes`, which test_vectors.py derives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.unit.ingest.twins import Route
+from tests.unit.ingest.wire import hmsg, msg
+
+
+@dataclass(frozen=True)
+class Vector:
+    name: str
+    wire: bytes
+    rows: Sequence[Mapping[str, Any]] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    events: Sequence[tuple[Any, ...]] = ()
+    acked: Sequence[str] = ()
+    answers: Sequence[tuple[str, int]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    partition_by: str = "subject_suffix"
+
+    @property
+    def route(self) -> Route:
+        return Route(1, self.settings, self.partition_by)
+
+
+def row(subject: str, value: bytes | None = b"", **columns: Any) -> dict[str, Any]:
+    """A row; headers are given as pairs."""
+    if "headers" in columns:
+        columns["headers"] = [{"key": key, "value": text} for key, text in columns["headers"]]
+    return {"subject": subject, "value": value, **columns}
+
+
+QUIET = {"reply_acks": False}
+KEY = ("Liftlog-Key", "k1")
+KEYED = [("Liftlog-Key", b"k1")]
+
+STORED = [
+    Vector("nothing", b""),
+    Vector("a message", msg("a.b", b"hello"), [row("a.b", b"hello")], {"stored": 1}),
+    Vector("an empty payload is an empty value", msg("a", b""), [row("a", b"")], {"stored": 1}),
+    Vector(
+        "a reply is kept and acked",
+        msg("a", b"x", reply="r.1"),
+        [row("a", b"x", reply="r.1")],
+        {"stored": 1},
+        acked=["r.1"],
+    ),
+    Vector(
+        "a payload may look like protocol",
+        msg("a", b"\r\nPING\r\nMSG a 1 1\r\n"),
+        [row("a", b"\r\nPING\r\nMSG a 1 1\r\n")],
+        {"stored": 1},
+    ),
+    Vector("spaces and tabs between fields", b"MSG   a\t1  \t 3 \r\nabc\r\n", [row("a", b"abc")], {"stored": 1}),
+    Vector(
+        "operations in lower case",
+        b"msg a 1 0\r\n\r\nhMsg a 1 12 12\r\nNATS/1.0\r\n\r\n\r\nping\r\n",
+        [row("a"), row("a", headers=[])],
+        {"stored": 2},
+        [("PING",)],
+    ),
+    Vector(
+        "a reply subject without headers may look like a number",
+        msg("a", b"x", reply="17"),
+        [row("a", b"x", reply="17")],
+        {"stored": 1},
+        acked=["17"],
+    ),
+    Vector(
+        "subjects and replies in UTF-8",
+        msg("é.€", b"x", reply="ü"),
+        [row("é.€", b"x", reply="ü")],
+        {"stored": 1},
+        acked=["ü"],
+    ),
+    Vector("values need not be UTF-8", msg("a", b"\xff\x00\xfe"), [row("a", b"\xff\x00\xfe")], {"stored": 1}),
+    Vector("a long value", msg("a", bytes(range(256)) * 300), [row("a", bytes(range(256)) * 300)], {"stored": 1}),
+    Vector(
+        "many in a row",
+        msg("a", b"1") + msg("b", b"22", reply="r") + hmsg("c", b"3", KEY) + msg("d", b"4"),
+        [row("a", b"1"), row("b", b"22", reply="r"), row("c", b"3", key=b"k1", headers=KEYED), row("d", b"4")],
+        {"stored": 4},
+        acked=["r"],
+    ),
+]
+HEADERS = [
+    Vector("headers in order, duplicates kept", hmsg("a", b"v", ("B", "2"), ("A", "1"), ("B", "3")),
+           [row("a", b"v", headers=[("B", b"2"), ("A", b"1"), ("B", b"3")])], {"stored": 1}),
+    Vector("an empty header block is an empty list", hmsg("a", b"v"), [row("a", b"v", headers=[])], {"stored": 1}),
+    Vector("leading blanks of a header value go, nothing else",
+           hmsg("a", block=b"NATS/1.0\r\nA: \t x y \r\nB:\r\nC:c:d\r\n D :e\r\n\r\n"),
+           [row("a", headers=[("A", b"x y "), ("B", b""), ("C", b"c:d"), (" D ", b"e")])], {"stored": 1}),
+    Vector("header values need not be UTF-8", hmsg("a", block=b"NATS/1.0\r\nA: \xff\r\n\r\n"),
+           [row("a", headers=[("A", b"\xff")])], {"stored": 1}),
+    Vector("lone CR and LF are part of a header value", hmsg("a", block=b"NATS/1.0\r\nA: x\ry\nz\r\r\n\r\n"),
+           [row("a", headers=[("A", b"x\ry\nz\r")])], {"stored": 1}),
+    Vector("a status line is read past", hmsg("a", block=b"NATS/1.0 503\r\n\r\n")
+           + hmsg("a", b"x", block=b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 8\r\n\r\n"),
+           [row("a", headers=[]), row("a", b"x", headers=[("Nats-Last-Consumer", b"8")])], {"stored": 2}),
+    Vector("headers, and a reply", hmsg("a", b"x", ("traceparent", "00-4b-01"), reply="r"),
+           [row("a", b"x", headers=[("traceparent", b"00-4b-01")], reply="r")], {"stored": 1}, acked=["r"]),
+    Vector("the id of a message is kept", hmsg("a", b"x", ("Nats-Msg-Id", "7"), reply="r"),
+           [row("a", b"x", headers=[("Nats-Msg-Id", b"7")], reply="r")], {"stored": 1}, acked=["r"]),
+    *(
+        Vector(f"malformed header block: {block!r}", hmsg("a", b"v", reply="r", block=block) + msg("a", b"next"),
+               [row("a", b"next")], {"stored": 1, "refused_bad_header": 1}, answers=[("r", 10003)])
+        for block in (
+            b"", b"NATS/1.0", b"NATS/1.0\r\n", b"NATS/1.1\r\n\r\n", b"NATS/1.0x\r\n\r\n", b"nats/1.0\r\n\r\n",
+            b"NATS/1.0\r\nA: b\r\n", b"NATS/1.0\r\nno colon\r\n\r\n", b"NATS/1.0\r\n: no name\r\n\r\n",
+            b"NATS/1.0\r\nA: b\r\n\r\nC: d\r\n\r\n", b"NATS/1.0\r\nA: b\r\n\r\n ", b"NATS/1.0\nA: b\n\n    ",
+            b"NATS/1.0\r\nLiftlog-Key: k\r\nbad\r\n\r\n",
+        )
+    ),
+]  # fmt: skip
+OPTIONS = [
+    Vector("the key", hmsg("a", b"v", KEY), [row("a", b"v", key=b"k1", headers=KEYED)], {"stored": 1}),
+    Vector("of two keys the first", hmsg("a", b"v", KEY, ("Liftlog-Key", "k2")),
+           [row("a", b"v", key=b"k1", headers=[*KEYED, ("Liftlog-Key", b"k2")])], {"stored": 1}),
+    Vector("an empty key is a key", hmsg("a", b"v", ("Liftlog-Key", "")),
+           [row("a", b"v", key=b"", headers=[("Liftlog-Key", b"")])], {"stored": 1}),
+    Vector("header names are compared exactly", hmsg("a", b"v", ("liftlog-key", "k"), ("Liftlog-Keys", "k")),
+           [row("a", b"v", headers=[("liftlog-key", b"k"), ("Liftlog-Keys", b"k")])], {"stored": 1}),
+    *(
+        Vector(f"Liftlog-Ack: {ack}", hmsg("a", b"v", ("Liftlog-Ack", ack), reply="r"),
+               [row("a", b"v", headers=[("Liftlog-Ack", ack.encode())], reply="r")], {"stored": 1}, acked=acked,
+               settings={"default_ack": default})
+        for ack, default, acked in (
+            ("all", "none", ["r"]), ("leader", "none", ["r"]), ("none", "all", []), ("none", "leader", []),
+        )
+    ),
+    Vector("a stream that acks nothing", msg("a", b"v", reply="r"), [row("a", b"v", reply="r")], {"stored": 1},
+           settings={"default_ack": "none"}),
+    Vector("a stream whose replies mean something else", msg("a", b"v", reply="r")
+           + hmsg("a", b"w", ("Liftlog-Ack", "all"), reply="r"),
+           [row("a", b"v", reply="r"), row("a", b"w", headers=[("Liftlog-Ack", b"all")], reply="r")], {"stored": 2},
+           settings=QUIET),
+    *(
+        Vector(f"Liftlog-Tombstone: {value}", hmsg("a", b"gone", KEY, ("Liftlog-Tombstone", value)),
+               [row("a", None, key=b"k1", headers=[*KEYED, ("Liftlog-Tombstone", value.encode())])], {"stored": 1})
+        for value in ("1", "true")
+    ),
+    *(
+        Vector(f"Liftlog-Tombstone: {value}", hmsg("a", b"here", ("Liftlog-Tombstone", value)),
+               [row("a", b"here", headers=[("Liftlog-Tombstone", value.encode())])], {"stored": 1})
+        for value in ("0", "false")
+    ),
+    Vector("a tombstone without a key", hmsg("a", b"", ("Liftlog-Tombstone", "1"), reply="r"), [],
+           {"refused_tombstone_without_key": 1}, answers=[("r", 10003)]),
+    Vector("an unknown tombstone", hmsg("a", b"", KEY, ("Liftlog-Tombstone", "TRUE"), reply="r"), [],
+           {"refused_bad_option": 1}, answers=[("r", 10003)]),
+    Vector("an unknown ack", hmsg("a", b"", ("Liftlog-Ack", "some"), reply="r"), [],
+           {"refused_bad_option": 1}, answers=[("r", 10003)]),
+    Vector("an unknown ack without a reply", hmsg("a", b"", ("Liftlog-Ack", "some")), [], {"refused_bad_option": 1}),
+    Vector("an unknown ack on a quiet stream", hmsg("a", b"", ("Liftlog-Ack", "some"), reply="r"), [],
+           {"refused_bad_option": 1}, settings=QUIET),
+    Vector("asking for no ack does not silence a refusal",
+           hmsg("a", b"", ("Liftlog-Ack", "none"), ("Liftlog-Tombstone", "1"), reply="r"), [],
+           {"refused_tombstone_without_key": 1}, answers=[("r", 10003)]),
+]  # fmt: skip
+EXPECTED = [
+    Vector("the expected stream", hmsg("a", b"v", ("Nats-Expected-Stream", "orders"), reply="r"),
+           [row("a", b"v", headers=[("Nats-Expected-Stream", b"orders")], reply="r")], {"stored": 1}, acked=["r"]),
+    Vector("another stream is expected", hmsg("a", b"v", ("Nats-Expected-Stream", "order"), reply="r"), [],
+           {"skipped_expected_stream": 1}),
+    Vector("another stream is expected, and more is wrong",
+           hmsg("a", b"v", ("Nats-Expected-Stream", "x"), ("Liftlog-Ack", "?"), ("\x80", "y"), reply="r"), [],
+           {"skipped_expected_stream": 1}),
+    Vector("another stream is expected of an observer", hmsg("a", b"v", ("Nats-Expected-Stream", "x"), reply="r"),
+           [row("a", b"v", headers=[("Nats-Expected-Stream", b"x")], reply="r")], {"stored": 1}, settings=QUIET),
+    *(
+        Vector(name, hmsg("a", b"v", (name, "1"), reply="r"), [], {"refused_expected_last": 1},
+               answers=[("r", err_code)])
+        for name, err_code in (
+            ("Nats-Expected-Last-Sequence", 10071), ("Nats-Expected-Last-Subject-Sequence", 10071),
+            ("Nats-Expected-Last-Msg-Id", 10070), ("Nats-Expected-Last-", 10071),
+        )
+    ),
+    Vector("the first of two expectations answers",
+           hmsg("a", b"", ("Nats-Expected-Last-Msg-Id", "1"), ("Nats-Expected-Last-Sequence", "1"), reply="r"), [],
+           {"refused_expected_last": 1}, answers=[("r", 10070)]),
+    Vector("an observer does not mind expectations", hmsg("a", b"v", ("Nats-Expected-Last-Sequence", "1"), reply="r"),
+           [row("a", b"v", headers=[("Nats-Expected-Last-Sequence", b"1")], reply="r")], {"stored": 1},
+           settings=QUIET),
+]  # fmt: skip
+REFUSED = [
+    Vector("a subject that is no UTF-8", msg(b"a.\xff", b"v", reply="r") + msg("a"), [row("a")],
+           {"stored": 1, "refused_bad_utf8": 1}, answers=[("r", 10003)]),
+    Vector("a header name that is no UTF-8", hmsg("a", b"v", reply="r", block=b"NATS/1.0\r\nA\xc3: b\r\n\r\n"), [],
+           {"refused_bad_utf8": 1}, answers=[("r", 10003)]),
+    *(
+        Vector(f"no UTF-8: {text!r}", msg(b"abcdefgh" + text, b"v"), [], {"refused_bad_utf8": 1})
+        for text in (
+            b"\x80", b"\xc0\x80", b"\xc1\xbf", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf",
+            b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xe2\x82", b"\xc3", b"\xf0\x9f\x98", b"\xc3a", b"\xe2\x82a",
+        )
+    ),
+    *(
+        Vector(f"UTF-8: {text!r}", msg("abcdefgh" + text, b"v"), [row("abcdefgh" + text, b"v")], {"stored": 1})
+        for text in ("\x7f", "\x80", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff", "\0")
+    ),
+    Vector("a record at the limit", msg("ab", b"x" * 7, reply="r"), [row("ab", b"x" * 7, reply="r")], {"stored": 1},
+           acked=["r"], settings={"record_bytes_max": 10}),
+    Vector("a record over the limit", msg("ab", b"x" * 8, reply="r") + msg("a", b"y"), [row("a", b"y")],
+           {"stored": 1, "refused_too_large": 1}, answers=[("r", 10054)], settings={"record_bytes_max": 10}),
+    Vector("the header block counts", hmsg("a", b"x", KEY, reply="r") + msg("a", b"y"), [row("a", b"y")],
+           {"stored": 1, "refused_too_large": 1}, answers=[("r", 10054)], settings={"record_bytes_max": 30}),
+    Vector("over the limit, and meant for another stream",
+           hmsg("a", b"x" * 50, ("Nats-Expected-Stream", "x"), reply="r"), [], {"skipped_expected_stream": 1},
+           settings={"record_bytes_max": 30}),
+    Vector("a header block too large to look into",
+           hmsg("a", b"x", ("Nats-Expected-Stream", "x"), ("A", "y" * 70_000), reply="r"), [],
+           {"refused_too_large": 1}, answers=[("r", 10054)], settings={"record_bytes_max": 30}),
+    Vector("a large header block within the limit",
+           hmsg("a", b"x", ("A", "y" * 70_000), reply="r"),
+           [row("a", b"x", headers=[("A", b"y" * 70_000)], reply="r")], {"stored": 1}, acked=["r"]),
+    Vector("inboxes are never captured", msg("_INBOX.x.1", b"v") + hmsg("_INBOX.y", b"w", reply="r") + msg("_INBOX", b""),
+           [row("_INBOX")], {"stored": 1, "skipped_inbox": 2}),
+    Vector("a subscription that nobody knows", msg("a", b"v", sid=9, reply="r") + hmsg("a", b"w", KEY, sid=2)
+           + msg("a", b"x"), [row("a", b"x")], {"stored": 1, "unrouted": 2}),
+    Vector("a reply too long to answer", msg("a", b"x", reply="r" * 4089) + msg("a", b"x", reply="r" * 4088),
+           [row("a", b"x", reply="r" * 4089), row("a", b"x", reply="r" * 4088)], {"stored": 2, "unanswerable": 1},
+           acked=["r" * 4088]),
+    Vector("a refused one with a reply too long to answer",
+           hmsg("a", b"x", ("Liftlog-Ack", "?"), reply="r" * 4089), [], {"refused_bad_option": 1, "unanswerable": 1}),
+]  # fmt: skip
+OPERATIONS = [
+    Vector("operations in order", b"INFO {\"a\": 1} \r\nPING\r\n+OK\r\n-ERR 'Stale Connection'\r\nPONG \r\n",
+           events=[("INFO", b'{"a": 1}'), ("PING",), ("OK",), ("ERR", "Stale Connection"), ("PONG",)]),
+    Vector("errors without quotes, or text, or UTF-8", b"-ERR\r\n-ERR x 'y'\r\n-ERR '\xff'\r\n-ERR '\r\n-ERR ''\r\n",
+           events=[("ERR", ""), ("ERR", "x 'y'"), ("ERR", "\ufffd"), ("ERR", "'"), ("ERR", "")]),
+    Vector("INFO may be longer than a control line", b"INFO {" + b" " * 9000 + b"}\r\n" + msg("a"), [row("a")],
+           {"stored": 1}, [("INFO", b"{" + b" " * 9000 + b"}")]),
+    Vector("INFO of nothing", b"INFO\r\n", events=[("INFO", b"")]),
+]  # fmt: skip
+
+VECTORS = [*STORED, *HEADERS, *OPTIONS, *EXPECTED, *REFUSED, *OPERATIONS]
