@@ -16,3 +16,93 @@
 Names are loaded when they are asked for, so that `broker.client.fetch` costs only what it needs. Nothing
 here loads nats-py, aiohttp, grpc, pandas or pyspark by being imported.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from broker.client.address import Address, parse_addresses
+    from broker.client.answers import (
+        Appended,
+        BrokerDescription,
+        ClusterDescription,
+        ConsumerLag,
+        PartitionDescription,
+        PartitionLag,
+        Readiness,
+        Resolved,
+        StreamDescription,
+        Watch,
+        WatchedPartition,
+        WatchedStream,
+    )
+    from broker.client.client import Client, connect
+    from broker.client.deliveries import BatchFuture, RecordFuture
+    from broker.client.nats_publish import PublishReport, publish
+    from broker.client.positions import Position
+    from broker.client.producer import Producer
+    from broker.client.reader import RecordReader
+
+_HOME: Final = {
+    **dict.fromkeys(("Address", "parse_addresses"), "address"),
+    **dict.fromkeys(
+        (
+            "Appended",
+            "BrokerDescription",
+            "ClusterDescription",
+            "ConsumerLag",
+            "PartitionDescription",
+            "PartitionLag",
+            "Readiness",
+            "Resolved",
+            "StreamDescription",
+            "Watch",
+            "WatchedPartition",
+            "WatchedStream",
+        ),
+        "answers",
+    ),
+    **dict.fromkeys(("Client", "connect"), "client"),
+    **dict.fromkeys(("BatchFuture", "RecordFuture"), "deliveries"),
+    **dict.fromkeys(("PublishReport", "publish"), "nats_publish"),
+    "Position": "positions",
+    "Producer": "producer",
+    "RecordReader": "reader",
+}
+__all__ = [
+    "Address",
+    "Appended",
+    "BatchFuture",
+    "BrokerDescription",
+    "Client",
+    "ClusterDescription",
+    "ConsumerLag",
+    "PartitionDescription",
+    "PartitionLag",
+    "Position",
+    "Producer",
+    "PublishReport",
+    "Readiness",
+    "RecordFuture",
+    "RecordReader",
+    "Resolved",
+    "StreamDescription",
+    "Watch",
+    "WatchedPartition",
+    "WatchedStream",
+    "connect",
+    "parse_addresses",
+    "publish",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -46,12 +46,13 @@ class Brokers:
         return ",".join(map(str, self.addresses))
 
     def note_leader(self, key: PartitionKey, address: str | Address | None) -> None:
-        """Ask this broker first about the partition; None forgets what was known."""
+        """Ask this broker first about the partition. None, or no address, forgets what was known."""
+        leader = _readable(address) if isinstance(address, str) else address
         with self._lock:
-            if address is None:
+            if leader is None:
                 self._leaders.pop(key, None)
             else:
-                self._leaders[key] = address if isinstance(address, Address) else parse_address(address)
+                self._leaders[key] = leader
 
     def candidates(self, key: PartitionKey | None = None) -> list[Address]:
         """Whom to ask, best first."""
@@ -115,7 +116,7 @@ class Brokers:
             if key is not None:
                 self.note_leader(key, leader)
             queue.insert(0, leader)
-        raise _nobody(failures)
+        raise nobody(failures)
 
     def _note_failure(self, address: Address, key: PartitionKey | None) -> None:
         with self._lock:
@@ -125,7 +126,8 @@ class Brokers:
                 self._first = (self._first + 1) % len(self.addresses)
 
 
-def _nobody(failures: list[Unavailable]) -> Unavailable:
+def nobody(failures: list[Unavailable]) -> Unavailable:
+    """The error that stands for every broker's."""
     assert failures, "there is at least one candidate"
     if len(failures) == 1:
         return failures[0]
@@ -141,10 +143,13 @@ def leader_of(error: NotLeader) -> Address | None:
     leader = error.fields.get("leader")
     if isinstance(leader, Mapping):
         leader = leader.get("http")
-    if not isinstance(leader, str) or not leader:
-        return None
+    return _readable(leader) if isinstance(leader, str) else None
+
+
+def _readable(address: str) -> Address | None:
+    """The address that another broker told, None if it is none."""
     try:
-        return parse_address(leader)
+        return parse_address(address)
     except InvalidRequest:
         return None
 

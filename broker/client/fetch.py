@@ -177,6 +177,126 @@ class Answer:
         self.close()
 
 
+class PartitionFetch:
+    """A read of one partition that goes on where it got to. For one thread.
+
+    Args:
+        start: First offset wanted.
+        incarnation: The stream's incarnation that is meant; None: the one that answers first.
+        epoch: Leader epoch that the answering broker must have reached.
+        max_bytes: About how long one answer may be.
+        timeout_s: How long the socket may be silent.
+        batch_timeout_s: How long one batch may take to come.
+        deadline_s: How long failures may follow each other without a batch in between.
+        interrupt: Ends the read from another thread, without an error.
+
+    Attributes:
+        position: First offset that was not handed out yet.
+        high_watermark: As the last answer told, -1 before the first.
+    """
+
+    def __init__(
+        self,
+        session: FetchSession,
+        stream: str,
+        partition: int,
+        start: int,
+        *,
+        incarnation: str | None = None,
+        epoch: int | None = None,
+        max_bytes: int | None = ANSWER_BYTES,
+        timeout_s: float = TIMEOUT_S,
+        batch_timeout_s: float = BATCH_TIMEOUT_S,
+        deadline_s: float = DEADLINE_S,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        self.position = start
+        self.high_watermark = -1
+        self._session = session
+        self._stream = stream
+        self._partition = partition
+        self._incarnation = incarnation
+        self._epoch = epoch
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._batch_timeout_s = batch_timeout_s
+        self._interrupt = interrupt
+        self._patience = Patience(deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}")
+        self._damaged_at: int | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupt is not None and self._interrupt.is_set
+
+    def answer(self, end: int | None, *, max_wait_ms: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one answer, each batch as n >= 1 rows of [position, end).
+
+        An answer that breaks is not repeated but taken up by the next call; an answer that does not
+        come at all is waited for. No rows and no progress: nothing is committed there yet.
+
+        Raises:
+            As `fetch_batches`.
+        """
+        while not self.is_interrupted:
+            before = self.position
+            try:
+                with self._open(end, max_wait_ms) as answer:
+                    self._incarnation = self._incarnation or answer.incarnation
+                    self.high_watermark = answer.high_watermark
+                    for header, batch in answer.batches():
+                        self._note_gap(header.first_offset, end)
+                        stop = header.next_offset if end is None else end
+                        rows = rows_between(batch, header, self.position, stop)
+                        self.position = max(self.position, min(header.next_offset, stop))
+                        self._patience.progress()
+                        if rows.num_rows:
+                            yield rows
+                    self._note_gap(answer.next_offset, end)
+                    return
+            except Retryable as error:
+                if self.is_interrupted or (end is not None and self.position >= end):
+                    return  # at the end: only the connection is lost
+                log.info("fetch.retry at=%s error=%s", self, error)
+                self._patience.pause(error)
+            except BadBatch as error:
+                if self._damaged_at == self.position:
+                    raise
+                self._damaged_at = self.position  # damaged on its way, perhaps: R2
+                log.warning("fetch.damaged at=%s error=%s", self, error)
+            if self.position > before:
+                return
+
+    def nothing_yet(self) -> None:
+        """Wait after an answer without progress to offsets that were promised, within the deadline."""
+        at, head = self.position, self.high_watermark
+        self._patience.pause(NotReady(f"{at} is not committed yet, the high watermark is {head}"))
+
+    def __str__(self) -> str:
+        return f"{self._stream}/{self._partition}/{self.position}"
+
+    def _open(self, end: int | None, max_wait_ms: int) -> Answer:
+        return self._session.open(
+            self._stream,
+            self._partition,
+            self.position,
+            end=end,
+            incarnation=self._incarnation,
+            epoch=self._epoch,
+            max_bytes=self._max_bytes,
+            max_wait_ms=max_wait_ms,
+            timeout_s=self._timeout_s,
+            batch_timeout_s=self._batch_timeout_s,
+            interrupt=self._interrupt,
+        )
+
+    def _note_gap(self, next_offset: int, end: int | None) -> None:
+        """Go on at `next_offset`; say so if offsets are passed over."""
+        there = next_offset if end is None else min(next_offset, end)
+        if there > self.position:
+            log.warning("fetch.gap at=%s next_offset=%d", self, there)
+            self.position = there
+
+
 def fetch_batches(
     session: FetchSession,
     stream: str,
@@ -198,14 +318,8 @@ def fetch_batches(
     Args:
         start: First offset wanted.
         end: Exclusive. Offsets that are not committed yet are waited for, within the deadline.
-        incarnation: The stream's incarnation that is meant; None: the one that answers first.
-        epoch: Leader epoch that the answering broker must have reached.
         columns: Of `SCHEMA`, in the order wanted; None: all.
-        max_bytes: About how long one answer may be; the read goes on with the next one.
-        timeout_s: How long the socket may be silent.
-        batch_timeout_s: How long one batch may take to come.
-        deadline_s: How long failures may follow each other without a batch in between.
-        interrupt: Ends the read from another thread, without an error.
+        incarnation, epoch, max_bytes, timeout_s, batch_timeout_s, deadline_s, interrupt: As for `PartitionFetch`.
     Yields:
         n >= 1 rows in offset order, views into buffers of about 2 MiB: whoever keeps a row keeps its buffer.
         Offsets may be missing where compaction removed records or the broker reported them as lost.
@@ -218,53 +332,25 @@ def fetch_batches(
     if not 0 <= start <= end:
         raise InvalidRequest(f"{stream}/{partition}: cannot read [{start}, {end})", start=start, end=end)
     check_columns(columns)
-    position = start
-    damaged_at: int | None = None
-    patience = Patience(deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}")
-    while position < end and not (interrupt is not None and interrupt.is_set):
-        try:
-            with session.open(
-                stream,
-                partition,
-                position,
-                end=end,
-                incarnation=incarnation,
-                epoch=epoch,
-                max_bytes=max_bytes,
-                max_wait_ms=min(MAX_WAIT_MS, int(deadline_s * 1000)),
-                timeout_s=timeout_s,
-                batch_timeout_s=batch_timeout_s,
-                interrupt=interrupt,
-            ) as answer:
-                incarnation = incarnation or answer.incarnation
-                before = position
-                for header, batch in answer.batches():
-                    if header.first_offset > position:
-                        _note_gap(stream, partition, position, header.first_offset)
-                    rows = rows_between(batch, header, position, end)
-                    position = max(position, min(header.next_offset, end))
-                    patience.progress()
-                    if rows.num_rows:
-                        yield rows if columns is None else rows.select(columns)
-                if min(answer.next_offset, end) > position:
-                    _note_gap(stream, partition, position, answer.next_offset)
-                    position = min(answer.next_offset, end)
-                if position == before:
-                    raise NotReady(f"{position} is not committed yet, the high watermark is {answer.high_watermark}")
-        except Retryable as error:
-            if position >= end or (interrupt is not None and interrupt.is_set):
-                return  # at the end: only the connection is lost
-            log.info("fetch.retry stream=%s partition=%d offset=%d error=%s", stream, partition, position, error)
-            patience.pause(error)
-        except BadBatch as error:
-            if damaged_at == position:
-                raise
-            damaged_at = position  # damaged on its way, perhaps: R2
-            log.warning("fetch.damaged stream=%s partition=%d offset=%d error=%s", stream, partition, position, error)
-
-
-def _note_gap(stream: str, partition: int, start: int, end: int) -> None:
-    log.warning("fetch.gap stream=%s partition=%d start=%d end=%d", stream, partition, start, end)
+    fetch = PartitionFetch(
+        session,
+        stream,
+        partition,
+        start,
+        incarnation=incarnation,
+        epoch=epoch,
+        max_bytes=max_bytes,
+        timeout_s=timeout_s,
+        batch_timeout_s=batch_timeout_s,
+        deadline_s=deadline_s,
+        interrupt=interrupt,
+    )
+    while fetch.position < end and not fetch.is_interrupted:
+        before = fetch.position
+        for rows in fetch.answer(end, max_wait_ms=min(MAX_WAIT_MS, int(deadline_s * 1000))):
+            yield rows if columns is None else rows.select(columns)
+        if fetch.position == before and not fetch.is_interrupted:
+            fetch.nothing_yet()
 
 
 def rows_between(batch: pa.RecordBatch, header: BatchHeader, start: int, end: int) -> pa.RecordBatch:

@@ -1,0 +1,100 @@
+"""Appending Arrow record batches to one partition: the low level, which the producer and Spark's executors use.
+
+    Appender(brokers).append("orders", 0, batch)  ->  Appended(first_offset, next_offset, …)
+
+One call is one HTTP request and one commit group: its records are appended whole, in order, or not at
+all. It is repeated while that is certain to have had no effect. When an answer was lost on its way
+the records may be stored or not: that is an error whose field `sent` is true, unless the caller chose
+`at_least_once`; then they are sent again, and may be stored twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import pyarrow as pa
+
+from broker.api import http
+from broker.api.errors import InvalidRecords
+from broker.client.answers import Appended, understand
+from broker.client.brokers import Brokers
+from broker.client.calls import Calls, path
+
+TIMEOUT_S: Final = 30.0
+DEADLINE_S: Final = 60.0
+
+
+class Appender:
+    """Appends to any stream of a cluster. Thread-safe and fork-safe.
+
+    Args:
+        brokers: Whom to ask; `FetchSession.brokers` may be shared.
+        timeout_s: How long the socket may be silent: an answer waits for an fsync.
+        deadline_s: How long failures may follow each other.
+    """
+
+    def __init__(self, brokers: Brokers, *, timeout_s: float = TIMEOUT_S, deadline_s: float = DEADLINE_S) -> None:
+        self._calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
+
+    def append(
+        self,
+        stream: str,
+        partition: int,
+        records: pa.RecordBatch | pa.Table | Sequence[pa.RecordBatch],
+        *,
+        acks: str | None = None,
+        incarnation: str | None = None,
+        at_least_once: bool = False,
+    ) -> Appended:
+        """Append records of any of the columns key, value, headers, subject, timestamp, reply.
+
+        Args:
+            records: `value` or `key` must be there. 64 MiB encoded at most (the broker's limit), which is the caller's
+                to keep.
+            acks: `all`, `leader` or `none`; None: the stream's setting.
+            incarnation: The stream's incarnation that is meant.
+            at_least_once: Send again also when a try may have been carried out.
+        Raises:
+            Unavailable, DeadlineExceeded: not appended; or, where the field `sent` is true, not known.
+            InvalidRecords, RecordTooLarge, RequestTooLarge: nothing of it was appended.
+            UnknownStream, UnknownPartition, ReadOnly, StaleIncarnation: as they say.
+        """
+        query = {name: v for name, v in (("acks", acks), ("incarnation", incarnation)) if v is not None}
+        target = path("streams", stream, "partitions", partition, "records")
+        value = self._calls.send(
+            "POST",
+            f"{target}?{urlencode(query)}" if query else target,
+            key=(stream, partition),
+            body=encode(records),
+            headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
+            is_idempotent=at_least_once,
+        )
+        return understand(lambda v: Appended.of(v, partition), value, where=f"appending to {stream}/{partition}")
+
+
+def encode(records: pa.RecordBatch | pa.Table | Sequence[pa.RecordBatch]) -> Any:
+    """Records as the bytes of an Arrow IPC stream (a `pyarrow.Buffer`).
+
+    Raises:
+        InvalidRecords: no batches, or batches of different schemas.
+    """
+    batches: list[Any] = []
+    if isinstance(records, pa.Table):
+        schema, batches = records.schema, records.to_batches()
+    elif isinstance(records, pa.RecordBatch):
+        schema, batches = records.schema, [records]
+    else:
+        batches = list(records)
+        if not batches:
+            raise InvalidRecords("no record batches given")
+        schema = batches[0].schema
+    sink = pa.BufferOutputStream()
+    try:
+        with pa.ipc.new_stream(sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidRecords(f"records cannot be encoded: {error}") from error
+    return sink.getvalue()

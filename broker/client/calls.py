@@ -1,0 +1,153 @@
+"""Calls of the JSON API: one request and one answer, repeated while that is safe.
+
+What may be repeated: everything that asks or sets (`is_idempotent`), after any `Retryable` error. Of what
+is not idempotent, only tries that certainly had no effect: a refused connection, a broker that said
+`Retryable`. A connection that broke after the request was sent, or a broker that ran out of time,
+leaves open what happened: that error is raised at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from broker.api.errors import DeadlineExceeded, LiftlogError, Retryable, Unavailable
+from broker.client.answers import Readiness, understand
+from broker.client.brokers import Brokers, PartitionKey, nobody
+from broker.client.interrupt import Interrupt
+from broker.client.patience import Patience
+from broker.client.pool import Body
+
+ANSWER_BYTES_MAX: Final = 256 << 20
+JSON_HEADERS: Final = {"Content-Type": "application/json", "Accept": "application/json"}
+
+
+def path(*parts: str | int) -> str:
+    """A path of the API, its parts quoted: `path("streams", name)` is `/v1/streams/<name>`."""
+    return "/v1/" + "/".join(quote(str(part), safe="") for part in parts)
+
+
+class Calls:
+    """The JSON API of a cluster. Thread-safe and fork-safe.
+
+    Args:
+        timeout_s: How long the socket may be silent.
+        deadline_s: How long failures may follow each other.
+    """
+
+    def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float) -> None:
+        self.brokers = brokers
+        self.timeout_s = timeout_s
+        self.deadline_s = deadline_s
+
+    def json(
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        wait_s: float = 0,
+        done_if: type[LiftlogError] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Any:
+        """An idempotent call.
+
+        Args:
+            body: JSON value to send; None: none.
+            query: Parameters; None as a value: not given.
+            wait_s: How long the broker may take on purpose (long polls).
+            done_if: The error that means success if an earlier try may have been received.
+        Returns:
+            The JSON value of the answer, None if it has no body.
+        Raises:
+            DeadlineExceeded: no success within the deadline.
+            LiftlogError: what the broker refused.
+        """
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        return self.send(
+            method,
+            f"{target}?{urlencode(given)}" if given else target,
+            body=None if body is None else json.dumps(body).encode(),
+            headers=JSON_HEADERS,
+            timeout_s=self.timeout_s + wait_s,
+            done_if=done_if,
+            interrupt=interrupt,
+        )
+
+    def send(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: Body | None,
+        headers: Mapping[str, str],
+        key: PartitionKey | None = None,
+        timeout_s: float | None = None,
+        is_idempotent: bool = True,
+        done_if: type[LiftlogError] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Any:
+        """As `json`, with a body of any kind, to the leader of `key` if one is given."""
+        patience = Patience(self.deadline_s, interrupt=interrupt, what=f"{method} {target.partition('?')[0]}")
+        may_be_done = False
+        while True:
+            try:
+                return self._once(
+                    method,
+                    target,
+                    key=key,
+                    body=body,
+                    headers=headers,
+                    timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+                    is_idempotent=is_idempotent,
+                    interrupt=interrupt,
+                )
+            except Retryable as error:
+                may_be_done = may_be_done or is_ambiguous(error)
+                if (interrupt is not None and interrupt.is_set) or (not is_idempotent and may_be_done):
+                    raise
+                patience.pause(error)
+            except LiftlogError as error:
+                if may_be_done and done_if is not None and isinstance(error, done_if):
+                    return None
+                raise
+
+    def ready(self) -> Readiness:
+        """What the first broker that answers says of itself. Raises Unavailable."""
+        failures = []
+        for address in self.brokers.candidates():
+            try:
+                exchange = self.brokers.pool.exchange(address, "GET", "/readyz", timeout_s=self.timeout_s)
+                try:
+                    body = exchange.read_all(ANSWER_BYTES_MAX)
+                finally:
+                    exchange.close()
+            except Unavailable as error:
+                failures.append(error)
+                continue
+            return understand(lambda text: Readiness.of(json.loads(text)), body, where=str(address))
+        raise nobody(failures)
+
+    def _once(self, method: str, target: str, **options: Any) -> Any:
+        exchange = self.brokers.exchange(method, target, **options)
+        try:
+            body = exchange.read_all(ANSWER_BYTES_MAX)
+        finally:
+            exchange.close()
+        if not body:
+            return None
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            where = str(exchange.address)
+            raise LiftlogError(
+                f"{where}: the answer to {method} {target} is no JSON: {error}", address=where
+            ) from error
+
+
+def is_ambiguous(error: Retryable) -> bool:
+    """Whether the request may have been carried out although it failed."""
+    return isinstance(error, DeadlineExceeded) or bool(error.fields.get("sent"))

@@ -1,0 +1,372 @@
+"""Messages to a NATS subject, as any publisher would send them, with the streams' acks counted.
+
+    publish ──► subject, reply = inbox.<n> ──► brokers store it ──► ack on inbox.<n>: {"stream", "offset", "partition"}
+       ▲                                                                   │
+       └──────────── at most `window` messages await an ack ◄──────────────┘
+
+One subscription takes all acks. Where several streams capture the subject, the first ack counts. nats-py
+is loaded by the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from broker.api.errors import InvalidRequest, LiftlogError, NatsRefused, Unavailable
+from broker.api.stream import check_subject
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+ACK_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 5.0
+ERRORS_MAX: Final = 100
+PROGRESS_EVERY: Final = 1_000
+READ_AHEAD: Final = 1_024
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishReport:
+    """What became of the messages.
+
+    Attributes:
+        published: How many were handed to NATS.
+        bytes: Of their payloads.
+        acked: How many a stream has stored; 0 where no acks were asked for.
+        duplicates: Of those, how many were there already.
+        errors: How many have not been acknowledged, by reason; the reasons beyond 100 are under "other".
+        offsets: First and last offset that acks named, by (stream, partition).
+        seconds: From the first message to the last ack.
+    """
+
+    published: int
+    bytes: int
+    acked: int
+    duplicates: int
+    errors: Mapping[str, int]
+    offsets: Mapping[tuple[str, int], tuple[int, int]]
+    seconds: float
+
+    @property
+    def failed(self) -> int:
+        """Messages without an ack, though one was asked for; and those that NATS did not take."""
+        return sum(self.errors.values())
+
+
+def publish(
+    nats_url: str | Iterable[str],
+    subject: str,
+    payloads: Iterable[bytes],
+    *,
+    headers: Mapping[str, str] | None = None,
+    window: int = 256,
+    acks: bool = True,
+    ack_timeout_s: float = ACK_TIMEOUT_S,
+    payloads_may_block: bool = False,
+    on_progress: Progress | None = None,
+    **connect_options: Any,
+) -> PublishReport:
+    """Publish messages to a subject and wait for their acks.
+
+    Args:
+        nats_url: One or several servers, as a list or separated by commas.
+        subject: Concrete.
+        payloads: Message bodies, in order.
+        headers: Of every message, such as `Liftlog-Key`.
+        window: How many messages may await their ack at a time.
+        acks: Ask for acks; False: core NATS, fire and forget.
+        ack_timeout_s: A message that has no ack by then counts as an error.
+        payloads_may_block: They come from a pipe or the like: read them in a thread of their own.
+        on_progress: Called now and then with the numbers published and acknowledged so far.
+        connect_options: For `nats.connect`: credentials, TLS.
+    Raises:
+        InvalidSubject, InvalidRequest: the subject or the headers cannot be sent.
+        Unavailable: no server answers, or the connection is lost for good.
+        NatsRefused: the server refuses the connection or the subject.
+    """
+
+    def run() -> PublishReport:
+        return asyncio.run(
+            publish_async(
+                nats_url,
+                subject,
+                payloads,
+                headers=headers,
+                window=window,
+                acks=acks,
+                ack_timeout_s=ack_timeout_s,
+                payloads_may_block=payloads_may_block,
+                on_progress=on_progress,
+                **connect_options,
+            )
+        )
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run()
+    return _in_thread(run)  # a notebook: its loop runs in this thread
+
+
+async def publish_async(
+    nats_url: str | Iterable[str],
+    subject: str,
+    payloads: Iterable[bytes],
+    *,
+    headers: Mapping[str, str] | None = None,
+    window: int = 256,
+    acks: bool = True,
+    ack_timeout_s: float = ACK_TIMEOUT_S,
+    payloads_may_block: bool = False,
+    on_progress: Progress | None = None,
+    **connect_options: Any,
+) -> PublishReport:
+    """As `publish`, on the running loop."""
+    check_subject(subject, wildcards=False)
+    if window < 1:
+        raise InvalidRequest(f"window={window}: must be 1 or more")
+    urls = [
+        part.strip() for text in ([nats_url] if isinstance(nats_url, str) else nats_url) for part in text.split(",")
+    ]
+    connection = _Connection(urls)
+    client = await connection.open(connect_options)
+    try:
+        work = _Publish(client, connection, subject, dict(headers) if headers else None, window, ack_timeout_s)
+        if acks:
+            await work.listen()
+        source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
+        return await work.run(source, on_progress)
+    finally:
+        await client.close()
+
+
+@dataclass(slots=True)
+class _Publish:
+    """One run: what was sent, what awaits an ack, what came back."""
+
+    client: Client
+    connection: _Connection
+    subject: str
+    headers: dict[str, str] | None
+    window: int
+    ack_timeout_s: float
+    inbox: str = ""
+    published: int = 0
+    byte_count: int = 0
+    acked: int = 0
+    duplicates: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    offsets: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    awaited: dict[int, float] = field(default_factory=dict)  # message number -> when to give up, oldest first
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def listen(self) -> None:
+        """Subscribe to the acks."""
+        self.inbox = self.client.new_inbox()
+        await self.client.subscribe(f"{self.inbox}.*", cb=self._on_answer)
+        await self.client.flush()
+
+    async def run(self, payloads: AsyncIterator[bytes], on_progress: Progress | None) -> PublishReport:
+        began_s = time.perf_counter()
+        async for payload in payloads:
+            if len(self.awaited) >= self.window:
+                await self._until(self.window - 1)
+            await self._send(payload)
+            if self.published % PROGRESS_EVERY == 0:
+                await asyncio.sleep(0)
+                if on_progress is not None:
+                    on_progress(self.published, self.acked)
+        await self._until(0)
+        await self._flush()
+        seconds = time.perf_counter() - began_s
+        if on_progress is not None:
+            on_progress(self.published, self.acked)
+        return PublishReport(
+            published=self.published,
+            bytes=self.byte_count,
+            acked=self.acked,
+            duplicates=self.duplicates,
+            errors=dict(self.errors),
+            offsets=self.offsets,
+            seconds=seconds,
+        )
+
+    async def _send(self, payload: bytes) -> None:
+        from nats import errors
+
+        reply = f"{self.inbox}.{self.published}" if self.inbox else ""
+        give_up_s = time.monotonic() + self.ack_timeout_s
+        while True:
+            try:
+                await self.client.publish(self.subject, payload, reply=reply, headers=self.headers)
+                break
+            except errors.MaxPayloadError:
+                self._count(f"over the server's max_payload of {self.client.max_payload} bytes")
+                return
+            except errors.OutboundBufferLimitError as error:  # not connected at the moment
+                if time.monotonic() > give_up_s:
+                    raise self._lost("no connection") from error
+                await asyncio.sleep(0.05)
+            except errors.BadHeaderError as error:
+                raise InvalidRequest(f"header {error}: cannot be sent") from error
+            except errors.Error as error:
+                raise self._lost(str(error)) from error
+        if reply:
+            self.awaited[self.published] = give_up_s
+        self.published += 1
+        self.byte_count += len(payload)
+
+    async def _until(self, awaited_max: int) -> None:
+        """Wait until at most so many acks are awaited; those that are overdue count as errors."""
+        while len(self.awaited) > awaited_max:
+            if self.client.is_closed:
+                raise self._lost("closed")
+            self.answered.clear()
+            number, give_up_s = next(iter(self.awaited.items()))
+            try:
+                async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
+                    await self.answered.wait()
+            except TimeoutError:
+                if self.awaited.pop(number, None) is not None:
+                    self._count(f"no ack within {self.ack_timeout_s:g} s")
+
+    async def _flush(self) -> None:
+        from nats import errors
+
+        try:
+            await self.client.flush(timeout=max(1, round(self.ack_timeout_s)))
+        except (errors.Error, OSError, TimeoutError) as error:
+            raise self._lost(str(error) or "no answer") from error
+
+    async def _on_answer(self, message: Msg) -> None:
+        number = int(message.subject.rpartition(".")[2])
+        if self.awaited.pop(number, None) is None:
+            return  # another stream's ack was first, or it was given up
+        self.answered.set()
+        if message.headers and message.headers.get("Status") == "503":
+            self._count(f"no stream captures {self.subject}")
+            return
+        try:
+            answer = json.loads(message.data)
+            if "error" in answer:
+                self._count(str(answer["error"]["description"]))
+                return
+            place = (str(answer["stream"]), int(answer.get("partition", 0)))
+            offset = int(answer["offset"]) if "offset" in answer else int(answer["seq"]) - 1  # seq: JetStream's own ack
+        except (ValueError, KeyError, TypeError):
+            self._count("an answer that is no ack")
+            return
+        self.acked += 1
+        self.duplicates += bool(answer.get("duplicate"))
+        first, last = self.offsets.get(place, (offset, offset))
+        self.offsets[place] = (min(first, offset), max(last, offset))
+
+    def _count(self, reason: str) -> None:
+        self.errors[reason if reason in self.errors or len(self.errors) < ERRORS_MAX else "other"] += 1
+
+    def _lost(self, why: str) -> LiftlogError:
+        said = self.connection.last_error
+        counts = f"{self.published} published, {self.acked} acknowledged"
+        return Unavailable(
+            f"{self.connection}: {why}{f' ({said})' if said else ''}; {counts}",
+            address=str(self.connection),
+            published=self.published,
+            acked=self.acked,
+            sent=True,
+        )
+
+
+class _Connection:
+    """How a connection came about, and the last thing that went wrong with it. Shows no password."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self._urls = urls
+        self.last_error = ""
+
+    def __str__(self) -> str:
+        return ",".join(_without_secrets(url) for url in self._urls)
+
+    async def open(self, options: Mapping[str, Any]) -> Client:
+        from nats.aio.client import Client
+        from nats.errors import Error
+
+        async def note(error: Exception) -> None:
+            self.last_error = str(error) or type(error).__name__
+
+        client = Client()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await client.connect(self._urls, error_cb=note, **{"name": "liftlog publish", **options})
+            return client
+        except TimeoutError as error:
+            await client.close()
+            raise self._refused(self.last_error or f"no connection within {CONNECT_TIMEOUT_S:g} s") from error
+        except (Error, OSError) as error:
+            raise self._refused(str(error) or type(error).__name__) from error
+        except ValueError as error:
+            raise InvalidRequest(f"NATS address {self}: {error}", address=str(self)) from error
+
+    def _refused(self, why: str) -> LiftlogError:
+        kind = NatsRefused if "authoriz" in why.lower() or "authentic" in why.lower() else Unavailable
+        return kind(f"{self}: {why}", address=str(self))
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+async def _as_async(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for payload in payloads:
+        yield payload
+
+
+async def _read_ahead(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """What a thread reads, as it comes, however long that takes."""
+    loop = asyncio.get_running_loop()
+    ahead: queue.Queue[tuple[bytes | None, BaseException | None]] = queue.Queue(READ_AHEAD)
+    arrived = asyncio.Event()
+
+    def read(items: Iterator[bytes]) -> None:
+        error = None
+        try:
+            for item in items:
+                ahead.put((item, None))
+                loop.call_soon_threadsafe(arrived.set)
+        except BaseException as caught:
+            error = caught
+        ahead.put((None, error))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            loop.call_soon_threadsafe(arrived.set)
+
+    threading.Thread(target=read, args=(iter(payloads),), name="liftlog-publish-reader", daemon=True).start()
+    while True:
+        arrived.clear()
+        while not ahead.empty():
+            item, error = ahead.get_nowait()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+        await arrived.wait()
+
+
+def _in_thread(run: Callable[[], PublishReport]) -> PublishReport:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()

@@ -1,0 +1,262 @@
+"""Records of a stream as Arrow record batches: what `Client.read` returns.
+
+Order: within a partition, by offset, always. Over partitions, a bounded read gives one partition after
+the other. A following read goes round: whichever partitions a watch says have something new, one
+answer of each (about 8 MiB) in turn. Nothing is promised about the order between partitions.
+
+Batches are those of the log, cut to the range: some hold one row, some 65,536. Their schema is always
+the reader's: the record schema, and behind it `partition` (int32) where the stream has several
+partitions; or exactly the columns that were asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
+from broker.api.schema import SCHEMA
+from broker.client.answers import Watch, understand
+from broker.client.calls import Calls, path
+from broker.client.fetch import ANSWER_BYTES, FetchSession, PartitionFetch
+from broker.client.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+TURN_BYTES: Final = 8 << 20
+WAIT_MS: Final = 20_000
+QUICK_S: Final = 0.1
+"""An empty answer that comes sooner is followed by a pause of this length: no busy loop against a draining broker."""
+
+PARTITION_FIELD: Final = pa.field("partition", pa.int32(), nullable=False)
+COLUMNS: Final = (*SCHEMA.names, PARTITION_FIELD.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What is to be read of one partition.
+
+    Attributes:
+        end: Exclusive; ignored by a following read.
+        from_earliest: `start` is wherever the log begins; retention may move it until the read begins.
+    """
+
+    start: int
+    end: int
+    from_earliest: bool = False
+
+
+class RecordReader:
+    """An iterator of `pyarrow.RecordBatch`, and a context manager. For one thread; `close` may come from another.
+
+    Attributes:
+        stream: Its name.
+        schema: Of every batch.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        stream: str,
+        spans: Mapping[int, Span],
+        *,
+        incarnation: str,
+        columns: Sequence[str] | None,
+        with_partition: bool,
+        follow: bool,
+        max_bytes: int | None,
+    ) -> None:
+        self.stream = stream
+        self.schema = reader_schema(columns, with_partition)
+        self._calls = calls
+        self._spans = dict(spans)
+        self._incarnation = incarnation
+        self._follow = follow
+        self._interrupt = Interrupt()
+        session = FetchSession(brokers=calls.brokers)
+        self._fetches = {
+            partition: PartitionFetch(
+                session,
+                stream,
+                partition,
+                spans[partition].start,
+                incarnation=incarnation,
+                max_bytes=max_bytes or (TURN_BYTES if follow and len(spans) > 1 else ANSWER_BYTES),
+                timeout_s=calls.timeout_s,
+                deadline_s=calls.deadline_s,
+                interrupt=self._interrupt,
+            )
+            for partition in sorted(spans)
+        }
+        self._batches = self._following() if follow else self._bounded()
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Per partition, the offset behind what was handed out: what to commit, and where to go on from."""
+        return {partition: fetch.position for partition, fetch in self._fetches.items()}
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        """The next n >= 1 rows.
+
+        Raises:
+            StopIteration: the range is read, or the reader was closed.
+            OffsetOutOfRange: retention deleted what comes next.
+            StaleIncarnation, UnknownStream: the stream was deleted meanwhile.
+            DeadlineExceeded: nobody could answer for the client's `deadline_s`.
+            BadBatch: the log is damaged there.
+        """
+        if self._interrupt.is_set:
+            raise StopIteration
+        return next(self._batches)
+
+    def close(self) -> None:
+        """End the read; a thread that waits in it sees the end of the iteration. Idempotent."""
+        self._interrupt.set()
+
+    def __enter__(self) -> RecordReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self._batches.close()
+
+    def __repr__(self) -> str:
+        kind = "follow" if self._follow else "bounded"
+        return f"<RecordReader of {self.stream} ({kind}) at {self.positions}>"
+
+    def to_table(self) -> pa.Table:
+        """All rows that are left, as a table.
+
+        Raises:
+            InvalidRequest: the reader follows; its rows never end.
+        """
+        if self._follow:
+            raise InvalidRequest("a reader with follow=True never ends: iterate over it")
+        return pa.Table.from_batches(list(self), self.schema)
+
+    def to_pandas(self, **options: Any) -> pd.DataFrame:
+        """As `to_table`, as a pandas data frame; `options` are those of `pyarrow.Table.to_pandas`."""
+        return self.to_table().to_pandas(**options)
+
+    def to_polars(self) -> pl.DataFrame:
+        """As `to_table`, as a polars data frame (polars must be installed)."""
+        import polars as pl
+
+        frame = pl.from_arrow(self.to_table())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def _bounded(self) -> Generator[pa.RecordBatch, None, None]:
+        for partition, fetch in self._fetches.items():
+            end = self._spans[partition].end
+            while fetch.position < end and not self._interrupt.is_set:
+                before = fetch.position
+                yield from self._answer(partition, end)
+                if fetch.position == before and not self._interrupt.is_set:
+                    fetch.nothing_yet()
+
+    def _following(self) -> Generator[pa.RecordBatch, None, None]:
+        if len(self._fetches) == 1:
+            ((partition, fetch),) = self._fetches.items()
+            while not self._interrupt.is_set:
+                asked_s, before = time.monotonic(), fetch.position
+                yield from self._answer(partition, None, max_wait_ms=WAIT_MS)
+                if fetch.position == before:
+                    self._pace(asked_s)
+        version = 0
+        while not self._interrupt.is_set:
+            asked_s = time.monotonic()
+            version, heads = self._watch(version)
+            if not self._behind(heads):
+                self._pace(asked_s)
+            while (behind := self._behind(heads)) and not self._interrupt.is_set:
+                for partition in behind:
+                    yield from self._answer(partition, heads[partition])
+
+    def _pace(self, asked_s: float) -> None:
+        if time.monotonic() - asked_s < QUICK_S:
+            self._interrupt.pause(QUICK_S)
+
+    def _behind(self, heads: Mapping[int, int]) -> list[int]:
+        """The partitions with something new."""
+        return [p for p, fetch in self._fetches.items() if heads.get(p, 0) > fetch.position]
+
+    def _watch(self, since: int) -> tuple[int, dict[int, int]]:
+        """Wait for a change. Returns its version, and the high watermarks of the partitions that are read."""
+        try:
+            value = self._calls.json(
+                "GET",
+                path("watch"),
+                query={"since": since, "max_wait_ms": WAIT_MS, "streams": self.stream},
+                wait_s=WAIT_MS / 1000,
+                interrupt=self._interrupt,
+            )
+        except LiftlogError:
+            if self._interrupt.is_set:
+                return since, {}
+            raise
+        watch = understand(Watch.of, value, where=f"watching {self.stream}")
+        stream = watch.streams.get(self.stream)
+        if stream is None:  # deleted: then this says so; or not served at the moment
+            self._calls.json("GET", path("streams", self.stream), interrupt=self._interrupt)
+            return 0, {}
+        if stream.incarnation != self._incarnation:
+            raise StaleIncarnation(
+                f"stream {self.stream!r} was deleted and re-created while it was read",
+                stream=self.stream,
+                incarnation=stream.incarnation,
+            )
+        read = {p: head for p, head in stream.partitions.items() if p in self._fetches}
+        for partition, head in read.items():
+            self._calls.brokers.note_leader((self.stream, partition), head.leader_http)
+        return watch.version, {partition: head.high_watermark for partition, head in read.items()}
+
+    def _answer(
+        self, partition: int, end: int | None, *, max_wait_ms: int = 0
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """The rows of one answer, in the reader's schema."""
+        fetch = self._fetches[partition]
+        try:
+            for rows in fetch.answer(end, max_wait_ms=max_wait_ms):
+                yield self._shaped(rows, partition)
+        except OffsetOutOfRange as error:
+            # "earliest" means wherever the log begins, also if that moved since it was resolved.
+            span, log_start_offset = self._spans[partition], error.fields.get("log_start_offset")
+            if not (span.from_earliest and fetch.position == span.start and isinstance(log_start_offset, int)):
+                raise
+            if log_start_offset <= fetch.position:
+                raise
+            fetch.position = log_start_offset
+            self._spans[partition] = Span(start=log_start_offset, end=span.end, from_earliest=True)
+
+    def _shaped(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        if self.schema is SCHEMA:
+            return rows
+        columns = [
+            pa.repeat(pa.scalar(partition, PARTITION_FIELD.type), rows.num_rows)
+            if name == PARTITION_FIELD.name
+            else rows.column(name)
+            for name in self.schema.names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def reader_schema(columns: Sequence[str] | None, with_partition: bool) -> pa.Schema:
+    """The schema of a reader's batches. Raises InvalidRequest for columns that are not there."""
+    if columns is None:
+        return SCHEMA.append(PARTITION_FIELD) if with_partition else SCHEMA
+    for name in columns:
+        if name not in COLUMNS:
+            raise InvalidRequest(f"records have no column {name!r}, only {', '.join(COLUMNS)}", column=name)
+    if len(set(columns)) != len(columns) or not columns:
+        raise InvalidRequest(f"columns {list(columns)}: must name at least one column, each once")
+    return pa.schema([PARTITION_FIELD if name == PARTITION_FIELD.name else SCHEMA.field(name) for name in columns])
