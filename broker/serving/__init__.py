@@ -1,1 +1,13 @@
-"""See docs/architecture.md."""
+"""HTTP: the pull socket for records and the admin API.
+
+app.py        the aiohttp application: one table of endpoints, middlewares, shutdown
+backend.py    all that serving knows of the broker behind it
+endpoint.py   what an endpoint is: method, path, query parameters, answers; validation before the handler
+problems.py   every error as a problem body
+body.py       request bodies: limits, JSON
+records.py    GET records: Arrow by sendfile, long poll
+ndjson.py     GET records for people
+append.py     POST records; framing.py, decode.py, rows.py make rows of untrusted bytes
+streams.py, consumers.py, watch.py, resolve.py, cluster.py   the other endpoints
+openapi.py    the contract, generated from the same table; schemas.py the shapes in it
+"""

@@ -1,0 +1,99 @@
+"""The HTTP application of a broker: one table of endpoints, one middleware, a clean end.
+
+    ENDPOINTS ──► routes (validation, deadline) ──► handlers ──► Backend
+        └───────► OpenAPI document                                 broker.runtime
+
+At shutdown long polls are let go first, so that waiting for requests under way is short.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.serving import append, cluster, consumers, records, resolve, streams, watch
+from broker.serving.backend import Backend
+from broker.serving.body import BodyBudget
+from broker.serving.endpoint import Endpoint, Serving
+from broker.serving.meters import Meters
+from broker.serving.openapi import endpoint_for
+from broker.serving.problems import problems, protocol_log
+
+WORKER_THREADS: Final = 4
+BODIES_AT_ONCE: Final = 4
+"""Full-size request bodies that may be in memory together; beyond that POSTs get `overloaded`."""
+
+_TABLE: Final = (
+    *records.ENDPOINTS,
+    *append.ENDPOINTS,
+    *streams.ENDPOINTS,
+    *watch.ENDPOINTS,
+    *resolve.ENDPOINTS,
+    *consumers.ENDPOINTS,
+    *cluster.ENDPOINTS,
+)
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_TABLE, endpoint_for(_TABLE))
+"""All that the server answers, besides HEAD for each GET."""
+
+RUNNER_OPTIONS: Final[dict[str, Any]] = {
+    "access_log": None,  # ours is a DEBUG line of `problems`
+    "handle_signals": False,
+    "handler_cancellation": True,  # a long poll ends with its client
+    "logger": protocol_log,
+}
+"""How `web.AppRunner` should run the application."""
+
+SERVING: Final = web.AppKey("serving", Serving)
+
+
+def build_app(
+    backend: Backend,
+    *,
+    body_bytes_max: int,
+    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+) -> web.Application:
+    """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
+
+    Args:
+        backend: The broker.
+        body_bytes_max: Limit of a request body of records, in bytes; twice that when decompressed.
+        now_us: The clock: microseconds since 1970 UTC.
+    """
+    meters = Meters()
+    serving = Serving(
+        backend=backend,
+        body_bytes_max=body_bytes_max,
+        now_us=now_us,
+        worker=ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="http-worker"),
+        meters=meters,
+        budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
+    )
+    app = web.Application(middlewares=[problems(meters)])
+    app[SERVING] = serving
+    for endpoint in ENDPOINTS:
+        handler = endpoint.bind(serving)
+        if endpoint.method == "GET":
+            app.router.add_get(endpoint.path, handler, allow_head=True)
+        else:
+            app.router.add_route(endpoint.method, endpoint.path, handler)
+    app.on_response_prepare.append(_name_server)
+    app.on_shutdown.append(_drain)
+    app.cleanup_ctx.append(_worker)
+    return app
+
+
+async def _name_server(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "liftlog"
+
+
+async def _drain(app: web.Application) -> None:
+    app[SERVING].draining.set()
+
+
+async def _worker(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[SERVING].worker.shutdown(wait=True)

@@ -1,0 +1,140 @@
+"""POST records: an Arrow stream in, the offsets of its records out.
+
+    body (bounded) ──► frame, decode, validate, convert ──► batches ──► one commit group ──► durable ──► answer
+
+A body is appended whole or not at all: its batches are one commit group. Big bodies are decoded in a
+worker thread; the loop only moves bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from broker.api import http
+from broker.api.errors import (
+    DiskFull,
+    InvalidRecords,
+    Overloaded,
+    ReadOnly,
+    RecordTooLarge,
+    RequestTooLarge,
+    StaleIncarnation,
+    StorageFailed,
+    UnknownPartition,
+    UnknownStream,
+)
+from broker.api.stream import CHOICES
+from broker.metadata.catalog import StreamInfo
+from broker.serving.body import check_media, read_body
+from broker.serving.decode import decode_stream
+from broker.serving.endpoint import Content, Endpoint, Query, Serving, choice
+from broker.serving.records import INCARNATION, find
+from broker.serving.rows import split, to_rows
+from broker.serving.schemas import APPENDED
+from broker.serving.waiting import unbroken
+from broker.storage.rows import RowBatch
+
+INLINE_BYTES_MAX: Final = 32 << 10
+DECODED_FACTOR: Final = 2
+"""Records may have so many times the body limit once decompressed and complete."""
+
+
+async def post_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Append the records of the body."""
+    handle = find(serving, request, query)
+    info = serving.backend.stream(handle.stream)
+    if info.internal:
+        raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
+    check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
+    with serving.budget.reserved() as reservation:
+        body = await read_body(request, serving.body_bytes_max, reservation)
+        serving.meters.posted_bytes.inc(len(body))
+        arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max)
+        if len(body) <= INLINE_BYTES_MAX:
+            batches = encode(*arguments)
+        else:
+            batches = await serving.in_worker(encode, *arguments)
+        del body, arguments
+        record_count = sum(batch.record_count for batch in batches)
+        if record_count:
+            handle = find(serving, request, query, incarnation=handle.incarnation)
+            result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks))
+            first_offset, next_offset = result.first_offset, result.next_offset
+        else:
+            first_offset = next_offset = handle.log.log_end_offset
+    serving.meters.posted_records.inc(record_count)
+    return web.json_response(
+        {
+            "first_offset": first_offset,
+            "next_offset": next_offset,
+            "record_count": record_count,
+            "leader_epoch": handle.leader_epoch,
+        }
+    )
+
+
+def encode(body: bytearray, info: StreamInfo, now_us: int, decoded_bytes_max: int) -> list[RowBatch]:
+    """A request body as batches to append, by the stream's settings.
+
+    Raises:
+        InvalidRecords, RecordTooLarge, RequestTooLarge: nothing of it may be stored.
+    """
+    settings = info.settings
+    decoded = decode_stream(body, decoded_bytes_max=decoded_bytes_max)
+    if not decoded:
+        return []
+    rows, lengths = to_rows(
+        decoded,
+        subject=default_subject(info),
+        now_us=now_us,
+        record_bytes_max=settings.record_bytes_max,
+        decoded_bytes_max=decoded_bytes_max,
+    )
+    parts = split(rows, lengths, batch_bytes=settings.batch_bytes, batch_records=settings.batch_records)
+    return [RowBatch(part) for part in parts]
+
+
+def default_subject(info: StreamInfo) -> str:
+    """The subject of records that come without one: the stream's where it is concrete, else its name."""
+    subject = info.settings.subject
+    if subject is None or any(token in ("*", ">") for token in subject.split(".")):
+        return info.name
+    return subject
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/partitions/{partition}/records",
+        operation="append_records",
+        summary="Append the records of an Arrow stream, all or none of them.",
+        handler=post_records,
+        query=(
+            choice(
+                "acks", "What the answer waits for. Default: the stream's setting. `none`: appended.", CHOICES["acks"]
+            ),
+            INCARNATION,
+        ),
+        request=Content(
+            description="An Arrow IPC stream with its end-of-stream marker, compressed or not. Columns: `value` or"
+            " `key` or both, and any of `headers`, `subject`, `timestamp`, `reply`; types as in the record schema, or"
+            " such that nothing is lost.",
+            media={http.ARROW_STREAM: None, "application/octet-stream": None},
+        ),
+        answers={200: Content(description="Appended.", media={"application/json": APPENDED})},
+        errors=(
+            UnknownStream,
+            UnknownPartition,
+            StaleIncarnation,
+            ReadOnly,
+            InvalidRecords,
+            RecordTooLarge,
+            RequestTooLarge,
+            Overloaded,
+            DiskFull,
+            StorageFailed,
+        ),
+    ),
+)

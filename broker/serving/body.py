@@ -1,0 +1,139 @@
+"""Request bodies: nothing is read beyond a limit, and what is read is checked before it is used.
+
+Media types are required, not only for order: a browser may send `text/plain` or a form from any web
+page to a broker on this machine without asking, but neither JSON nor Arrow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+from aiohttp import web
+
+from broker.api.errors import InvalidRequest, Overloaded, RequestTooLarge
+
+JSON_BYTES_MAX: Final = 4 << 20
+JSON_MEDIA: Final = "application/json"
+_ENCODINGS: Final = ("", "identity", "gzip", "deflate")  # what aiohttp undoes while reading
+
+
+class BodyBudget:
+    """Bounds the bytes of all request bodies in memory at once."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_now = 0
+
+    @contextmanager
+    def reserved(self) -> Iterator[Reservation]:
+        """A reservation that may grow; given back at the end."""
+        reservation = Reservation(self)
+        try:
+            yield reservation
+        finally:
+            self.bytes_now -= reservation.byte_count
+            reservation.byte_count = 0
+
+
+class Reservation:
+    """What one request takes of the budget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.byte_count = 0
+
+    def grow_to(self, byte_count: int) -> None:
+        """Take at least `byte_count` in all.
+
+        Raises:
+            Overloaded: other requests hold too much; the same request may succeed later.
+        """
+        more = byte_count - self.byte_count
+        if more <= 0:
+            return
+        budget = self._budget
+        if budget.bytes_now + more > budget.bytes_max:
+            raise Overloaded(
+                f"request bodies in progress hold {budget.bytes_now} of {budget.bytes_max} bytes; try again",
+                limit=budget.bytes_max,
+            )
+        budget.bytes_now += more
+        self.byte_count = byte_count
+
+
+def check_media(request: web.Request, allowed: Collection[str]) -> None:
+    """Refuse a body of another media type (415) or with an encoding that is not undone (415)."""
+    if request.content_type not in allowed or "Content-Type" not in request.headers:
+        given = request.headers.get("Content-Type", "none")
+        raise web.HTTPUnsupportedMediaType(
+            text=f"Content-Type is {given[:100]!r}, must be {' or '.join(sorted(allowed))}"
+        )
+    encoding = request.headers.get("Content-Encoding", "").lower()
+    if encoding not in _ENCODINGS:
+        raise web.HTTPUnsupportedMediaType(text=f"Content-Encoding {encoding[:100]!r}: must be gzip, deflate or none")
+
+
+async def read_body(request: web.Request, bytes_max: int, reservation: Reservation | None = None) -> bytearray:
+    """The whole body.
+
+    Raises:
+        RequestTooLarge: more than `bytes_max`, as declared or as read (after gzip or deflate).
+        InvalidRequest: cut off, or broken in its encoding.
+        Overloaded: the reservation cannot grow.
+    """
+    declared = request.content_length
+    if declared is not None and declared > bytes_max:
+        _too_large(declared, bytes_max)
+    if reservation is not None and declared is not None:
+        reservation.grow_to(declared)
+    body = bytearray()
+    try:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > bytes_max:
+                _too_large(len(body), bytes_max)
+            if reservation is not None:
+                reservation.grow_to(len(body))
+    except web.RequestPayloadError as error:
+        raise InvalidRequest(f"the request body is broken after {len(body)} bytes: {error}") from error
+    return body
+
+
+def _too_large(byte_count: int, bytes_max: int) -> NoReturn:
+    raise RequestTooLarge(
+        f"a request body of {byte_count} bytes or more: at most {bytes_max} are taken", limit=bytes_max
+    )
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """The body as a JSON object. Doubled keys, NaN and Infinity are refused.
+
+    Raises:
+        InvalidRequest: not such a body.
+        RequestTooLarge: over `JSON_BYTES_MAX`.
+    """
+    check_media(request, (JSON_MEDIA,))
+    body = await read_body(request, JSON_BYTES_MAX)
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the request body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the request body must be a JSON object, it is {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key[:100]!r} is given twice")
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,247 @@
+"""Decoded batches of a client as rows of the record schema, checked as strictly as what comes from NATS.
+
+Types are those of the schema; others are taken where nothing can be lost on the way. All of it is
+vectorised: no Python object per record unless one is about to be refused.
+
+W1  What leaves here has exactly `ROW_SCHEMA`, no null where it has none, and no record over its limit.
+W2  Sizes are added up before anything is copied: views may share their bytes, so a small body could
+    claim a large copy.
+W3  A tombstone (null value) has a key, as `Liftlog-Tombstone` needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.api.errors import InvalidRecords, InvalidSubject, RecordTooLarge, RequestTooLarge
+from broker.api.schema import SCHEMA
+from broker.api.stream import SUBJECT_BYTES_MAX, check_subject
+
+ROW_SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name != "offset"])
+ROW_OVERHEAD_BYTES: Final = 36
+"""What a record costs in a batch beside its own bytes: offset, timestamp, and an entry in each column."""
+
+TIMESTAMP_US_MIN: Final = -62_135_596_800_000_000  # 0001-01-01, the first that ISO 8601 and Spark can show
+TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # 9999-12-31
+
+# A concrete subject: tokens without blanks or control characters, none of them a lone wildcard. What does
+# not match is looked at by `check_subject`, which is the rule; this is its fast path.
+_TOKEN: Final = r"(?:[^\s.\x00-\x20\x7f\x85\p{Z}*>]|[^\s.\x00-\x20\x7f\x85\p{Z}]{2,})"
+_CONCRETE: Final = rf"^{_TOKEN}(?:\.{_TOKEN})*$"
+
+Lengths = npt.NDArray[np.int64]
+
+
+def to_rows(
+    batches: Sequence[pa.RecordBatch], *, subject: str, now_us: int, record_bytes_max: int, decoded_bytes_max: int
+) -> tuple[pa.RecordBatch, Lengths]:
+    """Convert and join validated batches of one schema.
+
+    Args:
+        batches: At least one, each with rows; columns as `check_columns` allows.
+        subject: For rows without one.
+        now_us: For rows without a timestamp.
+        record_bytes_max: Limit of one record: subject, key, value, headers and reply together.
+        decoded_bytes_max: Limit of all records together.
+    Returns:
+        The rows (W1) and the bytes of each.
+    Raises:
+        InvalidRecords: a type or a value that records cannot have; names column and row.
+        RecordTooLarge: names the row, its size and the limit.
+        RequestTooLarge: all together are too large.
+    """
+    _check_total(sum(expanded_bytes(column) for batch in batches for column in batch.columns), decoded_bytes_max)
+    converted = [_convert(batch, subject=subject, now_us=now_us) for batch in batches]
+    rows = converted[0] if len(converted) == 1 else pa.Table.from_batches(converted).combine_chunks().to_batches()[0]
+    lengths = row_bytes(rows)
+    _check_total(int(lengths.sum()) + ROW_OVERHEAD_BYTES * rows.num_rows, decoded_bytes_max)
+    if lengths.max() > record_bytes_max:
+        row = int(np.argmax(lengths > record_bytes_max))
+        raise RecordTooLarge(
+            f"row {row} has {lengths[row]} bytes: a record of this stream has at most {record_bytes_max}",
+            row=row,
+            size=int(lengths[row]),
+            limit=record_bytes_max,
+        )
+    _check_values(rows)
+    return rows, lengths
+
+
+def split(rows: pa.RecordBatch, lengths: Lengths, *, batch_bytes: int, batch_records: int) -> list[pa.RecordBatch]:
+    """Cut rows into batches: each ends at `batch_records`, or with the record that reaches `batch_bytes`."""
+    ends = np.cumsum(lengths + ROW_OVERHEAD_BYTES)
+    parts = []
+    first, before = 0, 0
+    while first < rows.num_rows:
+        full = int(np.searchsorted(ends, before + batch_bytes)) + 1
+        stop = min(full, first + batch_records, rows.num_rows)
+        parts.append(rows.slice(first, stop - first))
+        first, before = stop, int(ends[stop - 1])
+    return parts
+
+
+def row_bytes(rows: pa.RecordBatch) -> Lengths:
+    """Bytes of each record: subject, key, value, headers and reply together."""
+    total = np.zeros(rows.num_rows, np.int64)
+    for name in ("subject", "key", "value", "reply"):
+        total += _lengths(rows.column(name))
+    headers = rows.column("headers")
+    if headers.null_count < len(headers):
+        entries = headers.values
+        ends = np.concatenate(([0], np.cumsum(_lengths(entries.field(0)) + _lengths(entries.field(1)))))
+        offsets = headers.offsets.to_numpy()
+        total += np.where(headers.is_valid().to_numpy(zero_copy_only=False), ends[offsets[1:]] - ends[offsets[:-1]], 0)
+    return total
+
+
+def _lengths(column: pa.Array) -> Lengths:
+    lengths: Lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
+    return lengths
+
+
+def expanded_bytes(column: pa.Array) -> int:
+    """Bytes of all values if each had its own copy (W2)."""
+    kind = column.type
+    if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+        views = np.frombuffer(column.buffers()[1], np.int32)[4 * column.offset : 4 * (column.offset + len(column)) : 4]
+        return int(views.sum(dtype=np.int64))
+    if pa.types.is_map(kind):
+        return expanded_bytes(column.keys) + expanded_bytes(column.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return expanded_bytes(column.values)
+    if pa.types.is_struct(kind):
+        return sum(expanded_bytes(column.field(i)) for i in range(kind.num_fields))
+    if _is_binary(kind) and not pa.types.is_null(kind):
+        return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+    return 0
+
+
+def _check_total(byte_count: int, limit: int) -> None:
+    if byte_count > limit:
+        raise RequestTooLarge(f"the records have {byte_count} bytes together: at most {limit} are taken", limit=limit)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return any(is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    kinds: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+        pa.types.is_null,
+    )
+    return _is_string(kind) or any(is_kind(kind) for is_kind in kinds)
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return _is_string(kind.key_type) and _is_binary(kind.item_type)
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return bool(pa.types.is_null(kind))
+    entry = kind.value_type
+    return (
+        bool(pa.types.is_struct(entry))
+        and [field.name for field in entry] == ["key", "value"]
+        and _is_string(entry.field(0).type)
+        and _is_binary(entry.field(1).type)
+    )
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return pa.types.is_null(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return _is_string(kind) or pa.types.is_null(kind)
+
+
+_TAKEN: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
+    "timestamp": (_is_time, "a timestamp with a time zone"),
+    "subject": (_is_text, "a string"),
+    "key": (_is_binary, "binary or a string"),
+    "value": (_is_binary, "binary or a string"),
+    "headers": (_is_headers, "a list of struct<key: string, value: binary>, or a map"),
+    "reply": (_is_text, "a string"),
+}
+
+
+def _convert(batch: pa.RecordBatch, *, subject: str, now_us: int) -> pa.RecordBatch:
+    columns = {name: _cast(batch.column(name), ROW_SCHEMA.field(name)) for name in batch.schema.names}
+    missing = {"timestamp": pa.scalar(now_us, pa.timestamp("us", tz="UTC")), "subject": pa.scalar(subject, pa.string())}
+    arrays = []
+    for field in ROW_SCHEMA:
+        column = columns.get(field.name)
+        if column is None:
+            column = (
+                pa.repeat(missing[field.name], batch.num_rows)
+                if field.name in missing
+                else pa.nulls(batch.num_rows, field.type)
+            )
+        elif field.name in missing and column.null_count:
+            column = pc.fill_null(column, missing[field.name])
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    is_taken, what = _TAKEN[field.name]
+    if not is_taken(column.type):
+        raise InvalidRecords(
+            f"column {field.name!r} is {str(column.type)[:200]}: must be {what}",
+            column=field.name,
+            value=str(column.type)[:200],
+            limit=str(field.type),
+        )
+    if column.type.equals(field.type) and field.name != "headers":
+        return column
+    try:
+        if pa.types.is_fixed_size_binary(column.type):  # there is no direct way from every width
+            return column.cast(pa.binary())
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise InvalidRecords(f"column {field.name!r}: {str(error)[:300]}", column=field.name) from error
+
+
+def _check_values(rows: pa.RecordBatch) -> None:
+    times = rows.column("timestamp").cast(pa.int64()).to_numpy()
+    wrong = (times < TIMESTAMP_US_MIN) | (times > TIMESTAMP_US_MAX)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidRecords(
+            f"row {row}: timestamp {times[row]} us is outside the years 1 to 9999", column="timestamp", row=row
+        )
+    nameless = pc.and_(rows.column("key").is_null(), rows.column("value").is_null())
+    if pc.any(nameless).as_py():
+        row = pc.index(nameless, True).as_py()
+        raise InvalidRecords(f"row {row}: the value is null, and there is no key: a tombstone needs one", row=row)
+    _check_headers(rows.column("headers"))
+    _check_subjects(rows.column("subject"))
+
+
+def _check_headers(headers: pa.Array) -> None:
+    entries = headers.flatten()  # of the rows that are not null
+    if entries.null_count or entries.field(0).null_count:
+        raise InvalidRecords("column 'headers': a header without a name", column="headers")
+
+
+def _check_subjects(subjects: pa.Array) -> None:
+    good = pc.and_(
+        pc.match_substring_regex(subjects, _CONCRETE),
+        pc.less_equal(pc.binary_length(subjects), SUBJECT_BYTES_MAX),
+    )
+    if pc.all(good).as_py():
+        return
+    for row in np.flatnonzero(~good.to_numpy(zero_copy_only=False)):
+        try:
+            check_subject(subjects[int(row)].as_py(), wildcards=False)
+        except InvalidSubject as error:
+            raise InvalidRecords(f"row {row}: {error}", column="subject", row=int(row)) from error

@@ -1,0 +1,235 @@
+"""The shapes of JSON bodies, as JSON Schema (2020-12): part of the contract, see `openapi.py`.
+
+Answers may get further keys in later releases, so clients must ignore what they do not know; what
+clients send is closed: an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from broker.api.errors import BY_REASON
+from broker.api.stream import CHOICES, LIMITS, NAME_BYTES_MAX, NULLABLE, SUBJECT_BYTES_MAX, UNALTERABLE, StreamSettings
+
+Schema = dict[str, Any]
+
+
+def ref(name: str) -> Schema:
+    """A reference to a component schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def nullable(schema: Schema) -> Schema:
+    """The schema, or null."""
+    return {"oneOf": [schema, {"type": "null"}]}
+
+
+def listing(items: Schema, **more: Any) -> Schema:
+    """An array."""
+    return {"type": "array", "items": items, **more}
+
+
+def answer(**properties: Schema) -> Schema:
+    """An object of an answer: all of these keys are there, others may be."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def asked(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    """An object of a request: no other keys."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+STRING: Final[Schema] = {"type": "string"}
+INTEGER: Final[Schema] = {"type": "integer"}
+BOOLEAN: Final[Schema] = {"type": "boolean"}
+COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+OFFSET: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}
+LEADER_EPOCH: Final[Schema] = {"type": "integer", "minimum": -1, "description": "-1: unknown or none"}
+NAME: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": NAME_BYTES_MAX}
+PARTITION: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}
+METADATA_LENGTH_MAX: Final = 4096
+INCARNATION_LENGTH_MAX: Final = 128
+ITEMS_MAX: Final = 10_000
+"""Most positions, offsets or partitions in one request."""
+
+
+def _settings() -> dict[str, Schema]:
+    """Each stream setting, with the limits of `broker.api.stream`."""
+    found: dict[str, Schema] = {}
+    for key, default in StreamSettings().as_dict().items():
+        schema: Schema
+        if key in LIMITS:
+            schema = {"type": "integer", "minimum": LIMITS[key][0], "maximum": LIMITS[key][1]}
+        elif isinstance(default, bool):
+            schema = dict(BOOLEAN)
+        elif key in CHOICES:
+            schema = {"type": "string", "enum": list(CHOICES[key])}
+        elif key == "partition_by":
+            schema = {"type": "string", "pattern": "^(subject_suffix|key|subject|token:[1-9][0-9]{0,2})$"}
+        else:
+            schema = {"type": "string", "maxLength": SUBJECT_BYTES_MAX}
+        if key in NULLABLE:
+            schema = {**schema, "type": [schema["type"], "null"]}
+        found[key] = schema
+    return found
+
+
+_SETTINGS: Final = _settings()
+_BROKER: Final = answer(id=STRING, http=STRING)
+
+_AT: Final[Schema] = {
+    "description": "For a timestamp: the first record that is not older. For an epoch: its end.",
+    "oneOf": [
+        {"enum": ["earliest", "latest"]},
+        asked(("timestamp_us",), timestamp_us={"type": "integer"}),
+        asked(("offset",), offset=OFFSET),
+        asked(("epoch",), epoch=COUNT),
+    ],
+}
+
+COMPONENTS: Final[dict[str, Schema]] = {
+    "Problem": {
+        "description": "An RFC 9457 problem. Further keys hold the facts: parameter, value, limit, and others.",
+        **answer(
+            type=STRING,
+            title=STRING,
+            status={"type": "integer", "minimum": 400, "maximum": 599},
+            detail=STRING,
+            reason={"type": "string", "enum": sorted(BY_REASON)},
+        ),
+    },
+    "StreamSettings": answer(**_SETTINGS),
+    "NewStream": asked(("name",), name=NAME, **_SETTINGS),
+    "AlteredSettings": {
+        **asked((), **{key: schema for key, schema in _SETTINGS.items() if key not in UNALTERABLE}),
+        "additionalProperties": True,
+        "description": "Settings that cannot be altered may be repeated with the value that they have.",
+        "minProperties": 1,
+    },
+    "Partition": answer(
+        partition=PARTITION,
+        leader=_BROKER,
+        replicas=listing(STRING),
+        isr=listing(STRING),
+        leader_epoch=LEADER_EPOCH,
+        log_start_offset=OFFSET,
+        high_watermark=OFFSET,
+        log_end_offset=OFFSET,
+        bytes=COUNT,
+        segments=COUNT,
+        lost_ranges=listing(listing(OFFSET, minItems=2, maxItems=2)),
+    ),
+    "Stream": answer(
+        name=NAME,
+        incarnation=STRING,
+        created_ms=INTEGER,
+        internal=BOOLEAN,
+        settings=ref("StreamSettings"),
+        reply_acks_effective=BOOLEAN,
+        warnings=listing(STRING),
+        partitions=listing(ref("Partition")),
+    ),
+    "Streams": answer(streams=listing(ref("Stream"))),
+    "Appended": answer(first_offset=OFFSET, next_offset=OFFSET, record_count=COUNT, leader_epoch=LEADER_EPOCH),
+    "Watch": answer(
+        version=INTEGER,
+        streams={
+            "type": "object",
+            "additionalProperties": answer(
+                incarnation=STRING,
+                partitions={
+                    "type": "object",
+                    "additionalProperties": answer(
+                        log_start_offset=OFFSET, high_watermark=OFFSET, leader_epoch=LEADER_EPOCH, leader=_BROKER
+                    ),
+                },
+            ),
+        },
+    ),
+    "Positions": asked(
+        ("positions",),
+        positions=listing(
+            asked(("stream", "partition", "at"), stream=NAME, partition=PARTITION, at=_AT, incarnation=STRING),
+            minItems=1,
+            maxItems=ITEMS_MAX,
+        ),
+    ),
+    "Resolved": answer(
+        positions=listing(
+            {
+                **answer(
+                    stream=STRING,
+                    partition=INTEGER,
+                    incarnation=nullable(STRING),
+                    offset={**nullable(OFFSET), "description": "null: no record that late, or an error"},
+                    leader_epoch={**LEADER_EPOCH, "description": "Of the record before the offset; -1: none"},
+                    log_start_offset=nullable(OFFSET),
+                    high_watermark=nullable(OFFSET),
+                    bytes_ahead={**nullable(COUNT), "description": "Up to the high watermark, roughly"},
+                )
+            }
+        )
+    ),
+    "Consumer": answer(
+        consumer=NAME,
+        partitions=listing(
+            answer(
+                stream=NAME,
+                partition=PARTITION,
+                offset=OFFSET,
+                high_watermark={**nullable(OFFSET), "description": "null: the partition that was read is gone"},
+                lag={**nullable(COUNT), "description": "High watermark - offset, in records"},
+                leader_epoch=LEADER_EPOCH,
+                incarnation=STRING,
+                committed_ms=INTEGER,
+                metadata=STRING,
+            )
+        ),
+        lag={**COUNT, "description": "Of all partitions together, in records"},
+    ),
+    "Consumers": answer(consumers=listing(ref("Consumer"))),
+    "Commit": asked(
+        ("offsets",),
+        offsets=listing(
+            asked(
+                ("stream", "partition", "offset"),
+                stream=NAME,
+                partition=PARTITION,
+                offset=OFFSET,
+                leader_epoch=LEADER_EPOCH,
+                incarnation={"type": "string", "maxLength": INCARNATION_LENGTH_MAX},
+                metadata={"type": "string", "maxLength": METADATA_LENGTH_MAX},
+            ),
+            minItems=1,
+            maxItems=ITEMS_MAX,
+        ),
+    ),
+    "Committed": answer(committed=COUNT),
+    "Reset": asked(
+        ("stream", "to"),
+        stream=NAME,
+        partitions=listing(PARTITION, minItems=1, maxItems=ITEMS_MAX),
+        to={
+            "oneOf": [
+                {"enum": ["earliest", "latest"]},
+                asked(("offset",), offset=OFFSET),
+                asked(("timestamp_us",), timestamp_us={"type": "integer"}),
+            ]
+        },
+    ),
+    "Cluster": answer(
+        cluster_id=STRING,
+        feature_level=INTEGER,
+        controller=STRING,
+        version=STRING,
+        brokers=listing(answer(id=STRING, http=STRING, grpc=STRING)),
+    ),
+    "Live": answer(status={"const": "live"}),
+    "Ready": answer(ready=BOOLEAN, missing={"type": "object", "additionalProperties": STRING}),
+}
+APPENDED: Final = ref("Appended")

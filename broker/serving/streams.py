@@ -1,0 +1,174 @@
+"""Streams as JSON: create, describe, list, alter, delete."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api.errors import (
+    InvalidName,
+    InvalidSetting,
+    InvalidSubject,
+    LiftlogError,
+    ReadOnly,
+    StreamExists,
+    UnknownSetting,
+    UnknownStream,
+)
+from broker.api.stream import check_name
+from broker.metadata.catalog import StreamInfo
+from broker.serving.backend import Backend, PartitionHandle
+from broker.serving.body import JSON_MEDIA, read_json
+from broker.serving.endpoint import Content, Endpoint, Query, Serving, boolean
+from broker.serving.fields import refuse
+from broker.serving.schemas import ref
+from broker.serving.waiting import unbroken
+
+
+async def create(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Create a stream; one that exists with the same settings is as good as created."""
+    values = await read_json(request)
+    name = values.pop("name", None)
+    if not isinstance(name, str):
+        refuse("name", name, "must be the name of the stream, as text")
+    check_name(name)
+    info, created = await unbroken(serving.backend.create_stream(name, values))
+    return web.json_response(
+        describe(serving.backend, info), status=201 if created else 200, headers={"Location": f"/v1/streams/{name}"}
+    )
+
+
+async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """All streams, by name."""
+    infos = serving.backend.streams(internal=query["internal"])
+    return web.json_response({"streams": [describe(serving.backend, info) for info in infos]})
+
+
+async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """One stream."""
+    return web.json_response(describe(serving.backend, serving.backend.stream(request.match_info["stream"])))
+
+
+async def alter(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Change settings."""
+    info = _changeable(serving, request)
+    values = await read_json(request)
+    if not values:
+        refuse("the request body", values, "must name at least one setting")
+    altered = await unbroken(serving.backend.alter_stream(info.name, values))
+    return web.json_response(describe(serving.backend, altered))
+
+
+async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Delete a stream and its records."""
+    info = _changeable(serving, request)
+    await unbroken(serving.backend.delete_stream(info.name))
+    return web.Response(status=204)
+
+
+def _changeable(serving: Serving, request: web.Request) -> StreamInfo:
+    info = serving.backend.stream(request.match_info["stream"])
+    if info.internal:
+        raise ReadOnly(f"stream {info.name!r} is internal: it can only be read", stream=info.name)
+    return info
+
+
+def describe(backend: Backend, info: StreamInfo) -> dict[str, Any]:
+    """A stream and its partitions, as `Stream` of the contract. One that is offline says why, without partitions."""
+    leader = leader_of(backend)
+    warnings, handles = list(info.warnings), list[PartitionHandle]()
+    try:
+        handles += backend.partitions(info.name)
+    except LiftlogError as error:
+        warnings.append(f"offline ({error.reason}): {error}")
+    return {
+        "name": info.name,
+        "incarnation": info.incarnation,
+        "created_ms": info.created_us // 1000,
+        "internal": info.internal,
+        "settings": info.settings.as_dict(),
+        "reply_acks_effective": info.reply_acks_effective,
+        "warnings": warnings,
+        "partitions": [_partition(handle, leader) for handle in handles],
+    }
+
+
+def _partition(handle: PartitionHandle, leader: dict[str, str]) -> dict[str, Any]:
+    log = handle.log
+    return {
+        "partition": handle.partition,
+        "leader": leader,
+        "replicas": [leader["id"]],
+        "isr": [leader["id"]],
+        "leader_epoch": handle.leader_epoch,
+        "log_start_offset": log.log_start_offset,
+        "high_watermark": log.high_watermark,
+        "log_end_offset": log.log_end_offset,
+        "bytes": log.byte_count,
+        "segments": log.segment_count,
+        "lost_ranges": [list(lost) for lost in log.lost_ranges],
+    }
+
+
+def leader_of(backend: Backend) -> dict[str, str]:
+    """Id and HTTP address of the leader: with one broker, always itself."""
+    me = backend.broker_id
+    return {"id": me, "http": next((str(b["http"]) for b in backend.brokers() if b["id"] == me), "")}
+
+
+_ONE: Final = {JSON_MEDIA: ref("Stream")}
+_SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="POST",
+        path="/v1/streams",
+        operation="create_stream",
+        summary="Create a stream. Settings that are not given have the broker's defaults.",
+        handler=create,
+        request=Content(description="Name and settings.", media={JSON_MEDIA: ref("NewStream")}),
+        answers={
+            201: Content(description="Created.", media=_ONE),
+            200: Content(description="It existed, with the same settings.", media=_ONE),
+        },
+        errors=(InvalidName, *_SETTINGS_ERRORS, StreamExists),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/streams",
+        operation="list_streams",
+        summary="All streams, by name.",
+        handler=list_all,
+        query=(boolean("internal", "With the broker's own streams, whose names begin with `__`."),),
+        answers={200: Content(description="The streams.", media={JSON_MEDIA: ref("Streams")})},
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/streams/{stream}",
+        operation="describe_stream",
+        summary="One stream with its partitions.",
+        handler=describe_one,
+        answers={200: Content(description="The stream.", media=_ONE)},
+        errors=(UnknownStream,),
+    ),
+    Endpoint(
+        method="PATCH",
+        path="/v1/streams/{stream}",
+        operation="alter_stream",
+        summary="Change settings of a stream.",
+        handler=alter,
+        request=Content(description="The settings to change.", media={JSON_MEDIA: ref("AlteredSettings")}),
+        answers={200: Content(description="The altered stream.", media=_ONE)},
+        errors=(UnknownStream, *_SETTINGS_ERRORS, ReadOnly),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/streams/{stream}",
+        operation="delete_stream",
+        summary="Delete a stream and its records.",
+        handler=delete,
+        answers={204: Content(description="Deleted.")},
+        errors=(UnknownStream, ReadOnly),
+    ),
+)

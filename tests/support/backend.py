@@ -1,0 +1,140 @@
+"""A small broker behind the HTTP API: real logs on a temporary folder, the catalog, the fsync pool, no NATS.
+
+What the production backend (`broker.runtime.broker`) does besides, NATS, its own threads for the loops,
+the journal of the catalog, is not needed to test serving, and it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from broker.api.errors import LiftlogError, UnknownPartition, from_problem
+from broker.api.stream import OFFSETS_STREAM
+from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
+from broker.runtime.consumers import Consumers
+from broker.runtime.partition import Partition
+from broker.runtime.sync import SyncPool
+from broker.runtime.watch import ChangeHub
+from broker.storage.disk import OsDisk
+from broker.storage.log import LogIdentity, LogSettings, PartitionLog
+
+
+class LogBackend:
+    """Implements `broker.serving.backend.Backend`. Made on the loop that serves."""
+
+    broker_id = "broker-0"
+    cluster_id = "cluster-of-the-tests"
+    version = "0.0.0"
+
+    def __init__(self, folder: Path) -> None:
+        self.missing: dict[str, str] = {}
+        self.offline: dict[str, LiftlogError] = {}
+        self._folder = folder
+        self._disk = OsDisk()
+        self._catalog = Catalog()
+        self._partitions: dict[str, list[Partition]] = {}
+        self._pool = SyncPool(1)
+        self._appender = ThreadPoolExecutor(1)
+        self._hub = ChangeHub(asyncio.get_running_loop(), version=time.time_ns() // 1000)
+        self.http = "127.0.0.1:0"
+        self._execute({"kind": "register_broker", "broker_id": self.broker_id, "http": self.http, "grpc": ""})
+        self._create(OFFSETS_STREAM, {}, internal=True)
+        self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
+
+    def close(self) -> None:
+        self._appender.shutdown()
+        self._pool.close()
+        for partition in [p for partitions in self._partitions.values() for p in partitions]:
+            partition.log.close()
+
+    def _execute(self, command: dict[str, Any]) -> Any:
+        result = self._catalog.apply({"v": COMMAND_VERSION, "incarnation": uuid.uuid4().hex, **command})
+        if "error" in result:
+            raise from_problem(result["error"])
+        return result["ok"]
+
+    def _create(self, name: str, values: Mapping[str, Any], *, internal: bool = False) -> tuple[StreamInfo, bool]:
+        created: bool = self._execute(
+            {
+                "kind": "create_stream",
+                "name": name,
+                "created_us": time.time_ns() // 1000,
+                "settings": dict(values),
+                "internal": internal,
+            }
+        )["created"]
+        info = self._catalog.streams[name]
+        if created:
+            self._partitions[name] = [self._partition(info, i) for i in range(info.settings.partitions)]
+            self._hub.note(name)
+        return info, created
+
+    def _partition(self, info: StreamInfo, number: int) -> Partition:
+        log = PartitionLog.create(
+            self._disk,
+            str(self._folder / info.name / info.incarnation / str(number)),
+            LogIdentity(cluster_id=self.cluster_id, stream=info.name, incarnation=info.incarnation, partition=number),
+            LogSettings.of(info.settings),
+            now_us=time.time_ns() // 1000,
+        )
+        epoch = self._catalog.epoch_last
+        return Partition(info, number, log, leader_epoch=epoch, pool=self._pool, appender=self._appender, hub=self._hub)
+
+    @property
+    def version_now(self) -> int:
+        return self._hub.version
+
+    def streams(self, *, internal: bool = False) -> list[StreamInfo]:
+        return [info for _, info in sorted(self._catalog.streams.items()) if internal or not info.internal]
+
+    def stream(self, name: str) -> StreamInfo:
+        return self._catalog._live(name)
+
+    def partitions(self, stream: str) -> Sequence[Partition]:
+        if stream in self.offline:
+            raise self.offline[stream]
+        return self._partitions[self.stream(stream).name]
+
+    def partition(self, stream: str, partition: int) -> Partition:
+        found = self.partitions(stream)
+        if partition >= len(found):
+            raise UnknownPartition(f"{stream!r} has no partition {partition}", partitions=len(found))
+        return found[partition]
+
+    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+        return self._create(name, values)
+
+    async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
+        self._execute({"kind": "alter_stream", "name": name, "settings": dict(values)})
+        info = self._catalog.streams[name]
+        for partition in self._partitions[name]:
+            partition.alter(info)
+        return info
+
+    async def delete_stream(self, name: str) -> None:
+        self._execute({"kind": "delete_stream", "name": name})
+        for partition in self._partitions.pop(name):
+            partition.note_removed()
+            partition.log.close()
+        self._hub.note(name)
+        shutil.rmtree(self._folder / name)
+
+    async def wait_for_change(self, since: int, timeout_s: float) -> int:
+        await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
+        return self._hub.version
+
+    def brokers(self) -> list[dict[str, Any]]:
+        return [{"id": self.broker_id, "http": self.http, "grpc": ""}]
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        return not self.missing, self.missing
+
+    def metrics(self) -> bytes:
+        return b"# HELP liftlog_up 1 once the broker has started\n# TYPE liftlog_up gauge\nliftlog_up 1.0\n"

@@ -1,0 +1,200 @@
+"""A real server on an ephemeral port, and a client that holds every answer against the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+from aiohttp import web
+from jsonschema import Draft202012Validator
+
+from broker.api.batch import decode_batch, split_messages
+from broker.api.http import ARROW_STREAM, PROBLEM_JSON
+from broker.api.schema import SCHEMA
+from broker.serving.app import ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
+from broker.serving.endpoint import Serving
+from broker.serving.openapi import document
+from tests.support.backend import LogBackend
+from tests.unit.serving.arrow import stream_of
+
+T = TypeVar("T")
+CONTRACT = document(ENDPOINTS)
+_TEMPLATES = [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), path) for path in CONTRACT["paths"]]
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        assert self.headers.get_content_type() == PROBLEM_JSON, (self.status, self.body[:500])
+        found: dict[str, Any] = self.json()
+        return found
+
+    @property
+    def reason(self) -> str:
+        return str(self.problem["reason"])
+
+    def rows(self) -> pa.Table:
+        """The records of an Arrow answer, each batch verified as our client does."""
+        assert self.status == 200, self.body[:500]
+        batches = [decode_batch(message) for message in split_messages(self.body)]
+        return pa.Table.from_batches(batches, schema=SCHEMA)
+
+
+class Server:
+    """The application in a thread with its own loop, as a broker runs it."""
+
+    def __init__(self, folder: Path, *, body_bytes_max: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
+        self._thread.start()
+        self.call(self._start(folder, body_bytes_max))
+        self.api = Api(self.port)
+
+    async def _start(self, folder: Path, body_bytes_max: int) -> None:
+        self.backend = LogBackend(folder)
+        self.app = build_app(self.backend, body_bytes_max=body_bytes_max)
+        self._runner = web.AppRunner(self.app, **RUNNER_OPTIONS)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = int(self._runner.addresses[0][1])
+        self.backend.http = f"127.0.0.1:{self.port}"
+
+    @property
+    def serving(self) -> Serving:
+        return self.app[SERVING]
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 30) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    def shut_down(self) -> None:
+        """Stop serving; the loop goes on."""
+        self.call(self._runner.cleanup())
+
+    def close(self) -> None:
+        self.shut_down()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+        self.backend.close()
+
+
+class Api:
+    """A keep-alive connection. Every answer is held against the OpenAPI document."""
+
+    def __init__(self, port: int, timeout_s: float = 30) -> None:
+        self.port = port
+        self._timeout_s = timeout_s
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+
+    def another(self) -> Api:
+        """Another connection to the same server."""
+        return Api(self.port, self._timeout_s)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json_body: Any = None,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+        **query: Any,
+    ) -> Answer:
+        headers = dict(headers or {})
+        if json_body is not None:
+            body = json.dumps(json_body).encode()
+            headers.setdefault("Content-Type", "application/json")
+        if query:
+            path += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items())
+        self._connection.request(method, path, body=body, headers=headers)
+        response = self._connection.getresponse()
+        answer = Answer(response.status, response.headers, response.read())
+        check_contract(method, path, answer)
+        return answer
+
+    def get(self, path: str, **more: Any) -> Answer:
+        return self.request("GET", path, **more)
+
+    def post(self, path: str, json_body: Any, **more: Any) -> Answer:
+        return self.request("POST", path, json_body=json_body, **more)
+
+    def create(self, name: str, **settings: Any) -> dict[str, Any]:
+        answer = self.post("/v1/streams", {"name": name, **settings})
+        assert answer.status == 201, answer.body
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def read(self, stream: str, partition: int = 0, *, method: str = "GET", **query: Any) -> Answer:
+        return self.request(method, f"/v1/streams/{stream}/partitions/{partition}/records", **query)
+
+    def append(self, stream: str, records: Any, partition: int = 0, **query: Any) -> Answer:
+        """Append record batches (or bytes as they are)."""
+        return self.request(
+            "POST",
+            f"/v1/streams/{stream}/partitions/{partition}/records",
+            body=records if isinstance(records, bytes) else stream_of(records),
+            headers={"Content-Type": ARROW_STREAM},
+            **query,
+        )
+
+
+def check_contract(method: str, path: str, answer: Answer) -> None:
+    """The answer is one that the OpenAPI document allows for this operation, in status, type, headers and shape."""
+    where = f"{method} {path} -> {answer.status}"
+    template = next((t for pattern, t in _TEMPLATES if pattern.fullmatch(urlsplit(path).path)), None)
+    operation = CONTRACT["paths"].get(template, {}).get(method.lower())
+    if operation is None:
+        assert answer.status in (404, 405), f"{where}: not in the contract"
+        _check_body(where, ref_problem(), answer)
+        return
+    response = operation["responses"].get(str(answer.status), operation["responses"]["default"])
+    for name in response.get("headers", ()):
+        assert name in answer.headers, f"{where}: header {name} is missing"
+    if method == "HEAD" or answer.status == 204:
+        assert not answer.body, where
+        return
+    kind = answer.headers.get_content_type()
+    assert kind in response["content"], f"{where}: {kind} is not in the contract: {answer.body[:300]!r}"
+    if "schema" in response["content"][kind]:
+        _check_body(where, response["content"][kind]["schema"], answer)
+
+
+def ref_problem() -> dict[str, Any]:
+    return {"$ref": "#/components/schemas/Problem"}
+
+
+def _check_body(where: str, schema: dict[str, Any], answer: Answer) -> None:
+    errors = list(Draft202012Validator({**schema, "components": CONTRACT["components"]}).iter_errors(answer.json()))
+    assert not errors, f"{where}: {errors[0].message} at {errors[0].json_path}"
+
+
+@contextmanager
+def running(folder: Path, *, body_bytes_max: int = 1 << 20) -> Iterator[Server]:
+    """A server for one test."""
+    server = Server(folder, body_bytes_max=body_bytes_max)
+    try:
+        yield server
+    finally:
+        server.api.close()
+        server.close()
