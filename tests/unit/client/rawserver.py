@@ -58,11 +58,14 @@ Handler = Callable[[Request, Reply], None]
 class RawServer:
     """Runs `handler` for every request, each connection in a thread. Use as a context manager."""
 
-    def __init__(self, handler: Handler, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, handler: Handler, *, host: str = "127.0.0.1", on_head: Callable[[Reply], None] | None = None
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
         self._host = host
         self._handler = handler
+        self._on_head = on_head  # called instead, before the body is read; the connection ends then
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -135,6 +138,9 @@ class RawServer:
                     while (header := lines.readline().strip()) != b"":
                         name, _, value = header.decode().partition(":")
                         headers[name.lower()] = value.strip()
+                    if self._on_head is not None:
+                        self._on_head(reply)
+                        return
                     body = lines.read(int(headers.get("content-length", 0)))
                     parts = urlsplit(target)
                     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
