@@ -313,28 +313,28 @@ cdef class PendingBatch:
     def max_timestamp_us(self):
         return self.columns.max_timestamp_us if self.columns != NULL else 0
 
-    def compose(self, *, int64_t first_offset, uint32_t leader_epoch, int64_t high_watermark,
-                uint32_t group_index=0, uint32_t group_count=1, object decision=0):
+    def compose(self, *, first_offset, leader_epoch, high_watermark, group_index=0, group_count=1, decision=0):
         """The batch as one sealed message, the same bytes as `broker.api.batch.encode_batch` gives.
 
         Args:
-            first_offset: Of the first record; the others follow without a gap.
+            first_offset: Of the first record; the others follow without a gap. Below 2**62.
             decision: Below 2**128.
+        Raises:
+            ValueError: no records, or a number out of its range.
         """
         cdef Layout layout
         cdef bytes message
         cdef bytes decision_hex
+        cdef int64_t first
         cdef char* to
         cdef char* at
         cdef Py_ssize_t size
         cdef const char* template_data = TEMPLATE_BYTES
         if self.columns == NULL:
             raise ValueError("a batch holds at least one record")
-        if first_offset < 0 or high_watermark < 0:
-            raise ValueError("offsets are not negative")
+        check_place(first_offset, leader_epoch, high_watermark, group_index, group_count, decision)
+        first = first_offset
         decision_hex = b"%032x" % decision
-        if len(decision_hex) != 32:
-            raise ValueError("a decision is below 2**128")
         lay_out(&layout, self.columns)
         size = HEADER_SIZE + layout.body_size
         message = PyBytes_FromStringAndSize(NULL, size)
@@ -342,10 +342,10 @@ cdef class PendingBatch:
         if size >= NOGIL_BYTES_MIN:
             with nogil:
                 memcpy(to, template_data, HEADER_SIZE)
-                write_body(to + HEADER_SIZE, &layout, self.columns, first_offset)
+                write_body(to + HEADER_SIZE, &layout, self.columns, first)
         else:
             memcpy(to, template_data, HEADER_SIZE)
-            write_body(to + HEADER_SIZE, &layout, self.columns, first_offset)
+            write_body(to + HEADER_SIZE, &layout, self.columns, first)
         (<int64_t*>(to + BODY_LENGTH_POSITION))[0] = layout.body_size
         (<int64_t*>(to + ROWS_POSITION))[0] = self.columns.rows
         memcpy(to + BUFFERS_POSITION, layout.buffers, sizeof(layout.buffers))
@@ -353,8 +353,8 @@ cdef class PendingBatch:
         at = to + VALUE_POSITION
         at = put_hex(at, FORMAT_VERSION_NUMBER, 4)
         at = put_hex(at, 0, 4)                                       # flags
-        at = put_hex(at, first_offset, 16)
-        at = put_hex(at, first_offset + self.columns.rows - 1, 16)
+        at = put_hex(at, first, 16)
+        at = put_hex(at, first + self.columns.rows - 1, 16)
         at = put_hex(at, leader_epoch, 8)
         at = put_hex(at, high_watermark, 16)
         at = put_hex(at, <uint64_t>self.columns.max_timestamp_us, 16)

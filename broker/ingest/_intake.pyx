@@ -41,7 +41,7 @@ from broker.api.batch import (
 from broker.ingest import answers, partitioning, rules
 from broker.ingest.answers import ack_tail, error_body, json_text
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
-from broker.ingest.settings import check_builder, check_intake, check_route
+from broker.ingest.settings import check_builder, check_intake, check_place, check_route
 
 IMPLEMENTATION = "compiled"
 BATCH_BYTES_HARD = rules.BATCH_BYTES_HARD

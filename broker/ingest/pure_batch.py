@@ -17,7 +17,7 @@ from broker.api.batch import BatchHeader, encode_batch
 from broker.api.schema import SCHEMA
 from broker.ingest.answers import ack_head, ack_tail, error_body, publish
 from broker.ingest.rules import BATCH_BYTES_HARD, HEADER_WEIGHT_BYTES, RECORD_WEIGHT_BYTES
-from broker.ingest.settings import check_builder
+from broker.ingest.settings import check_builder, check_place
 
 _NONE = -(1 << 63)
 
@@ -187,17 +187,14 @@ class PendingBatch:
         """The batch as one sealed message.
 
         Args:
-            first_offset: Of the first record; the others follow without a gap.
+            first_offset: Of the first record; the others follow without a gap. Below 2**62.
             decision: Below 2**128.
         Raises:
             ValueError: no records, or a number out of its range.
         """
         if not self._rows:
             raise ValueError("a batch holds at least one record")
-        if first_offset < 0 or high_watermark < 0:
-            raise ValueError("offsets are not negative")
-        if not 0 <= decision < 1 << 128:
-            raise ValueError("a decision is below 2**128")
+        check_place(first_offset, leader_epoch, high_watermark, group_index, group_count, decision)
         header = BatchHeader(
             first_offset=first_offset,
             last_offset=first_offset + self.record_count - 1,

@@ -34,6 +34,22 @@ def check_intake(control_line_max: int, payload_max: int) -> None:
         raise ValueError(f"payload_max={payload_max}: must be from 1 to {BATCH_BYTES_HARD}")
 
 
+def check_place(
+    first_offset: int, leader_epoch: int, high_watermark: int, group_index: int, group_count: int, decision: int
+) -> None:
+    """Raise ValueError for a place in the log that the batch header has no room for."""
+    for name, value, bits in (
+        ("first_offset", first_offset, 62),
+        ("leader_epoch", leader_epoch, 32),
+        ("high_watermark", high_watermark, 63),
+        ("group_index", group_index, 32),
+        ("group_count", group_count, 32),
+        ("decision", decision, 128),
+    ):
+        if not 0 <= value < 1 << bits:
+            raise ValueError(f"{name}={value}: must be from 0 to 2**{bits} - 1")
+
+
 def check_route(builders: Sequence[Any], partition_by: str) -> tuple[int, int]:
     """Check the arguments of `Intake.route`; return how to partition, and the token's number.
 

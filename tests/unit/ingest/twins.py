@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -14,10 +15,8 @@ from broker.ingest import IntakeProtocolError, load
 def twins() -> list[ModuleType]:
     """The implementations there are here. That the compiled one must be: test_extension_is_built.py."""
     found = [load("pure")]
-    try:
+    with contextlib.suppress(ImportError):
         found.append(load("compiled"))
-    except ImportError:
-        pass
     return found
 
 

@@ -221,7 +221,8 @@ REFUSED = [
     Vector("a large header block within the limit",
            hmsg("a", b"x", ("A", "y" * 70_000), reply="r"),
            [row("a", b"x", headers=[("A", b"y" * 70_000)], reply="r")], {"stored": 1}, acked=["r"]),
-    Vector("inboxes are never captured", msg("_INBOX.x.1", b"v") + hmsg("_INBOX.y", b"w", reply="r") + msg("_INBOX", b""),
+    Vector("inboxes are never captured",
+           msg("_INBOX.x.1", b"v") + hmsg("_INBOX.y", b"w", reply="r") + msg("_INBOX", b""),
            [row("_INBOX")], {"stored": 1, "skipped_inbox": 2}),
     Vector("a subscription that nobody knows", msg("a", b"v", sid=9, reply="r") + hmsg("a", b"w", KEY, sid=2)
            + msg("a", b"x"), [row("a", b"x")], {"stored": 1, "unrouted": 2}),

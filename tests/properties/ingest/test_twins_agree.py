@@ -1,0 +1,189 @@
+"""Goal: the twins are one: any messages, in any pieces, taken at any time, lead to the same bytes.
+
+Method: Hypothesis makes connections of valid and refused messages over several streams, cuts them anywhere,
+and takes batches, re-routes and resets in between. The pure twin, fed the same, is the oracle; and both must
+agree with the messages that were made.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker.api.batch import decode_batch
+from broker.ingest import load
+from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
+from tests.unit.ingest.wire import hmsg, msg
+
+settings.register_profile("ingest", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+IN_TIME = settings(settings.get_profile("ingest"), max_examples=150)
+
+token = st.text(st.characters(codec="utf-8", exclude_characters=" \t\r\n.*>"), min_size=1, max_size=4)
+subject = st.lists(token, min_size=1, max_size=4).map(".".join)
+reply = st.none() | subject
+value = st.binary(max_size=40) | st.sampled_from([b"\r\n", b"MSG a 1 1\r\n", b"x" * 300])
+header_value = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=8).map(
+    lambda t: t.lstrip(" \t")
+)
+header_name = st.text(st.characters(codec="utf-8", exclude_characters="\r\n:"), min_size=1, max_size=6)
+option = st.sampled_from(
+    [
+        ("Liftlog-Ack", "all"),
+        ("Liftlog-Ack", "none"),
+        ("Liftlog-Ack", "often"),
+        ("Liftlog-Tombstone", "1"),
+        ("Liftlog-Tombstone", "false"),
+        ("Liftlog-Tombstone", ""),
+        ("Nats-Expected-Stream", "orders"),
+        ("Nats-Expected-Stream", "quiet"),
+        ("Nats-Expected-Last-Sequence", "4"),
+        ("Nats-Msg-Id", "7"),
+    ]
+)
+key = st.tuples(st.just("Liftlog-Key"), st.sampled_from(["", "k1", "k2", "é"]))
+headers = st.lists(st.tuples(header_name, header_value) | option | key, max_size=4)
+sid = st.sampled_from([1, 2, 3, 4, 9])
+operation = st.sampled_from([b"PING\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b'INFO {"a": 1}\r\n'])
+bad_block = st.sampled_from([b"", b"NATS/1.0\r\n", b"NATS/1.0\r\nx\r\n\r\n", b"NATS/1.0 1\r\nA:\xff\r\n\xff:\r\n\r\n"])
+message = st.one_of(
+    st.builds(lambda s, v, r, i: msg(s, v, reply=r, sid=i), subject, value, reply, sid),
+    st.builds(lambda s, v, h, r, i: hmsg(s, v, *h, reply=r, sid=i), subject, value, headers, reply, sid),
+    st.builds(lambda s, v, b, r, i: hmsg(s, v, reply=r, sid=i, block=b), subject, value, bad_block, reply, sid),
+    st.builds(lambda s, i: msg(s.encode() + b"\xff", b"", reply="r", sid=i), subject, sid),
+    operation,
+)
+wires = st.lists(message, max_size=25).map(b"".join)
+ROUTES = (
+    Route(1),
+    Route(2, {"stream": "quiet", "reply_acks": False}),
+    Route(3, {"stream": "keyed", "record_bytes_max": 120, "default_ack": "none"}, "key", 3),
+    Route(4, {"stream": "token"}, "token:2", 4),
+)
+
+
+def pieces_of(wire: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({cut % (len(wire) + 1) for cut in cuts})
+    return [wire[a:b] for a, b in zip([0, *places], [*places, len(wire)], strict=True)]
+
+
+@IN_TIME
+@given(wires, st.lists(st.integers(0, 1 << 20), max_size=12))
+def test_any_connection_in_any_pieces_gives_the_same(wire: bytes, cuts: list[int]) -> None:
+    oracle = run(load("pure"), [wire], ROUTES)
+    assert oracle.problem is None
+    for twin in TWINS:
+        assert run(twin, pieces_of(wire, cuts), ROUTES) == oracle
+
+
+@IN_TIME
+@given(st.lists(st.tuples(subject, value, headers, reply), max_size=12), st.lists(st.integers(0, 1 << 20), max_size=6))
+@pytest.mark.parametrize("twin", TWINS, ids=TWIN_IDS)
+def test_what_goes_in_comes_out(twin: ModuleType, messages: list[Any], cuts: list[int]) -> None:
+    """Against the messages themselves: only those that no rule concerns, through a stream hashed by subject."""
+    plain = [
+        (s, v, [h for h in hs if not h[0].startswith(("Liftlog-", "Nats-"))], r)
+        for s, v, hs, r in messages
+        if not s.startswith("_INBOX.")
+    ]
+    wire = b"".join(hmsg(s, v, *hs, reply=r) for s, v, hs, r in plain)
+    outcome = run(twin, pieces_of(wire, cuts), [Route(1, {}, "subject", 3)])
+    expected: dict[tuple[str, int], list[Any]] = {}
+    for s, v, hs, r in plain:
+        rows = expected.setdefault(("orders", crc32(s.encode()) % 3), [])
+        rows.append((s, v, [{"key": name, "value": text.encode()} for name, text in hs], r))
+    found = {
+        place: [(row["subject"], row["value"], row["headers"], row["reply"]) for row in rows]
+        for place, rows in outcome.rows.items()
+    }
+    assert found == expected
+    assert outcome.counters["stored"] == len(plain)
+
+
+step = st.one_of(
+    st.tuples(st.just("feed"), st.integers(1, 60)),
+    st.tuples(st.just("take"), st.integers(0, 7)),
+    st.tuples(st.just("unroute"), sid),
+    st.tuples(st.just("route"), st.integers(0, 3)),
+    st.tuples(st.just("refusals"), st.just(0)),
+    st.tuples(st.just("reconnect"), st.just(0)),
+)
+
+
+def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[Any]:
+    """Run the steps; return everything that could be seen."""
+    intake = twin.Intake()
+    streams = [
+        [
+            builder(twin, **{**route.settings, "partition": i, "partition_count": route.partition_count})
+            for i in range(route.partition_count)
+        ]
+        for route in ROUTES
+    ]
+    every = [target for targets in streams for target in targets]
+    seen: list[Any] = []
+    at = 0
+
+    def route(number: int) -> None:
+        intake.route(ROUTES[number].sid, streams[number], partition_by=ROUTES[number].partition_by)
+
+    for number in range(len(ROUTES)):
+        route(number)
+    for now, (action, argument) in enumerate(steps):
+        match action:
+            case "feed":
+                seen.append(intake.feed(wire[at : at + argument], now))
+                at += argument
+            case "take":
+                batch = every[argument].take()
+                seen.append((batch.record_count, batch.byte_count, batch.awaited_count, batch.max_timestamp_us))
+                if batch.record_count:
+                    seen.append(bytes(batch.compose(first_offset=now, leader_epoch=1, high_watermark=0)))
+                    seen.append(batch.acks(now))
+            case "unroute":
+                intake.unroute(argument)
+            case "route":
+                route(argument)
+            case "refusals":
+                seen.append(intake.refusals())
+            case "reconnect":
+                intake.reset()
+                at = wire.find(b"MSG ", at) if b"MSG " in wire[at:] else len(wire)
+                at -= wire[at - 1 : at] == b"H"
+        seen.append([(target.stream, target.partition, target.record_count) for target in intake.dirty()])
+        seen.append((intake.full(), intake.counters))
+    return seen
+
+
+@IN_TIME
+@given(wires, st.lists(step, max_size=60))
+def test_whatever_happens_in_between_both_show_the_same(wire: bytes, steps: list[tuple[str, int]]) -> None:
+    pure, *others = [play_until_error(twin, wire, steps) for twin in TWINS]
+    assert all(other == pure for other in others)
+
+
+def play_until_error(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> Any:
+    """A reconnect amid a payload that looks like protocol may go wrong: then alike."""
+    try:
+        return play(twin, wire, steps)
+    except ValueError as error:
+        return str(error)
+
+
+@IN_TIME
+@given(st.integers(1, 80), st.lists(st.integers(0, 2), min_size=1, max_size=80))
+def test_nulls_in_any_order_are_encoded_alike(count: int, kinds: list[int]) -> None:
+    """Columns are made lazily, at their first value and first null: every order of the two must come out right."""
+    make = [
+        lambda i: msg("a", b"%d" % i),
+        lambda i: hmsg("a", b"", ("Liftlog-Key", f"k{i}"), ("Liftlog-Tombstone", "1"), reply=f"r{i}"),
+        lambda i: hmsg("a", b"%d" % i, reply=f"r{i}"),
+    ]
+    wire = b"".join(make[kinds[i % len(kinds)]](i) for i in range(count))
+    oracle, *others = [run(twin, [wire]) for twin in TWINS]
+    assert all(other == oracle for other in others)
+    assert decode_batch(oracle.messages["orders", 0]).num_rows == count
