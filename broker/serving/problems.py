@@ -35,7 +35,8 @@ def _shorten(record: logging.LogRecord) -> bool:
     """Bytes that are no HTTP are one short line, not an error with a traceback as long as the sender likes."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
-        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        if record.levelno > logging.WARNING:
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
         record.msg, record.args = "http.malformed error=%r", (str(error.message)[:200],)
         record.exc_info = record.exc_text = None
     return True

@@ -1,0 +1,175 @@
+"""GET records for people.
+
+Goal: exactly the asked rows, readable, each line one JSON object, streamed. Method: a real server; the same
+rows through Arrow as the oracle.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.api.http import ARROW_STREAM, NDJSON
+from broker.serving import ndjson
+from tests.unit.serving.arrow import values
+from tests.unit.serving.server import Answer, Api, Server
+
+
+def lines(answer: Answer) -> list[dict[str, Any]]:
+    assert answer.headers.get_content_type() == NDJSON, answer.body[:300]
+    return [json.loads(line) for line in answer.body.splitlines()]
+
+
+@pytest.fixture
+def orders(api: Api) -> Api:
+    """100 records in batches of ten."""
+    api.create("orders", batch_records=10)
+    api.append("orders", values(100))
+    return api
+
+
+def test_a_line_says_all_of_a_record(api: Api) -> None:
+    api.create("orders")
+    kind = pa.map_(pa.string(), pa.binary())
+    api.append(
+        "orders",
+        pa.record_batch(
+            {
+                "timestamp": pa.array([1_357_016_400_123_456, 0, -1], pa.timestamp("us", "UTC")),
+                "subject": ["flights.EWR", "a", "b"],
+                "key": pa.array([b"k\xc3\xa9", b"\xff\x00", None]),
+                "value": pa.array([b'{"a": 1}\n', None, b""]),
+                "headers": pa.array([[("N", b"1"), ("N", b"\xfe"), ("M", None)], None, []], kind),
+                "reply": ["_INBOX.1", None, None],
+            }
+        ),
+    )
+    assert lines(api.read("orders", format="json")) == [
+        {
+            "offset": 0,
+            "timestamp": "2013-01-01T05:00:00.123456Z",
+            "subject": "flights.EWR",
+            "key": "ké",
+            "value": '{"a": 1}\n',
+            "headers": [["N", "1"], ["N", {"base64": base64.b64encode(b"\xfe").decode()}], ["M", None]],
+            "reply": "_INBOX.1",
+        },
+        {
+            "offset": 1,
+            "timestamp": "1970-01-01T00:00:00.000000Z",
+            "subject": "a",
+            "key": {"base64": "/wA="},
+            "value": None,
+            "headers": None,
+            "reply": None,
+        },
+        {
+            "offset": 2,
+            "timestamp": "1969-12-31T23:59:59.999999Z",
+            "subject": "b",
+            "key": None,
+            "value": "",
+            "headers": [],
+            "reply": None,
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    "query, expected",
+    [
+        ({}, range(100)),
+        ({"offset": 37}, range(37, 100)),
+        ({"offset": 37, "end": 41}, range(37, 41)),
+        ({"offset": 8, "end": 9}, range(8, 9)),
+        ({"offset": 5, "limit": 3}, range(5, 8)),
+        ({"offset": 5, "limit": 30}, range(5, 35)),
+        ({"offset": 5, "end": 12, "limit": 30}, range(5, 12)),
+        ({"offset": "latest"}, range(0)),
+        ({"offset": 95, "end": 1000}, range(95, 100)),
+    ],
+)
+def test_exactly_the_asked_rows(orders: Api, query: dict[str, Any], expected: range) -> None:
+    assert [line["offset"] for line in lines(orders.read("orders", format="json", **query))] == list(expected)
+
+
+@pytest.mark.parametrize(
+    "accept, kind",
+    [
+        (NDJSON, NDJSON),
+        (f"text/html, {NDJSON};q=0.9", NDJSON),
+        (ARROW_STREAM, ARROW_STREAM),
+        (f"{ARROW_STREAM}, {NDJSON};q=0.1", ARROW_STREAM),
+        ("*/*", ARROW_STREAM),
+    ],
+)
+def test_accept_chooses_the_form(orders: Api, accept: str, kind: str) -> None:
+    path = "/v1/streams/orders/partitions/0/records"
+    assert orders.get(path, headers={"Accept": accept}).headers.get_content_type() == kind
+    assert orders.get(path, headers={"Accept": accept}, format="json").headers.get_content_type() == NDJSON
+
+
+def test_head_is_taken(orders: Api) -> None:
+    answer = orders.read("orders", method="HEAD", format="json")
+    assert answer.status == 200
+    assert answer.headers.get_content_type() == NDJSON
+
+
+def test_a_long_answer_comes_in_pieces_and_the_connection_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ndjson, "CHUNK_BYTES", 1000)
+    api.create("orders")
+    for _ in range(3):
+        api.append("orders", values(5000, size=100))
+    answer = api.read("orders", format="json")
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    assert [line["offset"] for line in lines(answer)] == list(range(15_000))
+    assert api.get("/livez").status == 200
+
+
+def test_a_long_poll_waits_here_too(orders: Api) -> None:
+    assert lines(orders.read("orders", format="json", offset=100, max_wait_ms=50)) == []
+
+
+def flip(server: Server, record: int) -> None:
+    """Change a byte within the record's batch on disk, behind the broker's back."""
+    with server.backend.partition("orders", 0).log.read(record, end=record + 1) as plan:
+        place = plan.ranges[0]
+    with Path(place.path).open("r+b") as file:
+        file.seek(place.position + place.length - 20)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_a_damaged_first_batch_is_a_problem(server: Server, orders: Api) -> None:
+    flip(server, 0)
+    answer = orders.read("orders", format="json")
+    assert (answer.status, answer.reason) == (500, "bad_batch")
+    assert "CRC-32C" in answer.problem["detail"]
+
+
+def test_a_damaged_later_batch_cuts_the_answer(server: Server, orders: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was shown before is intact, and the client sees that the rest is missing."""
+    monkeypatch.setattr(ndjson, "CHUNK_BYTES", 100)
+    flip(server, 50)
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    client.request("GET", "/v1/streams/orders/partitions/0/records?format=json")
+    seen = b""
+    with pytest.raises((http.client.IncompleteRead, ConnectionError)):  # noqa: PT012
+        response = client.getresponse()
+        while chunk := response.read1(1000):
+            seen += chunk
+    assert [json.loads(line)["offset"] for line in seen.splitlines()] == list(range(50))
+    client.close()
+
+
+def test_times_beyond_the_calendar_are_numbers() -> None:
+    assert ndjson.iso_time(1 << 62) == 1 << 62
+    assert datetime.fromisoformat(str(ndjson.iso_time(1))).microsecond == 1

@@ -1,0 +1,152 @@
+"""Errors, whatever causes them.
+
+Goal: always a problem body, never a traceback, and a log line where a person is needed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import re
+import socket
+
+import pytest
+
+from broker.api.errors import BY_REASON, LiftlogError, from_problem
+from broker.serving.problems import problem_response
+from tests.unit.serving.arrow import values
+from tests.unit.serving.server import Api, Server
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/streams/a/partitions", "/v1/streams/", "//", "/v2/streams"])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_a_path_that_is_not_there(api: Api, path: str, method: str) -> None:
+    answer = api.request(method, path)
+    assert (answer.status, answer.reason, answer.problem["status"]) == (404, "invalid_request", 404)
+
+
+@pytest.mark.parametrize(
+    "method, path, allowed",
+    [
+        ("PUT", "/v1/streams", "GET, HEAD, POST"),
+        ("POST", "/livez", "GET, HEAD"),
+        ("DELETE", "/v1/streams/a/partitions/0/records", "GET, HEAD, POST"),
+        ("OPTIONS", "/v1/watch", "GET, HEAD"),
+        ("PATCH", "/", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_is_not_allowed(api: Api, method: str, path: str, allowed: str) -> None:
+    answer = api.request(method, path)
+    assert (answer.status, answer.reason) == (405, "invalid_request")
+    assert answer.headers["Allow"] == allowed
+
+
+def test_unknown_parameters_are_refused_everywhere(api: Api) -> None:
+    for method, path in [
+        ("GET", "/v1/streams"),
+        ("POST", "/v1/streams"),
+        ("GET", "/v1/cluster"),
+        ("GET", "/livez"),
+        ("GET", "/metrics"),
+        ("GET", "/"),
+        ("POST", "/v1/offsets/resolve"),
+        ("DELETE", "/v1/consumers/a"),
+    ]:
+        answer = api.request(method, path, bogus=1)
+        assert (answer.status, answer.problem["parameter"]) == (400, "bogus"), path
+
+
+def test_head_of_an_error_has_its_status_and_no_body(api: Api) -> None:
+    assert api.request("HEAD", "/v1/streams/nothing").status == 404
+    assert api.get("/livez").status == 200, "the connection goes on"
+
+
+def test_an_unexpected_error_is_internal_with_an_id_that_is_in_the_log(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def explode() -> list[str]:
+        raise ZeroDivisionError("a secret of the broker")
+
+    monkeypatch.setattr(server.backend.offsets, "consumers", explode)
+    answer = api.get("/v1/consumers")
+    assert (answer.status, answer.reason) == (500, "internal")
+    assert b"secret" not in answer.body
+    assert b"Traceback" not in answer.body
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert answer.problem["id"] in line.getMessage()
+    assert line.exc_info is not None
+    assert api.get("/livez").status == 200
+
+
+def test_every_error_of_the_tree_makes_a_round_trip() -> None:
+    for reason, kind in BY_REASON.items():
+        error = kind("what happened", limit=5)
+        response = problem_response(error)
+        assert response.status == kind.status
+        assert response.content_type == "application/problem+json"
+        assert ("Retry-After" in response.headers) == (response.status in (421, 429, 503, 504, 507))
+        again = from_problem(error.to_problem())
+        assert (type(again), again.reason, again.limit) == (kind, reason, 5)
+    assert BY_REASON["internal"] is LiftlogError
+
+
+@pytest.mark.parametrize(
+    "junk", [b"hello\r\n\r\n", b"\x00\xff" * 100 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 20_000]
+)
+def test_what_is_no_http_is_refused_and_cannot_flood_the_log(
+    server: Server, api: Api, junk: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(junk)
+        assert client.recv(1000).startswith(b"HTTP/1.0 400 ")
+    lines = [record for record in caplog.records if record.levelno >= logging.INFO]
+    assert len(lines) <= 1
+    for line in lines:
+        assert line.getMessage().startswith("http.malformed")
+        assert len(line.getMessage()) < 300
+        assert (line.exc_info, line.levelname) == (None, "WARNING")
+    assert api.get("/livez").status == 200
+
+
+def test_a_log_line_per_request_at_debug_only(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        api.get("/livez")
+        api.get("/nothing")
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG, logger="broker.serving"):
+        api.get("/v1/streams", internal="true")
+        api.get("/livez")  # the line of the one before is certainly written then
+    line = caplog.records[0].getMessage()
+    assert re.match(
+        r"http\.request method=GET path=/v1/streams\?internal=true operation=list_streams status=200 remote=\S+ "
+        r"elapsed_ms=[0-9.]+$",
+        line,
+    )
+
+
+def test_requests_and_refusals_are_counted(api: Api) -> None:
+    api.create("orders")
+    api.append("orders", values(10))
+    api.append("orders", b"junk")
+    api.read("orders")
+    text = api.get("/metrics").body.decode()
+    for line in (
+        'liftlog_http_requests_total{operation="create_stream",status="201"} 1.0',
+        'liftlog_http_requests_total{operation="append_records",status="400"} 1.0',
+        'liftlog_http_problems_total{reason="invalid_records"} 1.0',
+        "liftlog_http_records_posted_total 10.0",
+        "liftlog_up 1.0",
+    ):
+        assert line in text
+
+
+def test_no_answer_tells_what_software_serves(api: Api) -> None:
+    for path in ("/livez", "/nothing", "/v1/streams/nothing"):
+        assert api.get(path).headers["Server"] == "liftlog"
+
+
+def test_a_request_with_a_huge_header_is_refused(server: Server) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    client.request("GET", "/livez", headers={"X": "y" * 100_000})
+    assert client.getresponse().status in (400, 431)
+    client.close()
