@@ -41,8 +41,8 @@ class FreshBuild(build):
         self.build_base = fresh_folder("build")
 
 
-class TriedBuildExt(build_ext):
-    """Copies what `extensions` has compiled already; nothing is compiled twice."""
+class CopyExtension(build_ext):
+    """Copies what `compiled` has compiled already; nothing is compiled twice."""
 
     def build_extension(self, ext: Extension) -> None:
         target = self.get_ext_fullpath(ext.name)
@@ -50,44 +50,41 @@ class TriedBuildExt(build_ext):
         self.copy_file(ext.built, target)
 
 
-def compile_extension() -> Extension:
-    """Compile now, in a folder of its own; the Extension says where as `built`."""
+def described() -> Extension:
+    """The extension as sources, which is all that a source distribution wants."""
+    return Extension(NAME, [SOURCE], depends=INCLUDED, extra_compile_args=["-O3"])
+
+
+def compiled() -> Extension:
+    """The extension, compiled in a folder of its own; `built` says where."""
     from Cython.Build import cythonize
 
-    [extension] = cythonize(
-        [Extension(NAME, [SOURCE], depends=INCLUDED, extra_compile_args=["-O3"])],
-        build_dir=fresh_folder("cython"),
-        compiler_directives={"language_level": 3},
+    modules = cythonize(
+        [described()], build_dir=fresh_folder("cython"), compiler_directives={"language_level": 3}, quiet=True
     )
-    distribution = Distribution({"name": "liftlog-intake", "ext_modules": [extension]})
-    command = build_ext(distribution)
+    command = build_ext(Distribution({"name": "liftlog-intake", "ext_modules": modules}))
     command.build_lib, command.build_temp = fresh_folder("lib"), fresh_folder("temp")
     command.ensure_finalized()
     command.run()
+    extension = described()
     extension.built = command.get_ext_fullpath(NAME)
     return extension
 
 
 def extensions() -> list[Extension]:
     """The compiled intake; or nothing, and a warning."""
+    if not any(command.startswith(("bdist", "build", "develop", "editable", "install")) for command in sys.argv[1:]):
+        return [described()]
     if os.environ.get("LIFTLOG_PURE"):
         print(WARNING.format("LIFTLOG_PURE is set"), file=sys.stderr)
         return []
     try:
-        return [compile_extension()]
-    except BaseException as error:  # distutils ends a failed compilation with SystemExit, too
-        if os.environ.get("LIFTLOG_REQUIRE_EXTENSION") or isinstance(error, KeyboardInterrupt):
+        return [compiled()]
+    except Exception as error:  # no compiler, no Cython, no Python headers: all the same here
+        if os.environ.get("LIFTLOG_REQUIRE_EXTENSION"):
             raise
         print(WARNING.format(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return []
 
 
-def builds_something() -> bool:
-    """Is this call for more than names and versions? Then it is worth a compilation."""
-    return any(command.startswith(("bdist", "build", "develop", "editable", "install")) for command in sys.argv[1:])
-
-
-setup(
-    ext_modules=extensions() if builds_something() else [],
-    cmdclass={"build_ext": TriedBuildExt, "build": FreshBuild},
-)
+setup(ext_modules=extensions(), cmdclass={"build_ext": CopyExtension, "build": FreshBuild})
