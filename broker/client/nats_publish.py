@@ -150,6 +150,12 @@ async def publish_async(
         source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
         return await work.run(source, on_progress)
     finally:
+        await close(client)
+
+
+async def close(client: Client) -> None:
+    """Close a connection that may be broken."""
+    with contextlib.suppress(OSError):
         await client.close()
 
 
@@ -183,7 +189,7 @@ class _Publish:
         began_s = time.perf_counter()
         async for payload in payloads:
             if len(self.awaited) >= self.window:
-                await self._until(self.window - 1)
+                await self._until(self.window // 2)  # not one by one: a wake-up for many acks
             await self._send(payload)
             if self.published % PROGRESS_EVERY == 0:
                 await asyncio.sleep(0)
@@ -300,24 +306,41 @@ class _Connection:
         return ",".join(_without_secrets(url) for url in self._urls)
 
     async def open(self, options: Mapping[str, Any]) -> Client:
+        """Connect; every server is tried once, not for two minutes as nats-py would."""
         from nats.aio.client import Client
         from nats.errors import Error
 
+        tried: asyncio.Queue[None] = asyncio.Queue()
+
         async def note(error: Exception) -> None:
             self.last_error = str(error) or type(error).__name__
+            tried.put_nowait(None)
+
+        async def all_failed() -> None:
+            for _ in self._urls:
+                await tried.get()
 
         client = Client()
+        connecting = asyncio.ensure_future(
+            client.connect(self._urls, error_cb=note, **{"name": "liftlog publish", **options})
+        )
+        failing = asyncio.ensure_future(all_failed())
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await client.connect(self._urls, error_cb=note, **{"name": "liftlog publish", **options})
-            return client
-        except TimeoutError as error:
-            await client.close()
-            raise self._refused(self.last_error or f"no connection within {CONNECT_TIMEOUT_S:g} s") from error
+            await asyncio.wait({connecting, failing}, timeout=CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                connecting.result()
+                self.last_error = ""
+                return client
         except (Error, OSError) as error:
             raise self._refused(str(error) or type(error).__name__) from error
         except ValueError as error:
             raise InvalidRequest(f"NATS address {self}: {error}", address=str(self)) from error
+        finally:
+            failing.cancel()
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await close(client)
+        raise self._refused(self.last_error or f"no connection within {CONNECT_TIMEOUT_S:g} s")
 
     def _refused(self, why: str) -> LiftlogError:
         kind = NatsRefused if "authoriz" in why.lower() or "authentic" in why.lower() else Unavailable

@@ -25,7 +25,7 @@ class Patience:
     """The retries of one call or one read.
 
     Args:
-        deadline_s: How long failures may follow each other without progress; 0: the first one is final.
+        deadline_s: How long failures may follow each other without progress; 0: the first one is raised as it is.
         interrupt: Ends a pause early.
         what: What is being tried; begins the text of the error.
     """
@@ -52,7 +52,7 @@ class Patience:
         """
         self.failure_count += 1
         if self._deadline_s <= 0:
-            raise self._exceeded(error) from error
+            raise error
         from tenacity import RetryError
 
         if self._attempts is None:

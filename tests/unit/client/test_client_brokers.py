@@ -1,0 +1,288 @@
+"""Whom to ask, what answers mean, how long to go on: connections, candidates, problems, patience."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from broker.api.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LiftlogError,
+    NotLeader,
+    NotReady,
+    Overloaded,
+    Unavailable,
+    UnknownStream,
+)
+from broker.client.address import Address, parse_address
+from broker.client.brokers import Brokers, leader_of
+from broker.client.calls import Calls, path
+from broker.client.interrupt import Interrupt
+from broker.client.patience import Patience
+from broker.client.pool import Pool
+from tests.support.processes import free_port
+from tests.unit.client.rawserver import RawServer, Reply, Request
+
+
+def answers(body: bytes, status: int = 200, **headers: str) -> Callable[[Request, Reply], None]:
+    return lambda request, reply: reply.answer(status, body, headers)
+
+
+def problem(error: LiftlogError) -> Callable[[Request, Reply], None]:
+    return answers(json.dumps(error.to_problem()).encode(), error.status)
+
+
+def calls(*addresses: str, deadline_s: float = 5, timeout_s: float = 5) -> Calls:
+    return Calls(Brokers(addresses), timeout_s=timeout_s, deadline_s=deadline_s)
+
+
+def test_a_connection_is_kept_and_used_again() -> None:
+    with RawServer(answers(b"{}")) as server:
+        api = calls(server.address)
+        for _ in range(5):
+            assert api.json("GET", "/v1/x") == {}
+        assert server.connection_count == 1
+
+
+def test_at_most_so_many_idle_connections_are_kept() -> None:
+    barrier = threading.Barrier(5)
+
+    def together(request: Request, reply: Reply) -> None:
+        if request.query:
+            barrier.wait(10)
+        reply.answer(200, b"{}")
+
+    with RawServer(together) as server:
+        brokers = Brokers(server.address, pool=Pool(idle_max=2))
+        api = Calls(brokers, timeout_s=10, deadline_s=0)
+        threads = [threading.Thread(target=api.json, args=("GET", "/v1/x?wait=1")) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert server.connection_count == 5
+        assert len(brokers.pool._idle[parse_address(server.address)]) == 2
+        brokers.pool.close()
+        assert not brokers.pool._idle
+        api.json("GET", "/v1/x")  # a closed pool still serves, and keeps nothing
+        assert not any(brokers.pool._idle.values())
+
+
+def test_a_connection_that_the_broker_wants_to_end_is_not_kept() -> None:
+    def ends(request: Request, reply: Reply) -> None:
+        reply.answer(200, b"{}", {"Connection": "close"})
+        reply.close()
+
+    with RawServer(ends) as server:
+        api = calls(server.address, deadline_s=0)
+        for _ in range(3):
+            assert api.json("GET", "/v1/x") == {}
+        assert server.connection_count == 3
+
+
+def test_ipv6_addresses_are_reached() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with RawServer(answers(b"{}"), host="::1") as server:
+        assert calls(server.address).json("GET", "/v1/x") == {}
+        assert server.requests[0].headers["host"] == server.address
+
+
+def test_a_host_that_cannot_be_found_is_named() -> None:
+    with pytest.raises(Unavailable, match=r"no-such-host\.invalid:1234"):
+        calls("no-such-host.invalid:1234", deadline_s=0).json("GET", "/v1/x")
+
+
+def test_the_broker_that_worked_is_asked_first_from_then_on() -> None:
+    with RawServer(answers(b"{}")) as alive:
+        dead = f"127.0.0.1:{free_port()}"
+        brokers = Brokers([dead, alive.address])
+        api = Calls(brokers, timeout_s=5, deadline_s=0)
+        api.json("GET", "/v1/x")
+        assert brokers.candidates()[0] == parse_address(alive.address)
+
+
+def test_a_broker_that_is_not_ready_makes_room_for_the_next_one() -> None:
+    with RawServer(problem(NotReady("starting"))) as starting, RawServer(answers(b"{}")) as ready:
+        assert calls(starting.address, ready.address).json("GET", "/v1/x") == {}
+        assert (len(starting.requests), len(ready.requests)) == (1, 1)
+
+
+def test_the_leader_is_asked_first_and_forgotten_when_it_cannot_be_reached() -> None:
+    with RawServer(answers(b"{}")) as configured, RawServer(answers(b"{}")) as leader:
+        brokers = Brokers(configured.address)
+        key = ("orders", 3)
+        brokers.note_leader(key, leader.address)
+        brokers.exchange("GET", "/v1/x", key=key, timeout_s=5).close()
+        brokers.exchange("GET", "/v1/x", key=("orders", 4), timeout_s=5).close()
+        assert (len(leader.requests), len(configured.requests)) == (1, 1)
+        brokers.note_leader(key, f"127.0.0.1:{free_port()}")
+        brokers.exchange("GET", "/v1/x", key=key, timeout_s=5).close()
+        assert brokers.candidates(key) == [parse_address(configured.address)]
+        brokers.note_leader(key, "no address at all")
+        assert brokers.candidates(key) == [parse_address(configured.address)]
+
+
+@pytest.mark.parametrize(
+    ("leader", "expected"),
+    [
+        ("b:1", Address("b", 1)),
+        ({"id": "b", "http": "http://b:1"}, Address("b", 1)),
+        (None, None),
+        ("", None),
+        ({"id": "b"}, None),
+        ("::::", None),
+        (7, None),
+    ],
+)
+def test_whoever_a_not_leader_answer_names_is_understood(leader: object, expected: Address | None) -> None:
+    assert leader_of(NotLeader("elsewhere", leader=leader)) == expected
+
+
+def test_not_leader_during_an_election_is_tried_again() -> None:
+    def electing(request: Request, reply: Reply) -> None:
+        (problem(NotLeader("election", leader=None)) if request.number < 2 else answers(b"{}"))(request, reply)
+
+    with RawServer(electing) as server:
+        assert calls(server.address).json("GET", "/v1/x") == {}
+        assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (404, b"<html>not found</html>", InvalidRequest),
+        (502, b"bad gateway", Unavailable),
+        (503, b"", Unavailable),
+        (400, b'{"detail": "no reason"}', InvalidRequest),
+        (500, b'{"reason": "invented_later", "detail": "a newer broker"}', LiftlogError),
+        (301, b"", InvalidRequest),
+        (404, b'{"reason": "unknown_stream", "detail": "no stream"}', UnknownStream),
+    ],
+)
+def test_any_answer_that_is_no_success_becomes_an_error_that_names_the_address(
+    status: int, body: bytes, kind: type[LiftlogError]
+) -> None:
+    with RawServer(answers(body, status)) as server:
+        with pytest.raises(LiftlogError) as caught:
+            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=5)
+        assert type(caught.value) is kind
+        assert caught.value.address == server.address
+
+
+def test_what_is_no_http_at_all_is_an_error() -> None:
+    def greets(request: Request, reply: Reply) -> None:
+        reply.send(b"SSH-2.0-OpenSSH\r\n")
+        reply.close()
+
+    with RawServer(greets) as server:
+        with pytest.raises(Unavailable, match=server.address) as caught:
+            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=5)
+        assert caught.value.sent
+
+
+def test_an_answer_that_is_no_json_is_an_error_that_names_the_address() -> None:
+    with RawServer(answers(b"hello")) as server, pytest.raises(LiftlogError, match="is no JSON"):
+        calls(server.address).json("GET", "/v1/x")
+
+
+def test_an_answer_cut_short_is_asked_for_again() -> None:
+    def cut(request: Request, reply: Reply) -> None:
+        if request.number:
+            reply.answer(200, b'{"whole": 1}')
+        else:
+            reply.head(200, 12)
+            reply.send(b'{"whol')
+            reply.close()
+
+    with RawServer(cut) as server:
+        assert calls(server.address).json("GET", "/v1/x") == {"whole": 1}
+
+
+def test_a_delete_whose_answer_was_lost_has_succeeded_when_nothing_is_there_any_more() -> None:
+    def deletes(request: Request, reply: Reply) -> None:
+        if request.number == 0:
+            reply.close()
+        else:
+            problem(UnknownStream("no stream 'a'"))(request, reply)
+
+    with RawServer(deletes) as server:
+        assert calls(server.address).json("DELETE", "/v1/streams/a", done_if=UnknownStream) is None
+    with RawServer(problem(UnknownStream("no stream 'a'"))) as server, pytest.raises(UnknownStream):
+        calls(server.address).json("DELETE", "/v1/streams/a", done_if=UnknownStream)
+
+
+def test_what_is_not_idempotent_is_repeated_only_while_it_had_no_effect() -> None:
+    def refuses(request: Request, reply: Reply) -> None:
+        if request.number < 2:
+            problem(Overloaded("full"))(request, reply)
+        else:
+            reply.close()
+
+    with RawServer(refuses) as server:
+        with pytest.raises(Unavailable) as caught:
+            calls(server.address).send("POST", "/v1/x", body=b"x", headers={}, is_idempotent=False)
+        assert caught.value.sent
+        assert len(server.requests) == 3
+
+
+def test_a_broker_that_ran_out_of_time_may_have_done_it() -> None:
+    with RawServer(problem(DeadlineExceeded("too slow"))) as server:
+        with pytest.raises(DeadlineExceeded, match="too slow"):
+            calls(server.address).send("POST", "/v1/x", body=b"x", headers={}, is_idempotent=False)
+        assert len(server.requests) == 1
+
+
+def test_paths_are_quoted() -> None:
+    assert path("streams", "a/b c?d", "partitions", 3) == "/v1/streams/a%2Fb%20c%3Fd/partitions/3"
+
+
+def test_patience_ends_with_the_deadline_and_tells_the_last_error() -> None:
+    patience = Patience(0.2, what="doing it")
+    began = time.monotonic()
+
+    def for_ever() -> None:
+        while True:
+            patience.pause(NotReady("still starting"))
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        for_ever()
+    assert 0.1 < time.monotonic() - began < 3
+    assert str(caught.value).startswith("doing it: gave up after ")
+    assert str(caught.value).endswith("still starting")
+    assert isinstance(caught.value.__cause__, NotReady)
+    assert caught.value.last_reason == "not_ready"
+    assert pickle.loads(pickle.dumps(caught.value)).tries == caught.value.tries
+
+
+def test_progress_makes_the_next_failure_the_first_one() -> None:
+    patience = Patience(0.15)
+    until = time.monotonic() + 0.6
+    while time.monotonic() < until:
+        patience.pause(NotReady("again"))
+        patience.progress()
+    assert patience.failure_count == 0
+
+
+def test_no_patience_is_one_try() -> None:
+    with pytest.raises(NotReady, match="no"):
+        Patience(0).pause(NotReady("no"))
+
+
+def test_an_interrupt_ends_pauses_and_waits_for_ever() -> None:
+    interrupt = Interrupt()
+    interrupt.set()
+    began = time.monotonic()
+    interrupt.pause(60)
+    with RawServer(lambda request, reply: None) as server, pytest.raises(Unavailable):
+        Brokers(server.address).exchange("GET", "/v1/x", timeout_s=60, interrupt=interrupt)
+    assert time.monotonic() - began < 10
