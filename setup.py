@@ -52,7 +52,7 @@ class CopyExtension(build_ext):
 
 def described() -> Extension:
     """The extension as sources, which is all that a source distribution wants."""
-    return Extension(NAME, [SOURCE], depends=INCLUDED, extra_compile_args=["-O3"])
+    return Extension(NAME, [SOURCE], depends=INCLUDED, extra_compile_args=["-O3", "-g0"])
 
 
 def compiled() -> Extension:
