@@ -152,6 +152,9 @@ class Broker:
                 len(report.rebuilt_indexes),
                 report.notes,
             )
+        if opened.high_watermark < opened.log_end_offset:
+            # Acked before a crash, or about to be: the sole replica has it, so once synced it is committed.
+            opened.advance_high_watermark(opened.sync())
         return Partition(
             info,
             number,
