@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ import broker
 from broker.api.errors import InvalidRequest, LiftlogError, UnknownPartition, UnknownStream
 from broker.api.stream import OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.overlap import subjects_of
 from broker.runtime import metrics
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.cleaner import Cleaner
@@ -37,6 +39,7 @@ from broker.runtime.config import Config, describe
 from broker.runtime.consumers import Consumers
 from broker.runtime.dataplane import DataPlane
 from broker.runtime.intake import IntakeDriver
+from broker.runtime.jetstream import jetstream_on
 from broker.runtime.metrics import Sample
 from broker.runtime.partition import Partition
 from broker.runtime.sync import SyncPool
@@ -304,11 +307,23 @@ class Broker:
                 self._partitions[name] = partitions
                 if self._intake is not None:
                     await asyncio.wrap_future(self._intake.attach(info, partitions))
+                    info = await self._warned_of_jetstream(info)
                 self._hub.note(name)
                 log.info(
                     "stream.created stream=%s subject=%s partitions=%d", name, info.settings.subject, len(partitions)
                 )
             return info, bool(result["created"])
+
+    async def _warned_of_jetstream(self, info: StreamInfo) -> StreamInfo:
+        subjects = subjects_of(info.settings)
+        if not subjects or not info.reply_acks_effective:
+            return info
+        others = await jetstream_on(self.config, subjects[0])
+        if not others:
+            return info
+        text = f"JetStream captures {subjects[0]!r} too ({', '.join(others)}): publishers get two answers and see one"
+        log.warning("stream.jetstream_overlap stream=%s jetstream=%s", info.name, ",".join(others))
+        return replace(info, warnings=(*info.warnings, text))
 
     async def _alter(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         async with self._changing:

@@ -109,14 +109,19 @@ def from_text(key: str, text: str, *, source: str) -> Any:
     return _from_text(_known(key, source), text)
 
 
-def describe(config: Config) -> dict[str, Any]:
-    """Every key with its value, secrets as `***`: fit for a log line or a table."""
+def describe(config: Config, *, changed_only: bool = False) -> dict[str, Any]:
+    """Every key with its value, secrets as `***`: fit for a log line or a table.
+
+    Args:
+        changed_only: Leave out what has its default.
+    """
     shown: dict[str, Any] = {}
     for setting in SETTINGS:
         value: Any = config
         for part in setting.key.split("."):
             value = getattr(value, part)
-        shown[setting.key] = str(value) if isinstance(value, Secret) else value
+        if not (changed_only and value == setting.default):
+            shown[setting.key] = str(value) if isinstance(value, Secret) else value
     return shown
 
 

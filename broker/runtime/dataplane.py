@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
+from broker.serving.app import RUNNER_OPTIONS
 
 T = TypeVar("T")
-SHUTDOWN_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 4 * RUNNER_OPTIONS["shutdown_timeout"]
 
 
 class DataPlane:
@@ -45,10 +46,10 @@ class DataPlane:
         return self.call(self._serve(app, host, port)).result()
 
     async def _serve(self, app: web.Application, host: str, port: int) -> int:
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, **RUNNER_OPTIONS)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, shutdown_timeout=SHUTDOWN_TIMEOUT_S, backlog=512).start()
+            await web.TCPSite(self._runner, host, port, backlog=512).start()
         except OSError as error:
             await self._runner.cleanup()
             if error.errno == errno.EADDRINUSE:
@@ -59,6 +60,6 @@ class DataPlane:
     def stop(self) -> None:
         """Finish requests under way (bounded), then stop the loop."""
         if self._runner is not None:
-            self.call(self._runner.cleanup()).result(SHUTDOWN_TIMEOUT_S * 2)
+            self.call(self._runner.cleanup()).result(STOP_TIMEOUT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()

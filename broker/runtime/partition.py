@@ -201,5 +201,5 @@ class Partition:
         )
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
-        """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream is gone."""
+        """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""
         await self._hub.wait(self, lambda: self.removed or self.log.high_watermark > offset, timeout_s)

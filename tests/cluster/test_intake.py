@@ -184,3 +184,19 @@ async def test_curl_reads_ndjson_and_polars_opens_the_active_segment(
     (segment,) = Path(broker.folder / "data" / "streams" / name / str(stream["incarnation"]) / "0").glob("*.arrows")
     assert polars.read_ipc_stream(segment)["value"].to_list() == [b"v0", b"v1", b"v2"]
     assert pa.ipc.open_stream(segment.read_bytes()).read_all().num_rows == 3
+
+
+async def test_jetstream_on_the_same_subject_is_warned_about(tmp_path: Path) -> None:
+    nats_server = NatsServer(tmp_path / "nats", jetstream=True).start()
+    broker = BrokerProcess(tmp_path / "broker", nats_server).start()
+    try:
+        client = await nats.connect(nats_server.url)
+        await client.jetstream().add_stream(name="ORDERS", subjects=["orders.*"])
+        await client.close()
+        stream = await asyncio.to_thread(broker.request, "POST", "/v1/streams", {"name": "o", "subject": "orders.>"})
+        assert any("ORDERS" in warning for warning in stream["warnings"])
+        other = await asyncio.to_thread(broker.request, "POST", "/v1/streams", {"name": "p", "subject": "payments"})
+        assert other["warnings"] == []
+    finally:
+        broker.stop()
+        nats_server.stop()

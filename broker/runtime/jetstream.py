@@ -1,0 +1,36 @@
+"""Whether a JetStream stream captures the same subject: both would answer the publisher, who sees one of the two."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import nats
+import nats.errors
+
+from broker.runtime.config import Config
+from broker.runtime.nats_options import connect_options
+
+ASK_TIMEOUT_S = 1.0
+
+
+async def jetstream_on(config: Config, subject: str) -> list[str]:
+    """Names of the JetStream streams that capture `subject`; none where JetStream is off or does not answer.
+
+    Asked over a connection of its own: the intake's parser keeps every message for the log.
+    """
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S * 2):
+            client = await nats.connect(**connect_options(config.nats), allow_reconnect=False, error_cb=_ignore)
+            try:
+                request = json.dumps({"subject": subject}).encode()
+                answer = await client.request("$JS.API.STREAM.NAMES", request, timeout=ASK_TIMEOUT_S)
+                return sorted(json.loads(answer.data).get("streams") or ())
+            finally:
+                await client.close()
+    except (TimeoutError, OSError, ValueError, nats.errors.Error):
+        return []
+
+
+async def _ignore(error: Exception) -> None:
+    return None

@@ -1,0 +1,409 @@
+"""Goal: what docs/cli.md promises, with real processes.
+
+Method: the installed command line in child processes, `up` on free ports and folders of its own; processes are
+killed where a crash is meant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.cli.processes import Identity
+from broker.client import connect
+from tests.support.processes import NatsServer, eventually
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
+COMMAND = [sys.executable, "-P", "-m", "broker.cli.main"]
+
+
+def _free_base() -> int:
+    """Four free ports in a row, below those that the system hands out by itself."""
+    for _ in range(1000):
+        base = random.randrange(20_000, 32_000)
+        with suppress(OSError):
+            for port in range(base, base + 4):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            return base
+    raise AssertionError("no four free ports in a row")
+
+
+@dataclass
+class Folder:
+    """One DATA, its ports, and `liftlog` pointed at them."""
+
+    path: Path
+    base: int
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            **CLEAN,
+            "LIFTLOG_BROKERS": f"127.0.0.1:{self.base + 1}",
+            "LIFTLOG_NATS_URL": f"nats://127.0.0.1:{self.base + 3}",
+        }
+
+    def liftlog(self, *arguments: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*COMMAND, *arguments], capture_output=True, text=True, check=False, env=self.env, timeout=120, **options
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, *arguments: str, code: int = 0, **options: Any) -> Any:
+        return json.loads(self.liftlog(*arguments, "--json", code=code, **options).stdout)
+
+    def up_arguments(self, *more: str) -> list[str]:
+        return ["up", "--data", str(self.path), "--port-base", str(self.base), *more]
+
+    def up(self, *more: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        return self.liftlog(*self.up_arguments("--detach", *more), code=code)
+
+    def down(self, *more: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self.json("down", "--data", str(self.path), *more)
+        return answer
+
+    def pid(self, name: str) -> int:
+        return int((self.path / "run" / f"{name}.pid").read_text())
+
+    def kill9(self, name: str) -> None:
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: Identity.of(pid) is None, what=f"{name} is dead")
+
+    def listening(self) -> list[int]:
+        """Which of the four ports somebody listens on."""
+        found = []
+        for port in range(self.base, self.base + 4):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    found.append(port - self.base)
+        return found
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[list[Folder]]:
+    made = [Folder(tmp_path / name, _free_base()) for name in ("one", "two")]
+    yield made
+    for folder in made:
+        if folder.path.exists():
+            folder.liftlog("down", "--data", str(folder.path), "--force", "--timeout-s", "10")
+
+
+@pytest.fixture
+def one(folders: list[Folder]) -> Folder:
+    return folders[0]
+
+
+def test_from_nothing_to_records_through_kill_9_and_back(one: Folder) -> None:
+    answer = json.loads(one.up("--json").stdout)
+    assert answer["brokers"] == [
+        {"id": "broker-0", "http": f"127.0.0.1:{one.base + 1}", "grpc": f"127.0.0.1:{one.base}"}
+    ]
+    assert answer["nats"] == {"url": f"nats://127.0.0.1:{one.base + 3}", "embedded": True}
+    assert not answer["already_up"]
+    assert one.listening() == [1, 3]
+
+    one.liftlog("stream", "create", "orders", "--subject", "orders.>")
+    report = one.json("publish", "orders.1", "--count", "3000", "--size", "64")
+    assert (report["published"], report["acked"], report["failed"]) == (3000, 3000, 0)
+    with connect(one.env["LIFTLOG_BROKERS"]) as client:
+        client.commit("job", {"orders": {0: 1000}})
+
+    one.kill9("broker-0")
+    one.kill9("nats")
+    again = one.up("--json")
+    assert not json.loads(again.stdout)["already_up"]
+
+    lines = [json.loads(line) for line in one.liftlog("tail", "orders", "--json").stdout.splitlines()]
+    assert [line["offset"] for line in lines] == list(range(3000))
+    assert all(line["value"].startswith(f"{n} ") and len(line["value"]) == 64 for n, line in enumerate(lines))
+    assert [consumer["lag"] for consumer in one.json("consumer", "list")] == [2000]
+
+    stopped = one.down()["stopped"]
+    assert set(stopped) == {"broker-0", "nats"}
+    assert one.listening() == []
+    assert all(Identity.of(pid) is None for pid in stopped.values())
+    assert [path.name for path in (one.path / "run").glob("*.pid")] == []
+    assert one.down()["stopped"] == {}
+
+
+def test_two_live_side_by_side(folders: list[Folder]) -> None:
+    for folder in folders:
+        folder.up()
+        folder.liftlog("stream", "create", "orders", "--subject", "orders.>")
+        folder.liftlog("publish", "orders.1", folder.path.name)
+    for folder in folders:
+        (line,) = folder.liftlog("tail", "orders", "--json").stdout.splitlines()
+        assert json.loads(line)["value"] == folder.path.name
+    folders[0].down()
+    assert folders[0].listening() == []
+    assert folders[1].listening() == [1, 3]
+    folders[1].liftlog("publish", "orders.1", "still here")
+
+
+def test_up_again_says_already_up_and_other_ports_are_refused(one: Folder) -> None:
+    one.up()
+    pids = one.pid("broker-0"), one.pid("nats")
+    assert "already up" in one.up().stdout
+    assert json.loads(one.up("--json").stdout)["already_up"]
+    refused = one.liftlog("up", "--detach", "--data", str(one.path), "--port-base", str(one.base + 4), code=1).stderr
+    assert refused.startswith("error[invalid_request]")
+    assert str(one.base + 1) in refused
+    assert (one.pid("broker-0"), one.pid("nats")) == pids
+
+
+@pytest.mark.parametrize("killed, kept", [("broker-0", "nats"), ("nats", "broker-0")])
+def test_up_starts_what_was_killed_and_keeps_what_lives(one: Folder, killed: str, kept: str) -> None:
+    one.up()
+    one.liftlog("stream", "create", "orders", "--subject", "orders.>")
+    kept_pid, killed_pid = one.pid(kept), one.pid(killed)
+    one.kill9(killed)
+    one.up()
+    assert one.pid(kept) == kept_pid
+    assert one.pid(killed) != killed_pid
+    one.liftlog("publish", "orders.1", "hello")
+    assert set(one.down()["stopped"]) == {"broker-0", "nats"}
+
+
+@pytest.mark.parametrize("offset, purpose", [(1, "HTTP"), (3, "NATS")])
+def test_a_port_in_use_is_named_before_anything_starts(one: Folder, offset: int, purpose: str) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", one.base + offset))
+        taken.listen()
+        error = one.up(code=1).stderr
+    assert error.startswith(f"error[port_in_use]: port {one.base + offset}")
+    assert purpose in error
+    assert list((one.path / "logs").iterdir()) == []
+
+
+def test_a_broker_that_cannot_start_is_reported_by_its_own_error_and_nats_is_stopped(one: Folder) -> None:
+    (one.path / "broker-0").mkdir(parents=True)
+    (one.path / "broker-0" / "broker.json").write_text("{")
+    error = one.up(code=1).stderr
+    assert "error[corrupt_log]: broker-0:" in error.splitlines()[-1]
+    assert one.listening() == []
+    assert one.down()["stopped"] == {}
+
+
+def test_up_without_a_nats_server_where_it_was_told_to_find_one_says_so(one: Folder) -> None:
+    error = one.up("--nats", "nats://ann:hunter2@127.0.0.1:1", code=3).stderr
+    assert error.startswith("error[unavailable]")
+    assert "hunter2" not in error
+
+
+def test_up_with_a_given_nats_server_starts_none_and_leaves_it_alone(one: Folder, tmp_path: Path) -> None:
+    nats = NatsServer(tmp_path / "nats", config='authorization { user: "ann", password: "hunter2" }').start()
+    try:
+        url = f"nats://ann:hunter2@127.0.0.1:{nats.port}"
+        shown = one.up("--nats", url, "--json").stdout
+        assert json.loads(shown)["nats"] == {"url": nats.url, "embedded": False}
+        assert one.listening() == [1]
+        one.liftlog("stream", "create", "orders", "--subject", "orders.>")
+        one.liftlog("publish", "orders.1", "hello", "--nats", url)
+        command = Path(f"/proc/{one.pid('broker-0')}/cmdline").read_text()
+        written = [path.read_text() for path in one.path.rglob("*") if path.suffix in (".json", ".log", ".pid")]
+        assert all("hunter2" not in text for text in (shown, command, *written))
+        assert set(one.down()["stopped"]) == {"broker-0"}
+        assert nats.process is not None
+        assert nats.process.popen.poll() is None
+    finally:
+        nats.stop()
+
+
+def _foreground(folder: Folder, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            [*COMMAND, *folder.up_arguments()], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=folder.env
+        )
+    eventually(lambda: child.poll() is not None or b"liftlog is up" in log.read_bytes(), timeout_s=60)
+    assert child.poll() is None, log.read_text()
+    return child
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_foreground_shows_logs_and_stops_the_broker_before_nats(
+    one: Folder, tmp_path: Path, number: signal.Signals
+) -> None:
+    log = tmp_path / "up.log"
+    child = _foreground(one, log)
+    eventually(lambda: b"intake.connected" in log.read_bytes())
+    child.send_signal(number)
+    assert child.wait(60) == 0
+    text = log.read_text()
+    assert "broker-0 | " in text
+    assert text.index("broker.stopped") < text.index("Server Exiting")
+    assert one.listening() == []
+    assert list((one.path / "run").glob("*.pid")) == []
+
+
+def test_down_stops_a_foreground_up_from_outside(one: Folder, tmp_path: Path) -> None:
+    child = _foreground(one, tmp_path / "up.log")
+    assert "already up" in one.up().stdout
+    assert set(one.down()["stopped"]) == {"up", "broker-0", "nats"}
+    assert child.wait(30) == 0
+    assert one.listening() == []
+
+
+def test_the_foreground_fails_when_a_process_ends_by_itself_and_stops_the_others(one: Folder, tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    child = _foreground(one, log)
+    os.kill(one.pid("broker-0"), signal.SIGKILL)
+    assert child.wait(60) == 1
+    assert "broker-0 was ended by SIGKILL" in log.read_text()
+    assert one.listening() == []
+
+
+def test_what_a_killed_foreground_leaves_behind_is_found_and_stopped(one: Folder, tmp_path: Path) -> None:
+    child = _foreground(one, tmp_path / "up.log")
+    child.kill()
+    child.wait()
+    assert one.listening() == [1, 3]
+    assert "already up" in one.up().stdout
+    assert set(one.down()["stopped"]) == {"broker-0", "nats"}
+
+
+def test_down_leaves_a_process_alone_that_only_has_the_same_pid(one: Folder) -> None:
+    one.up()
+    one.down()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        me = Identity.of(stranger.pid)
+        assert me is not None
+        record = {
+            "brokers": [{"id": "broker-0", "http": "127.0.0.1:1", "grpc": "127.0.0.1:2"}],
+            "nats": {"url": "nats://127.0.0.1:3", "embedded": True},
+            "mode": "detached",
+            "processes": {"broker-0": {**me.as_dict(), "started_ticks": me.started_ticks - 1}},
+        }
+        (one.path / "run" / "up.json").write_text(json.dumps(record))
+        assert one.down("--force")["stopped"] == {}
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """One `up` for the tests that only add streams."""
+    folder = Folder(tmp_path_factory.mktemp("house") / "data", _free_base())
+    folder.up()
+    yield folder
+    folder.down("--force")
+
+
+def test_a_stream_is_created_described_altered_and_deleted(house: Folder) -> None:
+    house.liftlog("stream", "create", "a", "--subject", "a.>", "--partitions", "2", "--partition-by", "subject")
+    house.liftlog("stream", "create", "a", "--subject", "a.>", "--partitions", "2", "--partition-by", "subject")
+    error = house.liftlog("stream", "create", "a", "--subject", "b.>", code=1).stderr
+    assert error.startswith("error[stream_exists]")
+    assert "subject" in error
+    house.liftlog("stream", "alter", "a", "--retention-ms", "1d", "--retention-bytes", "1GiB")
+    house.liftlog("stream", "alter", "a", "--retention-ms", "none")
+    settings = house.json("stream", "describe", "a")["settings"]
+    assert (settings["retention_ms"], settings["retention_bytes"]) == (None, 1 << 30)
+    assert "a.>" in house.liftlog("stream", "describe", "a").stdout
+    assert [stream["name"] for stream in house.json("stream", "list")] == ["a"]
+    assert "__offsets" in house.liftlog("stream", "list", "--internal").stdout
+    house.liftlog("stream", "delete", "a", "--yes")
+    house.liftlog("stream", "delete", "a", "--yes", "--missing-ok")
+    assert house.liftlog("stream", "delete", "a", "--yes", code=1).stderr.startswith("error[unknown_stream]")
+    assert "no streams yet" in house.liftlog("stream", "list").stderr
+
+
+def test_publish_takes_a_file_stdin_key_and_headers(house: Folder, tmp_path: Path) -> None:
+    house.liftlog("stream", "create", "files", "--subject", "files.>")
+    (tmp_path / "lines").write_bytes(b"one\ntwo\r\n\nfour")
+    house.liftlog("publish", "files.a", "--file", str(tmp_path / "lines"), "--key", "k", "--header", "H: 1")
+    house.liftlog("publish", "files.a", "--file", "-", input="five\n")
+    lines = [json.loads(line) for line in house.liftlog("tail", "files", "--json").stdout.splitlines()]
+    assert [line["value"] for line in lines] == ["one", "two", "", "four", "five"]
+    assert [line["key"] for line in lines] == ["k"] * 4 + [None]
+    assert ["H", "1"] in lines[0]["headers"]
+
+
+def test_publish_fails_when_nobody_stores_the_messages(house: Folder) -> None:
+    report = house.json("publish", "nobody.listens", "--count", "3", code=1)
+    assert (report["published"], report["acked"], report["failed"]) == (3, 0, 3)
+    house.liftlog("publish", "nobody.listens", "hi", "--no-acks")
+
+
+def test_tail_begins_ends_and_follows_where_it_is_told(house: Folder) -> None:
+    house.liftlog("stream", "create", "t", "--subject", "t")
+    house.liftlog("publish", "t", "--count", "10", "--size", "1")
+
+    def values(*arguments: str) -> list[str]:
+        return [
+            json.loads(line)["value"] for line in house.liftlog("tail", "t", "--json", *arguments).stdout.splitlines()
+        ]
+
+    assert values("--limit", "2") == ["0", "1"]
+    assert values("--from", "7") == ["7", "8", "9"]
+    assert values("--from", "latest") == []
+    assert values("--from", "2001-01-01", "--limit", "1") == ["0"]
+    assert values("--from", "2999-01-01") == []
+    assert values("--limit", "0") == []
+    assert values("--follow", "--from", "8", "--limit", "2") == ["8", "9"]
+    people = house.liftlog("tail", "t").stdout.splitlines()
+    assert people[0].split() == ["offset", "timestamp", "subject", "key", "value"]
+    assert len(people) == 11
+    error = house.liftlog("tail", "t", "--from", "11", code=1).stderr
+    assert error.startswith("error[offset_out_of_range]")
+
+    with subprocess.Popen(
+        [*COMMAND, "tail", "t", "--follow", "--json"], stdout=subprocess.PIPE, env=house.env
+    ) as follower:
+        assert follower.stdout is not None
+        # It begins at the latest record, so publish until one comes through.
+        os.set_blocking(follower.stdout.fileno(), False)
+
+        def came_through() -> bytes | None:
+            house.liftlog("publish", "t", "new")
+            return follower.stdout.read()  # type: ignore[union-attr]
+
+        line = eventually(came_through, timeout_s=60)
+        assert json.loads(line.splitlines()[0])["value"] == "new"
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(30) == 130
+
+
+def test_tail_ends_quietly_when_its_reader_has_seen_enough(house: Folder) -> None:
+    house.liftlog("stream", "create", "pipe", "--subject", "pipe")
+    house.liftlog("publish", "pipe", "--count", "5000")
+    with subprocess.Popen(
+        [*COMMAND, "tail", "pipe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=house.env
+    ) as tail:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        tail.stdout.readline()
+        tail.stdout.close()
+        assert tail.wait(30) == 0
+        assert tail.stderr.read() == b""
+
+
+def test_a_consumer_is_shown_moved_and_forgotten(house: Folder) -> None:
+    house.liftlog("stream", "create", "c", "--subject", "c")
+    house.liftlog("publish", "c", "--count", "10")
+    with connect(house.env["LIFTLOG_BROKERS"]) as client:
+        client.commit("job", {"c": {0: 4}}, metadata="me")
+    assert house.json("consumer", "describe", "job")["lag"] == 6
+    assert "me" in house.liftlog("consumer", "describe", "job").stdout
+    for to, offset in (("latest", 10), ("earliest", 0), ("7", 7), ("2001-01-01", 0)):
+        moved = house.json("consumer", "reset", "job", "--stream", "c", "--to", to)
+        assert [p["offset"] for p in moved["partitions"]] == [offset]
+    assert "job" in house.liftlog("consumer", "list").stdout
+    house.liftlog("consumer", "delete", "job", "--yes")
+    assert house.liftlog("consumer", "describe", "job", code=1).stderr.startswith("error[unknown_consumer]")
