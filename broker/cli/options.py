@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_BROKERS: Final = "127.0.0.1:9293"
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_DATA: Final = "liftlog-data"
-DEADLINE_S: Final = 5.0
+DEADLINE_S: Final = 3.0
 """How long a command goes on after failures: a person waits for it."""
 
 Brokers = Annotated[

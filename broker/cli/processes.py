@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,19 +141,30 @@ class Process:
                 return f"was ended by {signal.Signals(-code).name}"
         return f"ended with code {code}"
 
+    def send(self, number: signal.Signals) -> None:
+        """Signal it, unless it has ended. A child that was not reaped keeps its pid, so it needs no proof."""
+        if self.child is not None:
+            self.child.send_signal(number)
+        else:
+            self.identity.send(number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False: the time was up first."""
+        if self.child is None:
+            return self.identity.wait(timeout_s)
+        try:
+            self.child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def stop(self, *, timeout_s: float, force: bool) -> bool:
         """SIGTERM, wait, and with `force` SIGKILL; False: it still runs."""
-        self.identity.send(signal.SIGTERM)
-        ended = self._wait(timeout_s)
+        self.send(signal.SIGTERM)
+        ended = self.wait(timeout_s)
         if not ended and force:
-            self.identity.send(signal.SIGKILL)
-            ended = self._wait(timeout_s)
-        return ended
-
-    def _wait(self, timeout_s: float) -> bool:
-        ended = self.identity.wait(timeout_s)
-        if ended and self.child is not None:
-            self.child.wait()
+            self.send(signal.SIGKILL)
+            ended = self.wait(timeout_s)
         return ended
 
 
@@ -172,10 +184,17 @@ def start(name: str, command: Sequence[str], *, env: Mapping[str, str], log: Pat
             env=dict(env),
             start_new_session=True,
         )
-    identity = Identity.of(child.pid)
-    if identity is None:  # it has ended already; poll() knows how
-        identity = Identity(pid=child.pid, started_ticks=-1, boot_id=_boot_id(), command=tuple(command))
-    return Process(name=name, identity=identity, log=log, log_position=position, child=child)
+    return Process(name=name, identity=_identify(child), log=log, log_position=position, child=child)
+
+
+def _identify(child: subprocess.Popen[bytes]) -> Identity:
+    """Who the child is, once its command line can be read: for a moment after exec it is empty."""
+    while child.poll() is None:
+        identity = Identity.of(child.pid)
+        if identity is not None and any(identity.command):
+            return identity
+        time.sleep(0.001)
+    return Identity(pid=child.pid, started_ticks=-1, boot_id=_boot_id(), command=())  # has ended: nobody is that
 
 
 def _boot_id() -> str:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Annotated, Any, BinaryIO, Final
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
-from broker.cli.options import Json, Nats, byte_count, nats_of
+from broker.cli.exits import FAILED
+from broker.cli.options import Json, Nats, byte_count, is_json, nats_of
+from broker.cli.output import bytes_text, json_out, note
 
-DEFAULT_SIZE_BYTES: Final = 100
+if TYPE_CHECKING:
+    from broker.client.nats_publish import PublishReport
+
+SIZE_BYTES: Final = 100
 WINDOW: Final = 4_096
+
+Progress = Callable[[int, int], None]
 
 
 def publish(
@@ -44,38 +52,40 @@ def publish(
         int, typer.Option("--window", metavar="N", min=1, help="Messages that may await their ack at once.")
     ] = WINDOW,
     timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.1, help="Patience with each ack.")] = 10.0,
+    creds: Annotated[
+        str | None, typer.Option("--creds", metavar="FILE", help="NATS credentials, where the server asks for them.")
+    ] = None,
     nats: Nats = None,
     json: Json = False,
 ) -> None:
-    """Publish messages to a NATS subject. Exit code 1 if any was not acknowledged."""
-    from broker.api.stream import check_subject
+    """Publish messages to a NATS subject."""
     from broker.client.nats_publish import publish as publish_all
 
     if sum(given is not None for given in (message, file, count)) != 1:
         raise typer.BadParameter("give one of MESSAGE, --file and --count")
     if size is not None and count is None:
-        raise typer.BadParameter("--size goes with --count", param_hint="--size")
-    check_subject(subject, wildcards=False)
-    headers = _headers(key, header or [])
-    payloads: Iterator[bytes]
+        raise typer.BadParameter("goes with --count", param_hint="--size")
     if count is not None:
-        payloads = generated(count, DEFAULT_SIZE_BYTES if size is None else size)
+        payloads = generated(count, SIZE_BYTES if size is None else size)
     elif file is not None:
         payloads = lines(file)
     else:
         payloads = iter([str(message).encode()])
-    report = publish_all(
-        nats_of(ctx, nats), subject, payloads, headers=headers, window=window, acks=acks, timeout_s=timeout_s
-    )
-    _show(report, as_json=is_json(ctx, json))
-
-
-def _show(report: Any, *, as_json: bool) -> None:
-    if as_json:
-        json_out(asdict(report))
-    else:
-        note(f"{report.sent} messages, {bytes_text(report.bytes)} in {report.seconds:.2f} s")
-    if report.failed or report.unacked:
+    with _progress(count) as on_progress:
+        report = publish_all(
+            nats_of(ctx, nats),
+            subject,
+            payloads,
+            headers=headers_of(key, header or []) or None,
+            window=window,
+            acks=acks,
+            ack_timeout_s=timeout_s,
+            payloads_may_block=file is not None,
+            on_progress=on_progress,
+            **({} if creds is None else {"user_credentials": creds}),
+        )
+    _show(report, subject, acks=acks, as_json=is_json(ctx, json))
+    if report.failed:
         raise typer.Exit(FAILED)
 
 
@@ -88,8 +98,7 @@ def generated(count: int, size: int) -> Iterator[bytes]:
     if size < len(str(count - 1)):
         raise typer.BadParameter(f"{size} bytes cannot hold the number {count - 1}", param_hint="--size")
     filler = b" " + b"x" * size
-    for number in range(count):
-        yield (str(number).encode() + filler)[:size]
+    return ((str(number).encode() + filler)[:size] for number in range(count))
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
@@ -98,11 +107,67 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _headers(key: str | None, given: list[str]) -> list[tuple[str, str]]:
-    headers = [("Liftlog-Key", key)] if key is not None else []
+def headers_of(key: str | None, given: list[str]) -> dict[str, str]:
+    """`NAME:VALUE` texts, and the key, as headers.
+
+    Raises:
+        BadParameter: a text without a colon, or a name twice.
+    """
+    headers = {} if key is None else {"Liftlog-Key": key}
     for text in given:
-        name, colon, value = text.partition(":")
-        if not colon or not name.strip():
+        name, colon, value = (part.strip() for part in text.partition(":"))
+        if not colon or not name:
             raise typer.BadParameter(f"{text!r}: expected NAME:VALUE", param_hint="--header")
-        headers.append((name.strip(), value.strip()))
+        if name in headers:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--header")
+        headers[name] = value
     return headers
+
+
+@contextlib.contextmanager
+def _progress(count: int | None) -> Iterator[Progress | None]:
+    """A bar on the terminal; None where nobody looks, or it would be over at once."""
+    if not sys.stderr.isatty() or count == 1:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from broker.cli.output import console
+
+    columns = (TextColumn("published"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("published", total=count)
+        yield lambda published, acked: bar.update(task, completed=published)
+
+
+def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool) -> None:
+    rate = report.published / report.seconds if report.seconds > 0 else 0.0
+    if as_json:
+        json_out(
+            {
+                "subject": subject,
+                "published": report.published,
+                "bytes": report.bytes,
+                "acked": report.acked,
+                "duplicates": report.duplicates,
+                "failed": report.failed,
+                "errors": dict(report.errors),
+                "offsets": [
+                    {"stream": stream, "partition": partition, "first_offset": first, "last_offset": last}
+                    for (stream, partition), (first, last) in sorted(report.offsets.items())
+                ],
+                "seconds": round(report.seconds, 6),
+                "messages_per_s": round(rate, 1),
+            }
+        )
+        return
+    note(
+        f"published {report.published} messages ({bytes_text(report.bytes)}) to {subject}"
+        f" in {report.seconds:.2f} s, {rate:,.0f}/s" + ("" if acks else "; no acks were asked for")
+    )
+    if acks:
+        note(f"acknowledged {report.acked}" + (f", {report.duplicates} of them again" if report.duplicates else ""))
+    for (stream, partition), (first, last) in sorted(report.offsets.items()):
+        note(f"stream {stream}, partition {partition}: offsets {first} to {last}")
+    for reason, many in sorted(report.errors.items()):
+        note(f"failed {many}: {reason}")

@@ -90,23 +90,27 @@ def _progress(text: str) -> Iterator[None]:
 
 
 def _ended(process: Process) -> LiftlogError:
-    for line in reversed(_show_log(process)):
+    """The error that a process ended with, if its log names one; else the log's last lines are shown."""
+    lines = _log_lines(process)
+    for line in reversed(lines):
         named = re.fullmatch(r"error\[([a-z_]+)\]: (.*)", line)
         if named and named[1] in BY_REASON:
             return BY_REASON[named[1]](f"{process.name}: {named[2]}", process=process.name)
+    _show_log(process)
     return LiftlogError(
         f"{process.name} {process.ending()} while starting; its log: {process.log}", process=process.name
     )
 
 
-def _show_log(process: Process) -> list[str]:
-    """Show on stderr how the log of a process ends; return those lines."""
+def _show_log(process: Process) -> None:
+    note(f"--- {process.log} ---")
+    for line in _log_lines(process):
+        note(line)
+    note("---")
+
+
+def _log_lines(process: Process) -> list[str]:
+    """What the process wrote last."""
     with open(process.log, "rb") as log:
         log.seek(max(process.log_position, os.path.getsize(process.log) - LOG_BYTES_READ))
-        lines = log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-    if lines:
-        note(f"--- {process.log} ---")
-        for line in lines:
-            note(line)
-        note("---")
-    return lines
+        return log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]

@@ -108,11 +108,6 @@ def create(
     with client_of(ctx, brokers) as client:
         made = client.create_stream(name, **values)
     _show_change(ctx, made, json, f"stream {name} is there")
-    if group is not None:
-        note("a stream of a group gets part of the traffic: ids are deduplicated only within it")
-    how = made.settings["partition_by"]
-    if len(made.partitions) > 1 and how != "subject_suffix":
-        note(f"partition_by={how}: the broker of every leader receives the whole subject")
 
 
 @app.command("list")

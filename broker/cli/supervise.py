@@ -61,10 +61,10 @@ def _stop(processes: list[Process], logs: list[Follower], hurry: threading.Event
     """Stop brokers, then NATS (S1); return the names of those that had to be killed."""
     killed = []
     for process in reversed(processes):
-        process.identity.send(signal.SIGTERM)
+        process.send(signal.SIGTERM)
         waited_s = 0.0
         while not process.has_ended() and waited_s < STOP_TIMEOUT_S and not hurry.is_set():
-            process.identity.wait(POLL_INTERVAL_S)
+            process.wait(POLL_INTERVAL_S)
             waited_s += POLL_INTERVAL_S
             for log in logs:
                 log.show()

@@ -1,0 +1,239 @@
+"""Goal: what is wrong is refused with the documented code and no traceback, and docs/cli.md tells all there is.
+
+Method: typer's runner for parsing; real `liftlog` processes for exit codes; the page held against the app.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from broker.cli.main import app
+from broker.cli.publish import generated, headers_of, lines
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "cli.md").read_text()
+COMMAND: Any = typer.main.get_command(app)
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
+NOWHERE = "127.0.0.1:1"
+
+
+def _commands(command: Any = COMMAND, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, child in getattr(command, "commands", {}).items():
+        if hasattr(child, "commands"):
+            yield from _commands(child, (*path, name))
+        else:
+            yield " ".join((*path, name)), child
+
+
+LEAVES = dict(_commands())
+
+
+def _run(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "broker.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**CLEAN, **(env or {})},
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def _sections() -> dict[str, str]:
+    found = re.split(r"^## `liftlog ([a-z ]+)`$", PAGE, flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def test_every_command_has_a_section_and_every_section_a_command() -> None:
+    assert set(_sections()) == set(LEAVES)
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_option_of_a_command_is_on_the_page(name: str) -> None:
+    section = _sections()[name]
+    for parameter in LEAVES[name].params:
+        for flag in (*parameter.opts, *parameter.secondary_opts):
+            if flag.startswith("-") and flag not in ("-h", "--help"):
+                assert flag in section, f"{name}: {flag} is not documented"
+
+
+def test_every_global_option_is_on_the_page() -> None:
+    for parameter in COMMAND.params:
+        assert any(flag in PAGE for flag in parameter.opts), parameter.opts
+
+
+def _examples() -> list[str]:
+    found = []
+    for block in re.findall(r"^    \S.*$", PAGE, flags=re.MULTILINE):
+        for part in re.split(r" \| ", block.strip()):
+            part = re.sub(r"^(LIFTLOG_\w+=\S+ )+", "", part.split(" > ")[0])
+            if part.startswith("liftlog "):
+                found.append(part)
+    return found
+
+
+def test_every_command_has_an_example() -> None:
+    for name in LEAVES:
+        assert any(example.startswith(f"liftlog {name}") for example in _examples()), name
+
+
+@pytest.mark.parametrize("example", _examples())
+def test_every_example_is_accepted_by_the_parser(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders.ndjson").write_text("")
+    words = shlex.split(example)[1:]
+    command, context = COMMAND, None
+    while hasattr(command, "commands"):
+        context = command.make_context(words[0], [], parent=context, resilient_parsing=True)
+        command = command.commands[words.pop(0)]
+    with command.make_context(example, words, parent=context):
+        pass
+
+
+@pytest.mark.parametrize("name", ["", *LEAVES, "stream", "consumer"])
+def test_help_works_everywhere(name: str) -> None:
+    result = CliRunner().invoke(app, [*name.split(), "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from broker.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('rich', 'pyarrow', 'nats', 'aiohttp', 'numpy', 'asyncio') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=CLEAN)
+    assert done.stdout.endswith("[]\n")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert _run("--help")[0] == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5  # CPU: others may be busy
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "nonsense",
+        "stream",
+        "stream create",
+        "stream create a --partitions many",
+        "stream create a --retention-ms soon",
+        "stream create a --segment-bytes 5XB",
+        "stream alter a",
+        "tail a --from yesterday",
+        "tail a --limit -1",
+        "publish a",
+        "publish a hello --count 3",
+        "publish a hello --size 3",
+        "publish a --count 1000 --size 2",
+        "publish a --file /nowhere/at/all",
+        "publish a hi --header nocolon",
+        "consumer reset c --stream s",
+        "consumer reset c --stream s --to nowhere",
+        "up --port-base 70000",
+        "up --port-base x",
+        "broker --set http.port",
+    ],
+)
+def test_wrong_usage_is_code_2(arguments: str) -> None:
+    result = CliRunner().invoke(app, shlex.split(arguments), env={"LIFTLOG_BROKERS": NOWHERE})
+    assert result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize("arguments", ["stream delete a", "consumer delete c"])
+def test_what_cannot_be_undone_asks_first(arguments: str) -> None:
+    result = CliRunner().invoke(app, shlex.split(arguments), input="n\n")
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, code, reason",
+    [
+        ("stream list", 3, "deadline_exceeded"),
+        ("publish a hello", 3, "unavailable"),
+        ("up --brokers-count 3", 1, "not_supported"),
+        ("up --nats http://127.0.0.1", 1, "invalid_setting"),
+        ("broker --config nowhere.toml", 1, "invalid_request"),
+        ("broker --set http.prot=1", 1, "unknown_setting"),
+        ("broker --set http.port=99999", 1, "invalid_setting"),
+        ("--brokers u:p@h stream list", 1, "invalid_request"),
+        ("publish a.* hello", 1, "invalid_subject"),
+    ],
+)
+def test_errors_of_the_tree_are_one_line_with_reason_and_code(
+    arguments: str, code: int, reason: str, tmp_path: Path
+) -> None:
+    env = {"LIFTLOG_BROKERS": NOWHERE, "LIFTLOG_NATS_URL": f"nats://{NOWHERE}"}
+    found, out, err = _run(*shlex.split(arguments), env=env, cwd=tmp_path)
+    assert (found, out) == (code, "")
+    assert re.fullmatch(rf"error\[{reason}\]: .+\n", err), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stray_variable_is_named_by_up_and_broker(tmp_path: Path) -> None:
+    for arguments in (["up", "--data", str(tmp_path / "d")], ["broker", "--check"]):
+        code, _, err = _run(*arguments, env={"LIFTLOG_HTTP_PRT": "1"}, cwd=tmp_path)
+        assert code == 1
+        assert "LIFTLOG_HTTP_PORT" in err
+
+
+def test_check_prints_what_holds_without_secrets() -> None:
+    code, out, _ = _run("broker", "--check", "--set", "nats.user=u", env={"LIFTLOG_NATS_PASSWORD": "hunter2"})
+    assert code == 0
+    assert "nats.password = ***" in out
+    assert "hunter2" not in out
+
+
+def test_options_may_stand_before_the_command_and_nearer_wins() -> None:
+    env = {"LIFTLOG_BROKERS": "environment:0"}  # port 0: refused before anybody is asked
+    for arguments, named in (
+        ("stream list", "environment"),
+        ("--brokers before:0 stream list", "before"),
+        ("--brokers before:0 stream list --brokers after:0", "after"),
+    ):
+        assert f"'{named}:0'" in _run(*arguments.split(), env=env)[2]
+
+
+def test_down_where_nothing_runs_is_fine_and_makes_nothing(tmp_path: Path) -> None:
+    code, out, err = _run("down", "--data", str(tmp_path / "none"), "--json")
+    assert code == 0
+    assert out == f'{{"data": "{tmp_path / "none"}", "stopped": {{}}}}\n'
+    assert err == ""
+    assert not (tmp_path / "none").exists()
+
+
+def test_generated_payloads_begin_with_their_number_and_have_the_size() -> None:
+    payloads = list(generated(11, 4))
+    assert payloads[0] == b"0 xx"
+    assert payloads[10] == b"10 x"
+    assert list(generated(10, 1)) == [str(n).encode() for n in range(10)]
+
+
+def test_lines_lose_their_ends_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"a\n\nb\r\n \xff\rc\nlast")
+    with path.open("rb") as file:
+        assert list(lines(file)) == [b"a", b"", b"b", b" \xff\rc", b"last"]
+
+
+def test_headers_are_split_at_the_first_colon() -> None:
+    assert headers_of("k", ["a: b:c"]) == {"Liftlog-Key": "k", "a": "b:c"}
+    with pytest.raises(typer.BadParameter):
+        headers_of(None, ["a:1", "a:2"])
