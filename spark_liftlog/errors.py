@@ -1,0 +1,94 @@
+"""Errors as Spark shows them: text only, so the code stands first in the text.
+
+Spark throws the type of a Python exception away and keeps its message, in a Java exception and a
+traceback. Whoever has to react to an error (a person, an alert, a retry loop) finds
+`LIFTLOG_<REASON>: ` at the start of the message, REASON being the reason code of
+`broker.api.errors` in capitals. The reasons that only Spark has are here:
+
+    InvalidRequest
+      ModeRefused      mode             complete mode and overwrite would rewrite a log
+      BadOffset        bad_offset       an offset in the checkpoint that this source did not write
+      RecordsExpired   records_expired  retention deleted records before the query read them
+      LogTruncated     log_truncated    the log ends, or was rewritten, below what the query has read
+
+E1  Every method that Spark calls is wrapped by `shown_to_spark`, so no LiftlogError leaves
+    without its code. Other exceptions are our defects and pass as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from broker.api.errors import CorruptLog, InvalidRequest, LiftlogError, NotSupported, OffsetOutOfRange
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HOW_TO_GO_ON: Final = (
+    "set the option failOnDataLoss=false to go on at {where}, or start with a new checkpoint and startingOffsets"
+)
+
+
+class ModeRefused(NotSupported):
+    """Output mode or save mode that a log cannot honour."""
+
+    reason = "mode"
+
+
+class BadOffset(InvalidRequest):
+    """An offset JSON that is not ours; `offset` is its text."""
+
+    reason = "bad_offset"
+
+
+class RecordsExpired(OffsetOutOfRange):
+    """Retention deleted records that the query still had to read."""
+
+    reason = "records_expired"
+
+
+class LogTruncated(OffsetOutOfRange):
+    """What the query has read is not in the log any more: its end was lost, perhaps written anew."""
+
+    reason = "log_truncated"
+
+
+class LiftlogSparkError(Exception):
+    """What Spark gets to see: `LIFTLOG_<REASON>: text`."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+
+
+def spark_text(error: LiftlogError) -> str:
+    """The error's text with its code in front."""
+    return f"LIFTLOG_{error.reason.upper()}: {error}"
+
+
+def for_spark(error: LiftlogError) -> LiftlogSparkError:
+    """The exception to raise instead of `error`.
+
+    A request that must be changed needs no traceback into this package: its cause is dropped, so
+    the user's screen shows the sentence and not our stack twice.
+    """
+    shown = LiftlogSparkError(spark_text(error))
+    if isinstance(error, InvalidRequest | CorruptLog):
+        shown.__suppress_context__ = True
+    else:
+        shown.__cause__ = error
+    return shown
+
+
+def shown_to_spark(method: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a method that Spark calls (E1). Generators need `for_spark` inside them instead."""
+
+    @functools.wraps(method)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except LiftlogError as error:
+            raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
+
+    return wrapped

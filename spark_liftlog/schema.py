@@ -1,0 +1,147 @@
+"""The rows that Spark sees, and how batches of the log become them. Nothing is done per row.
+
+    key binary, value binary, stream string, partition int, offset bigint, timestamp timestamp,
+    subject string, headers array<struct<key: string, value: binary>>
+
+All columns are nullable, as Kafka's are, so that frames of both can be unioned; offset, timestamp,
+subject, stream and partition are in fact never null, and a user may declare them so.
+
+A user's schema is a projection: only its columns are built and shipped, in its order, under its
+spelling. It is the only column pruning that a Python source has.
+
+C1  A batch has exactly the Arrow schema that Spark derives from the declared one: names, order,
+    types, nullability. (Spark checks the first batch of a task and the IPC writer chokes on others.)
+C2  Columns are taken over as they are; `stream` and `partition` are constants repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from broker.api.errors import InvalidSetting
+
+HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+ROW: Final = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("stream", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("subject", StringType()),
+        StructField("headers", HEADERS),
+    ]
+)
+CONSTANTS: Final = frozenset(("stream", "partition"))
+NEVER_NULL: Final = frozenset(("stream", "partition", "offset", "timestamp", "subject"))
+JOINED_BYTES_MAX: Final = 32 << 20
+"""Batches are joined up to this; Arrow's 32-bit offsets and the JVM's memory bound what may be in one."""
+
+
+class Projection:
+    """Turns record batches of the log into batches of the declared schema (C1, C2).
+
+    Args:
+        schema: The declared schema.
+    Raises:
+        InvalidSetting: a column that a record does not have, of another type, declared NOT NULL where
+            nulls occur, named twice, or no column at all.
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        self._columns = columns_of(schema)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._constants: dict[tuple[str, int], list[pa.Array | None]] = {}
+
+    @property
+    def record_columns(self) -> list[str]:
+        """The columns to ask of the log, offset always among them: whoever reads must know where it is."""
+        return ["offset", *(name for name in dict.fromkeys(self._columns) if name not in CONSTANTS | {"offset"})]
+
+    def rows(self, records: pa.RecordBatch, stream: str, partition: int) -> pa.RecordBatch:
+        """Rows of one partition.
+
+        Args:
+            records: n >= 1 records with at least `record_columns`.
+        """
+        constants = self._repeated(stream, partition, records.num_rows)
+        arrays = []
+        for name, field, constant in zip(self._columns, self._schema, constants, strict=True):
+            array = constant.slice(0, records.num_rows) if constant is not None else records.column(name)
+            arrays.append(array if array.type.equals(field.type) else array.cast(field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _repeated(self, stream: str, partition: int, count: int) -> list[pa.Array | None]:
+        known = self._constants.get((stream, partition))
+        if known is None or any(array is not None and len(array) < count for array in known):
+            values = {"stream": pa.scalar(stream, pa.string()), "partition": pa.scalar(partition, pa.int32())}
+            known = [pa.repeat(values[name], count) if name in CONSTANTS else None for name in self._columns]
+            self._constants = {(stream, partition): known}
+        return known
+
+
+def columns_of(schema: StructType) -> list[str]:
+    """The record columns that a declared schema names, in its order. Raises as `Projection`."""
+    known = {field.name: field for field in ROW}
+    found: list[str] = []
+    for field in schema:
+        name = field.name.lower()
+        if name not in known:
+            raise _refused(field.name, f"a liftlog row has the columns {', '.join(known)}")
+        if field.dataType != known[name].dataType:
+            declared, actual = field.dataType.simpleString(), known[name].dataType.simpleString()
+            raise _refused(field.name, f"declared as {declared}, it is {actual}; declare that and cast it in the query")
+        if not field.nullable and name not in NEVER_NULL:
+            raise _refused(field.name, "declared NOT NULL, but a record may be without it")
+        if name in found:
+            raise _refused(field.name, "declared twice")
+        found.append(name)
+    if not found:
+        raise _refused("", f"it is empty; choose from {', '.join(known)}")
+    return found
+
+
+def joined(batches: Iterable[pa.RecordBatch], *, rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Join small batches and slice large ones, so that none has more than `rows_max` rows. Order is kept.
+
+    A batch that fits only without its neighbour is passed on as it is: what is copied is small.
+    """
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        for at in range(0, batch.num_rows, rows_max):
+            part = batch.slice(at, rows_max) if batch.num_rows > rows_max else batch
+            if waiting and (rows + part.num_rows > rows_max or size + part.nbytes > JOINED_BYTES_MAX):
+                yield _one(waiting)
+                waiting, rows, size = [], 0, 0
+            waiting.append(part)
+            rows += part.num_rows
+            size += part.nbytes
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    whole: pa.RecordBatch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    return whole
+
+
+def _refused(column: str, why: str) -> InvalidSetting:
+    return InvalidSetting(f"column {column!r} of the given schema: {why}", key="schema", value=column)

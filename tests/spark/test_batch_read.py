@@ -1,0 +1,155 @@
+"""spark.read: a stream as a table. Method: append known records over HTTP, read them back through Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
+
+from broker.api.schema import HEADERS_TYPE
+from broker.client.client import Client
+from spark_liftlog.schema import ROW
+from tests.spark.streams import Stream, places
+from tests.support.processes import eventually
+
+
+def test_every_record_is_there_once_under_its_partition_and_offset(spark: SparkSession, stream: Stream) -> None:
+    stream.append(1000)
+    stream.append(7, partitions=[1])
+    assert places(stream.read(spark)) == stream.expected()
+
+
+def test_all_columns_come_as_they_were_published(spark: SparkSession, stream: Stream) -> None:
+    records = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([b"k", None], pa.binary()),
+            "value": pa.array([b"\x00\xff", None], pa.binary()),
+            "subject": pa.array(["orders.1", "orders.é"], pa.string()),
+            "headers": pa.array([[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], None], HEADERS_TYPE),
+        }
+    )
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    stream.client.append(stream.name, 2, records.slice(0, 1))
+    stream.client.append(
+        stream.name, 2, pa.RecordBatch.from_pydict({"key": [b"gone"], "value": pa.nulls(1, pa.binary())})
+    )
+    frame = stream.read(spark)
+    assert frame.schema == ROW
+    first, second = sorted(frame.collect(), key=lambda row: row.offset)
+    assert (first.key, first.value, first.subject) == (b"k", b"\x00\xff", "orders.1")
+    assert (first.stream, first.partition, first.offset) == (stream.name, 2, 0)
+    assert first.headers == [Row(key="a", value=b"1"), Row(key="a", value=None)]
+    assert before.replace(tzinfo=None) <= first.timestamp <= datetime.now()
+    assert (second.key, second.value, second.headers) == (b"gone", None, None)
+
+
+def test_the_path_of_load_names_the_stream_and_sql_can_read_it(spark: SparkSession, stream: Stream) -> None:
+    stream.append(5)
+    assert spark.read.format("liftlog").option("brokers", stream.address).load(stream.name).count() == 15
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW v USING liftlog OPTIONS (stream '{stream.name}', brokers '{stream.address}')"
+    )
+    assert spark.sql("SELECT max(offset) AS last FROM v WHERE partition = 1").first() == Row(last=4)
+
+
+def test_a_schema_is_a_projection(spark: SparkSession, stream: Stream) -> None:
+    stream.append(3, partitions=[0])
+    frame = stream.read(spark.newSession(), startingOffsets="earliest")
+    projected = (
+        spark.read.format("liftlog")
+        .schema("offset BIGINT NOT NULL, stream STRING, VALUE BINARY")
+        .options(brokers=stream.address, stream=stream.name)
+        .load()
+    )
+    assert projected.columns == ["offset", "stream", "VALUE"]
+    rows = sorted(projected.collect())
+    assert [(row.offset, row.stream, row.VALUE.strip()) for row in rows] == [
+        (i, stream.name, f"0:{i}".encode()) for i in range(3)
+    ]
+    assert frame.count() == 3
+
+
+@pytest.mark.parametrize("schema", ["value STRING", "topic STRING", "key BINARY NOT NULL"])
+def test_a_schema_that_records_do_not_have_is_refused(spark: SparkSession, stream: Stream, schema: str) -> None:
+    frame = spark.read.format("liftlog").schema(schema).options(brokers=stream.address, stream=stream.name).load()
+    with pytest.raises(PySparkException, match="LIFTLOG_INVALID_SETTING: column"):
+        frame.count()
+
+
+def test_small_partitions_share_a_task_and_empty_ones_have_none(spark: SparkSession, client: Client) -> None:
+    stream = Stream.create(client, "packing", partitions=12)
+    stream.append(20, partitions=range(10))
+    assert stream.read(spark).rdd.getNumPartitions() == 1
+    assert places(stream.read(spark)) == stream.expected()
+    split = stream.read(spark, minPartitions=5, maxPartitions=6)
+    assert 5 <= split.rdd.getNumPartitions() <= 6
+    assert places(split) == stream.expected()
+
+
+def test_a_long_partition_is_split_among_tasks(spark: SparkSession, client: Client) -> None:
+    stream = Stream.create(client, "splitting", partitions=1)
+    for _ in range(10):
+        stream.append(1000, size=8192)
+    frame = stream.read(spark, maxPartitions=3)
+    assert frame.rdd.getNumPartitions() == 3
+    assert places(frame) == stream.expected()
+
+
+def test_an_empty_stream_has_no_rows(spark: SparkSession, stream: Stream) -> None:
+    assert stream.read(spark).count() == 0
+
+
+def test_offsets_in_json_bound_the_read(spark: SparkSession, stream: Stream) -> None:
+    stream.append(10)
+    frame = stream.read(
+        spark,
+        startingOffsets=f'{{"{stream.name}": {{"0": 3, "1": -2, "2": 10}}}}',
+        endingOffsets=f'{{"{stream.name}": {{"0": 5, "1": 1, "2": -1}}}}',
+    )
+    assert places(frame) == [(0, 3), (0, 4), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"startingOffset": "earliest"}, "LIFTLOG_UNKNOWN_SETTING: the liftlog source has no option 'startingoffset'"),
+        ({"subscribe": "x"}, "LIFTLOG_UNKNOWN_SETTING"),
+        ({"maxOffsetsPerTrigger": "5"}, r"LIFTLOG_UNKNOWN_SETTING: option 'maxOffsetsPerTrigger' means something for"),
+        ({"batchRows": "0"}, "LIFTLOG_INVALID_SETTING: option batchRows='0': must be a whole number from 1"),
+        ({"stream": "no-such-stream"}, "LIFTLOG_UNKNOWN_STREAM"),
+        ({"startingOffsets": '{"STREAM": {"0": 1}}'}, "LIFTLOG_INVALID_SETTING: .*partition 1 is not named"),
+        ({"startingOffsets": '{"STREAM": {"0": 0, "1": 0, "2": 0, "3": 0}}'}, "partition 3 does not exist"),
+        (
+            {"startingOffsets": '{"STREAM": {"0": 0, "1": 0, "2": 99}}'},
+            "LIFTLOG_OFFSET_OUT_OF_RANGE: option startingOffsets: .*valid offsets are 0 to 2",
+        ),
+    ],
+)
+def test_a_bad_option_is_an_error_with_its_code(
+    spark: SparkSession, stream: Stream, options: dict[str, str], says: str
+) -> None:
+    stream.append(2)
+    given = {key: value.replace("STREAM", stream.name) for key, value in options.items()}
+    with pytest.raises(PySparkException, match=says):
+        stream.read(spark, **given).count()
+
+
+def test_what_retention_deleted_is_an_error_or_left_out(spark: SparkSession, client: Client) -> None:
+    stream = Stream.create(client, "expired", partitions=1, segment_bytes=65536, retention_records=100)
+    for _ in range(5):
+        stream.append(100, size=2000)
+    head = 400
+    eventually(lambda: client.describe(stream.name).partitions[0].log_start_offset == head, what="retention has run")
+    where = f'{{"{stream.name}": {{"0": 0}}}}'
+    with pytest.raises(PySparkException, match=f"LIFTLOG_OFFSET_OUT_OF_RANGE: .*valid offsets are {head} to 500"):
+        stream.read(spark, startingOffsets=where).count()
+    assert places(stream.read(spark, startingOffsets=where, failOnDataLoss="false")) == stream.expected()[head:]
+
+
+def test_large_records_do_not_break_a_batch(spark: SparkSession, stream: Stream) -> None:
+    stream.append(12, partitions=[0, 1], size=2 << 20)
+    lengths = stream.read(spark).selectExpr("length(value) AS n").collect()
+    assert [row.n for row in lengths] == [2 << 20] * 24

@@ -1,0 +1,75 @@
+"""Lag out of Spark's progress, and errors into Spark's text."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from broker.api.errors import DeadlineExceeded, OffsetOutOfRange
+from spark_liftlog import Lag, lag
+from spark_liftlog.errors import LiftlogSparkError, shown_to_spark
+from spark_liftlog.query_lag import report
+
+REPORT = report({("orders", 0): 100, ("orders", 1): 7}, {("orders", 0): 250, ("orders", 1): 7})
+
+
+def progress(*latest: Any) -> dict[str, Any]:
+    return {"sources": [{"latestOffset": one} for one in latest]}
+
+
+def test_the_report_says_what_lies_before_each_high_watermark() -> None:
+    assert REPORT["streams"]["orders"] == {
+        "0": {"high_watermark": 250, "lag": 150},
+        "1": {"high_watermark": 7, "lag": 0},
+    }
+
+
+@pytest.mark.parametrize("latest", [REPORT, json.dumps(REPORT)])
+def test_lag_reads_the_report_as_spark_hands_it_over(latest: Any) -> None:
+    found = lag(progress(latest))
+    assert found == Lag({("orders", 0): 150, ("orders", 1): 0})
+    assert found is not None
+    assert (found.total, found.greatest) == (150, 150)
+
+
+def test_other_sources_are_passed_over() -> None:
+    other = '{"topic": {"0": 5}}'
+    assert lag(progress(other, None, "no json", REPORT)) == Lag({("orders", 0): 150, ("orders", 1): 0})
+    assert lag(progress(other, None, "7", {"v": 1, "streams": {"s": {"0": 5}}})) is None
+
+
+def test_before_the_first_progress_there_is_no_lag() -> None:
+    class Query:
+        lastProgress = None
+
+    assert lag(Query()) is None  # type: ignore[arg-type]
+
+
+@shown_to_spark
+def refused() -> None:
+    raise OffsetOutOfRange("offset 5 is gone", log_start_offset=9)
+
+
+@shown_to_spark
+def given_up() -> None:
+    try:
+        raise ConnectionRefusedError("refused")
+    except ConnectionRefusedError as cause:
+        raise DeadlineExceeded("nobody answers") from cause
+
+
+def test_the_code_stands_first_in_the_text() -> None:
+    with pytest.raises(LiftlogSparkError, match=r"^LIFTLOG_OFFSET_OUT_OF_RANGE: offset 5 is gone$") as caught:
+        refused()
+    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_what_is_not_the_users_fault_keeps_its_cause() -> None:
+    with pytest.raises(LiftlogSparkError, match=r"^LIFTLOG_DEADLINE_EXCEEDED: ") as caught:
+        given_up()
+    assert isinstance(caught.value.__cause__, DeadlineExceeded)

@@ -1,0 +1,162 @@
+"""Options: every one is honoured or refused by name. Goal: P1 of options.py, every limit, every wrong form."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.api.errors import InvalidName, InvalidSetting, LiftlogError, UnknownSetting
+from spark_liftlog.options import SINK_OPTIONS, SOURCE_OPTIONS, cores, sink_options, source_options
+
+
+def test_defaults_are_those_of_the_table() -> None:
+    batch = source_options({"stream": "orders"}, "batch")
+    stream = source_options({"stream": "orders"}, "stream")
+    assert (batch.brokers, batch.stream) == ("localhost:9293", "orders")
+    assert (batch.starting_offsets, batch.ending_offsets) == ("earliest", "latest")
+    assert stream.starting_offsets == "latest"
+    assert (stream.max_offsets_per_trigger, stream.min_partitions, stream.max_partitions) == (None, 1, 2 * cores())
+    assert (stream.fail_on_data_loss, stream.consumer, stream.commit_offsets, stream.batch_rows) == (
+        True,
+        None,
+        True,
+        65536,
+    )
+
+
+def test_names_are_case_insensitive_and_spark_lowers_them() -> None:
+    for name in ("maxOffsetsPerTrigger", "maxoffsetspertrigger", "MAXOFFSETSPERTRIGGER"):
+        assert source_options({"stream": "s", name: "7"}, "stream").max_offsets_per_trigger == 7
+
+
+def test_the_path_of_load_is_the_stream() -> None:
+    assert source_options({"path": "orders"}, "batch").stream == "orders"
+    assert source_options({"path": "orders", "stream": "orders"}, "batch").stream == "orders"
+    with pytest.raises(InvalidSetting, match="names another stream, 'returns'"):
+        source_options({"path": "returns", "stream": "orders"}, "batch")
+
+
+def test_what_spark_passes_by_itself_is_let_by() -> None:
+    assert sink_options({"path": "s", "checkpointLocation": "/c", "queryName": "q"}).stream == "s"
+    assert source_options({"stream": "s", "checkpointlocation": "/c", "queryname": "q"}, "stream").stream == "s"
+
+
+@pytest.mark.parametrize(
+    "key, nearest",
+    [
+        ("startingOffset", "startingOffsets"),
+        ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"),
+        ("broker", "brokers"),
+        ("failOnDataLos", "failOnDataLoss"),
+        ("subscribe", None),
+        ("kafka.bootstrap.servers", None),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | None) -> None:
+    with pytest.raises(UnknownSetting) as caught:
+        source_options({"stream": "s", key: "x"}, "stream")
+    assert caught.value.nearest == nearest
+    assert repr(key) in str(caught.value)
+    assert (nearest or "startingOffsets") in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["endingOffsets"])
+def test_an_option_of_batch_reads_is_refused_in_a_stream(name: str) -> None:
+    with pytest.raises(UnknownSetting, match=r"spark\.read only"):
+        source_options({"stream": "s", name: "latest"}, "stream")
+
+
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "consumer", "commitOffsets"])
+def test_an_option_of_streams_is_refused_in_a_batch_read(name: str) -> None:
+    with pytest.raises(UnknownSetting, match=r"spark\.readStream only"):
+        source_options({"stream": "s", name: "1"}, "batch")
+
+
+@pytest.mark.parametrize("name", sorted({*SOURCE_OPTIONS} - {*SINK_OPTIONS}))
+def test_the_sink_refuses_what_only_the_source_has(name: str) -> None:
+    with pytest.raises(UnknownSetting, match="liftlog sink has no option"):
+        sink_options({"stream": "s", name: "1"})
+
+
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("maxOffsetsPerTrigger", "0", "from 1 to"),
+        ("maxOffsetsPerTrigger", "-5", "from 1 to"),
+        ("maxOffsetsPerTrigger", "1e6", "whole number"),
+        ("maxOffsetsPerTrigger", "9" * 30, "whole number"),
+        ("maxOffsetsPerTrigger", "٣", "whole number"),
+        ("minPartitions", "0", "from 1 to 100000"),
+        ("maxPartitions", "100001", "from 1 to 100000"),
+        ("batchRows", "1048577", "from 1 to 1048576"),
+        ("failOnDataLoss", "yes", "true or false"),
+        ("commitOffsets", "", "true or false"),
+        ("brokers", "", "separated by commas"),
+        ("brokers", "a:1,,b:2", "separated by commas"),
+        ("startingOffsets", "newest", "earliest or latest or JSON"),
+        ("startingOffsets", "{", "no JSON"),
+        ("startingOffsets", '{"s": {"0": 1}', "no JSON"),
+        ("startingOffsets", '{"s": {"0": 1, "0": 2}}', "occurs twice"),
+        ("startingOffsets", '{"other": {"0": 1}}', "the stream is 's'"),
+        ("startingOffsets", '{"s": {}}', "object of partitions"),
+        ("startingOffsets", '{"s": [1]}', "object of partitions"),
+        ("startingOffsets", '{"s": {"zero": 1}}', "'zero' is no partition"),
+        ("startingOffsets", '{"s": {"0": "1"}}', "is no offset"),
+        ("startingOffsets", '{"s": {"0": 1.5}}', "is no offset"),
+        ("startingOffsets", '{"s": {"0": true}}', "is no offset"),
+        ("startingOffsets", '{"s": {"0": -3}}', "is no offset"),
+        ("startingOffsets", '{"s": {"0": 9223372036854775808}}', "is no offset"),
+    ],
+)
+def test_a_bad_value_is_an_error_that_names_key_value_and_limit(name: str, value: str, says: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        source_options({"stream": "s", name: value}, "stream")
+    assert caught.value.key == name
+    assert name in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_huge_value_is_not_repeated_in_full() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        source_options({"stream": "s", "startingOffsets": "{" + "x" * 100_000}, "stream")
+    assert len(str(caught.value)) < 1_000
+
+
+def test_batch_reads_refuse_the_sides_that_read_nothing() -> None:
+    for name, value in (("startingOffsets", "latest"), ("endingOffsets", "earliest")):
+        with pytest.raises(InvalidSetting, match=name):
+            source_options({"stream": "s", name: value}, "batch")
+    with pytest.raises(InvalidSetting, match="-1 is no offset"):
+        source_options({"stream": "s", "startingOffsets": '{"s": {"0": -1}}'}, "batch")
+    with pytest.raises(InvalidSetting, match="-2 is no offset"):
+        source_options({"stream": "s", "endingOffsets": '{"s": {"0": -2}}'}, "batch")
+
+
+def test_json_offsets_come_in_partition_order() -> None:
+    where = source_options({"stream": "s", "startingOffsets": '{"s": {"10": 1, "2": -2, "0": -1}}'}, "stream")
+    assert list(where.starting_offsets.items()) == [(0, -1), (2, -2), (10, 1)]  # type: ignore[union-attr]
+
+
+def test_min_partitions_beyond_max_is_refused_and_beyond_the_default_raises_it() -> None:
+    with pytest.raises(InvalidSetting, match="maxPartitions=2"):
+        source_options({"stream": "s", "minPartitions": "3", "maxPartitions": "2"}, "batch")
+    assert source_options({"stream": "s", "minPartitions": "99"}, "batch").max_partitions == 99
+
+
+def test_without_a_stream_the_error_shows_how_to_name_one() -> None:
+    for read in (lambda: source_options({}, "batch"), lambda: sink_options({})):
+        with pytest.raises(InvalidSetting, match='option\\("stream", "orders"\\)'):
+            read()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../etc", "x" * 129])
+def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName):
+        source_options({"stream": name}, "stream")
+    with pytest.raises(InvalidName):
+        source_options({"stream": "s", "consumer": name}, "stream")
+
+
+def test_internal_streams_can_be_read_but_not_written() -> None:
+    assert source_options({"stream": "__offsets"}, "batch").stream == "__offsets"
+    with pytest.raises(LiftlogError):
+        sink_options({"stream": "__offsets"})

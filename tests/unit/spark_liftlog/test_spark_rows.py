@@ -1,0 +1,106 @@
+"""Rows: projection, types, joining. Goal: C1 and C2 of schema.py; method: compare with Spark's own Arrow schema."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
+
+from broker.api.errors import InvalidSetting
+from spark_liftlog.schema import HEADERS, ROW, Projection, columns_of, joined
+from tests.support.rows import random_rows
+
+
+@given(st.permutations([field.name for field in ROW]), st.integers(1, 8), st.integers(0, 2**32))
+def test_any_projection_gives_exactly_sparks_arrow_schema(names: list[str], count: int, seed: int) -> None:
+    schema = StructType([ROW[name] for name in names[:count]])
+    records = random_rows(random.Random(seed), 7, first_offset=40)
+    rows = Projection(schema).rows(records, "orders", 3)
+    assert to_arrow_schema(schema, timezone="UTC").equals(rows.schema)
+    rows.validate(full=True)
+    for name in names[:count]:
+        expected = {"stream": ["orders"] * 7, "partition": [3] * 7}.get(name)
+        found = rows.column(name).to_pylist()
+        assert found == (records.column(name).to_pylist() if expected is None else expected)
+
+
+def test_slices_of_different_lengths_get_constants_of_their_length() -> None:
+    projection = Projection(StructType([ROW["stream"], ROW["partition"]]))
+    records = random_rows(random.Random(1), 10)
+    for count in (3, 10, 1):
+        rows = projection.rows(records.slice(0, count), "s", 1)
+        assert (rows.num_rows, set(rows.column("stream").to_pylist())) == (count, {"s"})
+    assert projection.rows(records, "t", 2).column("partition").to_pylist() == [2] * 10
+
+
+def test_the_offset_is_always_asked_for_and_constants_never() -> None:
+    assert Projection(ROW).record_columns == ["offset", "key", "value", "timestamp", "subject", "headers"]
+    assert Projection(StructType([ROW["stream"]])).record_columns == ["offset"]
+
+
+def test_the_users_spelling_is_kept() -> None:
+    projection = Projection(StructType([StructField("VALUE", BinaryType())]))
+    assert projection.rows(random_rows(random.Random(2), 3), "s", 0).schema.names == ["VALUE"]
+
+
+def test_columns_that_are_never_null_may_be_declared_so() -> None:
+    names = ("stream", "partition", "offset", "timestamp", "subject")
+    schema = StructType([StructField(name, ROW[name].dataType, nullable=False) for name in names])
+    rows = Projection(schema).rows(random_rows(random.Random(3), 3), "s", 0)
+    assert to_arrow_schema(schema, timezone="UTC").equals(rows.schema)
+
+
+@pytest.mark.parametrize(
+    "field, says",
+    [
+        (StructField("topic", StringType()), "a liftlog row has the columns key, value"),
+        (StructField("value", StringType()), "declared as string, it is binary"),
+        (StructField("offset", IntegerType()), "declared as int, it is bigint"),
+        (StructField("partition", LongType()), "declared as bigint, it is int"),
+        (StructField("timestamp", TimestampNTZType()), "it is timestamp"),
+        (StructField("value", BinaryType(), nullable=False), "declared NOT NULL"),
+        (StructField("headers", HEADERS, nullable=False), "declared NOT NULL"),
+    ],
+)
+def test_a_column_that_a_record_cannot_give_is_refused_early(field: StructField, says: str) -> None:
+    with pytest.raises(InvalidSetting, match=says) as caught:
+        columns_of(StructType([field]))
+    assert repr(field.name) in str(caught.value)
+
+
+def test_an_empty_projection_and_a_repeated_column_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="empty"):
+        columns_of(StructType([]))
+    with pytest.raises(InvalidSetting, match="twice"):
+        columns_of(StructType([StructField("offset", LongType()), StructField("OFFSET", LongType())]))
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 40))
+def test_joined_batches_are_the_same_rows_in_fewer_batches(sizes: list[int], rows_max: int) -> None:
+    first, batches = 0, []
+    for size in sizes:
+        batches.append(pa.RecordBatch.from_pydict({"n": pa.array(range(first, first + size), pa.int64())}))
+        first += size
+    out = list(joined(batches, rows_max=rows_max))
+    assert [n for batch in out for n in batch.column(0).to_pylist()] == list(range(first))
+    assert all(0 < batch.num_rows <= rows_max for batch in out)
+    assert all(a.num_rows + b.num_rows > rows_max or b.num_rows == rows_max for a, b in itertools.pairwise(out))
+
+
+def test_joining_stops_at_its_bytes() -> None:
+    big = pa.RecordBatch.from_pydict({"v": [b"x" * (20 << 20)]})
+    assert [batch.num_rows for batch in joined([big, big, big], rows_max=1000)] == [1, 1, 1]
