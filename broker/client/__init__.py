@@ -2,15 +2,19 @@
 
     client.py         `connect`, `Client`: streams, offsets, consumers
     reader.py         `RecordReader`: records of a stream as Arrow batches
-    producer.py       `Producer`: records to a stream, batched
+    producer.py       `Producer`: records to a stream, batched (outgoing.py, partitioner.py, deliveries.py)
     nats_publish.py   messages to a NATS subject, acks counted (loads nats-py when called)
     answers.py        what brokers answer, as frozen dataclasses
+    positions.py      positions in a stream, as users name them
     fetch.py          one partition's records, the low level (Spark's executors use only this)
+    append.py         records to one partition, one request (Spark's sink uses only this)
+    calls.py          calls of the JSON API, repeated while that is safe
     frames.py         an answer's body as verified batches
     brokers.py        whom to ask, and what the answer means
     pool.py           HTTP exchanges over kept connections
     patience.py       pauses and deadlines after failures
     interrupt.py      ending another thread's wait
+    forks.py          what starts afresh in a forked child
     address.py        where brokers are
 
 Names are loaded when they are asked for, so that `broker.client.fetch` costs only what it needs. Nothing

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, Unavailable, from_problem
 from broker.client.address import Address, Addresses, parse_address, parse_addresses
+from broker.client.forks import renew_after_fork
 from broker.client.interrupt import Interrupt
 from broker.client.pool import Body, Exchange, Pool
 
@@ -41,6 +42,7 @@ class Brokers:
         self._first = 0
         self._leaders: dict[PartitionKey, Address] = {}
         self._lock = threading.Lock()
+        renew_after_fork(self)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.addresses))
@@ -117,6 +119,9 @@ class Brokers:
                 self.note_leader(key, leader)
             queue.insert(0, leader)
         raise nobody(failures)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()  # another thread may have held it
 
     def _note_failure(self, address: Address, key: PartitionKey | None) -> None:
         with self._lock:

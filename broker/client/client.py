@@ -31,6 +31,7 @@ from broker.client.answers import (
     Watch,
     understand,
 )
+from broker.client.append import TIMEOUT_S as APPEND_TIMEOUT_S
 from broker.client.append import Appender
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
@@ -70,7 +71,7 @@ class Client:
         self.timeout_s = timeout_s
         self.deadline_s = deadline_s
         self._calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
-        self._appender = Appender(brokers, timeout_s=max(timeout_s, 30.0), deadline_s=deadline_s)
+        self._appender = Appender(brokers, timeout_s=max(timeout_s, APPEND_TIMEOUT_S), deadline_s=deadline_s)
 
     def __enter__(self) -> Client:
         return self
@@ -166,6 +167,8 @@ class Client:
         description = self.describe(stream)
         count = len(description.partitions)
         numbers = list(range(count)) if partitions is None else sorted(set(partitions))
+        if not numbers:
+            raise InvalidRequest("partitions=[]: name at least one, or None for all")
         for number in numbers:
             if not 0 <= number < count:
                 raise UnknownPartition(f"stream {stream!r} has no partition {number}, only {count}", partitions=count)
@@ -191,7 +194,10 @@ class Client:
         acks: str | None = None,
         at_least_once: bool = False,
     ) -> Appended:
-        """Append records to one partition in one request, all or none of them. Details: `Appender.append`."""
+        """Append records to one partition in one request, all or none of them. Details: `Appender.append`.
+
+        The broker may be silent for 30 s at least: the answer waits for an fsync.
+        """
         return self._appender.append(stream, partition, records, acks=acks, at_least_once=at_least_once)
 
     def producer(self, stream: str, **options: Any) -> Producer:

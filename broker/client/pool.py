@@ -17,16 +17,19 @@ import os
 import select
 import socket
 import threading
-import weakref
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.api.errors import Unavailable
 from broker.client.address import Address
+from broker.client.forks import renew_after_fork
 from broker.client.interrupt import Interrupt
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IDLE_PER_ADDRESS_MAX: Final = 8
+IDLE_S_MAX: Final = 50.0
+"""Brokers end idle connections after a minute or more; one that dies under a request leaves open what became of it."""
 
 Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
 
@@ -123,9 +126,9 @@ class Pool:
         self._idle_max = idle_max
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
-        self._idle: dict[Address, list[http.client.HTTPConnection]] = {}
+        self._idle: dict[Address, list[tuple[http.client.HTTPConnection, float]]] = {}  # with when it was given back
         self._is_closed = False
-        _POOLS.add(self)
+        renew_after_fork(self)
 
     def exchange(
         self,
@@ -200,10 +203,11 @@ class Pool:
         while True:
             with self._lock:
                 idle = self._idle.get(address)
-                connection = idle.pop() if idle else None
-            if connection is None:
+                kept = idle.pop() if idle else None
+            if kept is None:
                 return http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s), False
-            if _is_quiet(connection):
+            connection, since_s = kept
+            if time.monotonic() - since_s < IDLE_S_MAX and _is_quiet(connection):
                 return connection, True
             connection.close()
 
@@ -212,7 +216,7 @@ class Pool:
         with self._lock:
             idle = self._idle.setdefault(address, [])
             if not self._is_closed and len(idle) < self._idle_max and connection.sock is not None:
-                idle.append(connection)
+                idle.append((connection, time.monotonic()))
                 return
         connection.close()
 
@@ -220,15 +224,15 @@ class Pool:
         """Close what is idle; exchanges under way end by themselves and are not kept. Idempotent."""
         with self._lock:
             self._is_closed = True
-            connections = [connection for idle in self._idle.values() for connection in idle]
+            connections = [connection for idle in self._idle.values() for connection, _ in idle]
             self._idle.clear()
         for connection in connections:
             connection.close()
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self._lock = threading.Lock()  # another thread may have held it
         for idle in self._idle.values():
-            for connection in idle:
+            for connection, _ in idle:
                 connection.close()  # the child's copy of the descriptor; the parent's connection lives on
         self._idle = {}
 
@@ -248,14 +252,3 @@ def _unavailable(address: Address, why: object, *, sent: bool) -> Unavailable:
     if isinstance(why, OSError) and why.strerror:
         text = why.strerror
     return Unavailable(f"{address}: {text}", address=str(address), sent=sent, timed_out=timed_out)
-
-
-_POOLS: Final[weakref.WeakSet[Pool]] = weakref.WeakSet()
-
-
-def _forget_parents_connections() -> None:
-    for pool in list(_POOLS):
-        pool._after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_parents_connections)

@@ -11,6 +11,7 @@ partitions; or exactly the columns that were asked for.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,13 +122,14 @@ class RecordReader:
     def close(self) -> None:
         """End the read; a thread that waits in it sees the end of the iteration. Idempotent."""
         self._interrupt.set()
+        with contextlib.suppress(ValueError):  # another thread is in it: it ends by the interrupt
+            self._batches.close()
 
     def __enter__(self) -> RecordReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        self._batches.close()
 
     def __repr__(self) -> str:
         kind = "follow" if self._follow else "bounded"

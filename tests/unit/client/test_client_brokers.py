@@ -87,6 +87,15 @@ def test_a_connection_that_the_broker_wants_to_end_is_not_kept() -> None:
         assert server.connection_count == 3
 
 
+def test_a_connection_that_idled_for_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RawServer(answers(b"{}")) as server:
+        api = calls(server.address)
+        api.json("GET", "/v1/x")
+        monkeypatch.setattr("broker.client.pool.IDLE_S_MAX", 0)
+        api.json("GET", "/v1/x")
+        assert server.connection_count == 2
+
+
 def test_ipv6_addresses_are_reached() -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()

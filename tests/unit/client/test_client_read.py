@@ -127,6 +127,8 @@ def test_what_cannot_be_read_is_refused_before_reading(client: Client, one: str)
         client.read("nobody")
     with pytest.raises(UnknownPartition):
         client.read(one, partitions=[1])
+    with pytest.raises(InvalidRequest, match="at least one"):
+        client.read(one, partitions=[])
     with pytest.raises(OffsetOutOfRange) as caught:
         client.read(one, start=31)
     assert (caught.value.log_start_offset, caught.value.high_watermark) == (0, 30)
@@ -246,4 +248,12 @@ def test_a_closed_reader_is_at_its_end(client: Client, one: str) -> None:
     reader = client.read(one)
     next(reader)
     reader.close()
+    reader.close()
     assert list(reader) == []
+
+
+def test_a_reader_left_in_the_middle_gives_its_connection_back(client: Client, one: str) -> None:
+    with client.read(one) as reader:
+        next(reader)
+    assert client.read(one).to_table().num_rows == 30
+    assert sum(map(len, client.brokers.pool._idle.values())) == 1

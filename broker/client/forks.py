@@ -1,0 +1,28 @@
+"""What must start afresh in a forked child: locks that another thread may have held, connections of the parent."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Final, Protocol
+
+
+class Renewed(Protocol):
+    """Something that a fork must not share."""
+
+    def after_fork(self) -> None:
+        """Called in the child, where no other thread runs."""
+
+
+def renew_after_fork(one: Renewed) -> None:
+    """Call its `after_fork` in every child that is forked while it lives."""
+    _LIVING.add(one)
+
+
+def _renew_all() -> None:
+    for one in list(_LIVING):
+        one.after_fork()
+
+
+_LIVING: Final[weakref.WeakSet[Renewed]] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_renew_all)
