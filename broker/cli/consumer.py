@@ -49,7 +49,7 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
         json_out(asdict(consumer))
         return
     table(
-        ["stream", "partition", "offset", "high watermark", "lag", "epoch", "committed (UTC)", "metadata"],
+        ["stream", "partition", "offset", "high watermark", "lag", "leader epoch", "committed (UTC)", "metadata"],
         [
             (
                 p.stream,

@@ -52,7 +52,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str =
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         is_number = all(isinstance(row[index], int | float) or row[index] is None for row in rows)
-        made.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        word_width = max(len(word) for word in name.split())  # heads wrap between words, values anywhere
+        made.add_column(name, justify="right" if is_number else "left", overflow="fold", min_width=word_width)
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
     console().print(made)

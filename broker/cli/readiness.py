@@ -36,10 +36,13 @@ def wait(what: str, probe: Probe, processes: Sequence[Process], timeout_s: float
     """
     deadline = time.monotonic() + timeout_s
     with _progress(f"{what} starts"):
-        while (missing := probe()) is not None:
-            for process in processes:
+        while True:
+            missing = probe()
+            for process in processes:  # looked at after the probe: another's answer must not count for a dead one
                 if process.has_ended():
                     raise _ended(process)
+            if missing is None:
+                return
             if time.monotonic() > deadline:
                 if processes:
                     _show_log(processes[-1])

@@ -159,15 +159,13 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
     for warning in stream.warnings:
         note(f"warning: {warning}")
     table(
-        ["partition", "leader", "epoch", "log start", "high watermark", "log end", "size", "segments", "lost"],
+        ["partition", "leader", "log start", "high watermark", "size", "segments", "lost"],
         [
             (
                 p.partition,
                 p.leader_http,
-                p.leader_epoch,
                 p.log_start_offset,
                 p.high_watermark,
-                p.log_end_offset,
                 bytes_text(p.bytes),
                 p.segments,
                 [f"[{start}, {end})" for start, end in p.lost_ranges],

@@ -15,6 +15,7 @@ U3  A failure stops what this `up` has started, and nothing else.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Mapping
@@ -238,7 +239,7 @@ def _check_same(plan: Plan, found: Record, alive: Mapping[str, Identity]) -> Non
         if has != asked:
             raise InvalidRequest(
                 f"{path} is already up with {what} at {has}, not {asked}: {who};"
-                f" stop it first: liftlog down --data {path}",
+                f" stop it first: {_down_command(plan.folder)}",
                 running=has,
                 asked=asked,
             )
@@ -261,6 +262,10 @@ def _check_free(port: int, purpose: str, way_out: str) -> None:
             ) from error
 
 
+def _down_command(folder: DataFolder) -> str:
+    return f"liftlog down --data {shlex.quote(str(folder.path))}"
+
+
 def _announce(folder: DataFolder, record: Record, *, as_json: bool, already: bool) -> None:
     if as_json:
         json_out({**record.addresses(folder.path), "already_up": already})
@@ -271,7 +276,7 @@ def _announce(folder: DataFolder, record: Record, *, as_json: bool, already: boo
         ("  HTTP", f"http://{record.http}"),
         ("  NATS", record.nats_url + (" (embedded)" if record.nats_embedded else "")),
         ("  data", folder.path),
-        ("  stop", "Ctrl-C" if ends_with_us else f"liftlog down --data {folder.path}"),
+        ("  stop", "Ctrl-C" if ends_with_us else _down_command(folder)),
     ]
     elsewhere = os.environ.get("LIFTLOG_NATS_URL", record.nats_url)
     if elsewhere != record.nats_url:
