@@ -44,6 +44,7 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "handle_signals": False,
     "handler_cancellation": True,  # a long poll ends with its client
     "logger": protocol_log,
+    "shutdown_timeout": 5.0,  # for answers under way; a reader that takes longer is cut off
 }
 """How `web.AppRunner` should run the application."""
 

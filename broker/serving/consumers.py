@@ -21,12 +21,12 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
-from broker.api.stream import NAME_BYTES_MAX, check_name
+from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
 from broker.serving.backend import Backend, PartitionHandle
 from broker.serving.body import JSON_MEDIA, read_json
 from broker.serving.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.fields import INT32_MAX, INT64_MAX, Fields, refuse
+from broker.serving.fields import INT32_MAX, INT64_MAX, LEADER_EPOCH_MAX, Fields, refuse
 from broker.serving.resolve import parse_at
 from broker.serving.schemas import INCARNATION_LENGTH_MAX, ITEMS_MAX, METADATA_LENGTH_MAX, ref
 from broker.serving.waiting import unbroken
@@ -64,7 +64,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     """Move a consumer: store the offsets that a position stands for. A time after the last record: the end."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
     body = Fields(await read_json(request), "", "stream", "partitions", "to")
-    stream = body.text("stream", length_max=NAME_BYTES_MAX)
+    stream = body.stream()
     at = parse_at(body.any("to"), "to", epochs=False)
     handles = _chosen(serving.backend, stream, body.items("partitions", count_max=ITEMS_MAX, default=None))
 
@@ -132,9 +132,7 @@ def _with_lag(backend: Backend, entry: ConsumerOffset) -> dict[str, Any]:
 
 def _parse_offset(serving: Serving, consumer: str, item: Any, where: str) -> ConsumerOffset:
     fields = Fields(item, where, "stream", "partition", "offset", "leader_epoch", "incarnation", "metadata")
-    handle = serving.backend.partition(
-        fields.text("stream", length_max=NAME_BYTES_MAX), fields.integer("partition", least=0, greatest=INT32_MAX)
-    )
+    handle = serving.backend.partition(fields.stream(), fields.integer("partition", least=0, greatest=INT32_MAX))
     incarnation = fields.text("incarnation", length_max=INCARNATION_LENGTH_MAX, default="") or handle.incarnation
     if incarnation != handle.incarnation:
         raise StaleIncarnation(
@@ -157,7 +155,7 @@ def _parse_offset(serving: Serving, consumer: str, item: Any, where: str) -> Con
         stream=handle.stream,
         partition=handle.partition,
         offset=offset,
-        leader_epoch=fields.integer("leader_epoch", least=-1, greatest=INT64_MAX, default=-1),
+        leader_epoch=fields.integer("leader_epoch", least=-1, greatest=LEADER_EPOCH_MAX, default=-1),
         incarnation=incarnation,
         timestamp_us=serving.now_us(),
         metadata=fields.text("metadata", length_max=METADATA_LENGTH_MAX, default=""),

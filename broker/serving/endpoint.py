@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
@@ -220,6 +221,13 @@ class Serving:
             future.add_done_callback(lambda done: _dropped(done, undo))
             await asyncio.wait([future])
             raise
+
+    async def json_answer(
+        self, make: Callable[..., Any], *args: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> web.Response:
+        """Answer with what `make` returns, made and encoded in a worker thread: it may be large."""
+        body = await self.in_worker(lambda: json.dumps(make(*args)).encode())
+        return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def _dropped(future: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, Final, NoReturn
 
 from broker.api.errors import InvalidRequest
+from broker.api.stream import NAME_BYTES_MAX
 
 _REQUIRED: Final = object()
 _SHOWN_MAX: Final = 100
 INT64_MAX: Final = (1 << 63) - 1
 INT32_MAX: Final = (1 << 31) - 1
+LEADER_EPOCH_MAX: Final = (1 << 32) - 1
 
 
 class Fields:
@@ -44,14 +46,18 @@ class Fields:
             self._refuse(key, value, f"must be a whole number from {least} to {greatest}")
         return value
 
-    def text(self, key: str, *, length_max: int, default: Any = _REQUIRED) -> Any:
-        """Text, at most `length_max` characters."""
+    def text(self, key: str, *, length_max: int, length_min: int = 0, default: Any = _REQUIRED) -> Any:
+        """Printable text."""
         value = self._get(key, default)
         if key not in self._value:
             return value
-        if not isinstance(value, str) or len(value) > length_max or not value.isprintable():
-            self._refuse(key, value, f"must be printable text of at most {length_max} characters")
+        if not isinstance(value, str) or not length_min <= len(value) <= length_max or not value.isprintable():
+            self._refuse(key, value, f"must be printable text of {length_min} to {length_max} characters")
         return value
+
+    def stream(self) -> Any:
+        """The name under `stream`."""
+        return self.text("stream", length_min=1, length_max=NAME_BYTES_MAX)
 
     def items(self, key: str, *, count_max: int, default: Any = _REQUIRED) -> Any:
         """A list of 1 to `count_max` items."""

@@ -30,7 +30,8 @@ class Meters:
         )
         self.cut_answers = Counter(
             "liftlog_http_answers_cut",
-            "Answers of records cut off because the stored bytes could not be read or a reader stood still",
+            "Answers of records cut off: `storage`: the stored bytes could not be read; `reader`: it stood still",
+            ["by"],
             registry=self._registry,
         )
         self.posted_bytes = Counter(

@@ -62,7 +62,7 @@ async def send_lines(
                 await response.write(chunk)
             chunk = await serving.in_worker(next, chunks, b"")
         except TimeoutError:
-            raise AnswerCut(f"the reader took nothing in {STALLED_S:.0f} s") from None
+            raise AnswerCut(f"the reader took nothing in {STALLED_S:.0f} s", is_readers=True) from None
         except LiftlogError as error:
             raise AnswerCut(str(error)) from error
     await response.write_eof()

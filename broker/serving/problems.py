@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api.errors import InvalidRequest, LiftlogError, RequestTooLarge, Retryable
+from broker.api.errors import InvalidRequest, LiftlogError, Retryable
 from broker.api.http import PROBLEM_JSON
 from broker.serving.endpoint import operation_now
 from broker.serving.meters import Meters
@@ -81,8 +81,6 @@ def from_http(error: web.HTTPException, request: web.Request) -> web.Response:
         return problem_response(
             InvalidRequest(f"there is nothing at {path}; /openapi.json lists what there is", path=path), status=404
         )
-    if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return problem_response(RequestTooLarge(error.text or "the request is too large"))
     kind = InvalidRequest if error.status < 500 else LiftlogError
     return problem_response(kind(error.text or error.reason), status=error.status)
 

@@ -4,13 +4,14 @@
 
 R1  At most one read plan is open per request, and it is closed on every path.
 R2  The high watermark of the headers is read after the plan was made: it is never below `Liftlog-Next-Offset`.
-R3  A wait may outlive the stream: the partition is looked up again after it.
+R3  A wait or a look into an index may outlive the stream: the partition is looked up again after it.
 
-API: docs/http-api.md.
+Contract: /openapi.json.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Final
 
@@ -20,6 +21,7 @@ from broker.api import http
 from broker.api.errors import (
     BadBatch,
     InvalidRequest,
+    LiftlogError,
     NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
@@ -44,7 +46,7 @@ from broker.serving.endpoint import (
     text,
     wait_seconds,
 )
-from broker.serving.fields import INT32_MAX
+from broker.serving.fields import LEADER_EPOCH_MAX
 from broker.serving.ndjson import send_lines
 from broker.serving.sending import SMALL_BYTES_MAX, AnswerCut, abort, read_ranges, send_ranges
 from broker.serving.waiting import until_draining
@@ -70,7 +72,7 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
     if offset == handle.log.high_watermark and (end is None or end > offset):
         await wait_for(serving, handle, offset, wait_seconds(query))
         handle = find(serving, request, query, incarnation=handle.incarnation)
-    plan = await serving.in_worker(open_plan, handle, query, offset, undo=ReadPlan.close)
+    plan = await plan_read(serving, request, query, handle, offset)
     response = web.StreamResponse(headers=headers_of(handle, plan))
     try:
         if as_lines:
@@ -80,11 +82,13 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         else:
             response.content_type = http.ARROW_STREAM
             response.content_length = len(SCHEMA_BYTES) + plan.bytes + len(END_OF_STREAM)
-            await send_stream(request, response, plan)
-        serving.meters.sent_bytes.inc(plan.bytes)
+            await send_stream(serving, request, response, plan)
+        if request.method != "HEAD":
+            serving.meters.sent_bytes.inc(plan.bytes)
     except AnswerCut as error:
-        serving.meters.cut_answers.inc()
-        log.error("http.answer_cut path=%s error=%s", request.path, error)
+        serving.meters.cut_answers.labels("reader" if error.is_readers else "storage").inc()
+        level = logging.WARNING if error.is_readers else logging.ERROR
+        log.log(level, "http.answer_cut path=%s remote=%s error=%s", request.path, request.remote, error)
         abort(request)
     except ConnectionError:  # the client went away
         abort(request)
@@ -93,7 +97,7 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
     return response
 
 
-async def send_stream(request: web.Request, response: web.StreamResponse, plan: ReadPlan) -> None:
+async def send_stream(serving: Serving, request: web.Request, response: web.StreamResponse, plan: ReadPlan) -> None:
     """Schema, ranges, end marker. Raises ConnectionError, AnswerCut."""
     if request.method == "HEAD":
         await response.prepare(request)
@@ -107,7 +111,7 @@ async def send_stream(request: web.Request, response: web.StreamResponse, plan: 
         begin_answer()
         await response.prepare(request)
         await response.write(SCHEMA_BYTES)
-        await send_ranges(request, plan.ranges)
+        await send_ranges(serving, request, response, plan.ranges)
         await response.write(END_OF_STREAM)
     await response.write_eof()
 
@@ -162,6 +166,24 @@ def start_offset(handle: PartitionHandle, asked: int | str | AtTime) -> int:
     return asked
 
 
+async def plan_read(
+    serving: Serving, request: web.Request, query: Query, handle: PartitionHandle, offset: int
+) -> ReadPlan:
+    """Plan the read in a worker thread. If the stream is deleted under it, that is the error, and no other (R3)."""
+    again = functools.partial(find, serving, request, query, incarnation=handle.incarnation)
+    try:
+        plan = await serving.in_worker(open_plan, handle, query, offset, undo=ReadPlan.close)
+    except LiftlogError:
+        again()
+        raise
+    try:
+        again()
+    except LiftlogError:
+        plan.close()
+        raise
+    return plan
+
+
 def open_plan(handle: PartitionHandle, query: Query, offset: int) -> ReadPlan:
     """Plan the read. Where the client named no number, retention may move the start: then look again.
 
@@ -204,7 +226,11 @@ ENDPOINTS: Final = (
         summary="Read records in whole batches; the first may begin before `offset`, the last end after `end`.",
         handler=get_records,
         query=(
-            position("offset", "Where to begin. A time means the first record that is not older.", default="earliest"),
+            position(
+                "offset",
+                "Where to begin. A time (without a zone: UTC) means the first record that is not older.",
+                default="earliest",
+            ),
             integer("end", "First offset not wanted. Default: the high watermark.", least=0, greatest=OFFSET_MAX),
             integer(
                 "max_bytes",
@@ -218,7 +244,7 @@ ENDPOINTS: Final = (
                 "epoch",
                 "The newest leader epoch that the client has seen here; an older leader answers `not_ready`.",
                 least=0,
-                greatest=INT32_MAX,
+                greatest=LEADER_EPOCH_MAX,
             ),
             choice("format", "`json`: JSON lines for people; exactly `[offset, end)`.", ("arrow", "json")),
             integer("limit", "JSON lines only: at most so many rows.", least=1, greatest=OFFSET_MAX),

@@ -12,11 +12,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
-from broker.api.stream import NAME_BYTES_MAX
 from broker.serving.backend import PartitionHandle
 from broker.serving.body import JSON_MEDIA, read_json
 from broker.serving.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.fields import INT32_MAX, INT64_MAX, Fields, refuse
+from broker.serving.fields import INT32_MAX, INT64_MAX, LEADER_EPOCH_MAX, Fields, refuse
 from broker.serving.schemas import INCARNATION_LENGTH_MAX, ITEMS_MAX, ref
 from broker.storage.log import PartitionLog
 
@@ -40,14 +39,14 @@ async def resolve(serving: Serving, request: web.Request, query: Query) -> web.S
         parse_asked(item, f"positions[{i}]") for i, item in enumerate(body.items("positions", count_max=ITEMS_MAX))
     ]
     handles = [_find(serving, one) for one in asked]
-    return web.json_response({"positions": await serving.in_worker(_resolve_all, asked, handles)})
+    return await serving.json_answer(_resolve_all, asked, handles)
 
 
 def parse_asked(item: Any, where: str) -> Asked:
     """One position. Raises InvalidRequest."""
     fields = Fields(item, where, "stream", "partition", "at", "incarnation")
     return Asked(
-        stream=fields.text("stream", length_max=NAME_BYTES_MAX),
+        stream=fields.stream(),
         partition=fields.integer("partition", least=0, greatest=INT32_MAX),
         incarnation=fields.text("incarnation", length_max=INCARNATION_LENGTH_MAX, default=None),
         at=parse_at(fields.any("at"), f"{where}.at"),
@@ -74,7 +73,7 @@ def parse_at(value: Any, where: str, *, epochs: bool = True) -> At:
     if "offset" in fields:
         offset = fields.integer("offset", least=0, greatest=INT64_MAX)
         return lambda log: in_range(log, offset)
-    epoch = fields.integer("epoch", least=0, greatest=INT64_MAX)
+    epoch = fields.integer("epoch", least=0, greatest=LEADER_EPOCH_MAX)
     return lambda log: min(log.epoch_end(epoch), log.high_watermark)
 
 
@@ -106,8 +105,8 @@ def _find(serving: Serving, asked: Asked) -> PartitionHandle | LiftlogError:
     return handle
 
 
-def _resolve_all(asked: list[Asked], handles: list[PartitionHandle | LiftlogError]) -> list[dict[str, Any]]:
-    return [_resolve(one, handle) for one, handle in zip(asked, handles, strict=True)]
+def _resolve_all(asked: list[Asked], handles: list[PartitionHandle | LiftlogError]) -> dict[str, Any]:
+    return {"positions": [_resolve(one, handle) for one, handle in zip(asked, handles, strict=True)]}
 
 
 def _resolve(asked: Asked, handle: PartitionHandle | LiftlogError) -> dict[str, Any]:

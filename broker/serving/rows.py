@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.api.errors import InvalidRecords, InvalidSubject, RecordTooLarge, RequestTooLarge
-from broker.api.schema import SCHEMA
+from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import SUBJECT_BYTES_MAX, check_subject
 
 ROW_SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name != "offset"])
@@ -70,6 +70,8 @@ def to_rows(
             limit=record_bytes_max,
         )
     _check_values(rows)
+    if any("subject" in batch.schema.names for batch in batches):
+        _check_subjects(rows.column("subject"))
     return rows, lengths
 
 
@@ -81,7 +83,7 @@ def split(rows: pa.RecordBatch, lengths: Lengths, *, batch_bytes: int, batch_rec
     while first < rows.num_rows:
         full = int(np.searchsorted(ends, before + batch_bytes)) + 1
         stop = min(full, first + batch_records, rows.num_rows)
-        parts.append(rows.slice(first, stop - first))
+        parts.append(_without_stray_children(rows.slice(first, stop - first)))
         first, before = stop, int(ends[stop - 1])
     return parts
 
@@ -184,12 +186,34 @@ def _convert(batch: pa.RecordBatch, *, subject: str, now_us: int) -> pa.RecordBa
             column = (
                 pa.repeat(missing[field.name], batch.num_rows)
                 if field.name in missing
-                else pa.nulls(batch.num_rows, field.type)
+                else _nulls(batch.num_rows, field.type)
             )
         elif field.name in missing and column.null_count:
             column = pc.fill_null(column, missing[field.name])
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    return _empty_headers(pa.array(np.ones(count, np.bool_))) if kind.equals(HEADERS_TYPE) else pa.nulls(count, kind)
+
+
+def _empty_headers(is_null: pa.Array) -> pa.Array:
+    """Headers without any entry, and without buffers for entries."""
+    nothing = pa.array([], HEADERS_TYPE.value_type)
+    offsets = pa.array(np.zeros(len(is_null) + 1, np.int32))
+    return pa.ListArray.from_arrays(offsets, nothing, type=HEADERS_TYPE, mask=is_null)
+
+
+def _without_stray_children(part: pa.RecordBatch) -> pa.RecordBatch:
+    """A slice whose headers have no entry would be stored with the offset buffers of all of its parent's."""
+    headers = part.column("headers")
+    offsets = headers.offsets
+    if offsets[0].as_py() != offsets[len(headers)].as_py():
+        return part
+    return part.set_column(
+        part.schema.get_field_index("headers"), ROW_SCHEMA.field("headers"), _empty_headers(headers.is_null())
+    )
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -201,6 +225,8 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
             value=str(column.type)[:200],
             limit=str(field.type),
         )
+    if pa.types.is_null(column.type):
+        return _nulls(len(column), field.type)
     if column.type.equals(field.type) and field.name != "headers":
         return column
     try:
@@ -224,7 +250,6 @@ def _check_values(rows: pa.RecordBatch) -> None:
         row = pc.index(nameless, True).as_py()
         raise InvalidRecords(f"row {row}: the value is null, and there is no key: a tombstone needs one", row=row)
     _check_headers(rows.column("headers"))
-    _check_subjects(rows.column("subject"))
 
 
 def _check_headers(headers: pa.Array) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from broker.api.errors import BY_REASON
 from broker.api.stream import CHOICES, LIMITS, NAME_BYTES_MAX, NULLABLE, SUBJECT_BYTES_MAX, UNALTERABLE, StreamSettings
+from broker.serving.fields import LEADER_EPOCH_MAX
 
 Schema = dict[str, Any]
 
@@ -49,11 +50,18 @@ INTEGER: Final[Schema] = {"type": "integer"}
 BOOLEAN: Final[Schema] = {"type": "boolean"}
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 OFFSET: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}
-LEADER_EPOCH: Final[Schema] = {"type": "integer", "minimum": -1, "description": "-1: unknown or none"}
+TIMESTAMP_US: Final[Schema] = {"type": "integer", "minimum": -(1 << 63) + 1, "maximum": (1 << 63) - 1}
+LEADER_EPOCH: Final[Schema] = {
+    "type": "integer",
+    "minimum": -1,
+    "maximum": LEADER_EPOCH_MAX,
+    "description": "-1: unknown or none",
+}
 NAME: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": NAME_BYTES_MAX}
 PARTITION: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}
 METADATA_LENGTH_MAX: Final = 4096
 INCARNATION_LENGTH_MAX: Final = 128
+INCARNATION: Final[Schema] = {"type": "string", "maxLength": INCARNATION_LENGTH_MAX}
 ITEMS_MAX: Final = 10_000
 """Most positions, offsets or partitions in one request."""
 
@@ -86,9 +94,9 @@ _AT: Final[Schema] = {
     "description": "For a timestamp: the first record that is not older. For an epoch: its end.",
     "oneOf": [
         {"enum": ["earliest", "latest"]},
-        asked(("timestamp_us",), timestamp_us={"type": "integer"}),
+        asked(("timestamp_us",), timestamp_us=TIMESTAMP_US),
         asked(("offset",), offset=OFFSET),
-        asked(("epoch",), epoch=COUNT),
+        asked(("epoch",), epoch={"type": "integer", "minimum": 0, "maximum": LEADER_EPOCH_MAX}),
     ],
 }
 
@@ -154,7 +162,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
     "Positions": asked(
         ("positions",),
         positions=listing(
-            asked(("stream", "partition", "at"), stream=NAME, partition=PARTITION, at=_AT, incarnation=STRING),
+            asked(("stream", "partition", "at"), stream=NAME, partition=PARTITION, at=_AT, incarnation=INCARNATION),
             minItems=1,
             maxItems=ITEMS_MAX,
         ),
@@ -202,7 +210,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
                 partition=PARTITION,
                 offset=OFFSET,
                 leader_epoch=LEADER_EPOCH,
-                incarnation={"type": "string", "maxLength": INCARNATION_LENGTH_MAX},
+                incarnation=INCARNATION,
                 metadata={"type": "string", "maxLength": METADATA_LENGTH_MAX},
             ),
             minItems=1,
@@ -218,7 +226,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "oneOf": [
                 {"enum": ["earliest", "latest"]},
                 asked(("offset",), offset=OFFSET),
-                asked(("timestamp_us",), timestamp_us={"type": "integer"}),
+                asked(("timestamp_us",), timestamp_us=TIMESTAMP_US),
             ]
         },
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -25,6 +26,8 @@ from broker.serving.fields import refuse
 from broker.serving.schemas import ref
 from broker.serving.waiting import unbroken
 
+Gathered = tuple[StreamInfo, Sequence[PartitionHandle], list[str]]
+
 
 async def create(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Create a stream; one that exists with the same settings is as good as created."""
@@ -34,20 +37,20 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
         refuse("name", name, "must be the name of the stream, as text")
     check_name(name)
     info, created = await unbroken(serving.backend.create_stream(name, values))
-    return web.json_response(
-        describe(serving.backend, info), status=201 if created else 200, headers={"Location": f"/v1/streams/{name}"}
-    )
+    status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
+    return await answer_one(serving, info, status=status, headers=headers)
 
 
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All streams, by name."""
-    infos = serving.backend.streams(internal=query["internal"])
-    return web.json_response({"streams": [describe(serving.backend, info) for info in infos]})
+    backend = serving.backend
+    gathered = [_gather(backend, info) for info in backend.streams(internal=query["internal"])]
+    return await serving.json_answer(_render_all, gathered, leader_of(backend))
 
 
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """One stream."""
-    return web.json_response(describe(serving.backend, serving.backend.stream(request.match_info["stream"])))
+    return await answer_one(serving, serving.backend.stream(request.match_info["stream"]))
 
 
 async def alter(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -56,8 +59,7 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     values = await read_json(request)
     if not values:
         refuse("the request body", values, "must name at least one setting")
-    altered = await unbroken(serving.backend.alter_stream(info.name, values))
-    return web.json_response(describe(serving.backend, altered))
+    return await answer_one(serving, await unbroken(serving.backend.alter_stream(info.name, values)))
 
 
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -74,14 +76,27 @@ def _changeable(serving: Serving, request: web.Request) -> StreamInfo:
     return info
 
 
-def describe(backend: Backend, info: StreamInfo) -> dict[str, Any]:
-    """A stream and its partitions, as `Stream` of the contract. One that is offline says why, without partitions."""
-    leader = leader_of(backend)
-    warnings, handles = list(info.warnings), list[PartitionHandle]()
+async def answer_one(serving: Serving, info: StreamInfo, **answer: Any) -> web.Response:
+    """Answer with one stream."""
+    gathered, leader = _gather(serving.backend, info), leader_of(serving.backend)
+    return await serving.json_answer(_render, gathered, leader, **answer)
+
+
+def _gather(backend: Backend, info: StreamInfo) -> Gathered:
+    """What to describe; on the loop. A stream that is offline says why, and has no partitions."""
     try:
-        handles += backend.partitions(info.name)
+        return info, backend.partitions(info.name), []
     except LiftlogError as error:
-        warnings.append(f"offline ({error.reason}): {error}")
+        return info, (), [f"offline ({error.reason}): {error}"]
+
+
+def _render_all(gathered: Sequence[Gathered], leader: dict[str, str]) -> dict[str, Any]:
+    return {"streams": [_render(one, leader) for one in gathered]}
+
+
+def _render(gathered: Gathered, leader: dict[str, str]) -> dict[str, Any]:
+    """A stream and its partitions, as `Stream` of the contract; in a worker: there may be file sizes to ask for."""
+    info, handles, warnings = gathered
     return {
         "name": info.name,
         "incarnation": info.incarnation,
@@ -89,7 +104,7 @@ def describe(backend: Backend, info: StreamInfo) -> dict[str, Any]:
         "internal": info.internal,
         "settings": info.settings.as_dict(),
         "reply_acks_effective": info.reply_acks_effective,
-        "warnings": warnings,
+        "warnings": [*info.warnings, *warnings],
         "partitions": [_partition(handle, leader) for handle in handles],
     }
 

@@ -22,6 +22,8 @@ from broker.serving.streams import leader_of
 from broker.serving.waiting import until_draining
 
 PATTERNS_MAX: Final = 256
+QUIET_S: Final = 0.005
+"""Others may change a thousand times a second: a selection is looked at no more often than this."""
 
 
 async def watch(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -40,6 +42,7 @@ async def watch(serving: Serving, request: web.Request, query: Query) -> web.Str
             before, seen = seen, state(backend, patterns)
             if seen != before:
                 break
+            await asyncio.sleep(QUIET_S)
     return web.json_response({"version": version, "streams": seen})
 
 

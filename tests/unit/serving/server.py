@@ -61,17 +61,17 @@ class Answer:
 class Server:
     """The application in a thread with its own loop, as a broker runs it."""
 
-    def __init__(self, folder: Path, *, body_bytes_max: int) -> None:
+    def __init__(self, folder: Path, *, body_bytes_max: int, **options: Any) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
         self._thread.start()
-        self.call(self._start(folder, body_bytes_max))
+        self.call(self._start(folder, body_bytes_max, {**RUNNER_OPTIONS, **options}))
         self.api = Api(self.port)
 
-    async def _start(self, folder: Path, body_bytes_max: int) -> None:
+    async def _start(self, folder: Path, body_bytes_max: int, options: dict[str, Any]) -> None:
         self.backend = LogBackend(folder)
         self.app = build_app(self.backend, body_bytes_max=body_bytes_max)
-        self._runner = web.AppRunner(self.app, **RUNNER_OPTIONS)
+        self._runner = web.AppRunner(self.app, **options)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.port = int(self._runner.addresses[0][1])
@@ -190,9 +190,9 @@ def _check_body(where: str, schema: dict[str, Any], answer: Answer) -> None:
 
 
 @contextmanager
-def running(folder: Path, *, body_bytes_max: int = 1 << 20) -> Iterator[Server]:
+def running(folder: Path, *, body_bytes_max: int = 1 << 20, **options: Any) -> Iterator[Server]:
     """A server for one test."""
-    server = Server(folder, body_bytes_max=body_bytes_max)
+    server = Server(folder, body_bytes_max=body_bytes_max, **options)
     try:
         yield server
     finally:

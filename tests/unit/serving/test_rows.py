@@ -18,6 +18,7 @@ import pytest
 from broker.api.errors import InvalidRecords, RecordTooLarge, RequestTooLarge
 from broker.serving.decode import decode_stream
 from broker.serving.rows import ROW_OVERHEAD_BYTES, ROW_SCHEMA, row_bytes, split, to_rows
+from broker.storage.rows import RowBatch
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import stream_of, values
 
@@ -267,3 +268,17 @@ def test_batches_are_full_but_the_last_and_hold_all_rows_in_order(seed: int) -> 
         assert part.num_rows <= batch_records
         assert np.sum(sizes[:-1]) < batch_bytes, "the last record is the one that fills it"
         assert i == len(parts) - 1 or part.num_rows == batch_records or np.sum(sizes) >= batch_bytes
+
+
+def test_rows_without_headers_cost_nothing_for_those_of_others() -> None:
+    """However the rows of one body are mixed, a batch is stored in about the bytes of its own rows."""
+    kind = pa.map_(pa.string(), pa.binary())
+    with_headers = pa.record_batch({"value": [b"x"] * 500, "headers": pa.array([[("a", b"1")]] * 500, kind)})
+    without = pa.record_batch({"value": [b"x"] * 500, "headers": pa.array([None, []] * 250, kind)})
+    rows = converted([with_headers, without])
+    assert rows.column("headers").to_pylist()[500:] == [None, []] * 250
+    first, second = split(rows, row_bytes(rows), batch_bytes=LIMIT, batch_records=500)
+    assert pa.Table.from_batches([first, second]).equals(pa.Table.from_batches([rows]))
+    alone = converted(pa.record_batch({"value": [b"x"] * 500}))
+    place = {"first_offset": 0, "leader_epoch": 0, "high_watermark": 0}
+    assert len(RowBatch(second).compose(**place)) <= len(RowBatch(alone).compose(**place)) + 8

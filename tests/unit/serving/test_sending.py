@@ -6,6 +6,7 @@ answer that cannot be completed is never taken for complete. Method: a real serv
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import socket
@@ -107,7 +108,7 @@ def test_a_reader_that_stands_still_is_cut(loaded: Server, monkeypatch: pytest.M
         still.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: x\r\n\r\n")
         eventually(open_segments, what="the answer begins")
         eventually(lambda: not open_segments(), what="it is cut")
-    assert b"liftlog_http_answers_cut_total 1.0" in loaded.api.get("/metrics").body
+    assert b'liftlog_http_answers_cut_total{by="reader"} 1.0' in loaded.api.get("/metrics").body
 
 
 def test_the_server_sends_a_gigabyte_for_little_cpu(loaded: Server) -> None:
@@ -131,36 +132,49 @@ def test_the_server_sends_a_gigabyte_for_little_cpu(loaded: Server) -> None:
     assert min(seconds) / (RECORDS * RECORD_BYTES / 1e9) < 1.0
 
 
+def test_a_file_that_shrinks_while_it_is_sent_cuts_the_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing that was announced may look complete."""
+    with running(tmp_path, body_bytes_max=16 << 20) as server:
+        server.api.create("big")
+        for _ in range(8):
+            server.api.append("big", values(1000, RECORD_BYTES))
+        (path,) = tmp_path.glob("big/*/0/*.arrows")
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        client.request("GET", "/v1/streams/big/partitions/0/records")
+        response = client.getresponse()
+        assert response.read(1000)
+        os.truncate(path, 1 << 20)
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            response.read()
+        client.close()
+        eventually(lambda: not open_segments(), what="the plan is closed")
+        assert [record.levelname for record in caplog.records if "http.answer_cut" in record.message] == ["ERROR"]
+        server.api.request("DELETE", "/v1/streams/big")
+
+
 @pytest.fixture
-def damaged(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
-    """A stream of 4 MB in one file."""
+def server_of_4_mb(tmp_path: Path) -> Iterator[Server]:
     with running(tmp_path, body_bytes_max=16 << 20) as server:
         server.api.create("big")
         server.api.append("big", values(1000, RECORD_BYTES))
-        (path,) = tmp_path.glob("big/*/0/*.arrows")
-        yield server, path
+        yield server
 
 
-def test_a_file_that_is_too_short_cuts_the_answer(
-    damaged: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_file_system_without_sendfile_serves_the_same_bytes(
+    server_of_4_mb: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file shrinks between plan and sending: nothing announced may look complete."""
-    server, path = damaged
-    send = sending._send_piece
+    server = server_of_4_mb
+    expected = server.api.read("big").body
 
-    async def shrink(request: web.Request, *args: object) -> int:
-        os.truncate(path, 2 << 20)
-        return await send(request, *args)  # type: ignore[arg-type]
+    async def unavailable(*args: object, **kwargs: object) -> int:
+        raise asyncio.SendfileNotAvailableError("not on this file system")
 
-    monkeypatch.setattr(sending, "_send_piece", shrink)
-    with pytest.raises(http.client.IncompleteRead):
-        server.api.read("big")
-    assert [record for record in caplog.records if "http.answer_cut" in record.message]
-    eventually(lambda: not open_segments(), what="the plan is closed")
+    monkeypatch.setattr(server.loop, "sendfile", unavailable)
+    assert server.api.read("big").body == expected
 
 
-def test_a_disk_error_cuts_the_answer(damaged: tuple[Server, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    server, _ = damaged
+def test_a_disk_error_cuts_the_answer(server_of_4_mb: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = server_of_4_mb
 
     async def fail(*args: object, **kwargs: object) -> int:
         raise OSError(5, "Input/output error")
@@ -241,3 +255,15 @@ def test_a_post_that_breaks_off_stores_nothing(server: Server, api: Api) -> None
     eventually(lambda: b"in_flight 1.0" in api.get("/metrics").body, what="it is given up")
     assert api.read("orders").rows().num_rows == 0
     assert server.serving.budget.bytes_now == 0
+
+
+def test_shutting_down_does_not_wait_for_ever_for_a_reader_that_stands_still(tmp_path: Path) -> None:
+    with running(tmp_path, body_bytes_max=16 << 20, shutdown_timeout=0.2) as server:
+        server.api.create("big")
+        for _ in range(4):
+            server.api.append("big", values(1000, RECORD_BYTES))
+        with socket.create_connection(("127.0.0.1", server.port)) as still:
+            still.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: x\r\n\r\n")
+            eventually(open_segments, what="the answer begins")
+            server.shut_down()
+            assert not open_segments()
