@@ -61,6 +61,8 @@ def changed(rng: random.Random, value: Any) -> Any:
                 collect(inner[key])
 
     collect(value)
+    if not places:
+        return rng.choice(JUNK)
     holder, key = rng.choice(places)
     match rng.randrange(5):
         case 0 if isinstance(holder, dict):
