@@ -12,6 +12,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         NotLeader               not_leader             another broker leads the partition: `leader`
         DiskFull                disk_full              no space for the append; reads go on
         StorageFailed           storage_failed         a write or fsync failed; the partition recovers
+        StreamPaused            stream_paused          the stream takes no records until it is resumed
         Overloaded              overloaded             a bounded queue is full
       InvalidRequest            invalid_request        change the call; trying again does not help
         InvalidName             invalid_name           a stream or consumer name that cannot be one
@@ -120,6 +121,10 @@ class DiskFull(Retryable):
 
 class StorageFailed(Retryable):
     reason = "storage_failed"
+
+
+class StreamPaused(Retryable):
+    reason = "stream_paused"
 
 
 class Overloaded(Retryable):

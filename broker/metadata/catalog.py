@@ -8,6 +8,8 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and):
     register_broker  broker_id, incarnation, http, grpc       a broker started: ends the leaderships of its former self
     create_stream    name, incarnation, created_us, settings, internal
     alter_stream     name, settings
+    set_state        name, paused and/or read_only
+    add_partitions   name, partitions                         the new count
     delete_stream    name
 
 Results: {"ok": ...} or {"error": problem}.
@@ -27,7 +29,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from broker.api.errors import (
@@ -42,6 +44,10 @@ from broker.metadata.overlap import any_overlap, subjects_of
 
 COMMAND_VERSION: Final = 1
 REQUESTS_REMEMBERED: Final = 1024
+_MOVED: Final = (
+    "from {before} to {after} partitions: a key that was in one partition may be in another from now on, so its order"
+    " across the change is not kept"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,8 @@ class StreamInfo:
         settings: As asked for.
         reply_acks_effective: Whether it sends acks (M3); may be off though asked for.
         warnings: What its creator should know, one sentence each.
+        paused: Captures nothing and takes no appends until it is resumed; reads go on.
+        read_only: Answers every record with an error; reads go on.
     """
 
     name: str
@@ -61,6 +69,8 @@ class StreamInfo:
     internal: bool = False
     reply_acks_effective: bool = True
     warnings: tuple[str, ...] = ()
+    paused: bool = False
+    read_only: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values; `info_from` reads it back."""
@@ -72,6 +82,8 @@ class StreamInfo:
             "internal": self.internal,
             "reply_acks_effective": self.reply_acks_effective,
             "warnings": list(self.warnings),
+            "paused": self.paused,
+            "read_only": self.read_only,
         }
 
 
@@ -129,6 +141,10 @@ class Catalog:
                 return self._create(command)
             case "alter_stream":
                 return self._alter(command)
+            case "set_state":
+                return self._set_state(command)
+            case "add_partitions":
+                return self._add_partitions(command)
             case "delete_stream":
                 return self._delete(command)
             case kind:
@@ -187,23 +203,52 @@ class Catalog:
                     key=key,
                     value=new,
                 )
+        return self._put(existing, settings)
+
+    def _put(self, existing: StreamInfo, settings: StreamSettings, *extra: str) -> dict[str, Any]:
         effective, warnings = self._acks(existing.name, settings)
-        info = StreamInfo(
-            name=existing.name,
-            incarnation=existing.incarnation,
-            created_us=existing.created_us,
+        info = replace(
+            existing,
             settings=settings,
-            internal=existing.internal,
             reply_acks_effective=effective,
-            warnings=tuple(warnings + _advice(settings)),
+            warnings=(*extra, *warnings, *_advice(settings)),
         )
         self.streams[info.name] = info
         return {"stream": info.as_dict()}
 
-    def _delete(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        info = self._live(command["name"])
+    def _set_state(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        existing = self._outer(command["name"], "pause or make read-only")
+        info = replace(
+            existing,
+            paused=bool(command.get("paused", existing.paused)),
+            read_only=bool(command.get("read_only", existing.read_only)),
+        )
+        self.streams[info.name] = info
+        return {"stream": info.as_dict()}
+
+    def _add_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        existing = self._outer(command["name"], "add partitions to")
+        before, after = existing.settings.partitions, command["partitions"]
+        if isinstance(after, int) and after < before:
+            raise InvalidSetting(
+                f"stream {existing.name!r} has {before} partitions; {after} would lose records",
+                key="partitions",
+                value=after,
+            )
+        settings = settings_from({"partitions": after}, base=existing.settings)
+        if after == before:
+            return {"stream": existing.as_dict()}
+        moved = settings.partition_by != "subject_suffix"
+        return self._put(existing, settings, *([_MOVED.format(before=before, after=after)] if moved else []))
+
+    def _outer(self, name: str, verb: str) -> StreamInfo:
+        info = self._live(name)
         if info.internal:
-            raise InvalidRequest(f"stream {info.name!r} is internal and cannot be deleted", stream=info.name)
+            raise InvalidRequest(f"stream {name!r} is internal: one cannot {verb} it", stream=name)
+        return info
+
+    def _delete(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        info = self._outer(command["name"], "delete")
         del self.streams[info.name]
         return {"stream": info.as_dict()}
 

@@ -99,7 +99,7 @@ class Broker:
         if self._intake is not None:
             self._intake.start()
             for info in self.streams():
-                if info.name in self._partitions:
+                if info.name in self._partitions and not info.paused:
                     await asyncio.wrap_future(self._intake.attach(info, self._partitions[info.name]))
         self._cleaner.start()
         metrics.REGISTRY.register(metrics.SampleCollector(self._samples))
@@ -118,7 +118,7 @@ class Broker:
         self._leader_epoch = self._store.catalog.epoch_last + 1
         if OFFSETS_STREAM not in self._store.catalog.streams:
             command = self._create_command(OFFSETS_STREAM, OFFSETS_SETTINGS, internal=True)
-            self._make_folders(OFFSETS_STREAM, command["incarnation"], 1, LogSettings.of(self.config.defaults))
+            self._make_folders(OFFSETS_STREAM, command["incarnation"], [0])
             self._store.execute(command)
         for info in self._store.catalog.streams.values():
             try:
@@ -280,6 +280,23 @@ class Broker:
         """Change settings of a live stream."""
         return await self._on_control(self._alter(name, values))
 
+    async def set_stream_state(
+        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
+    ) -> StreamInfo:
+        """Pause, resume, make read-only or writable; None leaves as it is. Raises UnknownStream."""
+        return await self._on_control(self._set_state(name, paused, read_only))
+
+    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
+        """Raise the number of partitions. Raises InvalidSetting if there would be fewer."""
+        return await self._on_control(self._add_partitions(name, partitions))
+
+    async def trim_stream(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Let go of the records below an offset of each named partition. Returns the new log starts.
+
+        Whole segments go; records below the offset that share a segment with later ones are hidden.
+        """
+        return await asyncio.to_thread(self._trim, name, before)
+
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its records."""
         await self._on_control(self._delete(name))
@@ -297,8 +314,7 @@ class Broker:
                     self._make_folders,
                     name,
                     command["incarnation"],
-                    command["settings"]["partitions"],
-                    LogSettings.of(self.config.defaults),
+                    range(command["settings"]["partitions"]),
                 )
             result = await asyncio.to_thread(self._store.execute, command)
             info = self.stream(name)
@@ -336,6 +352,55 @@ class Broker:
                 await asyncio.wrap_future(self._intake.alter(info))
             log.info("stream.altered stream=%s settings=%s", name, json.dumps(dict(values)))
             return info
+
+    async def _set_state(self, name: str, paused: bool | None, read_only: bool | None) -> StreamInfo:
+        async with self._changing:
+            was = self.stream(name)
+            command: dict[str, Any] = {"v": COMMAND_VERSION, "kind": "set_state", "name": name}
+            command |= {} if paused is None else {"paused": paused}
+            command |= {} if read_only is None else {"read_only": read_only}
+            await asyncio.to_thread(self._store.execute, command)
+            info = self.stream(name)
+            partitions = self._partitions.get(name, [])
+            if self._intake is not None and info.paused and not was.paused:
+                await asyncio.wrap_future(self._intake.detach(name))  # what NATS has sent by now is still taken in
+            for partition in partitions:
+                partition.alter(info)
+            if self._intake is not None and was.paused and not info.paused:
+                await asyncio.wrap_future(self._intake.attach(info, partitions))
+            self._hub.note(name)
+            log.info("stream.state stream=%s paused=%s read_only=%s", name, info.paused, info.read_only)
+            return info
+
+    async def _add_partitions(self, name: str, partitions: int) -> StreamInfo:
+        async with self._changing:
+            before = self.stream(name)
+            had = self.partitions(name)
+            command = {"v": COMMAND_VERSION, "kind": "add_partitions", "name": name, "partitions": partitions}
+            self._store.catalog.check(command)
+            self._check_limits(partitions - len(had))
+            numbers = range(len(had), partitions)
+            await asyncio.to_thread(self._make_folders, name, before.incarnation, numbers)
+            await asyncio.to_thread(self._store.execute, command)
+            info = self.stream(name)
+            if not numbers:
+                return info
+            added = await asyncio.to_thread(lambda: [self._open_partition(info, i) for i in numbers])
+            self._partitions[name] = [*had, *added]
+            if self._intake is not None and not info.paused:
+                await asyncio.wrap_future(self._intake.extend(info, added))
+            self._hub.note(name)
+            log.info("stream.partitions_added stream=%s partitions=%d", name, partitions)
+            return info
+
+    def _trim(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
+        starts = {}
+        for number, offset in sorted(before.items()):
+            partition = self.partition(name, number)
+            starts[number] = partition.log.trim(offset)
+            partition.note_change()
+            log.info("stream.trimmed partition=%s log_start_offset=%d", partition, starts[number])
+        return starts
 
     async def _delete(self, name: str) -> None:
         async with self._changing:
@@ -377,9 +442,15 @@ class Broker:
                 f"limits.partitions_max={limits.partitions_max}: there would be {total}", limit=limits.partitions_max
             )
 
-    def _make_folders(self, name: str, incarnation: str, count: int, settings: LogSettings) -> None:
-        """Before the catalog knows the stream: a folder that is missing later was lost, not never made."""
-        for number in range(count):
+    def _make_folders(self, name: str, incarnation: str, numbers: Iterable[int]) -> None:
+        """Before the catalog knows the partitions: a folder that is missing later was lost, not never made.
+
+        One that is there already was made by an attempt that got no further; it is empty, and taken.
+        """
+        settings = LogSettings.of(self.config.defaults)
+        for number in numbers:
+            if self._disk.exists(self._folder_of(name, incarnation, number)):
+                continue
             created = PartitionLog.create(
                 self._disk,
                 self._folder_of(name, incarnation, number),

@@ -24,6 +24,7 @@ from broker.ingest import Builder, Intake, PendingBatch
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import BATCH_RECORDS
 from broker.runtime.partition import Outcome, Partition
+from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)
 
@@ -148,8 +149,19 @@ class Flusher:
         if not slot.builder.record_count:
             return
         pending = slot.builder.take()
+
+        def durable(result: AppendResult, outcome: Outcome) -> None:  # in an fsync thread
+            if not isinstance(outcome, int):
+                blob = _error_blob(pending, outcome)
+            else:
+                blob = pending.acks(result.first_offset) if pending.awaited_count else b""
+            try:
+                self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome)
+            except RuntimeError:
+                log.error("intake.ack_after_close partition=%s", slot.partition)
+
         try:
-            result = slot.partition.append_now([pending])
+            result = slot.partition.append_now([pending], durable)
         except LiftlogError as error:
             self._failed(slot, pending, error)
             return
@@ -158,20 +170,6 @@ class Flusher:
         self._pending_bytes += result.bytes
         self.counts["batches"] += 1
         BATCH_RECORDS.observe(pending.record_count)
-
-        def durable(outcome: Outcome) -> None:  # in an fsync thread
-            blob = b""
-            if isinstance(outcome, int):
-                if pending.awaited_count:
-                    blob = pending.acks(result.first_offset)
-            else:
-                blob = _error_blob(pending, outcome)
-            try:
-                self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome)
-            except RuntimeError:
-                log.error("intake.ack_after_close partition=%s", slot.partition)
-
-        slot.partition.when_durable(durable)
 
     def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
         self.counts["append_failed_records"] += pending.record_count

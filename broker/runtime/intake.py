@@ -105,6 +105,10 @@ class IntakeDriver:
         """Stop capturing; done when all that was captured is durable."""
         return self._call(self._detach(stream))
 
+    def extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> Future[None]:
+        """Take in partitions that were added; those that are there go on without a gap."""
+        return self._call(self._extend(info, partitions))
+
     def alter(self, info: StreamInfo) -> Future[None]:
         """Take over altered settings, without a gap: the subscriptions stay."""
         return self._call(self._alter(info))
@@ -154,11 +158,10 @@ class IntakeDriver:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=functools.partial(_set, closed),
                 )
-                async with self._subscribing:
-                    self._client = client
-                    for attachment in self._streams.values():
-                        await self._subscribe(client, attachment)
-                    await barrier(client, CONFIRM_TIMEOUT_S)
+                self._client = client
+                for attachment in self._streams.values():
+                    attachment.sids.clear()
+                await self._subscribe_missing()
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 self.state = f"cannot connect: {error or type(error).__name__}"
                 log.warning("intake.connect_failed urls=%s error=%r retry_s=%.1f", self._urls(), error, wait_s)
@@ -206,6 +209,7 @@ class IntakeDriver:
         self.state, self._error_shown = "connected", ""
         self.counts["reconnects"] += 1
         self._count_missing()
+        await self._subscribe_missing()
 
     def _count_missing(self) -> None:
         away_s = time.monotonic() - self._last_read
@@ -221,35 +225,32 @@ class IntakeDriver:
     # -- streams -----------------------------------------------------------------------------------
 
     async def _attach(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
-        settings = info.settings
-        subjects = subjects_of(settings)
-        if not subjects:
+        if info.settings.subject is None:
             return
         slots = [self._flusher.add(info, partition) for partition in partitions]
-        hashed = settings.partition_by != "subject_suffix"
-        attachment = Attachment(
-            info, slots, [(subject, slots if hashed else [slots[i]]) for i, subject in enumerate(subjects)]
-        )
+        self._streams[info.name] = Attachment(info, slots, _subscriptions(info, slots))
+        await self._subscribe_missing()
+
+    async def _subscribe_missing(self) -> None:
+        """Make the subscriptions that the connection, if there is one, does not have yet; confirm them (I1)."""
         async with self._subscribing:
-            self._streams[info.name] = attachment
-            if self._client is None or not self._client.is_connected:
-                return
+            client = self._client
+            if client is None or not client.is_connected:
+                return  # `_stay_connected` and `_on_reconnected` come back here
             try:
-                await self._subscribe(self._client, attachment)
-                await barrier(self._client, CONFIRM_TIMEOUT_S)
+                for attachment in list(self._streams.values()):
+                    await self._subscribe(client, attachment)
+                await barrier(client, CONFIRM_TIMEOUT_S)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("intake.subscribe_unconfirmed stream=%s error=%r", info.name, error)
+                log.warning("intake.subscribe_unconfirmed error=%r", error)
 
     async def _subscribe(self, client: nats.aio.client.Client, attachment: Attachment) -> None:
-        attachment.sids = []
-        for subject, slots in attachment.subscriptions:
+        for subject, slots in attachment.subscriptions[len(attachment.sids) :]:
             sid = client._sid + 1  # routed before the server hears of it, so that nothing comes unrouted
-            self._intake.route(
-                sid, [slot.builder for slot in slots], partition_by=attachment.info.settings.partition_by
-            )
+            self._route(sid, slots, attachment.info)
+            attachment.sids.append(sid)
             subscription = await client.subscribe(subject, queue=attachment.info.settings.group or "")
             assert subscription._id == sid, "nats-py counts subscriptions differently"
-            attachment.sids.append(sid)
 
     async def _detach(self, stream: str) -> None:
         attachment = self._streams.pop(stream, None)
@@ -272,14 +273,31 @@ class IntakeDriver:
     def _route(self, sid: int, slots: Sequence[Slot], info: StreamInfo) -> None:
         self._intake.route(sid, [slot.builder for slot in slots], partition_by=info.settings.partition_by)
 
+    async def _extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
+        attachment = self._streams.get(info.name)
+        if attachment is None:
+            return
+        attachment.info = info
+        attachment.slots += [self._flusher.add(info, partition) for partition in partitions]
+        for slot in attachment.slots:
+            self._flusher.alter(slot, info)  # builders know how many partitions there are
+        attachment.subscriptions = _subscriptions(info, attachment.slots)
+        for sid, (_, slots) in zip(attachment.sids, attachment.subscriptions, strict=False):
+            self._route(sid, slots, info)
+        await self._subscribe_missing()
+
     async def _unsubscribe(self, attachment: Attachment) -> None:
         client = self._client
-        if client is not None and client.is_connected:
-            for sid in attachment.sids:
-                if subscription := client._subs.get(sid):
-                    await subscription.unsubscribe()
+        if client is not None:
             try:
-                await barrier(client, CONFIRM_TIMEOUT_S)
+                for sid in attachment.sids:
+                    subscription = client._subs.get(sid)
+                    if subscription is not None and client.is_connected:
+                        await subscription.unsubscribe()
+                    else:
+                        client._subs.pop(sid, None)  # or a reconnect would bring it back
+                if client.is_connected:
+                    await barrier(client, CONFIRM_TIMEOUT_S)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 log.warning("intake.unsubscribe_unconfirmed stream=%s error=%r", attachment.info.name, error)
         for sid in attachment.sids:
@@ -325,6 +343,12 @@ class IntakeDriver:
         transport = self._client._transport if self._client is not None else None
         if isinstance(transport, WideTransport) and transport.write_buffer_bytes() > WRITE_PENDING_BYTES_MAX:
             await transport.drain()  # type: ignore[no-untyped-call]
+
+
+def _subscriptions(info: StreamInfo, slots: list[Slot]) -> list[tuple[str, list[Slot]]]:
+    """Subject -> the slots that its messages may go to."""
+    hashed = info.settings.partition_by != "subject_suffix"
+    return [(subject, slots if hashed else [slots[i]]) for i, subject in enumerate(subjects_of(info.settings))]
 
 
 def _load(implementation: str) -> ModuleType:

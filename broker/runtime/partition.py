@@ -5,8 +5,11 @@
 With replication factor 1 the high watermark is the fsynced end: consumers never see an offset that a
 power loss could change. With `fsync = interval` it is the log end, and the cleaner syncs.
 
-P1  A callback gets the durable end only if it covers what was appended before `when_durable` was called.
-P2  After a failed write or fsync every waiter gets the error, and the log is recovered before the next append.
+P1  A callback gets the durable end only if what it waits for is durable.
+P2  After a failed write or fsync every waiter gets the error, and the log is recovered before the next append. Recovery
+    may have to drop what was not durable, so each recovery begins a new generation: who waits since an earlier
+    one gets an error, even if its offsets are durable now. (An error says "unknown", a false ack would be a loss.)
+P3  A partition that refuses records (`refusal`) refuses them for everybody; reads go on.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
-from broker.api.errors import LiftlogError, Overloaded, StorageFailed
+from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.sync import SyncPool
@@ -30,6 +33,7 @@ log = logging.getLogger(__name__)
 APPENDS_WAITING_MAX = 256
 Outcome = int | LiftlogError
 """The durable end, or why there is none."""
+OnDurable = Callable[[AppendResult, Outcome], None]
 
 
 class Partition:
@@ -60,7 +64,9 @@ class Partition:
         self._appender = appender
         self._hub = hub
         self._lock = threading.Lock()
-        self._callbacks: list[Callable[[Outcome], None]] = []
+        self.refusal = _refusal(info)
+        self._generation = 0
+        self._callbacks: list[tuple[int, AppendResult, OnDurable]] = []
         self._sync_queued = False
         self._synced_s = 0.0
         self._appends_waiting = 0
@@ -69,38 +75,43 @@ class Partition:
         return f"{self.stream}/{self.partition}"
 
     def alter(self, info: StreamInfo) -> None:
-        """Take over altered settings."""
+        """Take over altered settings and state."""
+        self.refusal = _refusal(info)
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings))
 
-    def append_now(self, batches: Sequence[Encodable]) -> AppendResult:
-        """Append in the calling thread. Not durable yet: `when_durable` tells.
+    def append_now(self, batches: Sequence[Encodable], on_durable: OnDurable) -> AppendResult:
+        """Append in the calling thread, as one commit group. It is durable when `on_durable` says so.
 
+        Args:
+            on_durable: Called once, from another thread or before this returns, with what was appended and the
+                durable end or the error (P1).
         Raises:
             DiskFull, StorageFailed: nothing was appended.
+            ReadOnly, StreamPaused: the stream takes none.
         """
+        if self.refusal is not None:
+            raise self.refusal
         now_us = time.time_ns() // 1000
         if self.log.failure is not None:
             self._recover(now_us)
+        generation = self._generation  # before the append: too early is an error too many, too late a false ack
         result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
         self.record_count += result.next_offset - result.first_offset
         self.byte_count += result.bytes
-        return result
-
-    def when_durable(self, callback: Callable[[Outcome], None]) -> None:
-        """Call back, from another thread or at once, when all appended so far is durable (P1)."""
         if not self.fsync_each_batch:
-            self.log.advance_high_watermark(self.log.log_end_offset)
+            self.log.advance_high_watermark(result.next_offset)
             self._hub.note(self)
-            callback(self.log.log_end_offset)
-            return
+            on_durable(result, result.next_offset)
+            return result
         with self._lock:
-            self._callbacks.append(callback)
+            self._callbacks.append((generation, result, on_durable))
             if self._sync_queued:
-                return
+                return result
             self._sync_queued = True
         self._pool.submit(self)
+        return result
 
     def sync_if_due(self, now_s: float) -> int:
         """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds."""
@@ -138,9 +149,9 @@ class Partition:
             outcome = StorageFailed(f"{self}: sync failed: {error!r}")
         FSYNC_SECONDS.observe(time.perf_counter() - begun)
         self._hub.note(self)
-        for callback in callbacks:
+        for generation, result, callback in callbacks:
             try:
-                callback(outcome)
+                callback(result, outcome if generation == self._generation else self._unsure(result))
             except Exception:
                 log.exception("partition.callback_bug partition=%s", self)
         with self._lock:
@@ -159,40 +170,39 @@ class Partition:
             self._appends_waiting += 1
         future: Future[AppendResult] = Future()
 
+        def settled(result: AppendResult, outcome: Outcome) -> None:
+            if acks != "none":
+                self._settle(future, outcome if isinstance(outcome, LiftlogError) else result)
+
         def run() -> None:
             try:
-                result = self.append_now(batches)
+                result = self.append_now(batches, settled)
             except Exception as error:
-                self._settle(future, error=error)
+                self._settle(future, error)
                 return
             if acks == "none":
-                self._settle(future, result=result)
-                self.when_durable(lambda outcome: None)
-            else:
-                self.when_durable(
-                    lambda outcome: (
-                        self._settle(future, result=result)
-                        if isinstance(outcome, int)
-                        else self._settle(future, error=outcome)
-                    )
-                )
+                self._settle(future, result)
 
         self._appender.submit(run)
         return future
 
-    def _settle(
-        self, future: Future[AppendResult], *, result: AppendResult | None = None, error: Exception | None = None
-    ) -> None:
+    def _settle(self, future: Future[AppendResult], outcome: AppendResult | Exception) -> None:
         with self._lock:
             self._appends_waiting -= 1
-        if error is not None:
-            future.set_exception(error)
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
         else:
-            assert result is not None
-            future.set_result(result)
+            future.set_result(outcome)
+
+    def _unsure(self, result: AppendResult) -> StorageFailed:
+        return StorageFailed(
+            f"{self}: records [{result.first_offset}, {result.next_offset}) may be lost: the log had to recover"
+        )
 
     def _recover(self, now_us: int) -> None:
+        self._generation += 1  # before anything is dropped (P2)
         self.log.recover(now_us)
+        self.log.advance_high_watermark(self.log.durable_end)
         log.warning(
             "partition.recovered partition=%s log_end_offset=%d high_watermark=%d",
             self,
@@ -203,3 +213,11 @@ class Partition:
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""
         await self._hub.wait(self, lambda: self.removed or self.log.high_watermark > offset, timeout_s)
+
+
+def _refusal(info: StreamInfo) -> LiftlogError | None:
+    if info.paused:
+        return StreamPaused(f"stream {info.name!r} is paused", stream=info.name)
+    if info.read_only:
+        return ReadOnly(f"stream {info.name!r} is read-only", stream=info.name)
+    return None

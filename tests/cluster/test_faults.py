@@ -221,3 +221,22 @@ async def test_full_disk_is_answered_and_passes_without_a_restart(tmp_path: Path
         broker.stop()
         nats_server.stop()
         subprocess.run(["umount", str(disk)], check=False)
+
+
+async def test_stream_created_while_nats_is_away_captures_once_it_is_back(tmp_path: Path) -> None:
+    """And one deleted meanwhile does not come back."""
+    with running(tmp_path) as (nats_server, broker):
+        broker.request("POST", "/v1/streams", {"name": "old", "subject": "old"})
+        nats_server.kill9()
+        await asyncio.to_thread(eventually, lambda: b"liftlog_intake_connected 0.0" in broker.get("/metrics"))
+        await asyncio.to_thread(broker.request, "POST", "/v1/streams", {"name": "new", "subject": "new"})
+        await asyncio.to_thread(broker.request, "DELETE", "/v1/streams/old")
+        nats_server.start()
+        await asyncio.to_thread(eventually, lambda: b"liftlog_intake_connected 1.0" in broker.get("/metrics"))
+        client = await nats.connect(nats_server.url)
+        await asyncio.to_thread(eventually, lambda: b"intake_reconnects_total 1.0" in broker.get("/metrics"))
+        answer = await client.request("new", b"x", timeout=5)
+        assert b'"offset":0' in answer.data.replace(b" ", b"")
+        with pytest.raises(nats.errors.NoRespondersError):
+            await client.request("old", b"x", timeout=5)
+        await client.close()

@@ -1,0 +1,141 @@
+"""What a partition promises to those who wait: success only for what is durable, whatever the disk does.
+
+Method: the real log on the fake disk, whose fsync fails when told to; the real fsync pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from broker.api.batch import decode_batch
+from broker.api.errors import ReadOnly, StorageFailed, StreamPaused
+from broker.api.stream import settings_from
+from broker.groups.offsets import offset_rows
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.partition import Outcome, Partition
+from broker.runtime.sync import SyncPool
+from broker.runtime.watch import ChangeHub
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.log import AppendResult, PartitionLog
+from broker.storage.rows import RowBatch
+from tests.support.simdisk import SimDisk
+
+IDENTITY = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=0)
+
+
+def info(**state: bool) -> StreamInfo:
+    return StreamInfo(name="s", incarnation="i", created_us=0, settings=settings_from({}), **state)
+
+
+def rows(*values: bytes) -> RowBatch:
+    return RowBatch(offset_rows([(b"k", value) for value in values], timestamp_us=1))
+
+
+class HeldPool(SyncPool):
+    """The pool, with the fsync held back until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        super().__init__(1)
+
+    def submit(self, partition: object) -> None:
+        held = self
+
+        class Held:
+            def run_sync(self) -> bool:
+                held.go.acquire()
+                return bool(partition.run_sync())  # type: ignore[attr-defined]
+
+        super().submit(Held())
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+def pool() -> Iterator[HeldPool]:
+    made = HeldPool()
+    yield made
+    made.go.release(1000)
+    made.close()
+
+
+@pytest.fixture
+def partition(disk: SimDisk, pool: HeldPool) -> Iterator[Partition]:
+    log = PartitionLog.create(disk, "/p", IDENTITY, LogSettings.of(settings_from({})), now_us=0)
+    loop = asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as appender:
+        yield Partition(info(), 0, log, leader_epoch=1, pool=pool, appender=appender, hub=ChangeHub(loop, version=0))
+    loop.close()
+
+
+def stored(partition: Partition) -> list[bytes]:
+    return [v for m in partition.log.batches(0) for v in decode_batch(m).column("value").to_pylist()]
+
+
+class Waiter:
+    """Remembers the outcome of one append."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.outcome: Outcome | None = None
+
+    def __call__(self, result: AppendResult, outcome: Outcome) -> None:
+        assert not self.done.is_set(), "called twice"
+        self.outcome = outcome
+        self.done.set()
+
+    def wait(self) -> Outcome:
+        assert self.done.wait(10)
+        assert self.outcome is not None
+        return self.outcome
+
+
+def test_one_fsync_serves_all_that_was_appended_before_it(partition: Partition, pool: HeldPool) -> None:
+    waiters = [Waiter() for _ in range(5)]
+    for i, waiter in enumerate(waiters):
+        partition.append_now([rows(b"%d" % i)], waiter)
+    assert partition.log.high_watermark == 0
+    pool.go.release()
+    assert [w.wait() for w in waiters] == [5] * 5
+    assert partition.log.high_watermark == 5
+
+
+def test_append_from_before_a_recovery_is_never_reported_as_durable(
+    partition: Partition, pool: HeldPool, disk: SimDisk
+) -> None:
+    """P2. a and b are synced in vain; c makes the log recover, which may or may not save them; c is synced."""
+    waiters = {name: Waiter() for name in "abc"}
+    partition.append_now([rows(b"a")], waiters["a"])
+    partition.append_now([rows(b"b")], waiters["b"])
+    disk.fail("sync", errno.EIO)
+    assert isinstance(partition.run_sync(), bool)
+    assert isinstance(waiters["a"].wait(), StorageFailed)
+    assert isinstance(waiters["b"].wait(), StorageFailed)
+
+    late = Waiter()
+    partition._callbacks.append((partition._generation, AppendResult(1, 2, 0), late))  # appended while the sync failed
+    partition.append_now([rows(b"c")], waiters["c"])
+    pool.go.release(10)
+    assert isinstance(waiters["c"].wait(), int)
+    assert isinstance(late.wait(), StorageFailed)
+    assert stored(partition)[-1] == b"c"
+
+
+def test_refusing_partition_takes_nothing_from_anybody(partition: Partition) -> None:
+    partition.alter(info(paused=True))
+    with pytest.raises(StreamPaused):
+        partition.append_now([rows(b"x")], Waiter())
+    partition.alter(info(read_only=True))
+    with pytest.raises(ReadOnly):
+        partition.append([rows(b"x")]).result(10)
+    partition.alter(info())
+    assert partition.append([rows(b"x")], acks="none").result(10).next_offset == 1
