@@ -67,6 +67,7 @@ def test_every_metric_and_log_line_is_documented() -> None:
     for name in re.findall(r'yield "(liftlog_[a-z_]+)"', samples):
         short = name.removeprefix("liftlog_partition").removeprefix("liftlog_bytes").removeprefix("liftlog_intake")
         assert name in operations or f"`{short}" in operations, name
-    for path in sorted((ROOT / "broker" / "runtime").glob("*.py")):
-        for event in re.findall(r'log\.(?:info|warning|error)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
-            assert f"`{event}`" in operations, f"{path.name}: {event}"
+    for package in ("broker/runtime", "broker/serving", "broker/client", "spark_liftlog"):
+        for path in sorted((ROOT / package).glob("*.py")):
+            for event in re.findall(r'log\.(?:info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
+                assert f"`{event}`" in operations, f"{path.name}: {event}"
