@@ -7,13 +7,15 @@ Spark finds the format by itself when this distribution is installed (module `py
 `register(spark)` is for where it does not. User's page: docs/spark.md.
 
     source.py         the DataSource: which reader or writer, checked options
+    session.py        register, configure
     options.py        the options                    schema.py       the row, the projection
     batch_reader.py   spark.read                     stream_reader.py spark.readStream
-    offsets.py        the offset JSON                advance.py      where the next batch ends, and losses
+    driver.py         a stream's driver side         advance.py      where the next batch ends, and losses
+    offsets.py        the offset JSON                positions.py    option values made concrete
     heads.py          what there is to read, cached  progress.py     how far the query is, published
     plan.py           ranges to tasks                reading.py      what an executor does
-    writer.py         the sink                       session.py      register, configure
-    cluster.py        what the driver asks brokers   query_lag.py     how far behind a query is
+    writer.py         the sink                       partitioner.py  which partition a row of it goes to
+    cluster.py        what the driver asks brokers   query_lag.py    how far behind a query is
     errors.py         LIFTLOG_<REASON>
 
 Names are loaded when they are asked for: importing this costs and risks nothing.

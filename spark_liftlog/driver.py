@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.api.errors import InvalidSetting, OffsetOutOfRange, Retryable, UnknownStream
+from broker.api.errors import InvalidSetting, OffsetOutOfRange, Retryable, UnknownPartition, UnknownStream
 from spark_liftlog import advance
 from spark_liftlog.advance import Head, Heads, Loss
 from spark_liftlog.cluster import DEADLINE_S, At, Cluster, Resolved
@@ -158,6 +158,8 @@ class StreamDriver:
             key: -1 if answer.error is not None else answer.position.leader_epoch
             for (key, _), answer in zip(asked, answers, strict=True)
         }
+        for key in it.ends:  # derived from this very leader's log
+            self._verified[key] = (it.incarnations[key[0]], heads.partitions[key].leader_epoch)
         return advance.finish(it, heads, epochs)
 
     def _survived(self, start: Offset, heads: Heads) -> dict[Key, int] | None:
@@ -201,7 +203,9 @@ class StreamDriver:
         while True:
             answers = dict(zip(keys, self._cluster.resolve(asked), strict=True))
             is_away = any(isinstance(found.error, Retryable) for found in answers.values())
-            is_behind = any(0 < found.head.high_watermark < suspects[key] for key, found in answers.items())
+            is_behind = any(
+                found.incarnation and found.head.high_watermark < suspects[key] for key, found in answers.items()
+            )
             waited_s = time.monotonic() - began
             if (is_away and waited_s < DEADLINE_S) or (is_behind and waited_s < SETTLE_S):
                 time.sleep(0.1)  # a leader that has just begun learns its high watermark
@@ -249,9 +253,9 @@ class StreamDriver:
     def _available(self, end: Offset, key: Key, begin: int, stop: int) -> Range | None:
         """The range as far as the log has it; None: nothing of it. A loss raises or is survived."""
         stream, partition = key
-        heads, known = self._watch.current(), end.incarnations[stream]
-        head = heads.partitions.get(key)
-        if stream not in heads.incarnations or head is None:
+        known, heads = end.incarnations[stream], self._heads_with(key)
+        head = None if heads is None else heads.partitions[key]
+        if heads is None or head is None:
             self._lost(Loss(advance.deleted(stream), None))
             return None
         if heads.incarnations[stream] != known:
@@ -271,6 +275,20 @@ class StreamDriver:
         if begin >= stop:
             return None
         return Range(stream=stream, partition=partition, incarnation=known, start=begin, end=stop, address=head.leader)
+
+    def _heads_with(self, key: Key) -> Heads | None:
+        """Heads that tell of the partition, waited for while it is unavailable; None: it does not exist (any more)."""
+        began = time.monotonic()
+        heads = self._watch.current()
+        while key not in heads.partitions:
+            (found,) = self._cluster.resolve([(key, "earliest")])
+            if isinstance(found.error, UnknownStream | UnknownPartition):
+                return None
+            if found.error is not None and time.monotonic() - began > DEADLINE_S:
+                raise found.error
+            time.sleep(0.1)
+            heads = self._watch.fresh()
+        return heads
 
     def _check_stream(self, offset: Offset) -> None:
         if set(offset.incarnations) != {self._options.stream}:

@@ -17,7 +17,7 @@ import logging
 import threading
 from typing import Final
 
-from broker.api.errors import LiftlogError, Retryable
+from broker.api.errors import Retryable
 from spark_liftlog.cluster import Cluster
 from spark_liftlog.offsets import Offset
 
@@ -73,10 +73,13 @@ class Progress:
                     return  # closing, and nothing waits
             try:
                 self._cluster.commit(wanted.consumer, wanted.positions, wanted.incarnations)
+                if failures:
+                    log.warning("progress.restored consumer=%s failures=%d", wanted.consumer, failures)
                 failures = 0
-            except LiftlogError as error:
+            except Exception as error:  # the top of a thread (G2)
                 failures += 1
-                log.warning("progress.failed consumer=%s failures=%d error=%s", wanted.consumer, failures, error)
+                if failures == 1:
+                    log.warning("progress.failed consumer=%s error=%s", wanted.consumer, error)
                 if self._is_closed.is_set():
                     return
                 if isinstance(error, Retryable):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from broker.api.errors import InvalidName, InvalidSetting, LiftlogError, UnknownSetting
@@ -160,3 +163,33 @@ def test_internal_streams_can_be_read_but_not_written() -> None:
     assert source_options({"stream": "__offsets"}, "batch").stream == "__offsets"
     with pytest.raises(LiftlogError):
         sink_options({"stream": "__offsets"})
+
+
+def test_the_users_page_has_every_option_and_no_other() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    table = page.split("## Options of the source")[1].split("\n\n**")[0]
+    documented = re.findall(r"^\| `(\w+)` \| (x?) ?\| (x?) ?\|", table, re.MULTILINE)
+    assert [name for name, _, _ in documented] == list(SOURCE_OPTIONS)
+    for name, read, follow in documented:
+        for kind, is_there in (("batch", read), ("stream", follow)):
+            accepted = True
+            try:
+                source_options({"stream": "s", name: VALID[name]}, kind)  # type: ignore[arg-type]
+            except UnknownSetting:
+                accepted = False
+            assert accepted == bool(is_there), f"{name} in a {kind} read"
+
+
+VALID = {
+    "brokers": "h:1",
+    "stream": "s",
+    "startingOffsets": "earliest",
+    "endingOffsets": "latest",
+    "maxOffsetsPerTrigger": "1",
+    "minPartitions": "1",
+    "maxPartitions": "1",
+    "failOnDataLoss": "true",
+    "consumer": "c",
+    "commitOffsets": "true",
+    "batchRows": "1",
+}

@@ -1,0 +1,270 @@
+"""The driver's side and the executors' side without Spark, against a real broker process: faults that Spark hides.
+
+Method: ask the stream reader what Spark would ask, in Spark's order.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from broker.client.client import Client, connect
+from spark_liftlog import cluster as cluster_module
+from spark_liftlog.cluster import Cluster
+from spark_liftlog.errors import LiftlogSparkError
+from spark_liftlog.options import source_options
+from spark_liftlog.reading import TaskRanges, read_task
+from spark_liftlog.schema import ROW, Projection
+from spark_liftlog.stream_reader import LiftlogStreamReader
+from tests.spark.streams import Stream, published, wait_published
+from tests.support.processes import BrokerProcess, eventually
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def reader(stream: Stream) -> Iterator[LiftlogStreamReader]:
+    reader = reader_of(stream, consumer=stream.name)
+    yield reader
+    reader.stop()
+
+
+def reader_of(stream: Stream, schema: StructType = ROW, **options: str) -> LiftlogStreamReader:
+    given = {"brokers": stream.address, "stream": stream.name, "startingOffsets": "earliest", **options}
+    return LiftlogStreamReader(source_options(given, "stream"), schema)
+
+
+def rows_of(reader: LiftlogStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+    """(partition, offset) of a batch, read as executors do: from pickles, elsewhere."""
+    found = []
+    for task in reader.partitions(start, end):
+        executor: LiftlogStreamReader = pickle.loads(pickle.dumps(reader))
+        for batch in executor.read(pickle.loads(pickle.dumps(task))):
+            found += zip(batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), strict=True)
+    return sorted(found)
+
+
+def test_batches_cover_the_stream_once(reader: LiftlogStreamReader, stream: Stream) -> None:
+    stream.append(100)
+    stream.append(1, partitions=[2])
+    start, seen = reader.initialOffset(), []
+    while (end := reader.latestOffset(start, ReadMaxRows(70))) is not start:
+        seen += rows_of(reader, start, end)
+        start = end
+    assert sorted(seen) == stream.expected()
+
+
+def test_nothing_new_returns_the_start_itself_and_asks_nobody(reader: LiftlogStreamReader, stream: Stream) -> None:
+    stream.append(3)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.partitions(start, start) == []
+    assert reader.latestOffset(start, ALL) is start
+    driver = reader._running()
+    driver._cluster.close()
+    driver._cluster = None  # type: ignore[assignment]  # whoever asks now fails
+    assert reader.latestOffset(start, ALL) is start
+    driver._cluster = Cluster(stream.address)
+
+
+def test_the_first_offset_pins_where_the_query_began(stream: Stream) -> None:
+    """The same first batch, planned again by another process that starts from the same constant."""
+    stream.append(10)
+    first = reader_of(stream, startingOffsets="latest")
+    end = first.latestOffset(first.initialOffset(), ALL)
+    first.stop()
+    stream.append(5)
+    again = reader_of(stream, startingOffsets="latest")
+    assert json.dumps(again.initialOffset()) == json.dumps(first.initialOffset()) == '{"v": 1, "start": "latest"}'
+    assert rows_of(again, again.initialOffset(), end) == []
+    later = again.latestOffset(end, ALL)
+    assert rows_of(again, end, later) == [(p, o) for p in range(3) for o in range(10, 15)]
+    again.stop()
+
+
+def test_available_now_stops_where_the_heads_were(reader: LiftlogStreamReader, stream: Stream) -> None:
+    stream.append(5)
+    reader.prepareForTriggerAvailableNow()
+    stream.append(5)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert rows_of(reader, reader.initialOffset(), end) == [(p, o) for p in range(3) for o in range(5)]
+    assert reader.latestOffset(end, ALL) is end
+    report = reader.reportLatestOffset()
+    assert report is not None
+    assert {entry["lag"] for entry in report["streams"][stream.name].values()} == {5}, "lag counts from the real heads"
+
+
+def test_only_what_was_learned_is_published(stream: Stream) -> None:
+    """A batch that was planned and not seen to be done is nobody's progress, also when the reader is stopped."""
+    stream.append(5)
+    planned = reader_of(stream, consumer="planned")
+    end = planned.latestOffset(planned.initialOffset(), ALL)
+    planned.partitions(planned.initialOffset(), end)
+    planned.stop()
+    done = reader_of(stream, consumer="done")
+    done.latestOffset(end, ALL)
+    done.stop()
+    assert published(stream.client, "done", stream.name) == {0: 5, 1: 5, 2: 5}, "stop flushes what was learned"
+    assert published(stream.client, "planned", stream.name) == {}
+
+
+def test_commit_is_news_of_progress_too(reader: LiftlogStreamReader, stream: Stream) -> None:
+    stream.append(4)
+    reader.commit(reader.latestOffset(reader.initialOffset(), ALL))
+    wait_published(stream, stream.name)
+
+
+def test_commit_and_report_never_raise(reader: LiftlogStreamReader) -> None:
+    reader.commit({"not": "ours"})
+    assert reader_of_nobody().reportLatestOffset() is None
+
+
+def reader_of_nobody() -> LiftlogStreamReader:
+    return LiftlogStreamReader(source_options({"brokers": "127.0.0.1:9", "stream": "s"}, "stream"), ROW)
+
+
+def test_sigterm_lets_the_reader_publish(stream: Stream, tmp_path: Path) -> None:
+    """What Spark does to the source's process when a query ends."""
+    stream.append(5)
+    code = """
+import sys, json
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from spark_liftlog.source import LiftlogDataSource
+from spark_liftlog.schema import ROW
+source = LiftlogDataSource({"brokers": sys.argv[1], "stream": sys.argv[2], "consumer": "terminated"})
+reader = source.streamReader(ROW)
+try:
+    end = reader.latestOffset({"v": 1, "start": "earliest"}, ReadAllAvailable())
+    reader.latestOffset(end, ReadAllAvailable())
+    print("ready", flush=True)
+    sys.stdin.read()
+finally:
+    reader.stop()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, stream.address, stream.name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert published(stream.client, "terminated", stream.name) == {0: 5, 1: 5, 2: 5}
+
+
+def test_a_broker_that_is_away_is_waited_for_and_progress_is_not_lost(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, None).start()
+    with connect(broker.address) as client, ThreadPoolExecutor(1) as pool:
+        stream = Stream.create(client, "away", partitions=2)
+        stream.append(5)
+        reader = reader_of(stream, consumer="away")
+        try:
+            end = reader.latestOffset(reader.initialOffset(), ALL)
+            broker.kill9()
+            assert reader.latestOffset(end, ALL) is end, "from memory"
+            planning = pool.submit(reader.partitions, reader.initialOffset(), end)
+            broker.start()
+            assert sum(r.record_count for task in planning.result(60) for r in task.value) == 10
+            wait_published(stream, "away")
+            stream.append(5)
+            later = eventually(lambda: _advanced(reader, end), what="the watch goes on")
+            assert rows_of(reader, end, later) == [(p, o) for p in range(2) for o in range(5, 10)]
+        finally:
+            reader.stop()
+            broker.stop()
+
+
+def _advanced(reader: LiftlogStreamReader, start: dict[str, Any]) -> dict[str, Any] | None:
+    end = reader.latestOffset(start, ALL)
+    return None if end is start or _total(end) < 20 else end
+
+
+def _total(end: dict[str, Any]) -> int:
+    return sum(at[0] for stream in end["streams"].values() for at in stream["partitions"].values())
+
+
+def test_brokers_that_never_answered_are_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "FIRST_DEADLINE_S", 0.3)
+    with pytest.raises(LiftlogSparkError, match=r"^LIFTLOG_DEADLINE_EXCEEDED: .*127\.0\.0\.1:9"):
+        reader_of_nobody().latestOffset({"v": 1, "start": "latest"}, ALL)
+
+
+def test_small_batches_are_joined_and_large_ones_are_not_cut_more_than_asked(stream: Stream) -> None:
+    for _ in range(60):
+        stream.append(1, partitions=[0])
+    stream.append(150, partitions=[1])
+    reader = reader_of(stream, batchRows="100")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    (task,) = reader.partitions(reader.initialOffset(), end)
+    sizes = [batch.num_rows for batch in reader.read(task)]
+    assert sum(sizes) == 210
+    assert max(sizes) <= 100
+    assert len(sizes) <= 4
+    reader.stop()
+
+
+def test_the_empty_plan_of_a_batch_read_has_no_rows() -> None:
+    options: dict[str, Any] = {"brokers": "127.0.0.1:9", "batch_rows": 10, "fail_on_data_loss": True}
+    assert list(read_task(InputPartition(None), Projection(ROW), **options)) == []
+
+
+def test_what_is_lost_between_plan_and_task_is_named_or_left_out(client: Client) -> None:
+    stream = Stream.create(client, "late-loss", partitions=1, segment_bytes=65536, retention_records=100)
+    stream.append(100, size=2000)
+    reader = reader_of(stream)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    tasks = reader.partitions(reader.initialOffset(), end)
+    for _ in range(2):
+        stream.append(100, size=2000)
+    eventually(lambda: client.describe(stream.name).partitions[0].log_start_offset == 200, what="retention has run")
+    check_loss(stream, tasks, "LIFTLOG_RECORDS_EXPIRED: .*records 0 to 199")
+    reader.stop()
+    client.delete_stream(stream.name)
+    check_loss(stream, tasks, "LIFTLOG_UNKNOWN_STREAM")
+    Stream.create(client, stream.name, partitions=1)
+    check_loss(stream, tasks, "LIFTLOG_STALE_INCARNATION")
+
+
+def check_loss(stream: Stream, tasks: Any, says: str) -> None:
+    options: dict[str, Any] = {"brokers": stream.address, "batch_rows": 1000}
+    with pytest.raises(LiftlogSparkError, match=says):
+        list(read_task(tasks[0], Projection(ROW), fail_on_data_loss=True, **options))
+    assert list(read_task(tasks[0], Projection(ROW), fail_on_data_loss=False, **options)) == []
+
+
+def test_a_task_is_pickled_with_its_ranges_and_leaders(stream: Stream, broker: BrokerProcess) -> None:
+    stream.append(1)
+    reader = reader_of(stream)
+    tasks = reader.partitions(reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ALL))
+    reader.stop()
+    (task,) = pickle.loads(pickle.dumps(tasks))
+    assert isinstance(task, TaskRanges)
+    assert [(r.partition, r.start, r.end, r.address) for r in task.value] == [
+        (p, 0, 1, broker.address) for p in range(3)
+    ]
+
+
+def test_reading_costs_no_python_object_per_row(stream: Stream) -> None:
+    """The columns that Spark gets are views of what came over the wire."""
+    stream.append(1000, partitions=[0], size=100)
+    reader = reader_of(stream, batchRows="100000")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    (task,) = reader.partitions(reader.initialOffset(), end)
+    (batch,) = list(reader.read(task))
+    reader.stop()
+    assert pa.compute.sum(pa.compute.binary_length(batch.column("value"))).as_py() == 100_000
