@@ -1,0 +1,67 @@
+"""Each benchmark runs, tiny, from end to end: so none rots. What it measures here means nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+
+
+def run_tiny(workload: str, folder: Path) -> list[dict[str, Any]]:
+    """Run it as the command does; its lines."""
+    results = folder / "results"
+    arguments = [workload, "--tiny", "--repeats", "1", "--data", str(folder / "data"), "--results", str(results)]
+    assert main(arguments) == 0
+    assert list((folder / "data").iterdir()) == [], "it left files behind"
+    return [json.loads(line) for line in (results / f"{workload}.jsonl").read_text().splitlines()]
+
+
+def ours(line: dict[str, Any], side: str = "liftlog") -> dict[str, float]:
+    return {name: measure["median"] for name, measure in line["sides"][side].items()}
+
+
+def test_intake(tmp_path: Path) -> None:
+    for line in run_tiny("intake", tmp_path):
+        found = ours(line)
+        assert found["stored"] == found["published"] == line["parameters"]["messages"]
+        assert set(line["ratios"]) == {"liftlog/jetstream", "liftlog/drain"}
+
+
+def test_integrity(tmp_path: Path) -> None:
+    for line in run_tiny("integrity", tmp_path):
+        assert (ours(line)["lost"], ours(line)["equal"]) == (0, 1)
+
+
+def test_acked(tmp_path: Path) -> None:
+    for line in run_tiny("acked", tmp_path):
+        if "liftlog" in line["skipped"]:
+            assert "nats.go is not measured" in line["skipped"]["liftlog"]
+            continue
+        assert ours(line)["lost"] == 0
+        assert "liftlog/jetstream" in line["ratios"]
+
+
+def test_fetch(tmp_path: Path) -> None:
+    for line in run_tiny("fetch", tmp_path):
+        assert ours(line)["bytes_per_record"] > line["parameters"]["value_bytes"]
+        assert "liftlog/jetstream-nats-py" in line["ratios"]
+
+
+@pytest.mark.timeout(300)
+def test_spark_read(tmp_path: Path) -> None:
+    """Counts its rows by a batch query, then reads them as a stream."""
+    (line,) = run_tiny("spark_read", tmp_path)
+    assert ours(line)["micro_batches"] == 1
+    assert "liftlog/memory" in line["ratios"]
+
+
+@pytest.mark.parametrize("workload,measure", [("memory", "rss_mib"), ("idle", "rss_mib"), ("restart", "start_s")])
+def test_footprint(workload: str, measure: str, tmp_path: Path) -> None:
+    for line in run_tiny(workload, tmp_path):
+        for side in line["sides"]:
+            assert ours(line, side)[measure] > 0
+            assert ours(line, side).get("lost", 0) == 0
