@@ -161,7 +161,15 @@ def plot(lines: Sequence[Line], path: Path) -> bool:
             measure = line["sides"][side][line["metric"]]
             axis.bar(place, measure["median"], color="#2a6fbb" if side.startswith(OURS) else "#b8bec6", width=0.65)
             axis.plot([place] * len(measure["values"]), measure["values"], "o", color="#333333", markersize=3)
-            axis.annotate(_short(measure["median"]), (place, measure["median"]), ha="center", va="bottom", fontsize=8)
+            axis.annotate(
+                _short(measure["median"]),
+                (place, max(measure["values"])),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=8,
+            )
         axis.set_title(line["case"], fontsize=9)
         axis.set_ylabel(line["unit"] if axis is axes[0][0] or len(_units(lines)) > 1 else "", fontsize=8)
         axis.set_xticks(range(len(sides)), sides, rotation=30, ha="right", fontsize=8)
