@@ -68,6 +68,6 @@ def test_every_metric_and_log_line_is_documented() -> None:
         short = name.removeprefix("liftlog_partition").removeprefix("liftlog_bytes").removeprefix("liftlog_intake")
         assert name in operations or f"`{short}" in operations, name
     for package in ("broker/runtime", "broker/serving", "broker/client", "spark_liftlog"):
-        for path in sorted((ROOT / package).glob("*.py")):
+        for path in sorted(set((ROOT / package).glob("*.py")) - {ROOT / "broker/runtime/logs.py"}):
             for event in re.findall(r'log\.(?:info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
                 assert f"`{event}`" in operations, f"{path.name}: {event}"
