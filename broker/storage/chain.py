@@ -189,7 +189,8 @@ class Chain:
         if tail is None or tail.live is None:
             return
         index = tail.live.view()
-        durable = index.end_of(index.find_from(durable_end) - 1)
+        count = index.find_from(durable_end)
+        durable = index.end_of(count - 1) if count else 0  # not even the schema message is sure to be there
         file = self.disk.open(tail.path)
         try:
             if self._salvaged is None:

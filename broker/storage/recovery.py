@@ -242,8 +242,9 @@ class _Recovery:
         if not is_whole or self.log_end_offset > end_offset:
             self._settle(segment, entries, size)
             return None
-        if segment.partial is None or not np.array_equal(entries[: len(flushed)], flushed):
-            segment.partial = (0, 0)
+        partial = segment.partial or (0, 0)
+        is_flushed = partial[0] == len(flushed) and np.array_equal(entries[: len(flushed)], flushed)
+        segment.partial = partial if is_flushed else (0, 0)  # else the index file is written anew
         tail = self.known.tail
         segment.created_us = int(entries["max_timestamp_us"][0]) if len(entries) else self.now_us
         if tail is not None and tail.base_offset == segment.base_offset:

@@ -1,0 +1,407 @@
+"""A disk in memory that loses what it may lose. It passes the conformance suite that `OsDisk` passes.
+
+Fault model: what a log must survive.
+
+*Power loss* (`after_crash`). Bytes are durable after `File.sync`, names after `sync_dir`. Of everything since, a
+crash leaves, by mode:
+
+    lost        nothing: each file as of its last sync
+    kept        everything: the process was killed, the machine was not
+    torn        the first so many operations, the last of them cut anywhere
+    zeros       the full length, but zeros from some place in the un-synced bytes on
+    reordered   any subset of the 512-byte sectors written and of the truncations; holes are zeros
+
+and of the un-synced changes of names a prefix (a journal keeps their order). What was synced is never touched.
+
+*Power loss at any moment* (`crash_at`). Every call that changes something is a step; at the given one the call
+is half done, `Crashed` is raised, and every later call raises it too: the process is gone.
+
+*Errors* (`fail`, `bytes_max`). Any call may fail with any errno, a write after part of its bytes. A failed sync
+leaves pages that look clean and never reach the disk, as Linux does: a later sync succeeds and does
+not write them. A full disk takes what fits and fails with ENOSPC.
+
+*Rot* (`flip`, or change `content`): bits that were synced and change all the same.
+
+Not modelled: sectors that tear, disks that lie about a sync, names that come back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from broker.storage.disk import TEMPORARY, ReadableBuffer
+
+Mode = Literal["lost", "kept", "torn", "zeros", "reordered"]
+MODES: tuple[Mode, ...] = ("lost", "kept", "torn", "zeros", "reordered")
+SECTOR_BYTES = 512
+
+
+class Crashed(BaseException):
+    """The machine has lost power; nothing that runs on it may go on."""
+
+
+@dataclass(slots=True)
+class Write:
+    position: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class Truncate:
+    size: int
+
+
+Change = Write | Truncate
+
+
+@dataclass(slots=True)
+class Inode:
+    """One file: what processes see, what is on the plates, and what separates the two."""
+
+    content: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[Change] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Fault:
+    """`times` calls of `call` on paths that hold `path` fail, after `after` that do not."""
+
+    call: str
+    errno: int
+    path: str
+    after: int
+    times: int
+    short: int
+
+
+def apply(content: bytearray, change: Change) -> None:
+    match change:
+        case Write(position, data):
+            content.extend(bytes(max(0, position - len(content))))
+            content[position : position + len(data)] = data
+        case Truncate(size):
+            del content[size:]
+
+
+class SimFile:
+    """An open file of a `SimDisk`."""
+
+    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._fd = -1
+        self._is_open = True
+
+    def write(self, data: ReadableBuffer) -> None:
+        self._check()
+        self._disk.write_to(self._inode, self.path, bytes(data))
+
+    def pread(self, size: int, position: int) -> bytes:
+        self._check()
+        self._disk.meet_fault("pread", self.path)
+        return bytes(self._inode.content[position : position + size])
+
+    def size(self) -> int:
+        self._check()
+        return len(self._inode.content)
+
+    def truncate(self, size: int) -> None:
+        self._check()
+        self._disk.step("truncate", self.path)
+        change = Truncate(size)
+        apply(self._inode.content, change)
+        self._inode.pending.append(change)
+
+    def sync(self) -> None:
+        self._check()
+        try:
+            self._disk.step("sync", self.path)
+        except OSError:
+            self._inode.pending.clear()  # clean in the kernel's eyes, and not on the disk
+            raise
+        for change in self._inode.pending:
+            apply(self._inode.durable, change)
+        self._inode.pending.clear()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._disk.open_files -= 1
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def fileno(self) -> int:
+        """A descriptor with a copy of the bytes as they are now."""
+        self._check()
+        if self._fd < 0:
+            self._fd = os.memfd_create("simdisk")
+            os.write(self._fd, self._inode.content)
+        return self._fd
+
+    def _check(self) -> None:
+        if not self._is_open:
+            raise OSError(errno.EBADF, "closed", self.path)
+        self._disk.check_power()
+
+
+class SimDisk:
+    """See the module.
+
+    Args:
+        seed: Decides how far a half-done call came.
+        crash_at: The step at which the power goes; None: never.
+
+    Attributes:
+        steps: Changing calls so far.
+        calls: How often each kind of call was made.
+        open_files: Files that are open now.
+        bytes_max: Capacity; None is no limit.
+    """
+
+    def __init__(self, *, seed: int = 0, crash_at: int | None = None) -> None:
+        self.names: dict[str, Inode] = {}
+        self.folders: set[str] = {"/"}
+        self.steps = 0
+        self.crash_at = crash_at
+        self.calls: dict[str, int] = {}
+        self.open_files = 0
+        self.bytes_max: int | None = None
+        self._durable_names: dict[str, Inode] = {}
+        self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now
+        self._faults: list[Fault] = []
+        self._rng = random.Random(seed)
+        self._is_dead = False
+
+    # --- faults ---------------------------------------------------------------------------------------------
+
+    def fail(self, call: str, error: int, *, path: str = "", after: int = 0, times: int = 1, short: int = 0) -> None:
+        """Let `times` calls fail with an errno, after `after` good ones; a write after `short` bytes."""
+        self._faults.append(Fault(call, error, path, after, times, short))
+
+    def heal(self) -> None:
+        """No more faults, no limit."""
+        self._faults.clear()
+        self.bytes_max = None
+
+    def flip(self, path: str, bit: int) -> None:
+        """Turn one bit of a file, on the plates too if it got there."""
+        inode = self.names[path]
+        for content in (inode.content, inode.durable):
+            if bit // 8 < len(content):
+                content[bit // 8] ^= 1 << bit % 8
+
+    def after_crash(self, mode: Mode, *, seed: int = 0, crash_at: int | None = None) -> SimDisk:
+        """The disk that the next process finds. This one stays as it is, so several outcomes can be looked at."""
+        rng = random.Random(seed)
+        found = SimDisk(seed=seed, crash_at=crash_at)
+        found.folders = set(self.folders)
+        names = dict(self._durable_names)
+        kept = {"lost": 0, "kept": len(self._pending_names)}.get(mode, rng.randint(0, len(self._pending_names)))
+        for _, path, inode in self._pending_names[:kept]:
+            if inode is None:
+                names.pop(path, None)
+            else:
+                names[path] = inode
+        survivors: dict[int, Inode] = {}
+        for path in sorted(names):
+            inode = names[path]
+            if id(inode) not in survivors:
+                content = _survived(inode, mode, rng)
+                survivors[id(inode)] = Inode(content, bytearray(content))
+            found.names[path] = survivors[id(inode)]
+        found._durable_names = dict(found.names)
+        return found
+
+    def check_power(self) -> None:
+        if self._is_dead:
+            raise Crashed
+
+    def meet_fault(self, call: str, path: str) -> Fault | None:
+        """Raise the fault that is set for this call; a write gets it back, to do part of its work first."""
+        self.check_power()
+        self.calls[call] = self.calls.get(call, 0) + 1
+        for fault in self._faults:
+            if fault.call == call and fault.path in path:
+                if fault.after > 0:
+                    fault.after -= 1
+                elif fault.times > 0:
+                    fault.times -= 1
+                    if call == "write":
+                        return fault
+                    raise OSError(fault.errno, os.strerror(fault.errno), path)
+        return None
+
+    def step(self, call: str, path: str) -> Fault | None:
+        """Count a changing call; it may fail, or be the last one."""
+        fault = self.meet_fault(call, path)
+        self.steps += 1
+        if self.steps == self.crash_at:
+            self._is_dead = True
+            raise Crashed
+        return fault
+
+    def write_to(self, inode: Inode, path: str, data: bytes) -> None:
+        allowed, error = len(data), 0
+        if self.bytes_max is not None:
+            free = max(0, self.bytes_max - sum(len(other.content) for other in self.names.values()))
+            if free < len(data):
+                allowed, error = free, errno.ENOSPC
+        try:
+            fault = self.step("write", path)
+        except Crashed:
+            allowed = self._rng.randint(0, allowed)
+            self._append(inode, data[:allowed])
+            raise
+        if fault is not None:
+            allowed, error = min(allowed, fault.short), fault.errno
+        self._append(inode, data[:allowed])
+        if error:
+            raise OSError(error, os.strerror(error), path)
+
+    def _append(self, inode: Inode, data: bytes) -> None:
+        if data:
+            change = Write(len(inode.content), data)
+            apply(inode.content, change)
+            inode.pending.append(change)
+
+    # --- Disk -----------------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> SimFile:
+        self.meet_fault("open", path)
+        inode = self.names.get(path)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            self._check_folder(os.path.dirname(path))
+            self.step("create", path)
+            inode = Inode()
+            self._name(path, inode)
+        self.open_files += 1
+        return SimFile(self, path, inode)
+
+    def listdir(self, path: str) -> list[str]:
+        self.meet_fault("listdir", path)
+        self._check_folder(path)
+        files = {os.path.basename(name) for name in self.names if os.path.dirname(name) == path}
+        folders = {os.path.basename(name) for name in self.folders if os.path.dirname(name) == path and name != path}
+        return sorted(files | folders)
+
+    def exists(self, path: str) -> bool:
+        self.meet_fault("exists", path)
+        return path in self.names or path in self.folders
+
+    def size(self, path: str) -> int:
+        self.meet_fault("size", path)
+        return len(self._inode(path).content)
+
+    def makedirs(self, path: str) -> None:
+        self.step("makedirs", path)
+        while path not in self.folders:
+            self.folders.add(path)
+            path = os.path.dirname(path)
+
+    def rename(self, source: str, target: str) -> None:
+        inode = self._inode(source)
+        self.step("rename", source)
+        del self.names[source]
+        self._name(target, inode)  # one change: the old name goes with it
+        self._pending_names.append((os.path.dirname(source), source, None))
+
+    def unlink(self, path: str) -> None:
+        self._inode(path)
+        self.step("unlink", path)
+        del self.names[path]
+        self._pending_names.append((os.path.dirname(path), path, None))
+
+    def sync_dir(self, path: str) -> None:
+        self._check_folder(path)
+        self.step("sync_dir", path)
+        left = []
+        for folder, name, inode in self._pending_names:
+            if folder != path:
+                left.append((folder, name, inode))
+            elif inode is None:
+                self._durable_names.pop(name, None)
+            else:
+                self._durable_names[name] = inode
+        self._pending_names = left
+
+    def read_file(self, path: str) -> bytes:
+        self.meet_fault("read_file", path)
+        return bytes(self._inode(path).content)
+
+    def replace_file(self, path: str, data: ReadableBuffer) -> None:
+        temporary = path + TEMPORARY
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.write(data)
+            file.sync()
+            self.rename(temporary, path)
+        finally:
+            file.close()
+        self.sync_dir(os.path.dirname(path))
+
+    def remove_tree(self, path: str) -> None:
+        self.step("remove_tree", path)
+        for name in [name for name in self.names if name.startswith(path + "/")]:
+            self.unlink(name)
+        self.folders -= {name for name in self.folders if name == path or name.startswith(path + "/")}
+
+    def _name(self, path: str, inode: Inode) -> None:
+        self.names[path] = inode
+        self._pending_names.append((os.path.dirname(path), path, inode))
+
+    def _inode(self, path: str) -> Inode:
+        self.check_power()
+        inode = self.names.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return inode
+
+    def _check_folder(self, path: str) -> None:
+        self.check_power()
+        if path not in self.folders:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def _survived(inode: Inode, mode: Mode, rng: random.Random) -> bytearray:
+    """What a crash leaves of one file."""
+    content = bytearray(inode.durable)
+    pending = inode.pending
+    match mode:
+        case "lost":
+            pass
+        case "kept":
+            content = bytearray(inode.content)
+        case "torn":
+            count = rng.randint(0, len(pending))
+            for change in pending[:count]:
+                apply(content, change)
+            if count < len(pending) and isinstance(torn := pending[count], Write):
+                apply(content, Write(torn.position, torn.data[: rng.randint(0, len(torn.data))]))
+        case "zeros":
+            for change in pending:
+                apply(content, change)
+            written = [change for change in pending if isinstance(change, Write)]
+            if written:
+                first = min(change.position for change in written)
+                start = rng.randint(min(first, len(content)), len(content))
+                content[start:] = bytes(len(content) - start)
+        case "reordered":
+            for change in pending:
+                if isinstance(change, Truncate):
+                    if rng.random() < 0.5:
+                        apply(content, change)
+                    continue
+                for at in range(0, len(change.data), SECTOR_BYTES):
+                    if rng.random() < 0.6:
+                        apply(content, Write(change.position + at, change.data[at : at + SECTOR_BYTES]))
+    return content

@@ -1,0 +1,239 @@
+"""What storage asks of a disk: the real one and the fake one answer alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import DiskFull, StorageFailed
+from broker.storage.disk import Disk, OsDisk, storage_error
+from tests.support.simdisk import Crashed, SimDisk
+
+
+@pytest.fixture(params=["os", "sim"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Disk, str]]:
+    """A disk and an empty folder on it."""
+    if request.param == "os":
+        yield OsDisk(), str(tmp_path)
+    else:
+        disk = SimDisk()
+        disk.makedirs("/data")
+        yield disk, "/data"
+        assert disk.open_files == 0
+
+
+def test_writes_append_and_reads_find_them(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    file = disk.open(f"{folder}/a", create=True)
+    file.write(b"hello ")
+    file.write(bytearray(b"wor"))
+    file.write(memoryview(b"xldx")[1:3])
+    file.write(b"")
+    assert file.size() == disk.size(f"{folder}/a") == 11
+    assert file.pread(5, 6) == b"world"
+    assert file.pread(100, 9) == b"ld"
+    assert file.pread(5, 11) == file.pread(5, 50) == b""
+    file.close()
+    file.close()
+    assert disk.read_file(f"{folder}/a") == b"hello world"
+
+
+def test_two_handles_of_a_file_see_each_other(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    first = disk.open(f"{folder}/a", create=True)
+    second = disk.open(f"{folder}/a", readonly=True)
+    first.write(b"abc")
+    assert second.pread(10, 0) == b"abc"
+    first.truncate(1)
+    assert second.size() == 1
+    first.write(b"Z")  # at the end as it is now
+    assert second.pread(10, 0) == b"aZ"
+    first.sync()
+    first.close()
+    second.close()
+
+
+def test_descriptor_reads_the_same_bytes(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    file = disk.open(f"{folder}/a", create=True)
+    file.write(b"0123456789")
+    assert os.pread(file.fileno(), 4, 3) == b"3456"
+    file.close()
+
+
+def test_missing_file_is_not_found_unless_created(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    calls = [disk.open, disk.read_file, disk.size, disk.unlink]
+    for call in calls:
+        with pytest.raises(FileNotFoundError) as caught:
+            call(f"{folder}/none")
+        assert caught.value.filename == f"{folder}/none"
+    with pytest.raises(FileNotFoundError):
+        disk.open(f"{folder}/no/file", create=True)
+    assert not disk.exists(f"{folder}/none")
+    disk.open(f"{folder}/none", create=True).close()
+    assert disk.exists(f"{folder}/none")
+    assert disk.read_file(f"{folder}/none") == b""
+
+
+def test_open_with_create_keeps_what_is_there(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    disk.replace_file(f"{folder}/a", b"kept")
+    file = disk.open(f"{folder}/a", create=True)
+    assert file.size() == 4
+    file.close()
+
+
+def test_folders_are_made_with_those_above_and_listed(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    disk.makedirs(f"{folder}/x/y/z")
+    disk.makedirs(f"{folder}/x/y/z")
+    disk.replace_file(f"{folder}/x/file", b"1")
+    assert sorted(disk.listdir(f"{folder}/x")) == ["file", "y"]
+    assert disk.listdir(f"{folder}/x/y/z") == []
+    assert disk.exists(f"{folder}/x/y")
+    disk.sync_dir(f"{folder}/x")
+    with pytest.raises(FileNotFoundError):
+        disk.listdir(f"{folder}/nowhere")
+    disk.remove_tree(f"{folder}/x")
+    disk.remove_tree(f"{folder}/x")
+    assert not disk.exists(f"{folder}/x/file")
+    assert not disk.exists(f"{folder}/x")
+
+
+def test_replaced_file_has_the_new_content_and_leaves_nothing_beside_it(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    path = f"{folder}/small"
+    disk.replace_file(path, b"old")
+    reader = disk.open(path, readonly=True)
+    disk.replace_file(path, b"newer")
+    assert disk.read_file(path) == b"newer"
+    assert reader.pread(10, 0) == b"old", "D4"
+    reader.close()
+    assert disk.listdir(folder) == ["small"]
+
+
+def test_unlinked_and_renamed_files_stay_readable_where_open(place: tuple[Disk, str]) -> None:
+    disk, folder = place
+    disk.replace_file(f"{folder}/a", b"aaa")
+    reader = disk.open(f"{folder}/a", readonly=True)
+    disk.rename(f"{folder}/a", f"{folder}/b")
+    assert not disk.exists(f"{folder}/a")
+    disk.unlink(f"{folder}/b")
+    assert reader.pread(3, 0) == b"aaa"
+    reader.close()
+    assert disk.listdir(folder) == []
+
+
+def test_errors_say_what_is_wrong_and_what_may_help() -> None:
+    assert isinstance(storage_error(OSError(28, "No space left on device"), "write"), DiskFull)
+    failed = storage_error(OSError(5, "Input/output error"), "fsync in /data/x")
+    assert isinstance(failed, StorageFailed)
+    assert str(failed) == "fsync in /data/x: Input/output error"
+    assert failed.errno == 5
+
+
+# --- the fault model itself: a fake disk that forgives would make every test above it worthless -----------------
+
+
+def test_unsynced_bytes_are_gone_after_a_crash_and_synced_ones_are_not() -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    file = disk.open("/data/a", create=True)
+    disk.sync_dir("/data")
+    file.write(b"synced")
+    file.sync()
+    file.write(b" and not")
+    assert disk.after_crash("lost").read_file("/data/a") == b"synced"
+    assert disk.after_crash("kept").read_file("/data/a") == b"synced and not"
+    torn = {disk.after_crash("torn", seed=seed).read_file("/data/a") for seed in range(50)}
+    assert len(torn) > 3
+    assert all(b"synced and not".startswith(data) and data.startswith(b"synced") for data in torn)
+    zeros = {disk.after_crash("zeros", seed=seed).read_file("/data/a") for seed in range(50)}
+    assert all(len(data) == 14 and data.rstrip(b"\0") in b"synced and not" for data in zeros)
+    assert b"synced" + bytes(8) in zeros
+
+
+def test_reordered_crash_may_keep_a_later_sector_and_lose_an_earlier_one() -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    file = disk.open("/data/a", create=True)
+    disk.sync_dir("/data")
+    file.write(b"a" * 512)
+    file.write(b"b" * 512)
+    found = {disk.after_crash("reordered", seed=seed).read_file("/data/a") for seed in range(50)}
+    assert found == {b"", b"a" * 512, b"a" * 512 + b"b" * 512, bytes(512) + b"b" * 512}
+
+
+def test_unsynced_name_may_be_gone_after_a_crash() -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    file = disk.open("/data/a", create=True)
+    file.write(b"x")
+    file.sync()
+    assert not disk.after_crash("lost").exists("/data/a"), "its folder was not synced"
+    disk.sync_dir("/data")
+    assert disk.after_crash("lost").read_file("/data/a") == b"x"
+    disk.unlink("/data/a")
+    assert disk.after_crash("lost").exists("/data/a")
+    assert not disk.after_crash("kept").exists("/data/a")
+
+
+def test_replaced_file_is_old_or_new_at_every_step() -> None:
+    for step in range(1, 20):
+        disk = SimDisk()
+        disk.makedirs("/data")
+        disk.replace_file("/data/a", b"old")
+        disk.crash_at = disk.steps + step
+        try:
+            disk.replace_file("/data/a", b"newer")
+        except Crashed:
+            for mode in ("lost", "kept", "torn", "zeros", "reordered"):
+                assert disk.after_crash(mode, seed=step).read_file("/data/a") in (b"old", b"newer")
+        else:
+            assert step > 5
+            assert disk.after_crash("lost").read_file("/data/a") == b"newer"
+            return
+    raise AssertionError("never got to the end")
+
+
+def test_failed_sync_is_not_made_good_by_the_next() -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    file = disk.open("/data/a", create=True)
+    disk.sync_dir("/data")
+    file.write(b"abc")
+    disk.fail("sync", 5)
+    with pytest.raises(OSError, match="Input/output"):
+        file.sync()
+    file.sync()
+    assert file.pread(3, 0) == b"abc", "the kernel still shows it"
+    assert disk.after_crash("kept").read_file("/data/a") == b"abc"
+    assert disk.after_crash("lost").read_file("/data/a") == b""
+
+
+def test_full_disk_takes_what_fits() -> None:
+    disk = SimDisk()
+    disk.makedirs("/data")
+    disk.bytes_max = 10
+    file = disk.open("/data/a", create=True)
+    file.write(b"12345678")
+    with pytest.raises(OSError, match="No space"):
+        file.write(b"abcd")
+    assert file.pread(20, 0) == b"12345678ab"
+    file.truncate(8)
+    disk.heal()
+    file.write(b"abcd")
+    assert file.size() == 12
+
+
+def test_nothing_happens_after_the_power_is_gone() -> None:
+    disk = SimDisk(crash_at=3)
+    disk.makedirs("/data")
+    file = disk.open("/data/a", create=True)
+    for call in (lambda: file.write(b"x"), file.sync, lambda: disk.listdir("/data"), file.size):
+        with pytest.raises(Crashed):
+            call()
