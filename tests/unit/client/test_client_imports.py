@@ -28,6 +28,7 @@ def test_importing_the_client_loads_nothing_heavy(code: str) -> None:
     assert not loaded_after(code) & ALWAYS_ABSENT
 
 
-def test_what_executors_import_loads_no_loop_and_no_retry_library() -> None:
-    loaded = loaded_after("import broker.client.fetch")
+@pytest.mark.parametrize("module", ["fetch", "append"])
+def test_what_executors_import_loads_no_loop_and_no_retry_library(module: str) -> None:
+    loaded = loaded_after(f"import broker.client.{module}")
     assert not loaded & (ALWAYS_ABSENT | {"tenacity", "asyncio", "concurrent"})
