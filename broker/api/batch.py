@@ -176,6 +176,12 @@ def _flatten(array: pa.Array, nodes: list[int], buffers: list[pa.Buffer | None])
     nodes += (len(array), array.null_count)
     own = array.buffers()
     validity = own[0] if array.null_count else None
+    if not (pa.types.is_struct(array.type) or pa.types.is_primitive(array.type)):
+        # What pyarrow's writer leaves behind the end: offsets of an empty child as long as its parent's, data
+        # of neighbouring rows up to its own padding.
+        own[1] = own[1].slice(0, 4 * (len(array) + 1))
+        if len(own) == 3 and own[2] is not None:
+            own[2] = own[2].slice(0, struct.unpack_from("<i", own[1], 4 * len(array))[0])
     if pa.types.is_list(array.type):
         buffers += (validity, own[1])
         _flatten(array.values, nodes, buffers)
