@@ -175,13 +175,16 @@ def _flatten(array: pa.Array, nodes: list[int], buffers: list[pa.Buffer | None])
     """Append an array's nodes and buffers in Arrow's order: depth first, own buffers before children."""
     nodes += (len(array), array.null_count)
     own = array.buffers()
-    validity = own[0] if array.null_count else None
-    if not (pa.types.is_struct(array.type) or pa.types.is_primitive(array.type)):
-        # What pyarrow's writer leaves behind the end: offsets of an empty child as long as its parent's, data
-        # of neighbouring rows up to its own padding.
-        own[1] = own[1].slice(0, 4 * (len(array) + 1))
+    n = len(array)
+    validity = own[0].slice(0, (n + 7) // 8) if array.null_count else None
+    # Cut what pyarrow's writer leaves behind the end, up to its own padding: neighbouring rows of a slice,
+    # and the offsets of an empty child, which are as long as its parent's.
+    if pa.types.is_primitive(array.type):
+        own[1] = own[1].slice(0, n * array.type.bit_width // 8)
+    elif not pa.types.is_struct(array.type):
+        own[1] = own[1].slice(0, 4 * (n + 1))
         if len(own) == 3 and own[2] is not None:
-            own[2] = own[2].slice(0, struct.unpack_from("<i", own[1], 4 * len(array))[0])
+            own[2] = own[2].slice(0, struct.unpack_from("<i", own[1], 4 * n)[0])
     if pa.types.is_list(array.type):
         buffers += (validity, own[1])
         _flatten(array.values, nodes, buffers)
