@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.api.errors import InvalidSetting, OffsetOutOfRange, Retryable, UnknownPartition, UnknownStream
+from broker.api.errors import InvalidSetting, NotReady, OffsetOutOfRange, Retryable, UnknownPartition, UnknownStream
 from spark_liftlog import advance
 from spark_liftlog.advance import Head, Heads, Loss
 from spark_liftlog.cluster import DEADLINE_S, At, Cluster, Resolved
@@ -284,8 +284,8 @@ class StreamDriver:
             (found,) = self._cluster.resolve([(key, "earliest")])
             if isinstance(found.error, UnknownStream | UnknownPartition):
                 return None
-            if found.error is not None and time.monotonic() - began > DEADLINE_S:
-                raise found.error
+            if time.monotonic() - began > DEADLINE_S:
+                raise found.error or NotReady(f"stream {key[0]!r} is there, but nobody leads partition {key[1]}")
             time.sleep(0.1)
             heads = self._watch.fresh()
         return heads

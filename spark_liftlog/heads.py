@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +25,8 @@ from spark_liftlog.cluster import Cluster
 
 MAX_WAIT_MS: Final = 25_000
 PAUSE_S_MAX: Final = 2.0
+QUICK_S: Final = 0.1
+"""An unchanged answer that comes sooner is followed by a pause: a broker that is about to stop does not wait."""
 
 log = logging.getLogger("spark_liftlog")
 
@@ -78,9 +81,10 @@ class HeadWatch:
     def _run(self, version: int | None) -> None:
         failures = 0
         while not self._interrupt.is_set:
+            since, asked_at = version, time.monotonic()
             try:
                 version, heads = self._cluster.watch(
-                    self._streams, since=version, max_wait_ms=MAX_WAIT_MS, interrupt=self._interrupt
+                    self._streams, since=since, max_wait_ms=MAX_WAIT_MS, interrupt=self._interrupt
                 )
             except Exception as error:  # the top of a thread that nobody would start again (V3)
                 if self._interrupt.is_set:
@@ -97,3 +101,5 @@ class HeadWatch:
             with self._changed:
                 self._heads = heads
                 self._changed.notify_all()
+            if version == since and time.monotonic() - asked_at < QUICK_S:
+                self._interrupt.pause(QUICK_S)
