@@ -3,7 +3,7 @@
     client.py         `connect`, `Client`: streams, offsets, consumers
     reader.py         `RecordReader`: records of a stream as Arrow batches
     producer.py       `Producer`: records to a stream, batched (outgoing.py, partitioner.py, deliveries.py)
-    nats_publish.py   messages to a NATS subject, acks counted (loads nats-py when called)
+    nats_publish.py   messages to a NATS subject, acks counted (loads nats-py when called; nats_connection.py)
     answers.py        what brokers answer, as frozen dataclasses
     positions.py      positions in a stream, as users name them
     fetch.py          one partition's records, the low level (Spark's executors use only this)

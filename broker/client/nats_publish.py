@@ -20,17 +20,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
-from broker.api.errors import InvalidRequest, LiftlogError, NatsRefused, Unavailable
+from broker.api.errors import InvalidRequest, LiftlogError, Unavailable
 from broker.api.stream import check_subject
+from broker.client.nats_connection import NatsConnection, close
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
 ACK_TIMEOUT_S: Final = 10.0
-CONNECT_TIMEOUT_S: Final = 5.0
 ERRORS_MAX: Final = 100
 PROGRESS_EVERY: Final = 1_000
 READ_AHEAD: Final = 1_024
@@ -141,7 +140,7 @@ async def publish_async(
     urls = [
         part.strip() for text in ([nats_url] if isinstance(nats_url, str) else nats_url) for part in text.split(",")
     ]
-    connection = _Connection(urls)
+    connection = NatsConnection(urls)
     client = await connection.open(connect_options)
     try:
         work = _Publish(client, connection, subject, dict(headers) if headers else None, window, ack_timeout_s)
@@ -153,18 +152,12 @@ async def publish_async(
         await close(client)
 
 
-async def close(client: Client) -> None:
-    """Close a connection that may be broken."""
-    with contextlib.suppress(OSError):
-        await client.close()
-
-
 @dataclass(slots=True)
 class _Publish:
     """One run: what was sent, what awaits an ack, what came back."""
 
     client: Client
-    connection: _Connection
+    connection: NatsConnection
     subject: str
     headers: dict[str, str] | None
     window: int
@@ -293,63 +286,6 @@ class _Publish:
             acked=self.acked,
             sent=True,
         )
-
-
-class _Connection:
-    """How a connection came about, and the last thing that went wrong with it. Shows no password."""
-
-    def __init__(self, urls: list[str]) -> None:
-        self._urls = urls
-        self.last_error = ""
-
-    def __str__(self) -> str:
-        return ",".join(_without_secrets(url) for url in self._urls)
-
-    async def open(self, options: Mapping[str, Any]) -> Client:
-        """Connect; every server is tried once, not for two minutes as nats-py would."""
-        from nats.aio.client import Client
-        from nats.errors import Error
-
-        tried: asyncio.Queue[None] = asyncio.Queue()
-
-        async def note(error: Exception) -> None:
-            self.last_error = str(error) or type(error).__name__
-            tried.put_nowait(None)
-
-        async def all_failed() -> None:
-            for _ in self._urls:
-                await tried.get()
-
-        client = Client()
-        connecting = asyncio.ensure_future(
-            client.connect(self._urls, error_cb=note, **{"name": "liftlog publish", **options})
-        )
-        failing = asyncio.ensure_future(all_failed())
-        try:
-            await asyncio.wait({connecting, failing}, timeout=CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            if connecting.done():
-                connecting.result()
-                self.last_error = ""
-                return client
-        except (Error, OSError) as error:
-            raise self._refused(str(error) or type(error).__name__) from error
-        except ValueError as error:
-            raise InvalidRequest(f"NATS address {self}: {error}", address=str(self)) from error
-        finally:
-            failing.cancel()
-        connecting.cancel()
-        await asyncio.gather(connecting, return_exceptions=True)
-        await close(client)
-        raise self._refused(self.last_error or f"no connection within {CONNECT_TIMEOUT_S:g} s")
-
-    def _refused(self, why: str) -> LiftlogError:
-        kind = NatsRefused if "authoriz" in why.lower() or "authentic" in why.lower() else Unavailable
-        return kind(f"{self}: {why}", address=str(self))
-
-
-def _without_secrets(url: str) -> str:
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 async def _as_async(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:

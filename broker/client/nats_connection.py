@@ -1,0 +1,90 @@
+"""A connection to NATS that says soon, and without secrets, why there is none. nats-py is loaded when it opens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from broker.api.errors import InvalidRequest, LiftlogError, NatsRefused, Unavailable
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+CONNECT_TIMEOUT_S: Final = 5.0
+
+
+class NatsConnection:
+    """How a connection came about, and the last thing that went wrong with it. Shows no password."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self._urls = urls
+        self.last_error = ""
+
+    def __str__(self) -> str:
+        return ",".join(_without_secrets(url) for url in self._urls)
+
+    async def open(self, options: Mapping[str, Any]) -> Client:
+        """Connect; every server is tried once, not for two minutes as nats-py would.
+
+        Once more if the connection was reset: a server that refuses a password may do so before its reason is read.
+        """
+        from nats.errors import Error
+
+        for is_last in (False, True):
+            try:
+                return await self._connect(options)
+            except (ConnectionResetError, BrokenPipeError) as error:
+                if is_last:
+                    raise self._refused(str(error)) from error
+            except (Error, OSError) as error:
+                raise self._refused(str(error) or type(error).__name__) from error
+            except ValueError as error:
+                raise InvalidRequest(f"NATS address {self}: {error}", address=str(self)) from error
+        raise AssertionError("unreachable")
+
+    async def _connect(self, options: Mapping[str, Any]) -> Client:
+        from nats.aio.client import Client
+
+        failures: asyncio.Queue[Exception] = asyncio.Queue()
+
+        async def note(error: Exception) -> None:
+            self.last_error = str(error) or type(error).__name__
+            failures.put_nowait(error)
+
+        async def all_failed() -> Exception:
+            return [await failures.get() for _ in self._urls][-1]
+
+        client = Client()
+        connecting = asyncio.ensure_future(
+            client.connect(self._urls, error_cb=note, **{"name": "liftlog publish", **options})
+        )
+        failing = asyncio.ensure_future(all_failed())
+        await asyncio.wait({connecting, failing}, timeout=CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done() and connecting.exception() is None:
+            failing.cancel()
+            self.last_error = ""
+            return client
+        for task in (connecting, failing):
+            task.cancel()
+        outcome = await asyncio.gather(connecting, failing, return_exceptions=True)
+        await close(client)
+        why = next((e for e in outcome if isinstance(e, Exception)), None)
+        raise why or TimeoutError(self.last_error or f"no connection within {CONNECT_TIMEOUT_S:g} s")
+
+    def _refused(self, why: str) -> LiftlogError:
+        kind = NatsRefused if "authoriz" in why.lower() or "authentic" in why.lower() else Unavailable
+        return kind(f"{self}: {why}", address=str(self))
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+async def close(client: Client) -> None:
+    """Close a connection that may be broken."""
+    with contextlib.suppress(OSError):
+        await client.close()
