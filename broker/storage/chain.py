@@ -90,7 +90,8 @@ class Chain:
         segment.partial = (0, 0)
         segment.live = GrowingIndex()
         self.file, self.tail = file, segment
-        self.segments = (*self.segments, segment)
+        # One of that name holds nothing: its records would be at or above the log end.
+        self.segments = (*(other for other in self.segments if other.base_offset != base_offset), segment)
         return segment.live
 
     def write(self, data: ReadableBuffer, end: int) -> None:

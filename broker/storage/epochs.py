@@ -70,7 +70,10 @@ def load_epochs(disk: Disk, folder: str) -> Epochs | None:
         UnknownFormatVersion: a later release wrote it.
     """
     path = f"{folder}/{EPOCHS_FILE}"
-    values = open_json(disk.read_file(path), where=path) if disk.exists(path) else None
+    try:
+        values = open_json(disk.read_file(path), where=path)
+    except FileNotFoundError:
+        return None
     return None if values is None else Epochs([(epoch, first) for epoch, first in values["epochs"]])
 
 

@@ -226,7 +226,8 @@ class PartitionLog(OpenLog):
         """Remove the segments that the settings do not keep. Returns the log start offset."""
         with self._lock:
             tail = self._chain.tail
-            newest = None if tail is None else tail.max_timestamp_us(self._disk)
+            with self._guarded("read"):
+                newest = None if tail is None else tail.max_timestamp_us(self._disk)
             if newest is not None and is_expired(newest, self.settings, now_us) and self.failure is None:
                 self._seal()
         return self._let_go(self._ask(lambda view: log_start_for(view, settings=self.settings, now_us=now_us)))

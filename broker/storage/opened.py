@@ -151,7 +151,8 @@ class OpenLog:
     def _known_epochs(self) -> Epochs:
         epochs = self._epochs
         if epochs is None:
-            epochs = load_epochs(self._disk, self.folder) or self._ask(derive_epochs)
+            with self._guarded("read epochs"):
+                epochs = load_epochs(self._disk, self.folder) or self._ask(derive_epochs)
             self._epochs = epochs
         return epochs
 

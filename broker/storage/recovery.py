@@ -82,9 +82,11 @@ def load_checkpoint(disk: Disk, folder: str, report: RecoveryReport) -> Checkpoi
         UnknownFormatVersion: a later release wrote it.
     """
     path = f"{folder}/{CHECKPOINT_FILE}"
-    if not disk.exists(path):
+    try:
+        data = disk.read_file(path)
+    except FileNotFoundError:
         return None
-    found = Checkpoint.decode(disk.read_file(path), where=path)
+    found = Checkpoint.decode(data, where=path)
     if found is None:
         report.notes.append(f"{path} was damaged; recovered from the segments alone")
     return found
@@ -102,7 +104,7 @@ def is_clean(disk: Disk, checkpoint: Checkpoint, segments: list[Segment], boot_i
         return False
     tail = checkpoint.tail
     if tail is None:
-        return not segments or segments[-1].base_offset <= checkpoint.recovery_point
+        return not segments or segments[-1].base_offset < checkpoint.recovery_point
     last = segments[-1] if segments else None
     return last is not None and last.base_offset == tail.base_offset and disk.size(last.path) == tail.bytes
 

@@ -6,12 +6,15 @@ Fault model: what a log must survive.
 crash leaves, by mode:
 
     lost        nothing: each file as of its last sync
-    kept        everything: the process was killed, the machine was not
+    kept        everything
     torn        the first so many operations, the last of them cut anywhere
     zeros       the full length, but zeros from some place in the un-synced bytes on
     reordered   any subset of the 512-byte sectors written and of the truncations; holes are zeros
 
 and of the un-synced changes of names a prefix (a journal keeps their order). What was synced is never touched.
+
+*Kill* (`after_kill`). The process is gone, the machine is not: everything is there, and what was not synced is
+still not synced.
 
 *Power loss at any moment* (`crash_at`). Every call that changes something is a step; at the given one the call
 is half done, `Crashed` is raised, and every later call raises it too: the process is gone.
@@ -217,6 +220,24 @@ class SimDisk:
                 survivors[id(inode)] = Inode(content, bytearray(content))
             found.names[path] = survivors[id(inode)]
         found._durable_names = dict(found.names)
+        return found
+
+    def after_kill(self, *, crash_at: int | None = None) -> SimDisk:
+        """The disk that the next process on the same, running machine finds."""
+        found = SimDisk(crash_at=crash_at)
+        found.folders = set(self.folders)
+        copies: dict[int, Inode] = {}
+
+        def copy(inode: Inode) -> Inode:
+            if id(inode) not in copies:
+                copies[id(inode)] = Inode(bytearray(inode.content), bytearray(inode.durable), list(inode.pending))
+            return copies[id(inode)]
+
+        found.names = {path: copy(inode) for path, inode in self.names.items()}
+        found._durable_names = {path: copy(inode) for path, inode in self._durable_names.items()}
+        found._pending_names = [
+            (folder, path, None if inode is None else copy(inode)) for folder, path, inode in self._pending_names
+        ]
         return found
 
     def check_power(self) -> None:

@@ -191,13 +191,15 @@ def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode) -> None:
                 raise AssertionError(f"mode {mode}, step {step}, then step {second} of the recovery") from error
 
 
-def test_kill_without_power_loss_keeps_every_append() -> None:
-    """The page cache survives the process: what `append` returned is there, synced or not."""
+def test_kill_without_power_loss_keeps_every_append_and_the_next_process_makes_it_durable() -> None:
+    """R5. The page cache survives the process; what the next one calls durable survives the machine."""
     for step in range(1, STEPS + 1):
-        disk, seen = SimDisk(crash_at=step), Witness()
-        with pytest.raises(Crashed):
-            live(disk, seen)
-        found = disk.after_crash("kept")
+        disk, seen = crash(step)
+        found = disk.after_kill()
         if found.exists("/data/streams/orders/i1/0/partition.json"):
             log = open_log(found, boot_id=BOOT_ID)
-            assert log.log_end_offset in sorted(seen.ends)[-2:] or log.log_end_offset == 0
+            end = log.log_end_offset
+            assert end in sorted(seen.ends)[-2:] or end == 0
+            assert log.durable_end == end
+            again = open_log(found.after_crash("lost"), boot_id="next")
+            assert again.log_end_offset == end, f"step {step}"

@@ -135,7 +135,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def kill_and_reopen(self) -> None:
-        self._restart(self.disk.after_crash("kept"))
+        self._restart(self.disk.after_kill())
         assert self.log.log_end_offset == len(self.records)
 
     @rule(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 16))

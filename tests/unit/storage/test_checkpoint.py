@@ -46,6 +46,16 @@ def test_checkpoint_is_read_as_it_was_written(point: Checkpoint) -> None:
     assert Checkpoint.decode(point.encode(), where="x") == point
 
 
+def test_small_files_are_these_bytes() -> None:
+    """Golden: a change of these is a change of the format, and needs a new version."""
+    assert POINT.encode() == (
+        b'{"format_version":1,"high_watermark":7,"log_start_offset":2,"recovery_point":9,"leader_epoch":4,'
+        b'"tail":{"base_offset":5,"created_us":1,"entry_count":2,"entry_crc":3,"bytes":4},'
+        b'"lost_ranges":[[3,4],[6,7]],"clean_boot_id":"b"} e9851fd2\n'
+    )
+    assert seal_json({"epochs": [(1, 0), (2, 5)]}) == b'{"format_version":1,"epochs":[[1,0],[2,5]]} b4c6a2d4\n'
+
+
 def test_damaged_checkpoint_is_none() -> None:
     data = POINT.encode()
     for size in range(len(data) - 1):

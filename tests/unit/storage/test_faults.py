@@ -238,7 +238,7 @@ def test_disk_that_cannot_be_read_is_an_error_of_the_tree(disk: SimDisk, log: Pa
     assert log.lost_ranges == ()
 
 
-@pytest.mark.parametrize("call", ["read_file", "listdir", "exists", "pread", "open"])
+@pytest.mark.parametrize("call", ["read_file", "listdir", "pread", "open"])
 def test_log_that_cannot_be_opened_says_why(disk: SimDisk, log: PartitionLog, call: str) -> None:
     found = disk.after_crash("kept")
     found.fail(call, errno.EIO)

@@ -42,6 +42,18 @@ def test_entry_is_32_bytes_in_the_documented_order() -> None:
     )
 
 
+def test_footer_is_32_bytes_in_the_documented_order() -> None:
+    """Golden: magic, version, CRC-32C of the entries, how many, where the last batch ends."""
+    footer = footer_of(index_of((0, 4, 8), (1, 2, 16)).view().entries)
+    assert footer == (
+        b"LIFTINDX"
+        + (1).to_bytes(4, "little")
+        + 0x8803E3AA.to_bytes(4, "little")
+        + (2).to_bytes(8, "little")
+        + (START + 24).to_bytes(8, "little")
+    )
+
+
 def test_offset_is_found_in_the_last_batch_that_begins_before_it() -> None:
     view = index_of((10, 0, 8), (13, 0, 8), (20, 0, 8)).view()
     assert [view.find(offset) for offset in (9, 10, 12, 13, 19, 20, 99)] == [-1, 0, 0, 1, 1, 2, 2]

@@ -31,7 +31,7 @@ from tests.support.logs import (
     row_batch,
     verified_records,
 )
-from tests.support.simdisk import SimDisk
+from tests.support.simdisk import Crashed, SimDisk
 
 
 @pytest.fixture
@@ -511,6 +511,32 @@ def test_closed_log_accepts_nothing_and_recover_does_not_wake_it(log: PartitionL
     with pytest.raises(StorageFailed, match="is closed"):
         log.sync()
     log.close()
+
+
+def test_trim_to_the_end_that_was_cut_short_by_a_crash_is_no_clean_state() -> None:
+    """The new, empty segment is there; the checkpoint that goes with it is not."""
+    made = create_log(disk := SimDisk())
+    fill(made, 3)
+    commit(made)
+    made.roll_if_due(1 << 60)
+    made.close()
+    steps = disk.steps
+    for step in range(1, 12):
+        found = disk.after_crash("kept", crash_at=step)
+        log = open_log(found)
+        assert log.recovery.clean
+        try:
+            log.trim(3)
+            fill(log, 1)
+        except Crashed:
+            log = open_log(found.after_crash("kept"))
+            start, end = log.log_start_offset, log.log_end_offset
+            assert (start, end) in ((0, 3), (3, 3), (3, 4))
+            fill(log, 1)
+            commit(log)
+            assert [record[0] for record in verified_records(log)] == list(range(start, end + 1))
+            assert len({segment.base_offset for segment in log._view().segments}) == log.segment_count
+    assert steps == disk.steps
 
 
 def test_append_result_counts_bytes_of_the_messages(log: PartitionLog) -> None:
