@@ -6,8 +6,8 @@
 # per record.
 #
 # C1  A function that returns -1 ran out of memory and left `rows` as it was.
-# C2  The pool holds at most POOL_BYTES_MAX, no single set of columns over POOLED_BYTES_MAX: one huge
-#     batch does not stay in memory. It is shared by all builders, so an idle builder holds nothing.
+# C2  The pool holds at most POOL_BYTES_MAX: one huge batch does not stay in memory. It is shared by all
+#     builders, so an idle builder holds nothing.
 
 cdef extern from *:
     """
@@ -25,7 +25,6 @@ cdef extern from *:
     void unlock_pool "liftlog_unlock_pool"() noexcept nogil
     bint likely "liftlog_likely"(bint) noexcept nogil
 
-cdef Py_ssize_t POOLED_BYTES_MAX = 8 << 20
 cdef Py_ssize_t POOL_BYTES_MAX = 32 << 20
 cdef Py_ssize_t POOL_COUNT_MAX = 256
 cdef Py_ssize_t BUFFER_BYTES_MIN = 256
@@ -85,6 +84,8 @@ cdef inline int reserve(Buffer* buffer, Py_ssize_t more) noexcept nogil:
 
 
 cdef inline int append(Buffer* buffer, const char* data, Py_ssize_t size) noexcept nogil:
+    if size == 0:
+        return 0
     if reserve(buffer, size) < 0:
         return -1
     memcpy(buffer.data + buffer.size, data, size)
@@ -271,7 +272,7 @@ cdef void give_columns(Columns* columns) noexcept nogil:
     clear(columns)
     capacity = capacity_of(columns)
     lock_pool()
-    if capacity <= POOLED_BYTES_MAX and pool_bytes + capacity <= POOL_BYTES_MAX and pool_count < POOL_COUNT_MAX:
+    if pool_bytes + capacity <= POOL_BYTES_MAX and pool_count < POOL_COUNT_MAX:
         columns.next_pooled = pool
         pool = columns
         pool_bytes += capacity

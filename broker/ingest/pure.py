@@ -16,18 +16,15 @@ I3  Fed whole or in any pieces, the results are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
-from zlib import crc32
 
-from broker.ingest import answers, rules
+from broker.ingest import rules
 from broker.ingest.answers import Refusal, publish, refusal_body
 from broker.ingest.control import ControlLine, begins_operation, read_control_line, read_operation
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
-from broker.ingest.headers import parse_headers
-from broker.ingest.partitioning import FIXED, hashed_part
-from broker.ingest.pure_batch import Builder, PendingBatch, Row, weight_of
+from broker.ingest.pure_batch import Builder, PendingBatch, Row
+from broker.ingest.pure_fate import Message, Route, decide
 from broker.ingest.settings import check_intake, check_route
 
 IMPLEMENTATION: Final = "pure"
@@ -36,44 +33,12 @@ MISSING_END: Final = "a message that does not end in CR LF where it should"
 __all__ = ["IMPLEMENTATION", "Builder", "Intake", "PendingBatch"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
-    by: int
-    token: int
-    lead: Builder
-    builders: dict[int, Builder]
-
-
 class _State(Enum):
     AT_LINE = auto()
     IN_HEADERS = auto()
     IN_VALUE = auto()
     IN_SKIPPED = auto()
     AT_END = auto()
-
-
-@dataclass(slots=True)
-class _Message:
-    """A message whose control line has arrived.
-
-    Attributes:
-        fate: A name in `rules.COUNTERS`, or a Refusal.
-        builder: Where it goes, or who answers for it.
-        key, headers, tombstone, awaits: For the row, if its fate is "stored".
-    """
-
-    line: ControlLine
-    fate: str | Refusal = "unrouted"
-    builder: Builder | None = None
-    key: bytes | None = None
-    headers: list[tuple[bytes, bytes]] | None = None
-    tombstone: bool = False
-    awaits: bool = False
-    value: bytearray = field(default_factory=bytearray)
-
-    @property
-    def wire_bytes(self) -> int:
-        return len(self.line.subject) + len(self.line.reply) + self.line.size
 
 
 class Intake:
@@ -91,7 +56,7 @@ class Intake:
         self._line_max = control_line_max + rules.CONTROL_LINE_SLACK
         self._reply_size_max = control_line_max - rules.ANSWER_ARGUMENT_BYTES
         self._payload_max = payload_max
-        self._routes: dict[int, _Route] = {}
+        self._routes: dict[int, Route] = {}
         self._dirty: dict[int, Builder] = {}
         self._touches = 0
         self._counters = dict.fromkeys(rules.COUNTERS, 0)
@@ -100,7 +65,7 @@ class Intake:
         self._state = _State.AT_LINE
         self._part = bytearray()  # of a control line or a header block
         self._missing = 0
-        self._message: _Message | None = None
+        self._message: Message | None = None
         self._problem: tuple[str, int, bytes] | None = None
 
     @property
@@ -117,26 +82,37 @@ class Intake:
             sid: Subscription id; routed before: the new builders replace the old.
             builders: With `partition_by="subject_suffix"` exactly one, which gets everything. Otherwise
                 those partitions of the stream that are led here; a message is kept if it hashes to one.
+                They belong to this Intake now, with the records that are in them.
         Raises:
             ValueError: the builders are not of one stream, or do not fit `partition_by`.
         """
         by, token = check_route(builders, partition_by)
-        self._routes[sid] = _Route(by, token, builders[0], {builder.partition: builder for builder in builders})
+        self._routes[sid] = Route(by, token, builders[0], {builder.partition: builder for builder in builders})
         for builder in builders:
+            is_new = builder._owner is not self
             builder._owner = self
             builder._on_first_record = self._touch
-            if builder.record_count and id(builder) not in self._dirty:
+            if builder.record_count and (is_new or id(builder) not in self._dirty):
                 self._touch(builder)
 
     def unroute(self, sid: int) -> None:
         """Forget a subscription. A message of it that is half read is dropped; `dirty` still lists its builders."""
         self._routes.pop(sid, None)
+        if self._message is not None and self._message.line.sid == sid:
+            self._drop_message(self._message)
+
+    def _drop_message(self, message: Message) -> None:
+        """The rest of the current message is skipped, and counts as unrouted."""
+        message.fate = "unrouted"
+        message.builder = None
+        if self._state is _State.IN_VALUE:
+            self._state = _State.IN_SKIPPED
+
+    def _drop_message_for_others(self) -> None:
+        """Another Intake may have taken over the builder of a message in part."""
         message = self._message
-        if message is not None and message.line.sid == sid:
-            message.fate = "unrouted"
-            message.builder = None
-            if self._state is _State.IN_VALUE:
-                self._state = _State.IN_SKIPPED
+        if message is not None and message.builder is not None and message.builder._owner is not self:
+            self._drop_message(message)
 
     def _touch(self, builder: Builder) -> None:
         self._touches += 1
@@ -158,6 +134,7 @@ class Intake:
         """
         events: list[tuple[Any, ...]] = []
         if self._problem is None:
+            self._drop_message_for_others()
             chunk = bytes(data)
             at = 0
             while at < len(chunk) and self._problem is None:
@@ -242,10 +219,10 @@ class Intake:
 
     def _begin(self, line: ControlLine) -> None:
         """A control line is here: is the header block wanted?"""
-        self._message = _Message(line)
+        self._message = message = Message(line)
         route = self._routes.get(line.sid)
         peek = line.header_size is not None and line.header_size <= rules.HEADER_PEEK_BYTES_MAX
-        if line.header_size is not None and route is not None and (peek or not self._is_oversize(route.lead)):
+        if line.header_size is not None and route is not None and (peek or not message.is_oversize(route.lead)):
             self._state = _State.IN_HEADERS
             self._missing = line.header_size
             if not self._missing:
@@ -253,15 +230,11 @@ class Intake:
         else:
             self._decide(None)
 
-    def _is_oversize(self, builder: Builder) -> bool:
-        assert self._message is not None
-        return self._message.wire_bytes > builder._record_bytes_max
-
     def _decide(self, block: bytes | None) -> None:
         """The fate can be known; `block` None: no header block, or skipped with the payload."""
         message = self._message
         assert message is not None
-        self._apply_rules(message, block)
+        decide(message, block, self._routes.get(message.line.sid), self)
         self._missing = message.line.size - (0 if block is None else len(block))
         stored = message.fate == "stored" and not message.tombstone
         self._state = _State.IN_VALUE if stored else _State.IN_SKIPPED
@@ -271,77 +244,6 @@ class Intake:
     def _expect_end(self) -> None:
         self._state = _State.AT_END
         self._missing = 2
-
-    def _apply_rules(self, message: _Message, block: bytes | None) -> None:
-        """Rules 1 to 3 of rules.py: skip, or find the builder that stores or refuses."""
-        line = message.line
-        route = self._routes.get(line.sid)
-        if route is None:
-            message.fate = "unrouted"
-            return
-        if line.subject.startswith(rules.INBOX):
-            message.fate = "skipped_inbox"
-            return
-        oversize = self._is_oversize(route.lead)
-        if block is not None and oversize and len(block) > rules.HEADER_PEEK_BYTES_MAX:
-            headers: list[tuple[bytes, bytes]] | None = []
-        else:
-            headers = [] if block is None else parse_headers(block)
-        options = _options_of(headers or [])
-        stream = options.get(rules.EXPECTED_STREAM)
-        if route.lead._reply_acks and stream is not None and stream != route.lead.stream.encode():
-            message.fate = "skipped_expected_stream"
-            return
-        message.key = options.get(rules.KEY)
-        builder: Builder | None = route.lead
-        if route.by != FIXED:
-            part = hashed_part(line.subject, message.key, route.by, route.token)
-            builder = route.builders.get(crc32(part) % route.lead.partition_count)
-        if builder is None:
-            message.fate = "skipped_other_partition"
-            return
-        message.builder = builder
-        message.headers = headers if line.header_size is not None else None
-        message.fate = self._judge(message, builder, headers, options, oversize=oversize)
-
-    def _judge(
-        self,
-        message: _Message,
-        builder: Builder,
-        headers: list[tuple[bytes, bytes]] | None,
-        options: dict[bytes, bytes],
-        *,
-        oversize: bool,
-    ) -> str | Refusal:
-        """Rules 4 to 10 of rules.py: stored, or why not."""
-        if headers is None:
-            return answers.BAD_HEADER
-        names = [name for name, _ in headers]
-        if not all(_is_utf8(text) for text in (message.line.subject, message.line.reply, *names)):
-            return answers.BAD_UTF8
-        if builder._reply_acks:
-            for name in names:
-                if name == rules.EXPECTED_LAST_MSG_ID:
-                    return answers.EXPECTED_LAST_MSG_ID
-                if name.startswith(rules.EXPECTED_LAST):
-                    return answers.EXPECTED_LAST_SEQUENCE
-        ack = options.get(rules.ACK)
-        if ack is not None and ack not in rules.ACK_VALUES:
-            return answers.BAD_ACK
-        tombstone = options.get(rules.TOMBSTONE)
-        if tombstone is not None and tombstone not in rules.TOMBSTONE_VALUES:
-            return answers.BAD_TOMBSTONE
-        message.tombstone = tombstone is not None and rules.TOMBSTONE_VALUES[tombstone]
-        if message.tombstone and message.key is None:
-            return answers.TOMBSTONE_WITHOUT_KEY
-        if oversize:
-            return answers.TOO_LARGE
-        weight = weight_of(message.wire_bytes, len(headers))
-        if builder.record_count and builder._weight + weight > builder._batch_bytes_hard:
-            return answers.BATCH_FULL
-        awaits = builder._awaits_by_default if ack is None else rules.ACK_VALUES[ack]
-        message.awaits = awaits and builder._reply_acks and bool(message.line.reply)
-        return "stored"
 
     def _finish(self, now_us: int) -> None:
         """The message is complete: count it, and store or answer it."""
@@ -398,16 +300,3 @@ class Intake:
         blob = b"".join(self._answers)
         self._answers.clear()
         return blob
-
-
-def _options_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The first value of each name (R1)."""
-    return dict(reversed(headers))
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -1,7 +1,7 @@
 """Goal: a composed batch is the batch codec's and pyarrow's, byte for byte.
 
-Method: random rows in through the wire; out come the bytes of compose. The oracles get the decoded rows:
-`encode_batch`, and pyarrow's own writer given the same custom metadata.
+Method: random messages in through the wire; out come the bytes of compose. They must decode to the messages, and
+be what the oracles make of these rows: `encode_batch`, and pyarrow's own writer with the same custom metadata.
 """
 
 from __future__ import annotations
@@ -31,18 +31,27 @@ from tests.unit.ingest.wire import hmsg, msg
 POSITION: dict[str, Any] = {"first_offset": 41, "leader_epoch": 9, "high_watermark": 40}
 
 
-def random_message(rng: random.Random, rates: dict[str, float]) -> bytes:
+def random_message(rng: random.Random, rates: dict[str, float]) -> tuple[bytes, dict[str, Any]]:
+    """A message and its row, as far as the message decides."""
     subject = ".".join(rng.choice(("a", "bc", "é", "€uro")) for _ in range(rng.randint(1, 5)))
     reply = f"r.{rng.randrange(10**6)}" if rng.random() < rates["reply"] else None
     value = rng.randbytes(rng.choice((0, 1, 7, 8, 9, 100)))
     if rng.random() >= rates["headers"]:
-        return msg(subject, value, reply=reply)
+        row = {"subject": subject, "key": None, "value": value, "headers": None, "reply": reply}
+        return msg(subject, value, reply=reply), row
     headers = [(rng.choice("ABé"), "v" * rng.randrange(9)) for _ in range(rng.randrange(4))]
     if rng.random() < rates["key"]:
         headers.append(("Liftlog-Key", f"k{rng.randrange(10)}"))
         if rng.random() < rates["tombstone"]:
             headers.append(("Liftlog-Tombstone", "true"))
-    return hmsg(subject, value, *headers, reply=reply)
+    row = {
+        "subject": subject,
+        "key": next((text.encode() for name, text in headers if name == "Liftlog-Key"), None),
+        "value": None if ("Liftlog-Tombstone", "true") in headers else value,
+        "headers": [{"key": name, "value": text.encode()} for name, text in headers],
+        "reply": reply,
+    }
+    return hmsg(subject, value, *headers, reply=reply), row
 
 
 def pending(twin: ModuleType, wires: list[bytes], **settings: Any) -> Any:
@@ -60,11 +69,14 @@ def test_a_composed_batch_is_what_the_codec_and_arrow_write(twin: ModuleType, se
     rng = random.Random(seed)
     rates = {name: rng.choice((0.0, 0.1, 0.5, 1.0)) for name in ("reply", "headers", "key", "tombstone")}
     count = rng.choice((1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 300))
-    batch = pending(twin, [random_message(rng, rates) for _ in range(count)])
+    wires, expected = zip(*(random_message(rng, rates) for _ in range(count)), strict=True)
+    batch = pending(twin, list(wires))
     message = batch.compose(**POSITION, group_index=2, group_count=5, decision=(1 << 127) + 3)
     rows = decode_batch(message)
     header = read_header(message)
-    assert rows.num_rows == count == batch.record_count
+    assert batch.record_count == count
+    assert rows.drop_columns(["offset", "timestamp"]).to_pylist() == list(expected)
+    assert rows.column("offset").to_pylist() == list(range(41, 41 + count))
     assert header.max_timestamp_us == batch.max_timestamp_us == max(rows.column("timestamp").cast("int64").to_pylist())
     rebuilt = pa.RecordBatch.from_pylist(rows.to_pylist(), schema=SCHEMA)
     assert message == encode_batch(rebuilt, header)

@@ -168,6 +168,38 @@ def test_builders_move_to_the_intake_of_a_new_connection_with_their_records(twin
     assert second.dirty() == [target]
 
 
+@pytest.mark.parametrize("wire, cut", HALVES.values(), ids=HALVES)
+def test_an_old_connection_leaves_alone_what_a_new_one_has_taken_over(twin: ModuleType, wire: bytes, cut: int) -> None:
+    """Both go on: the old one amid a message, and then with whole ones."""
+    target = builder(twin)
+    first, second = twin.Intake(), twin.Intake()
+    first.route(1, [target], partition_by="subject_suffix")
+    first.feed(msg("a", b"0") + wire[:cut], 1)
+    second.route(1, [target], partition_by="subject_suffix")
+    second.feed(wire[:cut], 1)
+    assert values(target) == [b"0"]
+    first.feed(wire[cut:] + msg("a", b"1"), 1)
+    assert target.record_count == 0
+    assert first.counters["unrouted"] == 2
+    first.reset()
+    second.feed(wire[cut:], 1)
+    assert values(target) == [b"x" * 50]
+
+
+def test_a_builder_that_moves_there_and_back_is_listed_once(twin: ModuleType) -> None:
+    target, other = builder(twin), builder(twin, stream="other")
+    first, second = twin.Intake(), twin.Intake()
+    for intake in (first, second, first):
+        intake.route(1, [target], partition_by="subject_suffix")
+        intake.feed(msg("a"), 1)
+        if intake is second:
+            first.route(2, [other], partition_by="subject_suffix")
+            first.feed(msg("a", sid=2), 1)
+    assert first.dirty() == [other, target]
+    assert second.dirty() == []
+    assert target.record_count == 3
+
+
 def test_thousands_of_subscriptions_come_and_go(twin: ModuleType) -> None:
     rng = random.Random(3)
     intake = twin.Intake()

@@ -1,0 +1,287 @@
+# One connection's bytes, taken apart: what state it is in, and what has arrived of a message in part.
+#
+#   AT_LINE --MSG--> whole message in the chunk? decide, finish, AT_LINE
+#      |                no: --> IN_HEADERS --> IN_VALUE or IN_SKIPPED --> AT_END --> finish, AT_LINE
+#      +--PING, INFO...--> noted for the caller
+#
+# N1  In states other than AT_LINE, `line` holds the control line and `line_data` points into it.
+# N2  In IN_VALUE, `slot.arrived` bytes of the value lie behind the value column's size, and all `arriving`
+#     have room there.
+# N3  After `fail` nothing is parsed until the connection is reset.
+
+cdef void forget_value(Connection* self) noexcept nogil:
+    """A value that has arrived in part is not wanted any more, nor its room if nothing else is there."""
+    cdef Slot* slot = self.slot
+    if slot == NULL or slot.owner != self.number:
+        return
+    slot.arrived = slot.arriving = 0
+    if slot.columns != NULL and slot.columns.rows == 0:
+        give_columns(slot.columns)
+        slot.columns = NULL
+
+
+cdef void drop_message(Connection* self) noexcept nogil:
+    """The rest of the current message is skipped, and counts as unrouted."""
+    forget_value(self)
+    self.slot = NULL
+    self.fate = UNROUTED
+    if self.state == IN_VALUE:
+        self.state = IN_SKIPPED
+
+
+cdef void begin_anew(Connection* self) noexcept nogil:
+    forget_value(self)
+    self.slot = NULL
+    self.state = AT_LINE
+    self.line.size = self.header.size = 0
+    self.operations.size = self.operation_text.size = 0
+    self.problem = NULL
+    self.position = 0
+
+
+cdef void free_connection(Connection* self) noexcept nogil:
+    PyMem_RawFree(self.table.entries)
+    release(&self.line)
+    release(&self.header)
+    release(&self.spans)
+    release(&self.operations)
+    release(&self.operation_text)
+    release(&self.answers)
+    release(&self.dirty_slots)
+
+
+cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now_us) noexcept nogil:
+    """Returns 0 (with `problem` set if the bytes are no protocol) or -1: no memory."""
+    cdef const char* p = start
+    cdef const char* end = start + size
+    cdef const char* newline
+    cdef const char* line
+    cdef Buffer* values
+    cdef Py_ssize_t line_size, got, line_max
+    cdef int64_t line_at
+    if self.slot != NULL and self.slot.owner != self.number:
+        drop_message(self)
+    while p < end:
+        if self.state == AT_LINE:
+            if self.line.size == 0:
+                if not begins_operation(p[0]):
+                    return fail(self, b"an unknown operation", self.position + (p - start), p, end - p)
+                line_max = line_max_of(self, p[0])
+                newline = <const char*>memchr(p, c'\n', end - p)
+                if newline == NULL:
+                    if end - p > line_max + 1:
+                        return fail(self, b"a control line too long", self.position + (p - start), p, end - p)
+                    return append(&self.line, p, end - p)
+                line = p
+                line_size = newline - p
+                p = newline + 1
+            else:
+                line_max = line_max_of(self, self.line.data[0])
+                newline = <const char*>memchr(p, c'\n', end - p)
+                got = (newline if newline != NULL else end) - p
+                if self.line.size + got > line_max + 1:
+                    return fail_line(self, b"a control line too long", p - start)
+                if append(&self.line, p, got) < 0:
+                    return -1
+                p += got
+                if newline == NULL:
+                    return 0
+                line = self.line.data
+                line_size = self.line.size
+                p += 1
+            line_at = self.position + (p - start) - line_size - 1
+            if line_size > line_max + 1:
+                return fail(self, b"a control line too long", line_at, line, line_size)
+            if line[line_size - 1] != c'\r':
+                return fail(self, b"a control line that does not end in CR LF", line_at, line, line_size)
+            self.problem = read_line(self, line, line_size - 1)
+            if self.problem != NULL:
+                if self.problem == NO_MEMORY:
+                    self.problem = NULL
+                    return -1
+                return fail(self, self.problem, line_at, line, line_size)
+            if self.state == AT_LINE:
+                self.line.size = 0
+                continue
+            # A message. All of it here: look at it where it lies.
+            if end - p >= self.message.size + 2:
+                self.line.size = 0
+                self.line_data = line
+                self.header_data = p
+                if decide(self) < 0:
+                    return -1
+                p += self.message.size
+                if p[0] != c'\r' or p[1] != c'\n':
+                    if p[0] == c'\r':
+                        p += 1
+                    return fail(self, MISSING_END, self.position + (p - start), p, end - p)
+                if finish(self, p - (self.message.size - self.message.header_size), now_us) < 0:
+                    return -1
+                p += 2
+                self.state = AT_LINE
+                continue
+            if self.line.size == 0 and append(&self.line, line, line_size) < 0:
+                return -1
+            self.line_data = self.line.data
+            if begin_split(self) < 0:
+                return -1
+        elif self.state == IN_HEADERS:
+            got = min(end - p, self.missing)
+            if append(&self.header, p, got) < 0:
+                return -1
+            p += got
+            self.missing -= got
+            if self.missing == 0 and begin_payload(self) < 0:
+                return -1
+        elif self.state == IN_VALUE:
+            got = min(end - p, self.missing)
+            values = &self.slot.columns.value.data
+            memcpy(values.data + values.size + self.slot.arrived, p, got)
+            self.slot.arrived += got
+            p += got
+            self.missing -= got
+            if self.missing == 0:
+                self.state = AT_END
+                self.missing = 2
+        elif self.state == IN_SKIPPED:
+            got = min(end - p, self.missing)
+            p += got
+            self.missing -= got
+            if self.missing == 0:
+                self.state = AT_END
+                self.missing = 2
+        else:
+            if p[0] != (c'\r' if self.missing == 2 else c'\n'):
+                return fail(self, MISSING_END, self.position + (p - start), p, end - p)
+            p += 1
+            self.missing -= 1
+            if self.missing == 0:
+                if finish(self, NULL, now_us) < 0:
+                    return -1
+                self.state = AT_LINE
+                self.line.size = 0
+                self.header.size = 0
+                if self.header.capacity > SCRATCH_BYTES_KEPT:
+                    release(&self.header)
+    return 0
+
+
+cdef inline Py_ssize_t line_max_of(Connection* self, char first) noexcept nogil:
+    return INFO_LINE_BYTES_MAX if first == c'I' or first == c'i' else self.line_max
+
+
+cdef int fail(Connection* self, const char* problem, int64_t position, const char* excerpt,
+              Py_ssize_t size) noexcept nogil:
+    self.problem = problem
+    self.problem_position = position
+    self.problem_excerpt_size = min(size, <Py_ssize_t>sizeof(self.problem_excerpt))
+    memcpy(self.problem_excerpt, excerpt, self.problem_excerpt_size)
+    forget_value(self)
+    return 0
+
+
+cdef int fail_line(Connection* self, const char* problem, Py_ssize_t at) noexcept nogil:
+    return fail(self, problem, self.position + at - self.line.size, self.line.data, self.line.size)
+
+
+cdef const char* read_line(Connection* self, const char* line, Py_ssize_t size) noexcept nogil:
+    """Act on a control line without its CR LF. Returns NULL or what is wrong with it."""
+    cdef const char* problem
+    cdef Py_ssize_t at
+    if size >= 4 and line[0] == c'M' and line[1] == c'S' and line[2] == c'G' and is_blank(line[3]):
+        self.message.has_headers = False
+        at = 4
+    elif size >= 5 and memcmp(line, b"HMSG", 4) == 0 and is_blank(line[4]):
+        self.message.has_headers = True
+        at = 5
+    else:
+        at = operation_size(line, size)
+        if same_word(line, at, b"MSG", 3) or same_word(line, at, b"HMSG", 4):
+            self.message.has_headers = at == 4
+        else:
+            return note_operation(self, line, size, at)
+    problem = read_control_line(&self.message, line, size, at, self.payload_max)
+    if problem == NULL:
+        self.state = IN_SKIPPED
+    return problem
+
+
+cdef const char* note_operation(Connection* self, const char* line, Py_ssize_t size, Py_ssize_t at) noexcept nogil:
+    cdef Operation operation
+    cdef Py_ssize_t text = at
+    while text < size and is_blank(line[text]):
+        text += 1
+    while size > text and is_blank(line[size - 1]):
+        size -= 1
+    if same_word(line, at, b"PING", 4):
+        operation.kind = PING
+    elif same_word(line, at, b"PONG", 4):
+        operation.kind = PONG
+    elif same_word(line, at, b"+OK", 3):
+        operation.kind = OK
+    elif same_word(line, at, b"-ERR", 4):
+        operation.kind = ERR
+    elif same_word(line, at, b"INFO", 4):
+        operation.kind = INFO
+    else:
+        return b"an unknown operation"
+    if operation.kind <= OK and text < size:
+        return b"an operation that takes no argument has one"
+    if operation.kind == ERR and size - text >= 2 and line[text] == c'\'' and line[size - 1] == c'\'':
+        text += 1
+        size -= 1
+    operation.at = self.operation_text.size
+    operation.size = size - text
+    if (
+        append(&self.operation_text, line + text, operation.size) < 0
+        or append(&self.operations, <const char*>&operation, sizeof(Operation)) < 0
+    ):
+        return NO_MEMORY
+    return NULL
+
+
+cdef int begin_split(Connection* self) noexcept nogil:
+    """A message of which only the beginning is here: where do its bytes go?"""
+    cdef Route* route = find_route(&self.table, self.message.sid)
+    self.header.size = 0
+    self.slot = NULL
+    self.missing = self.message.header_size
+    if self.message.has_headers and route != NULL and (
+        not is_oversize(route.lead, &self.message) or self.message.header_size <= HEADER_PEEK_BYTES_MAX
+    ):
+        self.state = IN_HEADERS
+        if self.missing:
+            return reserve(&self.header, self.missing)
+    return begin_payload(self)
+
+
+cdef int begin_payload(Connection* self) noexcept nogil:
+    """The header block is here, or is not looked at: the fate can be decided."""
+    cdef Py_ssize_t value_size = self.message.size - self.message.header_size
+    cdef Columns* columns
+    if self.state == IN_HEADERS:
+        self.header_data = self.header.data
+        if self.header_data == NULL:  # a block of no bytes, which is not the same as none
+            self.header_data = self.line_data
+    else:
+        self.header_data = NULL
+        value_size = self.message.size
+    if decide(self) < 0:
+        return -1
+    self.missing = value_size
+    self.state = IN_SKIPPED
+    if self.fate == STORED and not self.tombstone:
+        if self.slot.columns == NULL:
+            self.slot.columns = take_columns()
+            if self.slot.columns == NULL:
+                return -1
+        columns = self.slot.columns
+        if reserve(&columns.value.data, value_size) < 0:
+            return -1
+        self.slot.arrived = 0
+        self.slot.arriving = value_size
+        self.state = IN_VALUE
+    if value_size == 0:
+        self.state = AT_END
+        self.missing = 2
+    return 0

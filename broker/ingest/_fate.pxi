@@ -1,0 +1,260 @@
+# What becomes of a message: rules.py, applied where its bytes lie, and the record or answer that follows.
+#
+# D1  Columns change only in `finish`, when the message is complete.
+# D2  A slot is used only while this connection owns its builder: another Intake may have taken it over.
+
+cdef enum State:
+    AT_LINE                     # a control line is next, or has come in part
+    IN_HEADERS
+    IN_VALUE                    # of a record that will be stored
+    IN_SKIPPED                  # payload of any other
+    AT_END                      # CR LF, or LF, is next
+
+
+cdef struct Connection:
+    uint64_t number             # of its Intake; no other of this process has it
+    Py_ssize_t line_max
+    Py_ssize_t payload_max
+    Py_ssize_t reply_size_max
+    RouteTable table
+    int64_t position            # of the byte after everything fed
+    State state
+    Buffer line                 # a control line in part; the line of a message in part
+    Buffer header               # header block of a message in part
+    Py_ssize_t missing          # bytes still to come in this state
+    # The current message
+    ControlLine message
+    const char* line_data
+    const char* header_data     # NULL: none, or not looked at
+    Buffer spans                # its headers, as HeaderSpan
+    Options options
+    int fate
+    Slot* slot
+    bint oversize
+    bint tombstone
+    bint awaits
+    # What came of it all
+    Buffer operations           # struct Operation
+    Buffer operation_text
+    Buffer answers
+    Buffer dirty_slots          # Slot*, in the order of their first record; stale where slot.listed_at says another place
+    int64_t[FATE_COUNT] fates
+    int64_t byte_count
+    int64_t unanswerable
+    # Failure
+    const char* problem         # NULL while all is well
+    int64_t problem_position
+    char[64] problem_excerpt
+    Py_ssize_t problem_excerpt_size
+
+
+cdef int decide(Connection* self) noexcept nogil:
+    """Apply rules.py to the current message: sets fate, slot, options, tombstone, awaits."""
+    cdef const char* subject = self.line_data + self.message.subject_at
+    cdef Py_ssize_t subject_size = self.message.subject_size
+    cdef Route* route = find_route(&self.table, self.message.sid)
+    cdef Options* options = &self.options
+    cdef Slot* slot
+    self.tombstone = False
+    self.slot = NULL
+    if route == NULL:
+        self.fate = UNROUTED
+        return 0
+    slot = route.lead
+    if subject_size >= 7 and memcmp(subject, b"_INBOX.", 7) == 0:
+        self.fate = SKIPPED_INBOX
+        return 0
+    self.oversize = is_oversize(slot, &self.message)
+    if not self.message.has_headers:
+        no_options(options)
+    elif self.header_data == NULL or (
+        self.oversize and self.message.header_size > HEADER_PEEK_BYTES_MAX
+    ):
+        no_options(options)
+    elif read_headers(options, self.header_data, self.message.header_size, &self.spans) < 0:
+        return -1
+    if (
+        slot.reply_acks and options.expected_stream.size != OPTION_ABSENT
+        and not span_is(self.header_data, &options.expected_stream, slot.stream, slot.stream_size)
+    ):
+        self.fate = SKIPPED_EXPECTED_STREAM
+        return 0
+    if route.by != BY_FIXED:
+        slot = route.slots[partition_of(self, route)]
+        if slot == NULL:
+            self.fate = SKIPPED_OTHER_PARTITION
+            return 0
+    if slot.owner != self.number:
+        self.fate = UNROUTED
+        return 0
+    self.slot = slot
+    self.fate = judge(self, slot, subject, subject_size)
+    return 0
+
+
+cdef int partition_of(Connection* self, const Route* route) noexcept nogil:
+    cdef Span span
+    cdef const char* base = self.line_data + self.message.subject_at
+    span.at, span.size = 0, self.message.subject_size
+    if route.by == BY_TOKEN:
+        span = token_of(base, span.size, route.token)
+    elif route.by == BY_KEY and self.options.key.size != OPTION_ABSENT:
+        base = self.header_data
+        span = self.options.key
+    return crc32_of(base + span.at, span.size) % <uint32_t>route.count
+
+
+cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t subject_size) noexcept nogil:
+    """Stored or refused, and whether an ack is awaited: rules 4 to 10."""
+    cdef Options* options = &self.options
+    cdef const char* block = self.header_data
+    if options.malformed:
+        return REFUSED_BAD_HEADER
+    if not (
+        is_utf8(subject, subject_size) and options.names_utf8
+        and is_utf8(self.line_data + self.message.reply_at, self.message.reply_size)
+    ):
+        return REFUSED_BAD_UTF8
+    if options.expected_last and slot.reply_acks:
+        return REFUSED_EXPECTED_LAST_SEQUENCE if options.expected_last == 1 else REFUSED_EXPECTED_LAST_MSG_ID
+    self.awaits = slot.awaits_by_default
+    if options.ack.size != OPTION_ABSENT:
+        if span_is(block, &options.ack, b"all", 3) or span_is(block, &options.ack, b"leader", 6):
+            self.awaits = True
+        elif span_is(block, &options.ack, b"none", 4):
+            self.awaits = False
+        else:
+            return REFUSED_BAD_ACK
+    if options.tombstone.size != OPTION_ABSENT:
+        if span_is(block, &options.tombstone, b"1", 1) or span_is(block, &options.tombstone, b"true", 4):
+            if options.key.size == OPTION_ABSENT:
+                return REFUSED_TOMBSTONE_WITHOUT_KEY
+            self.tombstone = True
+        elif not (span_is(block, &options.tombstone, b"0", 1) or span_is(block, &options.tombstone, b"false", 5)):
+            return REFUSED_BAD_TOMBSTONE
+    if self.oversize:
+        return REFUSED_TOO_LARGE
+    if slot.columns != NULL and slot.columns.weight + weight(self) > slot.batch_bytes_hard and slot.columns.rows:
+        return REFUSED_BATCH_FULL
+    self.awaits = self.awaits and slot.reply_acks and self.message.reply_size > 0
+    return STORED
+
+
+cdef inline Py_ssize_t weight(Connection* self) noexcept nogil:
+    return (
+        self.message.subject_size + self.message.reply_size + self.message.size
+        + RECORD_WEIGHT_BYTES + HEADER_WEIGHT_BYTES * self.options.count
+    )
+
+
+cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept nogil:
+    """The message is complete: count it and store or answer it. `value` NULL: it is in its column already."""
+    cdef int fate = self.fate
+    if fate == STORED and add_record(self, value, now_us) < 0:
+        if self.slot.columns != NULL:
+            roll_back(self.slot.columns)
+        return -1
+    self.fates[fate] += 1
+    self.byte_count += self.message.size
+    if fate >= FIRST_REFUSAL and self.slot.reply_acks and self.message.reply_size:
+        if self.message.reply_size > self.reply_size_max:
+            self.unanswerable += 1
+        elif write_refusal(
+            &self.answers, self.slot, fate, self.line_data + self.message.reply_at, self.message.reply_size,
+            self.message.subject_size + self.message.reply_size + self.message.size
+        ) < 0:
+            return -1
+    self.slot = NULL
+    return 0
+
+
+cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcept nogil:
+    cdef Slot* slot = self.slot
+    cdef ControlLine* message = &self.message
+    cdef Options* options = &self.options
+    cdef Columns* columns = slot.columns
+    cdef Py_ssize_t row, size, value_size = message.size - message.header_size
+    cdef int32_t row_number
+    if columns == NULL:
+        columns = slot.columns = take_columns()
+        if columns == NULL:
+            return -1
+    row = columns.rows
+    if row == 0 and touch(self, slot) < 0:
+        return -1
+    if reserve(&columns.timestamps, sizeof(int64_t)) < 0:
+        return -1
+    (<int64_t*>(columns.timestamps.data + columns.timestamps.size))[0] = now_us
+    columns.timestamps.size += sizeof(int64_t)
+    size = message.subject_size + message.reply_size
+    if (
+        append(&columns.subject.data, self.line_data + message.subject_at, message.subject_size) < 0
+        or mark(&columns.subject, row, True, columns.subject.data.size) < 0
+    ):
+        return -1
+    if self.tombstone:
+        if mark(&columns.value, row, False, columns.value.data.size) < 0:
+            return -1
+    else:
+        if value != NULL:
+            if append(&columns.value.data, value, value_size) < 0:
+                return -1
+        else:
+            columns.value.data.size += value_size
+        if mark(&columns.value, row, True, columns.value.data.size) < 0:
+            return -1
+        size += value_size
+    if options.key.size != OPTION_ABSENT:
+        if append(&columns.key.data, self.header_data + options.key.at, options.key.size) < 0:
+            return -1
+        size += options.key.size
+    if mark(&columns.key, row, options.key.size != OPTION_ABSENT, columns.key.data.size) < 0:
+        return -1
+    if message.reply_size and append(&columns.reply.data, self.line_data + message.reply_at, message.reply_size) < 0:
+        return -1
+    if mark(&columns.reply, row, message.reply_size > 0, columns.reply.data.size) < 0:
+        return -1
+    if message.has_headers:
+        size -= columns.header_key.data.size + columns.header_value.data.size
+        if add_headers(columns, self.header_data, &self.spans) < 0:
+            return -1
+        size += columns.header_key.data.size + columns.header_value.data.size
+    elif mark(&columns.headers, row, False, columns.header_rows) < 0:
+        return -1
+    if self.awaits:
+        if message.reply_size > self.reply_size_max:
+            self.unanswerable += 1
+        else:
+            row_number = <int32_t>row
+            if append(&columns.awaited, <const char*>&row_number, sizeof(int32_t)) < 0:
+                return -1
+    if message.has_headers:
+        columns.header_rows += options.count
+    columns.rows = row + 1
+    columns.byte_count += size
+    columns.weight += weight(self)
+    if now_us > columns.max_timestamp_us:
+        columns.max_timestamp_us = now_us
+    slot.arrived = slot.arriving = 0
+    return 0
+
+
+cdef int touch(Connection* self, Slot* slot) noexcept nogil:
+    """The slot gets its first record: it is dirty from now on, behind all others."""
+    cdef Py_ssize_t place = self.dirty_slots.size
+    if append(&self.dirty_slots, <const char*>&slot, sizeof(Slot*)) < 0:
+        return -1
+    slot.listed = True
+    slot.listed_at = place
+    return 0
+
+
+cdef int adopt(Connection* self, Slot* slot) noexcept nogil:
+    """The slot is routed from here now. It may come with records, from another Intake even."""
+    if slot.owner != self.number:
+        slot.owner = self.number
+        slot.listed = False
+        slot.arriving = slot.arrived = 0
+    if slot.columns != NULL and slot.columns.rows and not slot.listed:
+        return touch(self, slot)
+    return 0

@@ -1,0 +1,148 @@
+"""The rules of rules.py, applied to one message: stored, skipped or refused.
+
+A function of the message, its header block and where its subscription is routed; it changes only the
+message that it decides on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from broker.ingest import answers, rules
+from broker.ingest.answers import Refusal
+from broker.ingest.control import ControlLine
+from broker.ingest.headers import parse_headers
+from broker.ingest.partitioning import FIXED, hashed_part
+from broker.ingest.pure_batch import Builder, weight_of
+
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the messages of a subscription go.
+
+    Attributes:
+        by, token: How to partition: see partitioning.py.
+        lead: Any of the builders, for what is the same in all partitions.
+        builders: By partition, those led here.
+    """
+
+    by: int
+    token: int
+    lead: Builder
+    builders: dict[int, Builder]
+
+
+@dataclass(slots=True)
+class Message:
+    """A message whose control line has arrived.
+
+    Attributes:
+        fate: A name in `rules.COUNTERS`, or a Refusal.
+        builder: Where it goes, or who answers for it.
+        key, headers, tombstone, awaits: For its row, if its fate is "stored".
+        value: What has arrived of it, then.
+    """
+
+    line: ControlLine
+    fate: str | Refusal = "unrouted"
+    builder: Builder | None = None
+    key: bytes | None = None
+    headers: Headers | None = None
+    tombstone: bool = False
+    awaits: bool = False
+    value: bytearray = field(default_factory=bytearray)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Its size (R2)."""
+        return len(self.line.subject) + len(self.line.reply) + self.line.size
+
+    def is_oversize(self, builder: Builder) -> bool:
+        return self.wire_bytes > builder._record_bytes_max
+
+
+def decide(message: Message, block: bytes | None, route: Route | None, intake: object) -> None:
+    """Set the fate of a message, and what is needed to store or answer it. Rules 1 to 3: is it ours at all?
+
+    Args:
+        block: Its header block; None: it has none, or it was not looked at (R3).
+        route: None: nobody wants it.
+        intake: Builders of another are not touched.
+    """
+    line = message.line
+    if route is None:
+        message.fate = "unrouted"
+        return
+    if line.subject.startswith(rules.INBOX):
+        message.fate = "skipped_inbox"
+        return
+    oversize = message.is_oversize(route.lead)
+    if block is None or (oversize and len(block) > rules.HEADER_PEEK_BYTES_MAX):
+        headers: Headers | None = []
+    else:
+        headers = parse_headers(block)
+    options = dict(reversed(headers or []))  # the first of each name (R1)
+    stream = options.get(rules.EXPECTED_STREAM)
+    if route.lead._reply_acks and stream is not None and stream != route.lead.stream.encode():
+        message.fate = "skipped_expected_stream"
+        return
+    message.key = options.get(rules.KEY)
+    builder: Builder | None = route.lead
+    if route.by != FIXED:
+        part = hashed_part(line.subject, message.key, route.by, route.token)
+        builder = route.builders.get(crc32(part) % route.lead.partition_count)
+    if builder is None:
+        message.fate = "skipped_other_partition"
+        return
+    if builder._owner is not intake:
+        message.fate = "unrouted"
+        return
+    message.builder = builder
+    message.headers = headers if line.header_size is not None else None
+    message.fate = _judge(message, builder, headers, options, oversize=oversize)
+
+
+def _judge(
+    message: Message, builder: Builder, headers: Headers | None, options: Mapping[bytes, bytes], *, oversize: bool
+) -> str | Refusal:
+    """Rules 4 to 10: stored, or why not."""
+    if headers is None:
+        return answers.BAD_HEADER
+    names = [name for name, _ in headers]
+    if not all(_is_utf8(text) for text in (message.line.subject, message.line.reply, *names)):
+        return answers.BAD_UTF8
+    if builder._reply_acks:
+        for name in names:
+            if name == rules.EXPECTED_LAST_MSG_ID:
+                return answers.EXPECTED_LAST_MSG_ID
+            if name.startswith(rules.EXPECTED_LAST):
+                return answers.EXPECTED_LAST_SEQUENCE
+    ack = options.get(rules.ACK)
+    if ack is not None and ack not in rules.ACK_VALUES:
+        return answers.BAD_ACK
+    tombstone = options.get(rules.TOMBSTONE)
+    if tombstone is not None and tombstone not in rules.TOMBSTONE_VALUES:
+        return answers.BAD_TOMBSTONE
+    message.tombstone = tombstone is not None and rules.TOMBSTONE_VALUES[tombstone]
+    if message.tombstone and message.key is None:
+        return answers.TOMBSTONE_WITHOUT_KEY
+    if oversize:
+        return answers.TOO_LARGE
+    weight = weight_of(message.wire_bytes, len(headers))
+    if builder.record_count and builder._weight + weight > builder._batch_bytes_hard:
+        return answers.BATCH_FULL
+    awaits = builder._awaits_by_default if ack is None else rules.ACK_VALUES[ack]
+    message.awaits = awaits and builder._reply_acks and bool(message.line.reply)
+    return "stored"
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
