@@ -103,7 +103,8 @@ def quickstart(folder: Path, frame: pd.DataFrame, console: Console) -> None:
             f'windows.writeStream.format("liftlog").option("stream", "{DELAYS}").start()',
         )
         spark = stack.enter_context(session(folder))
-        run_query(spark, liftlog, sent, console)
+        if dropped := run_query(spark, liftlog, sent, console):
+            raise Wrong(f"{dropped} flights were dropped as too late, none should be")
 
         steps.next("One flight far too late, one in the future: the query goes on, closes its last windows")
         closing = delays.closing_messages(frame)

@@ -1,74 +1,16 @@
-"""Goal: Spark's windows are pandas' windows, and nothing that differs goes unseen.
+"""Goal: pandas computes what the file says, and no difference between two sets of windows goes unseen.
 
-Method: the streaming query on real Spark with files as source and sink; each pair of files is a bounded
-batch, the same fraction of two partitions, as liftlog's source divides them.
+That Spark computes the same: test_quickstart.py, with everything real.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
-from pathlib import Path
+import json
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
-from examples import delays, flights
-
-BATCHES = 4
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    """A session of its own in whatever Spark the test process has; it stays for other tests."""
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.log.level", "ERROR").getOrCreate().newSession()
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.shuffle.partitions", "2")
-    return session
-
-
-def write(folder: Path, age_s: int, messages: Iterable[tuple[str, bytes]]) -> None:
-    """A file of records; Spark reads files in order of their age."""
-    path = folder / f"{age_s:06}.parquet"
-    pq.write_table(pa.table({"value": pa.array([payload for _, payload in messages], pa.binary())}), path)
-    os.utime(path, (age_s, age_s))
-
-
-def run(spark: SparkSession, source: Path, sink: Path) -> int:
-    """The query to its end; returns how many rows were dropped as too late."""
-    records = spark.readStream.schema("value binary").option("maxFilesPerTrigger", 2).parquet(str(source))
-    writer = delays.encoded(delays.windows(delays.decoded(records))).writeStream.format("parquet")
-    options = {"path": str(sink / "windows"), "checkpointLocation": str(sink / "checkpoint")}
-    query = writer.options(**options).trigger(availableNow=True).start()
-    query.awaitTermination()
-    return sum(state.numRowsDroppedByWatermark for p in query.recentProgress for state in p.stateOperators)
-
-
-def test_the_streaming_query_gives_the_windows_that_pandas_computes(
-    spark: SparkSession, a_week: pd.DataFrame, tmp_path: Path
-) -> None:
-    source, sink = tmp_path / "source", tmp_path / "sink"
-    source.mkdir()
-    partitions = [a_week[a_week["origin"] == "JFK"], a_week[a_week["origin"] != "JFK"]]
-    for batch in range(BATCHES):
-        for number, rows in enumerate(partitions):
-            part = rows.iloc[len(rows) * batch // BATCHES : len(rows) * (batch + 1) // BATCHES]
-            write(source, 2 * batch + number + 1, flights.messages(part))
-    assert run(spark, source, sink) == 0
-    write(source, 100, delays.closing_messages(a_week))
-    assert run(spark, source, sink) == 1, "the flight that is too late is dropped, and only that"
-
-    found = spark.read.parquet(str(sink / "windows"))
-    expected = delays.windows_by_pandas(a_week)
-    assert expected["delay_minutes_mean"].isna().any(), "an hour without departures is among the tested"
-    assert delays.differences(expected, delays.from_spark(found)).empty
-    values = [bytes(row.value) for row in found.collect()]
-    assert delays.differences(expected, delays.from_values(values)).empty
-    assert {bytes(row.key) for row in found.collect()} == {b"EWR", b"JFK", b"LGA"}
+from examples import delays
 
 
 def test_partitions_drift_apart_by_less_than_the_watermark(all_flights: pd.DataFrame) -> None:
@@ -121,3 +63,20 @@ def test_a_window_that_is_missing_extra_or_there_twice_is_a_difference(a_week: p
     twice = pd.concat([windows, windows.iloc[[3]]])
     assert set(delays.differences(windows, twice)["problem"]) == {"written more than once"}
     assert len(delays.differences(windows, windows.iloc[:0])) == len(windows)
+
+
+def test_windows_are_the_same_from_the_json_that_spark_writes(a_week: pd.DataFrame) -> None:
+    """Spark leaves null fields out: an hour in which nothing left has no mean."""
+    windows = delays.windows_by_pandas(a_week)
+    assert windows["delay_minutes_mean"].isna().any()
+    rows = windows.assign(start=windows["start"].dt.strftime("%Y-%m-%dT%H:%M:%SZ")).to_dict("records")
+    values = [json.dumps({name: value for name, value in row.items() if not pd.isna(value)}).encode() for row in rows]
+    assert delays.differences(windows, delays.from_values(values)).empty
+
+
+def test_closing_messages_lie_beyond_the_watermark_on_both_sides(a_week: pd.DataFrame) -> None:
+    late, sentinel = (pd.Timestamp(json.loads(payload)["event_time"]) for _, payload in delays.closing_messages(a_week))
+    last = a_week["event_time"].iloc[-1]
+    hour = pd.Timedelta("1h")
+    assert late.floor("h") + hour <= last - delays.WATERMARK, "its window is closed once the last flight was seen"
+    assert sentinel - delays.WATERMARK >= last.floor("h") + hour, "it closes the window of the last flight"
