@@ -14,6 +14,7 @@ Design: docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import os
@@ -28,7 +29,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import broker
-from broker.api.errors import InvalidRequest, LiftlogError, UnknownPartition, UnknownStream
+from broker.api.errors import (
+    InvalidRequest,
+    LiftlogError,
+    StorageFailed,
+    UnknownPartition,
+    UnknownStream,
+)
 from broker.api.stream import OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.overlap import subjects_of
@@ -55,6 +62,7 @@ T = TypeVar("T")
 
 APPENDER_THREADS = 2
 DRAIN_TIMEOUT_S = 20.0
+REMOVE_TRIES = 3
 OFFSETS_SETTINGS: dict[str, Any] = {"subject": None, "retention_ms": None, "segment_bytes": 16 << 20}
 
 
@@ -98,9 +106,12 @@ class Broker:
         self._register()
         if self._intake is not None:
             self._intake.start()
-            for info in self.streams():
-                if info.name in self._partitions and not info.paused:
-                    await asyncio.wrap_future(self._intake.attach(info, self._partitions[info.name]))
+            captured = [
+                (info, self._partitions[info.name])
+                for info in self.streams()
+                if info.name in self._partitions and not info.paused
+            ]
+            await asyncio.wrap_future(self._intake.attach(captured))
         self._cleaner.start()
         metrics.REGISTRY.register(metrics.SampleCollector(self._samples))
         self._started = True
@@ -234,7 +245,8 @@ class Broker:
         found = self._partitions.get(stream)
         if found is None:
             self.stream(stream)
-            raise self._offline.get(stream, UnknownStream(f"stream {stream!r} is being created", stream=stream))
+            # A copy: raised again and again, one and the same error would keep the frames of all who met it.
+            raise copy.copy(self._offline.get(stream, UnknownStream(f"stream {stream!r} is not open", stream=stream)))
         return found
 
     def partition(self, stream: str, partition: int) -> Partition:
@@ -290,12 +302,17 @@ class Broker:
         """Raise the number of partitions. Raises InvalidSetting if there would be fewer."""
         return await self._on_control(self._add_partitions(name, partitions))
 
-    async def trim_stream(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
+    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
         """Let go of the records below an offset of each named partition. Returns the new log starts.
 
         Whole segments go; records below the offset that share a segment with later ones are hidden.
+
+        Raises:
+            UnknownStream, UnknownPartition: not there.
+            StaleIncarnation: the stream was deleted and re-created since the offsets were found.
+            StorageFailed, DiskFull: the disk refused; some partitions may have been trimmed.
         """
-        return await asyncio.to_thread(self._trim, name, before)
+        return await self._on_control(self._trim(name, incarnation, before))
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its records."""
@@ -308,8 +325,9 @@ class Broker:
         async with self._changing:
             command = self._create_command(name, values, internal=False)
             if name not in self._store.catalog.streams:
-                self._check_limits(int(command["settings"]["partitions"]))
                 self._store.catalog.check(command)
+                self._check_stream_limit()
+                self._check_partition_limit(command["settings"]["partitions"])
                 await asyncio.to_thread(
                     self._make_folders,
                     name,
@@ -322,7 +340,7 @@ class Broker:
                 partitions = await asyncio.to_thread(self._open_stream, info)
                 self._partitions[name] = partitions
                 if self._intake is not None:
-                    await asyncio.wrap_future(self._intake.attach(info, partitions))
+                    await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
                     info = await self._warned_of_jetstream(info)
                 self._hub.note(name)
                 log.info(
@@ -366,8 +384,8 @@ class Broker:
                 await asyncio.wrap_future(self._intake.detach(name))  # what NATS has sent by now is still taken in
             for partition in partitions:
                 partition.alter(info)
-            if self._intake is not None and was.paused and not info.paused:
-                await asyncio.wrap_future(self._intake.attach(info, partitions))
+            if self._intake is not None and was.paused and not info.paused and partitions:
+                await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
             self._hub.note(name)
             log.info("stream.state stream=%s paused=%s read_only=%s", name, info.paused, info.read_only)
             return info
@@ -378,7 +396,7 @@ class Broker:
             had = self.partitions(name)
             command = {"v": COMMAND_VERSION, "kind": "add_partitions", "name": name, "partitions": partitions}
             self._store.catalog.check(command)
-            self._check_limits(partitions - len(had))
+            self._check_partition_limit(partitions - len(had))
             numbers = range(len(had), partitions)
             await asyncio.to_thread(self._make_folders, name, before.incarnation, numbers)
             await asyncio.to_thread(self._store.execute, command)
@@ -393,14 +411,21 @@ class Broker:
             log.info("stream.partitions_added stream=%s partitions=%d", name, partitions)
             return info
 
-    def _trim(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
-        starts = {}
-        for number, offset in sorted(before.items()):
-            partition = self.partition(name, number)
-            starts[number] = partition.log.trim(offset)
+    async def _trim(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
+        async with self._changing:  # so it is not deleted meanwhile
+            partitions = {number: self.partition(name, number) for number in sorted(before)}
+            self.stream(name).check_incarnation(incarnation)
+            return {n: await asyncio.to_thread(self._trim_one, p, before[n]) for n, p in partitions.items()}
+
+    def _trim_one(self, partition: Partition, before: int) -> int:
+        was = partition.log.log_start_offset
+        start = partition.log.trim(before)
+        if start < before and partition.log.failure is not None:
+            raise StorageFailed(f"{partition}: nothing is trimmed until the log has recovered")
+        if start > was:
             partition.note_change()
-            log.info("stream.trimmed partition=%s log_start_offset=%d", partition, starts[number])
-        return starts
+            log.info("stream.trimmed partition=%s log_start_offset=%d records=%d", partition, start, start - was)
+        return start
 
     async def _delete(self, name: str) -> None:
         async with self._changing:
@@ -417,8 +442,18 @@ class Broker:
     def _remove(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             partition.note_removed()
-            partition.log.close(clean=True)
-        self._disk.remove_tree(str(self._root / "streams" / info.name / info.incarnation))
+            try:
+                partition.log.close(clean=True)
+            except (LiftlogError, OSError) as error:  # it goes anyway
+                log.info("partition.close_failed partition=%s error=%s", partition, error)
+        folder = str(self._root / "streams" / info.name / info.incarnation)
+        for left in range(REMOVE_TRIES - 1, -1, -1):  # a checkpoint under way may put a file into it once more
+            try:
+                self._disk.remove_tree(folder)
+                return
+            except OSError as error:
+                if not left:
+                    log.warning("stream.folder_left path=%s error=%s", folder, error)
 
     def _create_command(self, name: str, values: Mapping[str, Any], *, internal: bool) -> dict[str, Any]:
         defaults = {k: v for k, v in self.config.defaults.as_dict().items() if k not in ("subject", "group")}
@@ -432,10 +467,13 @@ class Broker:
             "internal": internal,
         }
 
-    def _check_limits(self, partitions: int) -> None:
+    def _check_stream_limit(self) -> None:
         limits = self.config.limits
-        if len(self._partitions) > limits.streams_max:
+        if len(self.streams()) >= limits.streams_max:
             raise InvalidRequest(f"limits.streams_max={limits.streams_max}: so many exist", limit=limits.streams_max)
+
+    def _check_partition_limit(self, partitions: int) -> None:
+        limits = self.config.limits
         total = sum(1 for _ in self._all_partitions()) + partitions
         if total > limits.partitions_max:
             raise InvalidRequest(

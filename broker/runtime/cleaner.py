@@ -66,9 +66,13 @@ class Cleaner:
         for partition in partitions:
             if self._stop.is_set():
                 return
+            if partition.removed:
+                continue
             try:
                 act(partition)
             except (LiftlogError, OSError) as error:
+                if partition.removed:
+                    continue
                 log.error("cleaner.failed what=%s partition=%s error=%s", what, partition, error)
             except Exception:
                 log.exception("cleaner.bug what=%s partition=%s", what, partition)

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.api.errors import DiskFull, LiftlogError
+from broker.api.errors import DiskFull, LiftlogError, ReadOnly, StreamPaused, UnknownStream
 from broker.ingest import Builder, Intake, PendingBatch
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import BATCH_RECORDS
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 
 STORE_FAILED = (503, 10077)  # JetStream: "unable to store message"
 NO_SPACE = (503, 10047)  # JetStream: "insufficient storage resources available"
+SEALED = (400, 10109)  # JetStream: "invalid operation on sealed stream"
+CLOSED = (ReadOnly, StreamPaused, UnknownStream)
+"""Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +83,9 @@ class Flusher:
         self._resume = asyncio.Event()
         self._resume.set()
         self._loop = loop
-        self.counts = dict.fromkeys(("acks_sent", "batches", "append_failed_records", "pauses"), 0)
+        self.counts = dict.fromkeys(
+            ("acks_sent", "batches", "append_failed_records", "refused_stream_closed", "pauses"), 0
+        )
 
     def add(self, info: StreamInfo, partition: Partition) -> Slot:
         """Make a partition's slot."""
@@ -172,14 +177,17 @@ class Flusher:
         BATCH_RECORDS.observe(pending.record_count)
 
     def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
-        self.counts["append_failed_records"] += pending.record_count
-        log.error(
-            "intake.append_failed partition=%s records=%d reason=%s error=%s",
-            slot.partition,
-            pending.record_count,
-            error.reason,
-            error,
-        )
+        if isinstance(error, CLOSED):
+            self.counts["refused_stream_closed"] += pending.record_count
+        else:
+            self.counts["append_failed_records"] += pending.record_count
+            log.error(
+                "intake.append_failed partition=%s records=%d reason=%s error=%s",
+                slot.partition,
+                pending.record_count,
+                error.reason,
+                error,
+            )
         self._send(_error_blob(pending, error))
 
     def _on_durable(self, slot: Slot, pending: PendingBatch, byte_count: int, blob: bytes, outcome: Outcome) -> None:
@@ -210,5 +218,8 @@ class Flusher:
 def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:
     if not pending.awaited_count:
         return b""
-    code, err_code = NO_SPACE if isinstance(error, DiskFull) else STORE_FAILED
+    if isinstance(error, CLOSED):
+        code, err_code = SEALED
+    else:
+        code, err_code = NO_SPACE if isinstance(error, DiskFull) else STORE_FAILED
     return pending.errors(code, err_code, f"{error.reason}: {error}")

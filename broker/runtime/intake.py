@@ -97,9 +97,9 @@ class IntakeDriver:
         """Start the thread; it connects, and goes on trying, by itself."""
         self._thread.start()
 
-    def attach(self, info: StreamInfo, partitions: Sequence[Partition]) -> Future[None]:
-        """Begin to capture a stream's subjects (I1; while NATS is away: as soon as it is back)."""
-        return self._call(self._attach(info, partitions))
+    def attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> Future[None]:
+        """Begin to capture the subjects of streams (I1; while NATS is away: as soon as it is back)."""
+        return self._call(self._attach(streams))
 
     def detach(self, stream: str) -> Future[None]:
         """Stop capturing; done when all that was captured is durable."""
@@ -224,11 +224,11 @@ class IntakeDriver:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    async def _attach(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
-        if info.settings.subject is None:
-            return
-        slots = [self._flusher.add(info, partition) for partition in partitions]
-        self._streams[info.name] = Attachment(info, slots, _subscriptions(info, slots))
+    async def _attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> None:
+        for info, partitions in streams:
+            if info.settings.subject is not None:
+                slots = [self._flusher.add(info, partition) for partition in partitions]
+                self._streams[info.name] = Attachment(info, slots, _subscriptions(info, slots))
         await self._subscribe_missing()
 
     async def _subscribe_missing(self) -> None:

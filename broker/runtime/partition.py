@@ -9,7 +9,8 @@ P1  A callback gets the durable end only if what it waits for is durable.
 P2  After a failed write or fsync every waiter gets the error, and the log is recovered before the next append. Recovery
     may have to drop what was not durable, so each recovery begins a new generation: who waits since an earlier
     one gets an error, even if its offsets are durable now. (An error says "unknown", a false ack would be a loss.)
-P3  A partition that refuses records (`refusal`) refuses them for everybody; reads go on.
+P3  A partition that refuses records, because its stream is paused, read-only or deleted, refuses them for everybody,
+    with an error of its own for each append. Reads go on, but for a deleted one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
-from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused
+from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.sync import SyncPool
@@ -64,7 +65,7 @@ class Partition:
         self._appender = appender
         self._hub = hub
         self._lock = threading.Lock()
-        self.refusal = _refusal(info)
+        self._info = info
         self._generation = 0
         self._callbacks: list[tuple[int, AppendResult, OnDurable]] = []
         self._sync_queued = False
@@ -76,7 +77,7 @@ class Partition:
 
     def alter(self, info: StreamInfo) -> None:
         """Take over altered settings and state."""
-        self.refusal = _refusal(info)
+        self._info = info
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings))
@@ -90,14 +91,18 @@ class Partition:
         Raises:
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
+            UnknownStream: it was deleted.
         """
-        if self.refusal is not None:
-            raise self.refusal
+        self._check_open()
         now_us = time.time_ns() // 1000
-        if self.log.failure is not None:
-            self._recover(now_us)
-        generation = self._generation  # before the append: too early is an error too many, too late a false ack
-        result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+        try:
+            if self.log.failure is not None and not self.removed:
+                self._recover(now_us)
+            generation = self._generation  # before the append: too early is an error too many, too late a false ack
+            result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+        except (LiftlogError, OSError):
+            self._check_open()  # deleted meanwhile: then that is the reason
+            raise
         self.record_count += result.next_offset - result.first_offset
         self.byte_count += result.bytes
         if not self.fsync_each_batch:
@@ -128,8 +133,8 @@ class Partition:
         self._hub.note(self)
 
     def note_removed(self) -> None:
-        """Wake who waits for records: there will be none, the stream was deleted."""
-        self.removed = True
+        """Take no more, and wake who waits for records: there will be none, the stream was deleted."""
+        self.removed = True  # before the log is closed, so that no append sees that without the reason
         self._hub.note(self)
 
     def run_sync(self) -> bool:
@@ -142,8 +147,9 @@ class Partition:
             outcome = self.log.sync()
             self.log.advance_high_watermark(outcome)
         except LiftlogError as error:
-            log.error("partition.sync_failed partition=%s error=%s", self, error)
-            outcome = error
+            outcome = self._gone() if self.removed else error
+            if not self.removed:
+                log.error("partition.sync_failed partition=%s error=%s", self, error)
         except Exception as error:  # a callback must come whatever happens
             log.exception("partition.sync_bug partition=%s", self)
             outcome = StorageFailed(f"{self}: sync failed: {error!r}")
@@ -199,6 +205,22 @@ class Partition:
             f"{self}: records [{result.first_offset}, {result.next_offset}) may be lost: the log had to recover"
         )
 
+    def _check_open(self) -> None:
+        """Raise why no record is taken, if so (P3)."""
+        if self.removed:
+            raise self._gone()
+        if self._info.paused:
+            raise StreamPaused(f"stream {self.stream!r} is paused", stream=self.stream)
+        if self._info.read_only:
+            raise ReadOnly(f"stream {self.stream!r} is read-only", stream=self.stream)
+
+    def _gone(self) -> UnknownStream:
+        return UnknownStream(
+            f"stream {self.stream!r} was deleted (incarnation {self.incarnation})",
+            stream=self.stream,
+            incarnation=self.incarnation,
+        )
+
     def _recover(self, now_us: int) -> None:
         self._generation += 1  # before anything is dropped (P2)
         self.log.recover(now_us)
@@ -213,11 +235,3 @@ class Partition:
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""
         await self._hub.wait(self, lambda: self.removed or self.log.high_watermark > offset, timeout_s)
-
-
-def _refusal(info: StreamInfo) -> LiftlogError | None:
-    if info.paused:
-        return StreamPaused(f"stream {info.name!r} is paused", stream=info.name)
-    if info.read_only:
-        return ReadOnly(f"stream {info.name!r} is read-only", stream=info.name)
-    return None
