@@ -206,8 +206,10 @@ class OpenLog:
         try:
             if epochs.items != (stored.items if stored is not None else []):
                 write_epochs(self._disk, self.folder, epochs)
-            # Where nothing was wrong the old one still holds: thousands of idle logs start without an fsync.
-            if checkpoint is None or report.lost or report.cut_offset is not None:
+            # Where nothing was wrong the old one still holds, and an empty log needs none: thousands of idle
+            # logs start without an fsync.
+            is_new = checkpoint is None and found.segments
+            if is_new or report.lost or report.cut_offset is not None:
                 self._write_checkpoint(self._point())
         except OSError as error:  # a full disk: what was found now is found again at the next open
             report.notes.append(f"{self.folder}: no new checkpoint: {error.strerror or error}")

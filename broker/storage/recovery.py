@@ -137,6 +137,8 @@ def recover(
     _sweep(disk, folder, segments)
     while len(segments) > 1 and segments[1].base_offset <= known.log_start_offset:
         segments.pop(0).unlink(disk)
+    if segments and (known.tail is None or known.tail.base_offset != segments[-1].base_offset):
+        disk.sync_dir(folder)  # R5: who made the last one may have been killed before its name was durable
     run = _Recovery(disk, folder, known, report, now_us)
     run.lost(known.log_start_offset, segments[0].base_offset if segments else known.recovery_point)
     after = [segment.base_offset for segment in segments[1:]]

@@ -136,6 +136,18 @@ def test_failed_fsync_is_never_trusted_again(
     assert values(found) == [b"0", b"1", b"2"]
 
 
+def test_failed_first_fsync_of_a_segment_is_not_trusted_with_its_schema_message_either(disk: SimDisk) -> None:
+    log = create_log(disk)
+    append(log, b"0")
+    disk.fail("sync", errno.EIO)
+    with pytest.raises(StorageFailed):
+        log.sync()
+    log.recover(0)
+    found = open_log(disk.after_crash("lost"), boot_id="next")
+    assert found.recovery.notes == []
+    assert found.log_end_offset == 1
+
+
 def test_failed_fsync_at_a_roll_is_never_trusted_again(disk: SimDisk) -> None:
     log = create_log(disk, settings=SMALL)
     append(log, b"0")

@@ -290,6 +290,17 @@ def test_uncommitted_records_are_not_found(log: PartitionLog) -> None:
     assert log.offset_for_time(2) is None
 
 
+def test_batch_is_committed_as_a_whole_or_not_at_all(log: PartitionLog) -> None:
+    fill(log, 1)
+    log.append([row_batch([b"1", b"2", b"3"])], leader_epoch=0, now_us=0)
+    log.advance_high_watermark(3)
+    with log.read(0) as plan:
+        assert (plan.first_offset, plan.next_offset) == (0, 1)
+    with log.read(2) as plan:
+        assert plan.ranges == []
+    assert [record[0] for record in verified_records(log)] == [0]
+
+
 def test_plan_closes_its_files(disk: SimDisk, log: PartitionLog) -> None:
     fill(log, 3)
     commit(log)

@@ -226,6 +226,19 @@ def test_high_watermark_of_the_checkpoint_proves_it_too() -> None:
     assert (made.offsets(), log.lost_ranges, log.log_end_offset) == ([0], ((1, 2),), 2)
 
 
+def test_recovery_point_alone_proves_it() -> None:
+    """All was fsynced and nothing committed yet, so no batch carries a high watermark."""
+    made = Damaged()
+    for i in range(3):
+        made.append(b"%d" % i)
+    made.log.sync()
+    made.log.checkpoint()
+    made.zero(*made.places[1])
+    made.disk.unlink(INDEX)
+    log = made.reopen()
+    assert (made.offsets(), log.lost_ranges, log.log_end_offset) == ([0, 2], ((1, 2),), 3)
+
+
 def test_later_segment_proves_that_all_before_it_was_synced() -> None:
     made = Damaged(settings=LogSettings(segment_bytes=3_000))
     for i in range(6):
@@ -319,6 +332,26 @@ def test_batch_within_a_value_is_not_taken_for_one_of_the_log() -> None:
         made.content()[end - 100 :] = b""
         made.reopen()
         assert (made.offsets(), made.log.lost_ranges, made.disk.size(SEGMENT)) == ([0], (), start)
+
+
+@pytest.mark.parametrize("first_offset,high_watermark", [(0, 0), (1_000, 2), (3, 1_000)])
+def test_batch_that_cannot_stand_there_is_not_believed(first_offset: int, high_watermark: int) -> None:
+    """The header around it is gone altogether, and what is found within does not fit the offsets."""
+    rows = random_rows(random.Random(1), 1, first_offset=first_offset)
+    forged = encode_batch(
+        rows, BatchHeader(first_offset=first_offset, last_offset=first_offset, high_watermark=high_watermark)
+    )
+    made = Damaged()
+    made.append(b"0")
+    commit(made.log)
+    made.append(bytes(forged))
+    start, end = made.places[1]
+    within = bytes(made.content()).index(forged, start)
+    made.zero(start, start + 888)
+    shift = -(within - start) % 8  # so that it lies where a batch could begin
+    made.content()[within + shift : end] = bytes(forged) + bytes(end - within - shift - len(forged))
+    log = made.reopen()
+    assert (made.offsets(), log.lost_ranges, log.log_end_offset) == ([0], (), 1)
 
 
 # --- markers, schema, empty files -----------------------------------------------------------------------------
