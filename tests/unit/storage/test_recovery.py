@@ -124,6 +124,34 @@ def test_batch_behind_a_torn_one_goes_with_it_when_nothing_proves_that_it_was_co
     assert (made.offsets(), made.log.lost_ranges) == ([0], ())
 
 
+def test_epoch_whose_records_were_cut_is_forgotten() -> None:
+    made = Damaged()
+    made.append(b"0")
+    commit(made.log)
+    made.append(b"1")
+    made.log.append([row_batch([b"2"])], leader_epoch=7, now_us=0)
+    assert made.log.leader_epoch == 7
+    made.zero(*made.places[1])
+    log = made.reopen()
+    assert (log.log_end_offset, log.leader_epoch, log.epoch_of(0)) == (1, 1, 1)
+    log.append([row_batch([b"1"])], leader_epoch=7, now_us=0)
+    assert (log.epoch_of(1), log.epoch_end(1)) == (7, 1)
+
+
+def test_epochs_file_that_is_too_old_is_brought_up_by_the_scan() -> None:
+    """Restored from a copy, say."""
+    made = Damaged()
+    made.append(b"0")
+    old = made.disk.read_file(f"{FOLDER}/epochs")
+    for epoch in (4, 4, 6):
+        made.log.append([row_batch([b"x"])], leader_epoch=epoch, now_us=0)
+    made.log.sync()
+    made.disk.replace_file(f"{FOLDER}/epochs", old)
+    log = made.reopen()
+    assert log.leader_epoch == 6
+    assert [log.epoch_of(offset) for offset in range(4)] == [1, 4, 4, 6]
+
+
 def test_log_goes_on_after_a_cut() -> None:
     made = Damaged()
     made.append(b"a")
