@@ -10,14 +10,9 @@
 # N3  After `fail` nothing is parsed until the connection is reset.
 
 cdef void forget_value(Connection* self) noexcept nogil:
-    """A value that has arrived in part is not wanted any more, nor its room if nothing else is there."""
-    cdef Slot* slot = self.slot
-    if slot == NULL or slot.owner != self.number:
-        return
-    slot.arrived = slot.arriving = 0
-    if slot.columns != NULL and slot.columns.rows == 0:
-        give_columns(slot.columns)
-        slot.columns = NULL
+    """What has arrived of the current message's value goes, if it went to a slot that is still ours."""
+    if self.slot != NULL and self.slot.owner == self.number:
+        forget_arrived(self.slot)
 
 
 cdef void drop_message(Connection* self) noexcept nogil:

@@ -37,7 +37,7 @@ cdef struct Connection:
     Buffer operations           # struct Operation
     Buffer operation_text
     Buffer answers
-    Buffer dirty_slots          # Slot*, in the order of their first record; stale where slot.listed_at says another place
+    Buffer dirty_slots          # Slot*, in the order of their first record; stale unless slot.listed_at is here
     int64_t[FATE_COUNT] fates
     int64_t byte_count
     int64_t unanswerable
@@ -147,6 +147,11 @@ cdef inline Py_ssize_t weight(Connection* self) noexcept nogil:
     )
 
 
+cdef inline bint is_answerable(const Connection* self) noexcept nogil:
+    """May its reply subject be answered (R5)?"""
+    return self.message.reply_size <= self.reply_size_max and self.line_data[self.message.reply_at] != c'$'
+
+
 cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept nogil:
     """The message is complete: count it and store or answer it. `value` NULL: it is in its column already."""
     cdef int fate = self.fate
@@ -157,7 +162,7 @@ cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept no
     self.fates[fate] += 1
     self.byte_count += self.message.size
     if fate >= FIRST_REFUSAL and self.slot.reply_acks and self.message.reply_size:
-        if self.message.reply_size > self.reply_size_max:
+        if not is_answerable(self):
             self.unanswerable += 1
         elif write_refusal(
             &self.answers, self.slot, fate, self.line_data + self.message.reply_at, self.message.reply_size,
@@ -222,7 +227,7 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
     elif mark(&columns.headers, row, False, columns.header_rows) < 0:
         return -1
     if self.awaits:
-        if message.reply_size > self.reply_size_max:
+        if not is_answerable(self):
             self.unanswerable += 1
         else:
             row_number = <int32_t>row
@@ -249,12 +254,20 @@ cdef int touch(Connection* self, Slot* slot) noexcept nogil:
     return 0
 
 
+cdef void forget_arrived(Slot* slot) noexcept nogil:
+    """A value that has arrived in part is not wanted any more, nor its room if nothing else is there."""
+    slot.arrived = slot.arriving = 0
+    if slot.columns != NULL and slot.columns.rows == 0:
+        give_columns(slot.columns)
+        slot.columns = NULL
+
+
 cdef int adopt(Connection* self, Slot* slot) noexcept nogil:
     """The slot is routed from here now. It may come with records, from another Intake even."""
     if slot.owner != self.number:
         slot.owner = self.number
         slot.listed = False
-        slot.arriving = slot.arrived = 0
+        forget_arrived(slot)
     if slot.columns != NULL and slot.columns.rows and not slot.listed:
         return touch(self, slot)
     return 0

@@ -105,6 +105,7 @@ class Intake:
         """The rest of the current message is skipped, and counts as unrouted."""
         message.fate = "unrouted"
         message.builder = None
+        message.value = bytearray()
         if self._state is _State.IN_VALUE:
             self._state = _State.IN_SKIPPED
 
@@ -255,7 +256,7 @@ class Intake:
         self._counters["messages"] += 1
         self._counters["bytes"] += line.size
         self._counters[fate.counter if isinstance(fate, Refusal) else fate] += 1
-        answerable = len(line.reply) <= self._reply_size_max
+        answerable = len(line.reply) <= self._reply_size_max and not line.reply.startswith(rules.SYSTEM)
         if isinstance(fate, Refusal):
             assert builder is not None
             if builder._reply_acks and line.reply:

@@ -24,6 +24,8 @@ R2  A record's size is subject + reply + header block + payload, as they came, s
 R3  Without the header block (malformed, or too large to look into) a message has no options: it is
     hashed by its subject, and no `Nats-Expected-Stream` silences its refusal.
 R4  `Liftlog-Ack: none` silences the ack of a stored record, not a refusal.
+R5  A reply subject that begins with `$`, or is so long that the server would cut us off, is never answered:
+    the broker would publish to the server's own subjects ($JS, $SYS, $KV) for someone who may not.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ EXPECTED_STREAM: Final = b"Nats-Expected-Stream"
 EXPECTED_LAST: Final = b"Nats-Expected-Last-"
 EXPECTED_LAST_MSG_ID: Final = b"Nats-Expected-Last-Msg-Id"
 INBOX: Final = b"_INBOX."
+SYSTEM: Final = b"$"
 
 ACK_VALUES: Final = {b"all": True, b"leader": True, b"none": False}
 """Value of `Liftlog-Ack` -> is an ack awaited."""
@@ -76,4 +79,4 @@ COUNTERS: Final = (
     "refused_batch_full",
 )
 """Counted since the Intake was made. `bytes` is header blocks and payloads of complete messages, whatever their
-fate; `unanswerable` is records stored or refused whose reply subject is too long to be answered."""
+fate; `unanswerable` is records stored or refused that ask for an answer where none may go (R5)."""

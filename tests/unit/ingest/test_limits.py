@@ -5,6 +5,7 @@ Method: real payloads around each limit; for what is kept, the process's own acc
 
 from __future__ import annotations
 
+import gc
 import json
 import tracemalloc
 from types import ModuleType
@@ -98,7 +99,7 @@ def traced_peak(action: Any) -> int:
 
 def test_a_record_over_the_limit_is_not_kept_while_it_passes(twin: ModuleType) -> None:
     intake, target = routed(twin, record_bytes_max=10_000)
-    pieces = [b"HMSG a 1 r 66000 50000000\r\n", *[b"x" * 50_000] * 1000, b"\r\n", msg("a", b"next")]
+    pieces = [b"HMSG a 1 r 5000000 50000000\r\n", *[b"x" * 50_000] * 1000, b"\r\n", msg("a", b"next")]
 
     def feed() -> None:
         for piece in pieces:
@@ -107,6 +108,28 @@ def test_a_record_over_the_limit_is_not_kept_while_it_passes(twin: ModuleType) -
     assert traced_peak(feed) < MIB
     assert intake.counters["refused_too_large"] == 1
     assert target.record_count == 1
+
+
+@pytest.mark.parametrize("end", ["reset", "unroute", "take over"])
+def test_the_room_for_half_a_value_is_given_back(twin: ModuleType, end: str) -> None:
+    tracemalloc.start()
+    try:
+        intake, target = routed(twin, record_bytes_max=64 * MIB, batch_bytes=64 * MIB)
+        feed_in_pieces(intake, msg("a", b"x" * (40 * MIB))[: 35 * MIB])
+        assert tracemalloc.get_traced_memory()[0] > 30 * MIB
+        match end:
+            case "reset":
+                intake.reset()
+            case "unroute":
+                intake.unroute(1)
+            case "take over":
+                successor = twin.Intake()
+                successor.route(1, [target], partition_by="subject_suffix")
+                intake.reset()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_value_in_part_is_kept_once(twin: ModuleType) -> None:

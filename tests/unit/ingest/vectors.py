@@ -229,6 +229,14 @@ REFUSED = [
     Vector("a reply too long to answer", msg("a", b"x", reply="r" * 4089) + msg("a", b"x", reply="r" * 4088),
            [row("a", b"x", reply="r" * 4089), row("a", b"x", reply="r" * 4088)], {"stored": 2, "unanswerable": 1},
            acked=["r" * 4088]),
+    Vector("a reply to the server's own subjects is kept and not answered",
+           msg("a", b"x", reply="$JS.API.STREAM.PURGE.x") + msg("a", b"y", reply="$") + msg("a", b"z", reply="a$")
+           + hmsg("a", b"", ("Liftlog-Ack", "?"), reply="$KV.x.y"),
+           [row("a", b"x", reply="$JS.API.STREAM.PURGE.x"), row("a", b"y", reply="$"), row("a", b"z", reply="a$")],
+           {"stored": 3, "refused_bad_option": 1, "unanswerable": 3}, acked=["a$"]),
+    Vector("nobody asks for an answer",
+           hmsg("a", b"x", ("Liftlog-Ack", "none"), reply="$x"),
+           [row("a", b"x", headers=[("Liftlog-Ack", b"none")], reply="$x")], {"stored": 1}),
     Vector("a refused one with a reply too long to answer",
            hmsg("a", b"x", ("Liftlog-Ack", "?"), reply="r" * 4089), [], {"refused_bad_option": 1, "unanswerable": 1}),
 ]  # fmt: skip
