@@ -13,7 +13,7 @@ import typer
 
 from broker import __version__
 from broker.api.errors import LiftlogError
-from broker.cli import broker, consumer, down, publish, stream, tail, up
+from broker.cli import broker, changes, consumer, down, publish, stream, tail, up
 from broker.cli.exits import FAILED, code_of
 from broker.cli.options import Brokers, Globals, Json, Nats
 from broker.cli.output import printable
@@ -52,6 +52,8 @@ def _globals(
 app.command("up")(up.up)
 app.command("down")(down.down)
 app.command("broker")(broker.broker)
+for name, command in changes.COMMANDS.items():
+    stream.app.command(name)(command)
 app.add_typer(stream.app, name="stream")
 app.command("publish")(publish.publish)
 app.command("tail")(tail.tail)

@@ -1,4 +1,7 @@
-"""`liftlog stream …`: create, list, describe, alter, delete."""
+"""`liftlog stream …`: create, list, describe, alter, delete.
+
+What else may be done to a running stream is in `broker.cli.changes`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from broker.cli.output import bytes_text, json_out, note, pairs, table, time_tex
 if TYPE_CHECKING:
     from broker.client.answers import StreamDescription
 
-app = typer.Typer(help="Streams: create, list, describe, alter, delete.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Streams: create, change, pause, trim, delete.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the stream.", show_default=False)]
 
@@ -107,7 +110,7 @@ def create(
     values = _given(ctx)
     with client_of(ctx, brokers) as client:
         made = client.create_stream(name, **values)
-    _show_change(ctx, made, json, f"stream {name} is there")
+    show_change(ctx, made, json, f"stream {name} is there")
 
 
 @app.command("list")
@@ -124,11 +127,12 @@ def list_(
         json_out([asdict(stream) for stream in streams])
         return
     table(
-        ["stream", "subject", "partitions", "records", "size", "created (UTC)"],
+        ["stream", "subject", "state", "partitions", "records", "size", "created (UTC)"],
         [
             (
                 stream.name,
                 stream.settings.get("subject"),
+                stream.state,
                 len(stream.partitions),
                 stream.record_count,
                 bytes_text(stream.bytes),
@@ -153,6 +157,7 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
             ("stream", stream.name),
             ("incarnation", stream.incarnation),
             ("created (UTC)", time_text(stream.created_ms)),
+            ("state", stream.state),
             *stream.settings.items(),
         ]
     )
@@ -201,7 +206,7 @@ def alter(
         raise typer.BadParameter("name at least one setting to change", param_hint="settings")
     with client_of(ctx, brokers) as client:
         changed = client.alter(name, **values)
-    _show_change(ctx, changed, json, f"stream {name} changed: {', '.join(sorted(values))}")
+    show_change(ctx, changed, json, f"stream {name} changed: {', '.join(sorted(values))}")
 
 
 @app.command()
@@ -233,7 +238,8 @@ def _given(ctx: typer.Context) -> dict[str, Any]:
     return {key: None if value == NONE and key.startswith("retention") else value for key, value in values.items()}
 
 
-def _show_change(ctx: typer.Context, stream: StreamDescription, json: bool, text: str) -> None:
+def show_change(ctx: typer.Context, stream: StreamDescription, json: bool, text: str) -> None:
+    """The changed stream as JSON, or a note and its warnings."""
     if is_json(ctx, json):
         json_out(asdict(stream))
         return

@@ -76,6 +76,8 @@ class StreamDescription:
         created_ms: Milliseconds since 1970 UTC.
         settings: As `broker.api.stream.StreamSettings`, by name; a newer broker may know more.
         warnings: What the broker found worth saying about the settings.
+        paused: It captures nothing and takes no appends until it is resumed.
+        read_only: It answers every record with an error.
     """
 
     name: str
@@ -85,11 +87,19 @@ class StreamDescription:
     settings: Mapping[str, Any]
     warnings: tuple[str, ...]
     partitions: tuple[PartitionDescription, ...]
+    paused: bool = False
+    read_only: bool = False
 
     @property
     def record_count(self) -> int:
         """As `PartitionDescription.record_count`, over all partitions."""
         return sum(partition.record_count for partition in self.partitions)
+
+    @property
+    def state(self) -> str:
+        """`open`, `paused`, `read-only` or `paused, read-only`."""
+        found = [word for word, holds in (("paused", self.paused), ("read-only", self.read_only)) if holds]
+        return ", ".join(found) or "open"
 
     @property
     def bytes(self) -> int:
@@ -106,6 +116,8 @@ class StreamDescription:
             settings=dict(value["settings"]),
             warnings=tuple(value["warnings"]),
             partitions=tuple(PartitionDescription.of(partition) for partition in value["partitions"]),
+            paused=bool(value.get("paused", False)),  # a broker of before had no such states
+            read_only=bool(value.get("read_only", False)),
         )
 
     def _repr_html_(self) -> str:

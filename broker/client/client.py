@@ -125,6 +125,66 @@ class Client:
             if not missing_ok:
                 raise
 
+    def pause(self, stream: str) -> StreamDescription:
+        """Capture nothing and take no appends until `resume`; reads go on.
+
+        What NATS has delivered by then is stored first; publishers that wait for acks see that nobody answers.
+
+        Raises:
+            UnknownStream: there is none.
+            ReadOnly: it is the broker's own.
+        """
+        return self._stream(self._calls.json("POST", path("streams", stream, "pause")))
+
+    def resume(self, stream: str) -> StreamDescription:
+        """End what `pause` began. Raises as `pause`."""
+        return self._stream(self._calls.json("POST", path("streams", stream, "resume")))
+
+    def set_read_only(self, stream: str, read_only: bool = True) -> StreamDescription:
+        """Answer every record with an error (True), or take records again (False). Raises as `pause`."""
+        return self._stream(self._calls.json("POST", path("streams", stream, "read-only"), {"read_only": read_only}))
+
+    def trim(self, stream: str, *, before: At, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """Let go of the records before a position, for good.
+
+        Args:
+            before: The first to keep: an offset, a datetime with time zone (the first record that is not older; if
+                there is none, all go), or `"latest"`: all go. What is gone already changes nothing.
+            partitions: Their numbers; None: all of the stream.
+        Returns:
+            Per partition, the log start offset then.
+        Raises:
+            OffsetOutOfRange: `before` is above a high watermark; nothing was trimmed.
+            UnknownStream, UnknownPartition: not there.
+            ReadOnly: it is the broker's own.
+        """
+        if before == "earliest":
+            raise InvalidRequest("before='earliest': nothing lies before it; give an offset, a datetime or 'latest'")
+        body: dict[str, Any] = {"before": at_json(before)}
+        if partitions is not None:
+            body["partitions"] = list(partitions)
+        value = self._calls.json("POST", path("streams", stream, "trim"), body)
+        return understand(
+            lambda v: {int(p["partition"]): int(p["log_start_offset"]) for p in v["partitions"]},
+            value,
+            where=f"trimming {stream}",
+        )
+
+    def add_partitions(self, stream: str, partitions: int) -> StreamDescription:
+        """Raise the number of partitions of a stream.
+
+        Records stay where they are; of a keyed stream, keys may go to other partitions from now on: see `warnings`.
+        Readers and producers that are open keep to the partitions that they know.
+
+        Args:
+            partitions: How many in all, not fewer than now.
+        Raises:
+            InvalidSetting: fewer than now, or too many.
+            UnknownStream: there is none.
+            ReadOnly: it is the broker's own.
+        """
+        return self._stream(self._calls.json("POST", path("streams", stream, "partitions"), {"partitions": partitions}))
+
     # records
 
     def read(

@@ -36,6 +36,7 @@ from broker.api.errors import (
     InvalidRequest,
     InvalidSetting,
     LiftlogError,
+    StaleIncarnation,
     StreamExists,
     UnknownStream,
 )
@@ -71,6 +72,16 @@ class StreamInfo:
     warnings: tuple[str, ...] = ()
     paused: bool = False
     read_only: bool = False
+
+    def check_incarnation(self, asked: str) -> None:
+        """Raise StaleIncarnation unless this is the stream that was asked for."""
+        if asked != self.incarnation:
+            raise StaleIncarnation(
+                f"stream {self.name!r} has incarnation {self.incarnation}, not {asked}: it was deleted and re-created",
+                stream=self.name,
+                incarnation=self.incarnation,
+                asked=asked,
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values; `info_from` reads it back."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.serving import append, cluster, consumers, records, resolve, streams, watch
+from broker.serving import append, changes, cluster, consumers, records, resolve, streams, watch
 from broker.serving.backend import Backend
 from broker.serving.body import BodyBudget
 from broker.serving.endpoint import Endpoint, Serving
@@ -31,6 +31,7 @@ _TABLE: Final = (
     *records.ENDPOINTS,
     *append.ENDPOINTS,
     *streams.ENDPOINTS,
+    *changes.ENDPOINTS,
     *watch.ENDPOINTS,
     *resolve.ENDPOINTS,
     *consumers.ENDPOINTS,

@@ -22,6 +22,7 @@ from broker.api.errors import (
     RequestTooLarge,
     StaleIncarnation,
     StorageFailed,
+    StreamPaused,
     UnknownPartition,
     UnknownStream,
 )
@@ -135,6 +136,7 @@ ENDPOINTS: Final = (
             Overloaded,
             DiskFull,
             StorageFailed,
+            StreamPaused,
         ),
     ),
 )

@@ -105,6 +105,20 @@ class Backend(Protocol):
 
     async def delete_stream(self, name: str) -> None: ...
 
+    async def set_stream_state(
+        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
+    ) -> StreamInfo:
+        """None leaves as it is. Raises UnknownStream."""
+
+    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
+        """`partitions`: in all. Raises UnknownStream, InvalidSetting."""
+
+    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Let go of what is below an offset of each partition named. Returns the log start offsets.
+
+        Raises UnknownStream, UnknownPartition, StaleIncarnation.
+        """
+
     async def wait_for_change(self, since: int, timeout_s: float) -> int:
         """Return `version_now` once it is greater than `since`, or when time is up."""
 

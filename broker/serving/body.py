@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -124,6 +125,21 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(f"the request body must be a JSON object, it is {type(value).__name__}")
     return value
+
+
+async def refuse_body(request: web.Request) -> None:
+    """For a POST that takes no body (an empty one is none): refuse one, and refuse other sites' web pages.
+
+    Without a body there is no media type that a browser would have to ask for first, so `Origin` decides.
+
+    Raises:
+        InvalidRequest: there is a body.
+    """
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != request.host:
+        raise web.HTTPForbidden(text=f"a web page of {origin[:100]!r} may not do this")
+    if request.body_exists and await read_body(request, JSON_BYTES_MAX):
+        raise InvalidRequest("this operation takes no request body")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     body = Fields(await read_json(request), "", "stream", "partitions", "to")
     stream = body.stream()
     at = parse_at(body.any("to"), "to", epochs=False)
-    handles = _chosen(serving.backend, stream, body.items("partitions", count_max=ITEMS_MAX, default=None))
+    handles = chosen(serving.backend, stream, body.items("partitions", count_max=ITEMS_MAX, default=None))
 
     def find() -> list[tuple[int, int]]:
         found = []
@@ -171,7 +171,8 @@ def _check_once(offsets: Iterable[ConsumerOffset]) -> None:
         seen.add(at)
 
 
-def _chosen(backend: Backend, stream: str, numbers: list[Any] | None) -> list[PartitionHandle]:
+def chosen(backend: Backend, stream: str, numbers: list[Any] | None) -> list[PartitionHandle]:
+    """The partitions of a request's list, in order; None: all. Raises InvalidRequest, UnknownPartition."""
     if numbers is None:
         return list(backend.partitions(stream))
     for i, number in enumerate(numbers):

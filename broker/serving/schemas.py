@@ -137,12 +137,32 @@ COMPONENTS: Final[dict[str, Schema]] = {
         incarnation=STRING,
         created_ms=INTEGER,
         internal=BOOLEAN,
+        paused={**BOOLEAN, "description": "It captures nothing and takes no appends until it is resumed"},
+        read_only={**BOOLEAN, "description": "It answers every record with an error"},
         settings=ref("StreamSettings"),
         reply_acks_effective=BOOLEAN,
         warnings=listing(STRING),
         partitions=listing(ref("Partition")),
     ),
     "Streams": answer(streams=listing(ref("Stream"))),
+    "ReadOnlyState": asked(("read_only",), read_only=BOOLEAN),
+    "Trim": asked(
+        ("before",),
+        before={
+            "description": "For a timestamp: the first record that is not older, or the high watermark.",
+            "oneOf": [
+                {"const": "latest"},
+                asked(("offset",), offset=OFFSET),
+                asked(("timestamp_us",), timestamp_us=TIMESTAMP_US),
+            ],
+        },
+        partitions=listing(PARTITION, minItems=1, maxItems=ITEMS_MAX),
+    ),
+    "Trimmed": answer(partitions=listing(answer(partition=PARTITION, log_start_offset=OFFSET))),
+    "PartitionCount": asked(
+        ("partitions",),
+        partitions={"type": "integer", "minimum": LIMITS["partitions"][0], "maximum": LIMITS["partitions"][1]},
+    ),
     "Appended": answer(first_offset=OFFSET, next_offset=OFFSET, record_count=COUNT, leader_epoch=LEADER_EPOCH),
     "Watch": answer(
         version=INTEGER,

@@ -55,7 +55,7 @@ async def describe_one(serving: Serving, request: web.Request, query: Query) -> 
 
 async def alter(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Change settings."""
-    info = _changeable(serving, request)
+    info = changeable(serving, request)
     values = await read_json(request)
     if not values:
         refuse("the request body", values, "must name at least one setting")
@@ -64,12 +64,13 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
 
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Delete a stream and its records."""
-    info = _changeable(serving, request)
+    info = changeable(serving, request)
     await unbroken(serving.backend.delete_stream(info.name))
     return web.Response(status=204)
 
 
-def _changeable(serving: Serving, request: web.Request) -> StreamInfo:
+def changeable(serving: Serving, request: web.Request) -> StreamInfo:
+    """The stream of the path. Raises UnknownStream; ReadOnly for the broker's own."""
     info = serving.backend.stream(request.match_info["stream"])
     if info.internal:
         raise ReadOnly(f"stream {info.name!r} is internal: it can only be read", stream=info.name)
@@ -102,6 +103,8 @@ def _render(gathered: Gathered, leader: dict[str, str]) -> dict[str, Any]:
         "incarnation": info.incarnation,
         "created_ms": info.created_us // 1000,
         "internal": info.internal,
+        "paused": info.paused,
+        "read_only": info.read_only,
         "settings": info.settings.as_dict(),
         "reply_acks_effective": info.reply_acks_effective,
         "warnings": [*info.warnings, *warnings],

@@ -126,6 +126,27 @@ class LogBackend:
         self._hub.note(name)
         shutil.rmtree(self._folder / name)
 
+    async def set_stream_state(
+        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
+    ) -> StreamInfo:
+        given = {"paused": paused, "read_only": read_only}
+        self._execute({"kind": "set_state", "name": name, **{k: v for k, v in given.items() if v is not None}})
+        for partition in self._partitions[name]:
+            partition.alter(self._catalog.streams[name])
+        return self._catalog.streams[name]
+
+    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
+        self._execute({"kind": "add_partitions", "name": name, "partitions": partitions})
+        info = self._catalog.streams[name]
+        had = self._partitions[name]
+        self._partitions[name] = [*had, *(self._partition(info, i) for i in range(len(had), partitions))]
+        self._hub.note(name)
+        return info
+
+    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
+        self.stream(name).check_incarnation(incarnation)
+        return {number: self.partition(name, number).log.trim(offset) for number, offset in before.items()}
+
     async def wait_for_change(self, since: int, timeout_s: float) -> int:
         await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
         return self._hub.version

@@ -55,7 +55,7 @@ def _run(*arguments: str, env: dict[str, str] | None = None, cwd: Path | None = 
 
 
 def _sections() -> dict[str, str]:
-    found = re.split(r"^## `liftlog ([a-z ]+)`$", PAGE, flags=re.MULTILINE)
+    found = re.split(r"^## `liftlog ([a-z -]+)`$", PAGE, flags=re.MULTILINE)
     return dict(zip(found[1::2], found[2::2], strict=True))
 
 
@@ -137,6 +137,11 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "stream create a --retention-ms soon",
         "stream create a --segment-bytes 5XB",
         "stream alter a",
+        "stream trim a",
+        "stream trim a --before earliest",
+        "stream trim a --before -1",
+        "stream add-partitions a",
+        "stream add-partitions a 0",
         "tail a --from yesterday",
         "tail a --limit -1",
         "publish a",

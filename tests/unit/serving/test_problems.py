@@ -18,7 +18,7 @@ from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Api, Server
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/streams/a/partitions", "/v1/streams/", "//", "/v2/streams"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1", "/v1/streams/a/things", "/v1/streams/", "//", "/v2/streams"])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_a_path_that_is_not_there(api: Api, path: str, method: str) -> None:
     answer = api.request(method, path)
