@@ -46,6 +46,10 @@ def down(
 def _stop_all(record: Record, timeout_s: float, force: bool) -> dict[str, int]:
     """Stop in order; returns the pids of those that ran."""
     alive = record.alive()
+    for name, recorded in record.processes.items():
+        found = None if name in alive else Identity.of(recorded.pid)
+        if found is not None and found.boot_id == recorded.boot_id:
+            note(f"left alone: pid {found.pid}, recorded as {name}, is now {' '.join(found.command)!r}: not ours")
     for name in [name for name in ORDER if name in alive]:
         _stop(name, alive[name], timeout_s, force)
     return {name: identity.pid for name, identity in alive.items()}

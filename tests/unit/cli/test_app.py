@@ -19,7 +19,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from broker.cli.datafolder import DataFolder, Record
 from broker.cli.main import app
+from broker.cli.processes import Identity
 from broker.cli.publish import generated, headers_of, lines
 
 ROOT = Path(__file__).parents[3]
@@ -222,6 +224,28 @@ def test_down_where_nothing_runs_is_fine_and_makes_nothing(tmp_path: Path) -> No
     assert out == f'{{"data": "{tmp_path / "none"}", "stopped": {{}}}}\n'
     assert err == ""
     assert not (tmp_path / "none").exists()
+
+
+def test_down_says_which_recorded_process_it_leaves_alone(tmp_path: Path) -> None:
+    """Its pid lives, but it is another process by now: here, the one that runs this test."""
+    me = Identity.of(os.getpid())
+    assert me is not None
+    former = Identity(pid=me.pid, started_ticks=1, boot_id=me.boot_id, command=("broker",))
+    folder = DataFolder(str(tmp_path / "data"))
+    folder.prepare()
+    folder.save(
+        Record(
+            http="127.0.0.1:1",
+            grpc="127.0.0.1:2",
+            nats_url="nats://127.0.0.1:3",
+            nats_embedded=True,
+            mode="detached",
+            processes={"broker-0": former},
+        )
+    )
+    code, _, err = _run("down", "--data", str(tmp_path / "data"))
+    assert code == 0
+    assert f"left alone: pid {me.pid}, recorded as broker-0" in err
 
 
 def test_generated_payloads_begin_with_their_number_and_have_the_size() -> None:
