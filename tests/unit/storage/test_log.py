@@ -504,6 +504,19 @@ def test_clean_mark_is_withdrawn_before_the_next_append(disk: SimDisk, log: Part
     assert found.log_end_offset == 4
 
 
+def test_clean_mark_does_not_cover_a_roll_after_it(disk: SimDisk, log: PartitionLog) -> None:
+    fill(log, 3)
+    log.close()
+    log = open_log(disk)
+    assert log.roll_if_due(1 << 60)
+    found = open_log(killed := disk.after_kill())
+    assert not found.recovery.clean
+    fill(found, 1)
+    commit(found)
+    assert len(verified_records(found)) == 4
+    check_log(found, killed)
+
+
 def test_folder_of_another_partition_is_refused(disk: SimDisk, log: PartitionLog) -> None:
     log.close()
     other = LogIdentity(cluster_id="c1", stream="orders", incarnation="i2", partition=0)
