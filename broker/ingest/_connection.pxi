@@ -156,9 +156,22 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
                 self.state = AT_LINE
                 self.line.size = 0
                 self.header.size = 0
-                if self.header.capacity > SCRATCH_BYTES_KEPT:
-                    release(&self.header)
     return 0
+
+
+cdef void trim(Connection* self) noexcept nogil:
+    """Buffers that one unusual line or message has made large do not stay so."""
+    if self.state != AT_LINE:
+        return
+    trim_buffer(&self.line)
+    trim_buffer(&self.header)
+    self.spans.size = 0
+    trim_buffer(&self.spans)
+
+
+cdef inline void trim_buffer(Buffer* buffer) noexcept nogil:
+    if buffer.size == 0 and buffer.capacity > SCRATCH_BYTES_KEPT:
+        release(buffer)
 
 
 cdef inline Py_ssize_t line_max_of(Connection* self, char first) noexcept nogil:

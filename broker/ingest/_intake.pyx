@@ -200,6 +200,7 @@ cdef class Intake:
             else:
                 result = parse(connection, start, size, now_us)
             connection.position += size
+            trim(connection)
             if result < 0:
                 fail(connection, NO_MEMORY, connection.position, b"", 0)
                 raise MemoryError("no memory for the records of a feed; those before it are kept")
@@ -224,6 +225,8 @@ cdef class Intake:
             else:
                 events.append((OPERATION_NAMES[operation[i].kind],))
         self.connection.operations.size = self.connection.operation_text.size = 0
+        trim_buffer(&self.connection.operations)
+        trim_buffer(&self.connection.operation_text)
         return events
 
     def reset(self):
@@ -275,8 +278,7 @@ cdef class Intake:
             return b""
         blob = answers.data[:answers.size]
         answers.size = 0
-        if answers.capacity > SCRATCH_BYTES_KEPT:
-            release(answers)
+        trim_buffer(answers)
         return blob
 
     @property

@@ -132,6 +132,28 @@ def test_the_room_for_half_a_value_is_given_back(twin: ModuleType, end: str) -> 
         tracemalloc.stop()
 
 
+UNUSUAL = {
+    "INFO": b"INFO {" + b" " * 1_000_000 + b"}\r\n",
+    "header block": hmsg("a", block=b"NATS/1.0\r\nA: " + b"x" * (5 * MIB) + b"\r\nmalformed\r\n\r\n"),
+    "headers": hmsg("a", block=b"NATS/1.0\r\n" + b"A:\r\n" * 100_000 + b"malformed\r\n\r\n"),
+    "operations": b"PING\r\n" * 20_000,
+    "refusals": hmsg("a", b"", ("Liftlog-Ack", "?"), reply="r") * 3_000,
+}
+
+
+@pytest.mark.parametrize("wire", UNUSUAL.values(), ids=UNUSUAL)
+@pytest.mark.parametrize("size", [65_537, 64 * MIB])
+def test_one_unusual_message_leaves_no_large_buffer_behind(twin: ModuleType, wire: bytes, size: int) -> None:
+    tracemalloc.start()
+    try:
+        intake, _ = routed(twin)
+        feed_in_pieces(intake, wire, size)
+        intake.refusals()
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_value_in_part_is_kept_once(twin: ModuleType) -> None:
     intake, target = routed(twin)
     value = b"x" * (8 * MIB - 100)

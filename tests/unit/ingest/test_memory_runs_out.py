@@ -39,13 +39,14 @@ try:
 except IntakeProtocolError as error:
     print(error.problem)
 intake.reset()
-intake.feed(msg("c", b"third"), 1)
+intake.feed(msg("c", b"third"), 2)
 rows = decode_batch(target.take().compose(first_offset=0, leader_epoch=0, high_watermark=0)).to_pylist()
-print([(row["subject"], row["key"], row["value"], row["reply"]) for row in rows])
+print([(row["subject"], row["key"], row["value"], row["reply"], row["timestamp"].microsecond)
+       for row in rows])
 """
 WIRES = {
-    "whole": 'hmsg("c", payload, ("X", "y"), reply="r2")',
-    "in part": 'hmsg("c", payload, ("X", "y"), reply="r2")[:200]',
+    "whole": 'hmsg("lost", payload, ("X", "y"), reply="r2")',
+    "in part": 'hmsg("lost", payload, ("X", "y"), reply="r2")[:200]',
 }
 
 
@@ -55,5 +56,5 @@ def test_a_payload_without_room_costs_no_earlier_record(wire: str) -> None:
     assert done.stdout.splitlines() == [
         "MemoryError no memory for the records of a feed; those before it are kept",
         "no memory",
-        "[('a', None, b'first', None), ('b', b'k', b'second', 'r'), ('c', None, b'third', None)]",
+        "[('a', None, b'first', None, 1), ('b', b'k', b'second', 'r', 1), ('c', None, b'third', None, 2)]",
     ], done.stderr
