@@ -1,15 +1,18 @@
 """One partition's log on one disk. Has never heard of leaders, NATS, event loops or clocks.
 
 log.py          PartitionLog: append, sync, read, retention; what everyone else uses
+opened.py       the state of an open log; opening it, and meeting trouble with its files
+chain.py        the segment files of one log, and the tail that appends go to
 disk.py         what storage asks of a disk, and the real one
 segment.py      one segment: its names, and what is known of it without reading
 index.py        where each batch of a segment lies
 read.py         from offsets and times to ranges of files
 scan.py         what a segment file holds, verified, to its very end
 recovery.py     what is kept, cut or lost at an unclean open
-checkpoint.py   the small files: identity, checkpoint, epochs
+checkpoint.py   the small files: identity and checkpoint
+epochs.py       which leader wrote what
 retention.py    which segments go
-rows.py         RowBatch: rows that are already Arrow, to be appended
+rows.py         Encodable: what is appended; RowBatch: rows that are already Arrow
 folder.py       the data folder of a broker: owner and lock
 
 Design: docs/storage.md.
