@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -54,6 +55,37 @@ def test_creating_twice_succeeds_with_the_same_settings_and_says_what_differs_ot
     with pytest.raises(StreamExists) as caught:
         client.create_stream("twice", subject="thrice", partitions=2)
     assert caught.value.differences == {"subject": ["twice", "thrice"], "partitions": [1, 2]}
+
+
+def test_a_stream_is_paused_sealed_trimmed_and_given_partitions(client: Client, new_stream: NewStream) -> None:
+    name = new_stream()
+    client.append(name, 0, values(10))
+    assert client.describe(name).state == "open"
+    assert client.pause(name).state == "paused"
+    assert client.set_read_only(name).state == "paused, read-only"
+    assert client.resume(name).state == "read-only"
+    assert client.set_read_only(name, False).state == "open"
+    assert len(client.add_partitions(name, 2).partitions) == 2
+    assert client.trim(name, before=4, partitions=[0]) == {0: 4}
+    assert client.trim(name, before=datetime(2001, 1, 1, tzinfo=UTC)) == {0: 4, 1: 0}
+    with pytest.raises(OffsetOutOfRange) as caught:
+        client.trim(name, before=11)
+    assert (caught.value.log_start_offset, caught.value.high_watermark) == (4, 10)
+    with pytest.raises(InvalidRequest, match="nothing lies before"):
+        client.trim(name, before="earliest")
+    assert client.trim(name, before="latest") == {0: 10, 1: 0}
+    assert client.read(name).to_table().num_rows == 0
+
+
+def test_appends_to_a_paused_stream_are_tried_again_until_it_is_resumed(client: Client, new_stream: NewStream) -> None:
+    name = new_stream()
+    client.pause(name)
+    with ThreadPoolExecutor(1) as pool:
+        appended = pool.submit(client.append, name, 0, values(3))
+        assert not wait([appended], timeout=0.3).done
+        client.resume(name)
+        assert appended.result(20).first_offset == 0
+    assert client.describe(name).record_count == 3
 
 
 def test_what_is_wrong_with_a_stream_comes_out_as_its_own_error(client: Client) -> None:

@@ -10,11 +10,12 @@ import errno
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from broker.api.batch import decode_batch
-from broker.api.errors import ReadOnly, StorageFailed, StreamPaused
+from broker.api.errors import ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
@@ -29,7 +30,7 @@ from tests.support.simdisk import SimDisk
 IDENTITY = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=0)
 
 
-def info(**state: bool) -> StreamInfo:
+def info(**state: Any) -> StreamInfo:
     return StreamInfo(name="s", incarnation="i", created_us=0, settings=settings_from({}), **state)
 
 
@@ -139,3 +140,40 @@ def test_refusing_partition_takes_nothing_from_anybody(partition: Partition) -> 
         partition.append([rows(b"x")]).result(10)
     partition.alter(info())
     assert partition.append([rows(b"x")], acks="none").result(10).next_offset == 1
+
+
+def test_refusal_is_a_new_error_for_each_append(partition: Partition) -> None:
+    """One and the same would gather the frames, and the batches in them, of all who met it."""
+    partition.alter(info(read_only=True))
+    errors = []
+    for _ in range(2):
+        with pytest.raises(ReadOnly) as caught:
+            partition.append_now([rows(b"x")], Waiter())
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+
+
+def test_append_that_meets_a_deleted_stream_says_so_whenever_it_comes(
+    partition: Partition, pool: HeldPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, between = Waiter(), Waiter()
+    partition.append_now([rows(b"before")], before)  # its sync waits in the pool until the log is closed
+
+    class Late(list[RowBatch]):
+        """The log asks first whether there is anything to append: that is when the stream is deleted."""
+
+        def __bool__(self) -> bool:
+            partition.note_removed()
+            partition.log.close()
+            return True
+
+    with pytest.raises(UnknownStream, match="was deleted"):
+        partition.append_now(Late([rows(b"between")]), between)
+    pool.go.release(10)
+    assert isinstance(before.wait(), int | UnknownStream)
+    with pytest.raises(UnknownStream, match="was deleted"):
+        partition.append_now([rows(b"after")], Waiter())
+    with pytest.raises(UnknownStream, match="was deleted"):
+        partition.append([rows(b"after")]).result(10)
+    assert not between.done.is_set()
+    assert [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")] == []

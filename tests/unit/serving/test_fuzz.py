@@ -45,6 +45,15 @@ VALID: list[tuple[str, str, str, dict[str, Any]]] = [
         "/v1/consumers/{consumer}/reset",
         {"stream": "orders", "partitions": [0], "to": {"offset": 4}},
     ),
+    ("POST", "/v1/streams/orders/read-only", "/v1/streams/{stream}/read-only", {"read_only": False}),
+    (
+        "POST",
+        "/v1/streams/orders/trim",
+        "/v1/streams/{stream}/trim",
+        {"before": {"offset": 4}, "partitions": [0]},
+    ),
+    ("POST", "/v1/streams/orders/trim", "/v1/streams/{stream}/trim", {"before": {"timestamp_us": 4}}),
+    ("POST", "/v1/streams/orders/partitions", "/v1/streams/{stream}/partitions", {"partitions": 2}),
 ]
 JUNK: list[Any] = [None, True, False, 0, -1, 1 << 40, 1 << 63, 1 << 70, 1.5, "", "x", "latest", [], {}, [0], {"a": 1}]
 
