@@ -52,7 +52,7 @@ from broker.runtime.partition import Partition
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.serving.app import build_app
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.checkpoint import PARTITION_FILE, LogIdentity, LogSettings
 from broker.storage.disk import OsDisk
 from broker.storage.folder import DataFolder
 from broker.storage.log import PartitionLog
@@ -483,11 +483,11 @@ class Broker:
     def _make_folders(self, name: str, incarnation: str, numbers: Iterable[int]) -> None:
         """Before the catalog knows the partitions: a folder that is missing later was lost, not never made.
 
-        One that is there already was made by an attempt that got no further; it is empty, and taken.
+        One that is there already was made by an attempt that got no further; it is empty, and taken or finished.
         """
         settings = LogSettings.of(self.config.defaults)
         for number in numbers:
-            if self._disk.exists(self._folder_of(name, incarnation, number)):
+            if self._disk.exists(f"{self._folder_of(name, incarnation, number)}/{PARTITION_FILE}"):
                 continue
             created = PartitionLog.create(
                 self._disk,

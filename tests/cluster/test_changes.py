@@ -347,6 +347,8 @@ async def test_added_partitions_outlive_kill_9_and_may_be_added_to_a_paused_stre
     with running(tmp_path) as (nats_server, broker), connect(broker.address) as client:
         client.create_stream("s", subject="s", partition_by="key")
         client.pause("s")
+        folder = next((broker.folder / "data" / "streams" / "s").iterdir())
+        (folder / "1").mkdir()  # what a broker leaves that is killed while it makes partition 1
         assert len(client.add_partitions("s", 3).partitions) == 3
         with pytest.raises(LiftlogError, match="would lose records"):
             client.add_partitions("s", 2)
