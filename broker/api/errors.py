@@ -14,6 +14,8 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         StorageFailed           storage_failed         a write or fsync failed; the partition recovers
         StreamPaused            stream_paused          the stream takes no records until it is resumed
         Overloaded              overloaded             a bounded queue is full
+        StageLost               stage_lost             missing, incomplete or expired: stage again, under a new id
+        StagesFull              stages_full            too much is staged: `key` names the limit
       InvalidRequest            invalid_request        change the call; trying again does not help
         InvalidName             invalid_name           a stream or consumer name that cannot be one
         InvalidSubject          invalid_subject        a subject that cannot be captured
@@ -25,6 +27,13 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         UnknownStream           unknown_stream         no such stream
         UnknownPartition        unknown_partition      no such partition: `partitions` says how many there are
         UnknownConsumer         unknown_consumer       no offsets are stored under this name
+        UnknownSink             unknown_sink           nobody has opened a sink of this name
+        SinkFenced              sink_fenced            another driver has opened the sink since: `epoch`
+        SinkBatchRegressed      sink_batch_regressed   a batch id below the last decided one: `last_batch_id`
+        SinkForked              sink_forked            the sink belongs to another checkpoint: `recorded`
+        UnknownProducer         unknown_producer       never registered, or expired: register anew; nothing was appended
+        ProducerFenced          producer_fenced        another has registered under its name since: `producer_epoch`
+        OutOfSequence           out_of_sequence        a gap, or too old to tell if it was appended: `expected`
         StreamExists            stream_exists          exists with other settings: `differences`
         OffsetOutOfRange        offset_out_of_range    outside [log_start_offset, high_watermark]: both are fields
         StaleIncarnation        stale_incarnation      the stream was deleted and re-created: `incarnation`
@@ -132,6 +141,16 @@ class Overloaded(Retryable):
     status = 429
 
 
+class StageLost(Retryable):
+    reason = "stage_lost"
+    status = 409
+
+
+class StagesFull(Retryable):
+    reason = "stages_full"
+    status = 507
+
+
 class InvalidRequest(LiftlogError):
     reason = "invalid_request"
     status = 400
@@ -180,6 +199,41 @@ class UnknownPartition(InvalidRequest):
 class UnknownConsumer(InvalidRequest):
     reason = "unknown_consumer"
     status = 404
+
+
+class UnknownSink(InvalidRequest):
+    reason = "unknown_sink"
+    status = 404
+
+
+class SinkFenced(InvalidRequest):
+    reason = "sink_fenced"
+    status = 409
+
+
+class SinkBatchRegressed(InvalidRequest):
+    reason = "sink_batch_regressed"
+    status = 409
+
+
+class SinkForked(InvalidRequest):
+    reason = "sink_forked"
+    status = 409
+
+
+class UnknownProducer(InvalidRequest):
+    reason = "unknown_producer"
+    status = 404
+
+
+class ProducerFenced(InvalidRequest):
+    reason = "producer_fenced"
+    status = 409
+
+
+class OutOfSequence(InvalidRequest):
+    reason = "out_of_sequence"
+    status = 409
 
 
 class StreamExists(InvalidRequest):

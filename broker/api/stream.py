@@ -19,6 +19,7 @@ SUBJECT_BYTES_MAX: Final = 512
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 INTERNAL_PREFIX: Final = "__"
 OFFSETS_STREAM: Final = "__offsets"
+COMMITS_STREAM: Final = "__commits"
 
 # Ours and the server's: capturing them would answer requests that are not meant for a log.
 RESERVED_PREFIXES: Final = ("$JS", "$SYS", "_INBOX")

@@ -57,7 +57,7 @@ class Cleaner:
     def _clean(self, partition: Partition, now_us: int) -> None:
         partition.log.roll_if_due(now_us)
         before = partition.log.log_start_offset
-        after = partition.log.apply_retention(now_us=now_us)
+        after = partition.apply_retention(now_us)
         if after != before:
             log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)
             partition.note_change()

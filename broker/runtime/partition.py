@@ -10,7 +10,9 @@ P2  After a failed write or fsync every waiter gets the error, and the log is re
     may have to drop what was not durable, so each recovery begins a new generation: who waits since an earlier
     one gets an error, even if its offsets are durable now. (An error says "unknown", a false ack would be a loss.)
 P3  A partition that refuses records, because its stream is paused, read-only or deleted, refuses them for everybody,
-    with an error of its own for each append. Reads go on, but for a deleted one.
+    with an error of its own for each append. Reads go on, but for a deleted one. What was decided before (`decided`,
+    the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
+P4  Nothing is let go while a sink's group may have to be looked for; `floor` says from which offset on.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ class Partition:
         self._sync_queued = False
         self._synced_s = 0.0
         self._appends_waiting = 0
+        self.letting_go = threading.Lock()
+        self.floor: Callable[[], int | None] = lambda: None
 
     def __str__(self) -> str:
         return f"{self.stream}/{self.partition}"
@@ -82,18 +86,19 @@ class Partition:
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings))
 
-    def append_now(self, batches: Sequence[Encodable], on_durable: OnDurable) -> AppendResult:
+    def append_now(self, batches: Sequence[Encodable], on_durable: OnDurable, *, decided: bool = False) -> AppendResult:
         """Append in the calling thread, as one commit group. It is durable when `on_durable` says so.
 
         Args:
             on_durable: Called once, from another thread or before this returns, with what was appended and the
                 durable end or the error (P1).
+            decided: The group of a sink's decision (P3).
         Raises:
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
             UnknownStream: it was deleted.
         """
-        self._check_open()
+        self.check_open(decided=decided)
         now_us = time.time_ns() // 1000
         try:
             if self.log.failure is not None and not self.removed:
@@ -101,9 +106,10 @@ class Partition:
             generation = self._generation  # before the append: too early is an error too many, too late a false ack
             result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
         except (LiftlogError, OSError):
-            self._check_open()  # deleted meanwhile: then that is the reason
+            self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise
-        self.record_count += result.next_offset - result.first_offset
+        if not result.duplicate:  # else it may still not be durable: then it is answered when it is
+            self.record_count += result.next_offset - result.first_offset
         self.byte_count += result.bytes
         if not self.fsync_each_batch:
             self.log.advance_high_watermark(result.next_offset)
@@ -117,6 +123,30 @@ class Partition:
             self._sync_queued = True
         self._pool.submit(self)
         return result
+
+    def settle(self) -> int:
+        """Recover the log if it failed, and make all that it holds durable and visible. Returns the high watermark.
+
+        Raises:
+            StorageFailed, DiskFull: what the log holds beyond its high watermark is not known.
+        """
+        self.check_open(decided=True)
+        if self.log.failure is not None:
+            self._recover(time.time_ns() // 1000)
+        self.log.advance_high_watermark(self.log.sync())
+        self._hub.note(self)
+        return self.log.high_watermark
+
+    def apply_retention(self, now_us: int) -> int:
+        """Let go of what the settings do not keep (P4). Returns the log start offset."""
+        with self.letting_go:
+            return self.log.log_start_offset if self.floor() is not None else self.log.apply_retention(now_us=now_us)
+
+    def trim(self, before_offset: int) -> int:
+        """Let go of records below `before_offset` (P4). Returns the log start offset."""
+        with self.letting_go:
+            floor = self.floor()
+            return self.log.trim(before_offset if floor is None else min(before_offset, floor))
 
     def sync_if_due(self, now_s: float) -> int:
         """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds."""
@@ -205,10 +235,12 @@ class Partition:
             f"{self}: records [{result.first_offset}, {result.next_offset}) may be lost: the log had to recover"
         )
 
-    def _check_open(self) -> None:
+    def check_open(self, *, decided: bool = False) -> None:
         """Raise why no record is taken, if so (P3)."""
         if self.removed:
             raise self._gone()
+        if decided:
+            return
         if self._info.paused:
             raise StreamPaused(f"stream {self.stream!r} is paused", stream=self.stream)
         if self._info.read_only:

@@ -1,0 +1,167 @@
+"""Sinks as the HTTP API sees them: coroutines in front of calls that block, and the stages of every partition.
+
+Uploads and commits run in threads of their own, so that neither an append nor a fetch waits for them; what one
+commit does in several partitions at once runs in further ones, or commits could wait for each other's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from broker.runtime.partition import Partition
+from broker.runtime.sinks import Sinks
+from broker.runtime.stages import StageLimits, StageStore
+from broker.sinks.ledger import Committed, NamedStage, SinkState
+from broker.sinks.restamp import Composable
+from broker.storage.disk import Disk
+
+T = TypeVar("T")
+
+CALL_THREADS = 8
+PARTITION_THREADS = 4
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class SinkService:
+    """See the module.
+
+    Args:
+        commits: The partition of `__commits`.
+        find: The partition of a stream; raises UnknownStream, UnknownPartition, or why the stream is offline.
+        boot_id: As `PartitionLog.open` takes it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        commits: Partition,
+        find: Callable[[str, int], Partition],
+        *,
+        limits: StageLimits | None = None,
+        boot_id: str = "",
+    ) -> None:
+        self._disk = disk
+        self._find = find
+        self._limits = limits or StageLimits()
+        self._boot_id = boot_id
+        self._stores: dict[Partition, StageStore] = {}
+        self._lock = threading.Lock()
+        self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="sink")
+        self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
+        self.sinks = Sinks(commits, self, clock=_now_us, executor=self._spread)
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(self, partitions: Iterable[Partition]) -> None:
+        """Find what is staged, before anything is let go; finish in the background what was decided."""
+        for partition in partitions:
+            self._store_of(partition)
+        self._calls.submit(self.sinks.recover)
+
+    def sweep(self) -> None:
+        """For the cleaner: `Sinks.sweep`."""
+        self.sinks.sweep()
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Their stream was deleted."""
+        for partition in partitions:
+            with self._lock:
+                store = self._stores.pop(partition, None)
+            if store is not None:
+                store.close()
+
+    def close(self) -> None:
+        """End what is under way, and close the hidden logs."""
+        self._calls.shutdown(wait=True)
+        self._spread.shutdown(wait=True)
+        for store in self.stores():
+            store.close()
+
+    # --- the stages of every partition ----------------------------------------------------------------------
+
+    def store(self, stream: str, partition: int) -> StageStore:
+        """Raises UnknownStream, UnknownPartition, or why the stream is offline."""
+        return self._store_of(self._find(stream, partition))
+
+    def stores(self) -> Sequence[StageStore]:
+        """Those with something staged."""
+        with self._lock:
+            return [store for store in self._stores.values() if store.exists]
+
+    def _store_of(self, partition: Partition) -> StageStore:
+        with self._lock:
+            if partition not in self._stores:
+                self._stores[partition] = StageStore(
+                    self._disk, partition, self._limits, boot_id=self._boot_id, clock=_now_us
+                )
+            return self._stores[partition]
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def open(self, sink: str) -> SinkState:
+        """Fence older drivers. Durable when it returns."""
+        return await self._call(lambda: self.sinks.open(sink))
+
+    async def states(self) -> list[SinkState]:
+        """All sinks by name."""
+        return await self._call(self.sinks.states)
+
+    async def describe(self, sink: str) -> SinkState:
+        """Raises UnknownSink."""
+        return await self._call(lambda: self.sinks.describe(sink))
+
+    async def stage(
+        self,
+        stream: str,
+        partition: int,
+        batches: Sequence[Composable],
+        *,
+        sink: str,
+        epoch: int,
+        stage: str,
+        part: int,
+        is_last: bool,
+    ) -> bool:
+        """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
+        return await self._call(
+            lambda: self.store(stream, partition).store(
+                batches, sink=sink, epoch=epoch, stage=stage, part=part, is_last=is_last
+            )
+        )
+
+    async def commit(
+        self,
+        sink: str,
+        *,
+        epoch: int,
+        batch_id: int,
+        stages: Sequence[NamedStage],
+        rows: int | None,
+        digest: str,
+        attributes: Mapping[str, str],
+    ) -> Committed:
+        """Raises as `Sinks.commit`."""
+        return await self._call(
+            lambda: self.sinks.commit(
+                sink, epoch=epoch, batch_id=batch_id, stages=stages, rows=rows, digest=digest, attributes=attributes
+            )
+        )
+
+    async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
+        """How many stages went. Raises as `Sinks.abort`."""
+        return await self._call(lambda: self.sinks.abort(sink, stages))
+
+    async def reset(self, sink: str, batch_id: int) -> SinkState:
+        """Raises as `Sinks.reset`."""
+        return await self._call(lambda: self.sinks.reset(sink, batch_id))
+
+    async def _call(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._calls, act)

@@ -1,0 +1,9 @@
+"""Exactly-once sinks: what may be staged, decided and finished. State machines only; no I/O, no clock, no threads.
+
+    notes.py     what a partition's hidden log says of its stages, as records
+    stages.py    the stages of one partition: stored, pinned, dropped, finished
+    ledger.py    the sinks and their last decision, as records of `__commits`, and who may decide what
+    restamp.py   a staged batch at its place in the partition's log
+
+The drivers are broker.runtime.stages and broker.runtime.sinks. The protocol, state by state: docs/sinks.md.
+"""

@@ -1,0 +1,138 @@
+"""What a hidden log says of the stages of its partition: one record a note, key = the id, value = JSON.
+
+    commit group of a part     PartStored | batch | batch | ...     the staged batches behind their note
+    other commit groups        StagePinned ... | StageDropped ... | GroupFinished
+
+The first batch of a commit group holds notes, the others hold rows; all of them name the stage in their header.
+A note of another version stops the reading: whoever does not understand it must not guess that a stage is free.
+
+Format: docs/storage.md, section "Stages".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from broker.api.errors import CorruptLog, UnknownFormatVersion
+from broker.api.schema import HEADERS_TYPE
+
+NOTE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStored:
+    """Part `part` (from 0) of a stage stands behind this note; `is_last` seals the stage."""
+
+    stage: str
+    sink: str
+    epoch: int
+    part: int
+    is_last: bool
+    rows: int
+    stored_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePinned:
+    """A decision for `batch_id` may name the stage from now on: it is kept until that is settled.
+
+    `end_offset` is the durable end of the partition's log, so the group of the decision can only be at or behind it.
+    """
+
+    stage: str
+    sink: str
+    epoch: int
+    batch_id: int
+    end_offset: int
+    pinned_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageDropped:
+    """No decision names the stage, nor ever will."""
+
+    stage: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFinished:
+    """The rows of a decision are durable in the partition's log, at [first_offset, next_offset)."""
+
+    decision: str
+    sink: str
+    stages: tuple[str, ...]
+    first_offset: int
+    next_offset: int
+
+
+Note = PartStored | StagePinned | StageDropped | GroupFinished
+
+_KINDS: Final[dict[str, type[Note]]] = {
+    "part": PartStored,
+    "pin": StagePinned,
+    "drop": StageDropped,
+    "finished": GroupFinished,
+}
+_NAMES: Final = {cls: kind for kind, cls in _KINDS.items()}
+
+
+def key_of(note: Note) -> bytes:
+    """The record's key: the decision of a finished group, else the stage."""
+    return (note.decision if isinstance(note, GroupFinished) else note.stage).encode()
+
+
+def encode_note(note: Note) -> bytes:
+    """The record's value."""
+    value = {"v": NOTE_VERSION, "kind": _NAMES[type(note)], **asdict(note)}
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode_note(value: bytes) -> Note:
+    """One record's value as a note.
+
+    Raises:
+        UnknownFormatVersion: a later release wrote it.
+        CorruptLog: it is no note.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(value)
+        version, kind = fields.pop("v"), fields.pop("kind")
+        if version != NOTE_VERSION or kind not in _KINDS:
+            raise UnknownFormatVersion(f"a note {kind!r} of version {version}, this release reads {NOTE_VERSION}")
+        if "stages" in fields:
+            fields["stages"] = tuple(fields["stages"])
+        return _KINDS[kind](**fields)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptLog(f"no note: {value[:200]!r}") from error
+
+
+def rows_of(entries: Sequence[tuple[bytes, bytes]], *, subject: str, timestamp_us: int) -> pa.RecordBatch:
+    """Keys and values as rows of the record schema without `offset`, ready to append."""
+    n = len(entries)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([timestamp_us] * n, pa.timestamp("us", tz="UTC")),
+            pa.array([subject] * n, pa.string()),
+            pa.array([key for key, _ in entries], pa.binary()),
+            pa.array([value for _, value in entries], pa.binary()),
+            pa.nulls(n, HEADERS_TYPE),
+            pa.nulls(n, pa.string()),
+        ],
+        names=["timestamp", "subject", "key", "value", "headers", "reply"],
+    )
+
+
+def note_rows(notes: Sequence[Note], *, subject: str, timestamp_us: int) -> pa.RecordBatch:
+    """Notes as rows."""
+    return rows_of([(key_of(n), encode_note(n)) for n in notes], subject=subject, timestamp_us=timestamp_us)
+
+
+def notes_in(batch: pa.RecordBatch) -> list[Note]:
+    """The notes of one batch. Raises as `decode_note`."""
+    return [decode_note(value) for value in batch.column("value").to_pylist()]

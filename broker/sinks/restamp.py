@@ -1,0 +1,138 @@
+"""Staged batches on their way: into the hidden log with their stage's name, into the partition's log with offsets.
+
+A staged message is a whole batch already. To stand at other offsets it needs another header value, another
+`offset` column and another CRC, nothing else: the column is the first buffer of the body (broker.api.batch),
+so all of it is patched in place in one copy of the message. Nothing is decoded or encoded again.
+
+Both classes are what a log appends (`broker.storage.rows.Encodable`).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Final, Protocol
+
+import numpy as np
+
+from broker.api.batch import (
+    BUFFERS_AT,
+    FIELDS,
+    HEADER_BYTES,
+    ROWS_AT,
+    VALUE_AT,
+    VALUE_BYTES,
+    read_header,
+    seal,
+)
+from broker.api.errors import BadBatch
+
+_OFFSETS_AT: Final = BUFFERS_AT + 16
+"""Buffer 1: the data of the first column; buffer 0, its validity, is empty."""
+
+
+class Composable(Protocol):
+    """A batch that does not know its offsets yet."""
+
+    record_count: int
+    max_timestamp_us: int
+
+    def compose(
+        self,
+        *,
+        first_offset: int,
+        leader_epoch: int,
+        high_watermark: int,
+        group_index: int = 0,
+        group_count: int = 1,
+        decision: int = 0,
+    ) -> bytes | bytearray | memoryview: ...
+
+
+class StampedBatch:
+    """A batch whose header names a stage or a decision, whatever the log says."""
+
+    __slots__ = ("_batch", "_decision", "max_timestamp_us", "record_count")
+
+    def __init__(self, batch: Composable, decision: int) -> None:
+        self._batch = batch
+        self._decision = decision
+        self.record_count = batch.record_count
+        self.max_timestamp_us = batch.max_timestamp_us
+
+    def compose(
+        self,
+        *,
+        first_offset: int,
+        leader_epoch: int,
+        high_watermark: int,
+        group_index: int = 0,
+        group_count: int = 1,
+        decision: int = 0,
+    ) -> bytes | bytearray | memoryview:
+        """The message of the batch, naming the decision."""
+        return self._batch.compose(
+            first_offset=first_offset,
+            leader_epoch=leader_epoch,
+            high_watermark=high_watermark,
+            group_index=group_index,
+            group_count=group_count,
+            decision=self._decision,
+        )
+
+
+class RestampedBatch:
+    """A stored, verified, uncompressed message, to be appended elsewhere.
+
+    Args:
+        message: As `PartitionLog.batches` yields it; let go once it is composed.
+        decision: What its new header names.
+    Raises:
+        BadBatch: rows were removed from it, or its offsets are not where an uncompressed batch has them.
+    """
+
+    __slots__ = ("_decision", "_header", "_message", "max_timestamp_us", "record_count")
+
+    def __init__(self, message: bytes | bytearray | memoryview, decision: int) -> None:
+        self._message: bytes | bytearray | memoryview = message
+        self._header = read_header(message)
+        self._decision = decision
+        self.max_timestamp_us = self._header.max_timestamp_us
+        (self.record_count,) = struct.unpack_from("<q", message, ROWS_AT)
+        place = struct.unpack_from("<qq", message, _OFFSETS_AT)
+        span = self._header.next_offset - self._header.first_offset
+        if self.record_count != span or place != (0, 8 * self.record_count):
+            raise BadBatch(
+                f"a staged batch of {self.record_count} rows for {span} offsets, its offset column at {place}:"
+                " it was rewritten and cannot be appended as it is"
+            )
+
+    def compose(
+        self,
+        *,
+        first_offset: int,
+        leader_epoch: int,
+        high_watermark: int,
+        group_index: int = 0,
+        group_count: int = 1,
+        decision: int = 0,
+    ) -> bytearray:
+        """A copy of the message as it stands at `first_offset`."""
+        message = bytearray(self._message)
+        header = replace(
+            self._header,
+            first_offset=first_offset,
+            last_offset=first_offset + self.record_count - 1,
+            leader_epoch=leader_epoch,
+            high_watermark=high_watermark,
+            group_index=group_index,
+            group_count=group_count,
+            decision=self._decision,
+            crc=0,
+        )
+        message[VALUE_AT : VALUE_AT + VALUE_BYTES - FIELDS["crc"]] = header.value()[: -FIELDS["crc"]]
+        column = np.frombuffer(message, "<i8", self.record_count, HEADER_BYTES)
+        column[:] = np.arange(first_offset, first_offset + self.record_count, dtype=np.int64)
+        del column
+        seal(message)
+        return message

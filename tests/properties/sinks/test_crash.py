@@ -1,0 +1,115 @@
+"""Power is lost at every step of staging and committing to two partitions, and the query starts again.
+
+One run of `live` writes two batches. It is run again for each changing call that it makes to the disk, with the
+power going there; then each crash mode of the fake disk gives a disk to go on with. The next driver behaves as Spark
+does: it opens the sink, and replays the batch that was not acknowledged, with its rows spread over the partitions
+otherwise, under new stage ids. Whatever happened (`World.check`):
+
+- a decided batch is there once, all of it from one attempt; an acknowledged one is there at every restart;
+- its rows in one partition are one commit group;
+- nothing of an attempt that was not decided is ever visible.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
+from tests.support.sinks import Driver, Rig, World
+
+BATCHES = 2
+
+
+def prepared() -> SimDisk:
+    """A disk with the partitions made and some records in them."""
+    disk = SimDisk()
+    rig = Rig(disk)
+    for partition in range(2):
+        rig.append(partition, b"before")
+    rig.drop()
+    return disk.after_crash("lost")
+
+
+def live(disk: SimDisk, world: World, *, boot: int = 2) -> None:
+    """Go on from what is on the disk until all batches are acknowledged."""
+    rig = Rig(disk, boot=boot)
+    try:
+        world.check(rig)
+        rig.sinks.recover()
+        world.check(rig)
+        next_batch = max(world.acked, default=-1) + 1
+        driver = Driver(world, rig, next_batch, repeat=True)
+        while driver.next_batch < BATCHES:
+            for partition in range(2):
+                rig.append(partition, b"between")
+            driver.write()
+            rig.sinks.sweep()
+        world.check(rig)
+    finally:
+        rig.drop()
+
+
+def steps_of_life() -> int:
+    disk = prepared()
+    live(disk, World())
+    return disk.steps
+
+
+STEPS = steps_of_life()
+
+
+def crash(step: int) -> tuple[SimDisk, World]:
+    disk, world = prepared(), World()
+    disk.crash_at = step
+    with pytest.raises(Crashed):
+        live(disk, world)
+    return disk, world
+
+
+def check_after(disk: SimDisk, world: World, *, boot: int = 3) -> None:
+    live(disk, world, boot=boot)
+    rig = Rig(disk, boot=boot + 1)
+    world.check_complete(rig, BATCHES)
+    rig.sinks.sweep()
+    assert [store.pins() for store in rig.stores()] == [[], []]
+    rig.drop()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("part", range(2))
+def test_power_loss_at_any_step_of_a_commit_keeps_every_batch_once(mode: Mode, part: int) -> None:
+    """Every step, in two parts; the seed of a failure is its step."""
+    for step in range(1 + part, STEPS + 1, 2):
+        disk, world = crash(step)
+        try:
+            check_after(disk.after_crash(mode, seed=step), world)
+        except Exception as error:
+            raise AssertionError(f"mode {mode}, step {step} of {STEPS}") from error
+
+
+def test_kill_at_any_step_of_a_commit_keeps_every_batch_once() -> None:
+    for step in range(1, STEPS + 1):
+        disk, world = crash(step)
+        try:
+            check_after(disk.after_kill(), world)
+        except Exception as error:
+            raise AssertionError(f"step {step} of {STEPS}") from error
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_second_power_loss_while_it_recovers_keeps_every_batch_once(mode: Mode) -> None:
+    """A crash at some steps, then one at some steps of what follows."""
+    for step in range(7, STEPS, 29):
+        for second in range(1 + step % 5, 60, 7):
+            disk, world = crash(step)
+            again = disk.after_crash(mode, seed=step)
+            again.crash_at = second
+            try:
+                try:
+                    live(again, world, boot=3)
+                except Crashed:
+                    again = again.after_crash(mode, seed=second)
+                again.crash_at = None
+                check_after(again, world, boot=4)
+            except Exception as error:
+                raise AssertionError(f"mode {mode}, step {step} of {STEPS}, then {second}") from error

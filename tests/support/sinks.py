@@ -1,0 +1,288 @@
+"""The sink protocol in one process over any disk: two partitions, `__commits`, the coordinator, a driver like Spark.
+
+The partitions are the real ones; their fsync pool does its work in the calling thread, so that a power cut of the fake
+disk ends the call in which it happens, and every run is the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from broker.api.batch import decode_batch, read_header
+from broker.api.errors import LiftlogError, UnknownPartition
+from broker.api.schema import HEADERS_TYPE, SCHEMA
+from broker.api.stream import COMMITS_STREAM, settings_from
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.partition import Partition
+from broker.runtime.sinks import Sinks
+from broker.runtime.stages import StageLimits, StageStore
+from broker.runtime.sync import Syncable
+from broker.runtime.watch import ChangeHub
+from broker.sinks.ledger import Committed, NamedStage
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.disk import Disk
+from broker.storage.log import PartitionLog
+from broker.storage.rows import RowBatch
+
+STREAM = "orders"
+PARTITIONS = 2
+SINK = "query-1"
+
+
+class InlinePool:
+    """An fsync pool without threads."""
+
+    def submit(self, partition: Syncable) -> None:
+        while partition.run_sync():
+            pass
+
+
+class Rig:
+    """One broker's part in the protocol, made anew after each crash.
+
+    Args:
+        boot: Number of the start: leader epoch, boot id.
+    """
+
+    def __init__(
+        self, disk: Disk, *, boot: int = 1, now_us: int = 1_000_000, limits: StageLimits | None = None
+    ) -> None:
+        self.now_us = now_us
+        self.loop = asyncio.new_event_loop()
+        self._hub = ChangeHub(self.loop, version=0)
+        self._disk = disk
+        self._boot = boot
+        self._limits = limits or StageLimits()
+        self.partitions = [self._partition(STREAM, i) for i in range(PARTITIONS)]
+        self.commits = self._partition(COMMITS_STREAM, 0)
+        self._stores = [
+            StageStore(disk, p, self._limits, boot_id=f"boot-{boot}", clock=lambda: self.now_us)
+            for p in self.partitions
+        ]
+        self.sinks = Sinks(self.commits, self, clock=lambda: self.now_us)
+
+    def _partition(self, stream: str, number: int) -> Partition:
+        identity = LogIdentity(cluster_id="c", stream=stream, incarnation="i", partition=number)
+        folder = f"/data/{stream}/{number}"
+        settings = LogSettings(segment_bytes=1 << 20)
+        if self._disk.exists(f"{folder}/partition.json"):
+            log = PartitionLog.open(self._disk, folder, settings, boot_id=f"boot-{self._boot}", now_us=0)
+            log.advance_high_watermark(log.sync())
+        else:
+            log = PartitionLog.create(self._disk, folder, identity, settings, now_us=0)
+        info = StreamInfo(name=stream, incarnation="i", created_us=0, settings=settings_from({}))
+        return Partition(
+            info,
+            number,
+            log,
+            leader_epoch=self._boot,
+            pool=InlinePool(),  # type: ignore[arg-type]
+            appender=None,  # type: ignore[arg-type]
+            hub=self._hub,
+        )
+
+    def store(self, stream: str, partition: int) -> StageStore:
+        if not 0 <= partition < PARTITIONS:
+            raise UnknownPartition(f"no partition {partition}")
+        return self._stores[partition]
+
+    def stores(self) -> Sequence[StageStore]:
+        return [store for store in self._stores if store.exists]
+
+    def drop(self) -> None:
+        """Forget the process; the disk is what it is."""
+        self.loop.close()
+
+    def append(self, partition: int, value: bytes) -> None:
+        """A record that has nothing to do with sinks."""
+        self.partitions[partition].append_now([rows_of([value])], lambda *_: None)
+
+    def visible(self, partition: int) -> list[tuple[int, list[bytes]]]:
+        """What consumers see, batch by batch: the decision in the header, and the values."""
+        log = self.partitions[partition].log
+        found: list[tuple[int, list[bytes]]] = []
+        for message in log.batches(log.log_start_offset):
+            found.append((read_header(message).decision, decode_batch(message).column("value").to_pylist()))
+        return found
+
+
+def rows_of(values: Sequence[bytes]) -> RowBatch:
+    n = len(values)
+    columns = [
+        pa.array([7] * n, pa.timestamp("us", "UTC")),
+        pa.array(["orders.1"] * n),
+        pa.nulls(n, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.nulls(n, HEADERS_TYPE),
+        pa.nulls(n, pa.string()),
+    ]
+    return RowBatch(pa.RecordBatch.from_arrays(columns, names=SCHEMA.names[1:]))
+
+
+@dataclass
+class Attempt:
+    """One try to write a batch: its stages, with the rows of each."""
+
+    batch_id: int
+    number: int
+    stages: dict[str, tuple[int, list[list[bytes]]]] = field(default_factory=dict)
+
+    def named(self) -> list[NamedStage]:
+        return [
+            NamedStage(stream=STREAM, partition=partition, stage=stage, parts=len(parts))
+            for stage, (partition, parts) in self.stages.items()
+        ]
+
+    def rows_of(self, partition: int) -> list[bytes]:
+        return [row for where, parts in self.stages.values() if where == partition for part in parts for row in part]
+
+
+class World:
+    """What outside observers know: every attempt that was ever made, and which batches were acknowledged.
+
+    Args:
+        rows: How many rows a batch has: `batch/row/attempt`.
+    """
+
+    def __init__(self, *, rows: int = 5, seed: int = 0) -> None:
+        self.rows = rows
+        self.rng = random.Random(seed)
+        self.attempts: list[Attempt] = []
+        self.by_stage: dict[str, Attempt] = {}
+        self.acked: set[int] = set()
+
+    def attempt(self, batch_id: int) -> Attempt:
+        """The rows of a batch, spread over the partitions as no attempt before, under new stage ids."""
+        made = Attempt(batch_id, len(self.attempts))
+        self.attempts.append(made)
+        tasks: dict[int, list[bytes]] = {}
+        for row in range(self.rows):
+            tasks.setdefault(self.rng.randrange(3), []).append(b"%d/%d/%d" % (batch_id, row, made.number))
+        for values in tasks.values():
+            cut = self.rng.randint(0, len(values))
+            stage = uuid.UUID(int=self.rng.getrandbits(128)).hex
+            made.stages[stage] = (self.rng.randrange(PARTITIONS), [values[:cut], values[cut:]])
+            self.by_stage[stage] = made
+        return made
+
+    def check(self, rig: Rig) -> None:
+        """Nothing is visible that was not decided, nothing twice, no acknowledged batch is missing.
+
+        Groups stand whole and alone: all rows of a decision in a partition, one batch behind the other.
+        """
+        decided = self.decided(rig)
+        for partition in range(PARTITIONS):
+            groups: dict[int, list[bytes]] = {}
+            order: list[int] = []
+            for decision, values in rig.visible(partition):
+                if decision:
+                    groups.setdefault(decision, []).extend(values)
+                    order.append(decision)
+            assert len(groups) == sum(a != b for a, b in zip(order, [0, *order], strict=False)), "a group is torn"
+            for decision, values in groups.items():
+                attempt = self.attempts[int(values[0].split(b"/")[2])]
+                assert values_of(values) == values_of(attempt.rows_of(partition)), f"group {decision:x} is not whole"
+        seen: Counter[tuple[int, int]] = Counter()
+        attempts: dict[int, set[int]] = {}
+        for partition in range(PARTITIONS):
+            for decision, values in rig.visible(partition):
+                for value in values if decision else ():
+                    batch_id, row, attempt_number = (int(part) for part in value.split(b"/"))
+                    seen[batch_id, row] += 1
+                    attempts.setdefault(batch_id, set()).add(attempt_number)
+        assert not [row for row, count in seen.items() if count > 1], f"twice: {seen}"
+        for batch_id, numbers in attempts.items():
+            assert len(numbers) == 1, f"batch {batch_id} is a mixture of attempts {numbers}"
+            assert batch_id < decided[0] or (batch_id, numbers) == (decided[0], {decided[1]}), (
+                f"batch {batch_id} of attempt {numbers} is visible, and {decided} was decided"
+            )
+        for batch_id in self.acked:
+            assert all(seen[batch_id, row] == 1 for row in range(self.rows)), f"acked batch {batch_id} is not all there"
+
+    def decided(self, rig: Rig) -> tuple[int, int]:
+        """The last decided batch and its attempt; (-1, -1): none."""
+        for state in rig.sinks.states():
+            if state.sink == SINK and state.last is not None:
+                stages = state.last.stages
+                return state.last.batch_id, self.by_stage[stages[0].stage].number
+        return -1, -1
+
+    def check_complete(self, rig: Rig, batches: int) -> None:
+        """After all is done: each batch is there once, and nothing is left over."""
+        self.check(rig)
+        seen = Counter(
+            tuple(value.split(b"/")[:2])
+            for partition in range(PARTITIONS)
+            for decision, values in rig.visible(partition)
+            for value in values
+            if decision
+        )
+        assert seen == Counter((b"%d" % batch, b"%d" % row) for batch in range(batches) for row in range(self.rows))
+
+
+def values_of(values: Sequence[bytes]) -> list[bytes]:
+    return sorted(values)
+
+
+class Driver:
+    """A query: opens the sink, then writes batch after batch from `next_batch` on; repeats uploads and commits."""
+
+    def __init__(self, world: World, rig: Rig, next_batch: int, *, repeat: bool = False) -> None:
+        self.world = world
+        self.rig = rig
+        self.next_batch = next_batch
+        self.repeat = repeat
+        self.epoch = rig.sinks.open(SINK).epoch
+
+    def stage(self, attempt: Attempt) -> None:
+        """Upload every part, in any order; some twice."""
+        uploads = [(stage, part) for stage, (_, parts) in attempt.stages.items() for part in range(len(parts))]
+        self.world.rng.shuffle(uploads)
+        for stage, part in uploads + (uploads[:1] if self.repeat else []):
+            self.upload(attempt, stage, part)
+
+    def upload(self, attempt: Attempt, stage: str, part: int) -> bool:
+        partition, parts = attempt.stages[stage]
+        values = parts[part]
+        return self.rig.store(STREAM, partition).store(
+            [rows_of([value]) for value in values],
+            sink=SINK,
+            epoch=self.epoch,
+            stage=stage,
+            part=part,
+            is_last=part + 1 == len(parts),
+        )
+
+    def commit(self, attempt: Attempt) -> Committed:
+        answer = self.rig.sinks.commit(
+            SINK,
+            epoch=self.epoch,
+            batch_id=attempt.batch_id,
+            stages=attempt.named(),
+            rows=self.world.rows,
+            digest=str(attempt.number),
+            attributes={"checkpoint": "/checkpoint"},
+        )
+        self.world.acked.add(attempt.batch_id)
+        self.next_batch = attempt.batch_id + 1
+        return answer
+
+    def write(self) -> Committed:
+        """Stage and commit the next batch."""
+        attempt = self.world.attempt(self.next_batch)
+        try:
+            self.stage(attempt)
+            answer = self.commit(attempt)
+            if self.repeat:
+                assert not self.commit(attempt).is_new
+            return answer
+        except LiftlogError:
+            self.rig.sinks.abort(SINK, attempt.named())
+            raise
