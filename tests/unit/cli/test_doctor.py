@@ -1,0 +1,308 @@
+"""Goal: `liftlog doctor` finds what would keep a broker from working, and says what to do about it.
+
+Method: each check against a folder, a socket or a limit that is as it should be, and against one that is not. The
+network ones talk to small servers of the test's own, and to a real broker and a real NATS server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import socket
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli import checks
+from broker.cli.checks import (
+    OK,
+    WARNING,
+    WRONG,
+    Check,
+    check_catalog,
+    check_disk,
+    check_file_times,
+    check_folder,
+    check_fsync,
+    check_limits,
+    check_versions,
+)
+from broker.cli.checks_network import check_broker, check_nats
+from broker.cli.main import app
+from broker.storage.folder import DataFolder
+from tests.support.processes import BrokerProcess, NatsServer, free_port, running
+
+ROOT = Path(__file__).parents[3]
+
+
+def _by_name(found: Iterator[Check] | list[Check]) -> dict[str, Check]:
+    answers = {check.name: check for check in found}
+    for check in answers.values():
+        assert bool(check.advice) == (check.status in (WARNING, WRONG)), check
+    return answers
+
+
+# --- this machine ---------------------------------------------------------------------------------------------
+
+
+def test_versions_are_those_that_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = {}
+    for requirement in [*project["dependencies"], *project["optional-dependencies"]["broker"]]:
+        name, bounds = re.match(r"([a-zA-Z0-9-]+)(.*)", requirement).groups()  # type: ignore[union-attr]
+        asked[name] = bounds
+    for name, least in checks.LEAST.items():
+        assert f">={'.'.join(map(str, least))}" in asked[name]
+        below = checks.BELOW.get(name)
+        assert ("<" in asked[name]) == (below is not None)
+        assert below is None or f"<{'.'.join(map(str, below))}" in asked[name]
+    assert project["requires-python"] == f">={'.'.join(map(str, checks.PYTHON_LEAST))}"
+    assert {check.status for check in check_versions()} == {OK}
+
+
+def test_an_old_or_missing_library_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.LEAST, "pyarrow", (999,))
+    monkeypatch.setitem(checks.LEAST, "no-such-thing", (1,))
+    monkeypatch.setitem(checks.BELOW, "numpy", (1, 0))
+    found = _by_name(check_versions())
+    assert [found[name].status for name in ("pyarrow", "no-such-thing", "numpy", "crc32c")] == [WRONG, WRONG, WRONG, OK]
+    assert "pip install 'pyarrow>=999'" in found["pyarrow"].advice
+
+
+def test_a_folder_that_is_not_there_yet_is_fine_where_it_can_be_made(tmp_path: Path) -> None:
+    assert _by_name(check_folder(str(tmp_path / "a/b"), "b"))["data folder"].status == OK
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    assert _by_name(check_folder(str(tmp_path / "file"), "b"))["data folder"].status == WRONG
+
+
+def test_whose_the_folder_is_and_who_uses_it(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    with DataFolder.open(path, broker_id="broker-0"):
+        found = _by_name(check_folder(path, "broker-0"))
+        assert found["owner"].status == OK
+        assert found["lock"].values["pid"] == os.getpid()
+    assert "no broker" in _by_name(check_folder(path, "broker-0"))["lock"].found
+    assert _by_name(check_folder(path, "broker-1"))["owner"].status == WRONG
+    broker_file = tmp_path / "broker.json"
+    values = json.loads(broker_file.read_text())
+    broker_file.write_text(json.dumps({**values, "format_version": 9}))
+    assert "format version 9" in _by_name(check_folder(path, "broker-0"))["owner"].found
+    broker_file.write_text("{")
+    assert _by_name(check_folder(path, "broker-0"))["owner"].status == WRONG
+    broker_file.unlink()
+    (tmp_path / "streams").mkdir()
+    assert _by_name(check_folder(path, "broker-0"))["owner"].status == WRONG
+
+
+def test_a_folder_that_may_not_be_written_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root, who may do anything
+    assert _by_name(check_folder(str(tmp_path), "b"))["data folder"].status == WRONG
+    assert _by_name(check_folder(str(tmp_path / "new"), "b"))["data folder"].status == WRONG
+
+
+def test_a_catalog_that_cannot_be_read_is_wrong(tmp_path: Path) -> None:
+    assert check_catalog(str(tmp_path))[1] == 0
+    (tmp_path / "catalog.log").write_bytes(b"00000000 {}\n00000000 {}\n")
+    (found,), _ = check_catalog(str(tmp_path))
+    assert found.status == WRONG
+    assert found.advice
+
+
+@pytest.mark.parametrize(
+    "free, total, status",
+    [(500 << 30, 1 << 40, OK), (50 << 30, 1 << 40, WARNING), (5 << 30, 1 << 40, WRONG), (100 << 20, 200 << 20, WRONG)],
+)
+def test_free_space_and_inodes_are_held_against_the_size(
+    free: int, total: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(tmp_path)
+    numbers = [4096, 4096, total // 4096, free // 4096, free // 4096, total // 4096, free // 4096, free // 4096, 0, 255]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(numbers))
+    found = _by_name(check_disk(str(tmp_path / "not/there/yet")))
+    assert found["disk"].status == status
+    assert real.f_blocks > 0
+
+
+def test_open_files_are_held_against_the_partitions() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1_024), hard))
+        assert _by_name(check_limits(10, None))["open files"].status == OK
+        assert _by_name(check_limits(400, None))["open files"].status == WARNING
+        assert _by_name(check_limits(10_000, None))["open files"].status == WRONG
+        assert f"of process {os.getpid()}" in _by_name(check_limits(10, os.getpid()))["open files"].found
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_fsync_probe_leaves_nothing_behind(tmp_path: Path) -> None:
+    (found,) = check_fsync(str(tmp_path))
+    assert found.values["median_ms"] >= 0
+    assert found.values["max_ms"] >= found.values["median_ms"]
+    assert list(tmp_path.iterdir()) == []
+    (found,) = check_fsync(str(tmp_path / "none"))
+    assert found.status == checks.SKIPPED
+
+
+def test_files_from_the_future_say_that_the_clock_went_back(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text("{}")
+    assert list(check_file_times(str(tmp_path), time.time())) == []
+    (found,) = check_file_times(str(tmp_path), time.time() - 3_600)
+    assert found.status == WRONG
+
+
+# --- others ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(answer: Callable[[bytes], bytes], *, greets: bool = False) -> Iterator[int]:
+    """A server on a free port that answers each connection once, with `answer(what came)`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.settimeout(5)
+                    connection.sendall(answer(b"" if greets else connection.recv(65_536)))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield port
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _http(body: object, *, status: int = 200, ahead_s: float = 0.0) -> Callable[[bytes], bytes]:
+    def answer(_: bytes) -> bytes:
+        data = json.dumps(body).encode()
+        date = formatdate(time.time() + ahead_s, usegmt=True)
+        head = f"HTTP/1.1 {status} X\r\nDate: {date}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        return head.encode() + data
+
+    return answer
+
+
+def test_a_free_port_is_fine_and_one_of_another_program_is_not() -> None:
+    port = free_port()
+    assert _by_name(check_broker(f"127.0.0.1:{port}", in_use=False))["port"].status == OK
+    assert _by_name(check_broker(f"127.0.0.1:{port}", in_use=True))["broker"].status == WARNING
+    assert _by_name(check_broker(f"192.0.2.1:{port}", in_use=False)).popitem()[1].status == WRONG
+    with _server(_http({"hello": 1})) as taken:
+        found = _by_name(check_broker(f"127.0.0.1:{taken}", in_use=False))
+    assert found["broker"].status == WRONG
+    assert "not as a broker" in found["broker"].found
+    with _server(lambda _: b"SSH-2.0\r\n") as taken:
+        assert _by_name(check_broker(f"127.0.0.1:{taken}", in_use=False))["broker"].status == WRONG
+
+
+def test_a_broker_that_is_not_ready_says_what_is_missing() -> None:
+    with _server(_http({"ready": False, "missing": {"nats": "not connected"}}, status=503)) as port:
+        found = _by_name(check_broker(f"127.0.0.1:{port}", in_use=True))
+    assert found["broker"].status == WRONG
+    assert "nats: not connected" in found["broker"].found
+
+
+@pytest.mark.parametrize("ahead_s, status", [(0.0, OK), (30.0, WRONG), (-30.0, WRONG)])
+def test_the_clocks_are_compared(ahead_s: float, status: str) -> None:
+    with _server(_http({"ready": True, "missing": {}}, ahead_s=ahead_s)) as port:
+        found = _by_name(check_broker(f"127.0.0.1:{port}", in_use=True))
+    assert found["clock"].status == status
+
+
+@pytest.mark.parametrize(
+    "info, status",
+    [
+        ({"version": "2.11.0", "headers": True, "max_payload": 8 << 20}, OK),
+        ({"version": "2.11.0", "headers": True, "max_payload": 1 << 20}, WARNING),
+        ({"version": "2.1.0", "max_payload": 8 << 20}, WRONG),
+    ],
+)
+def test_a_nats_server_is_asked_for_its_limits(info: dict[str, Any], status: str) -> None:
+    with _server(lambda _: b"INFO " + json.dumps(info).encode() + b"\r\n", greets=True) as port:
+        found = _by_name(check_nats([f"nats://127.0.0.1:{port}"], record_bytes_max=8 << 20))
+    assert found["nats"].status == status
+    assert found["nats"].values["max_payload"] == info["max_payload"]
+
+
+def test_what_is_no_nats_server_is_wrong() -> None:
+    assert _by_name(check_nats([f"nats://127.0.0.1:{free_port()}"], record_bytes_max=1))["nats"].status == WRONG
+    for greeting in (b"+OK\r\n", b"INFO nonsense\r\n", b"INFO", b""):
+        with _server(lambda _, greeting=greeting: greeting, greets=True) as port:  # type: ignore[misc]
+            found = _by_name(check_nats([f"127.0.0.1:{port}"], record_bytes_max=1))
+        assert found["nats"].status == WRONG, greeting
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer, BrokerProcess]]:
+    with running(tmp_path_factory.mktemp("doctor")) as both:
+        yield both
+
+
+def _doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
+    clean = {name: None for name in os.environ if name.startswith("LIFTLOG_")}
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"], env=clean)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_running_broker_is_found_well(pair: tuple[NatsServer, BrokerProcess]) -> None:
+    nats, broker = pair
+    data = str(broker.folder / "data")
+    broker.request(
+        "POST", "/v1/streams", {"name": "orders", "subject": "orders.>", "partitions": 3, "partition_by": "key"}
+    )
+    code, answer = _doctor("--data", data, "--brokers", broker.address, "--nats", nats.url)
+    found = {check["name"]: check for check in answer["checks"]}
+    assert [check for check in answer["checks"] if check["status"] == WRONG] == []
+    assert code == 0
+    assert found["lock"]["values"]["pid"] == broker.pid
+    assert found["catalog"]["values"]["partitions"] == 4
+    assert found["broker"]["status"] == found["clock"]["status"] == found["nats"]["status"] == OK
+    assert found["fsync"]["values"]["median_ms"] > 0
+
+
+def test_a_partition_whose_folder_is_gone_is_named(pair: tuple[NatsServer, BrokerProcess], tmp_path: Path) -> None:
+    _, broker = pair
+    copy = tmp_path / "data"
+    copy.mkdir()
+    for name in ("catalog.log", "broker.json"):
+        (copy / name).write_bytes((broker.folder / "data" / name).read_bytes())
+    (found,), _ = check_catalog(str(copy))
+    assert found.status == WRONG
+    assert "stays offline" in found.advice
+
+
+def test_what_is_wrong_ends_with_code_1_and_a_word_of_advice(tmp_path: Path) -> None:
+    port, nats = free_port(), free_port()
+    where = ("--data", str(tmp_path / "d"), "--brokers", f"127.0.0.1:{port}", "--nats", f"nats://127.0.0.1:{nats}")
+    code, answer = _doctor(*where)
+    assert (code, answer["status"]) == (1, WRONG)
+    wrong = [check for check in answer["checks"] if check["status"] == WRONG]
+    assert [check["name"] for check in wrong] == ["nats"]
+    assert _doctor(*where, "--set", "intake.enabled=false")[0] == 0
+    code, answer = _doctor(*where, "--set", "http.port=99999")
+    assert (code, answer["checks"][0]["name"], answer["checks"][0]["status"]) == (1, "configuration", WRONG)
+    result = CliRunner().invoke(app, ["doctor", *where])
+    assert result.exit_code == 1
+    assert "-> start the server" in result.stderr
