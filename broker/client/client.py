@@ -174,7 +174,7 @@ class Client:
         """Raise the number of partitions of a stream.
 
         Records stay where they are; of a keyed stream, keys may go to other partitions from now on: see `warnings`.
-        Readers and producers that are open keep to the partitions that they know.
+        Readers that follow all partitions take in the new ones; producers that are open keep to those that they know.
 
         Args:
             partitions: How many in all, not fewer than now.
@@ -210,7 +210,8 @@ class Client:
             end: Exclusive. None or `"latest"`: the high watermark of now. Otherwise as `start` (others: latest).
             columns: Which ones, in this order; `partition` may be among them. None: all of the record schema, and
                 `partition` (int32) behind them if the stream has several partitions.
-            follow: Go on for ever, waiting for what is committed next, until the reader is closed.
+            follow: Go on for ever, waiting for what is committed next, until the reader is closed. With `partitions=None`
+                those that are added meanwhile are read, too, from their first record; the columns stay what they are.
             max_bytes: About how many bytes to ask for at a time.
         Returns:
             An iterator of `pyarrow.RecordBatch`, with `to_table()`, `to_pandas()`, `to_polars()`.
@@ -244,6 +245,7 @@ class Client:
             follow=follow,
             max_bytes=max_bytes,
         )
+            take_added=partitions is None,
 
     def append(
         self,

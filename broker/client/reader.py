@@ -3,6 +3,7 @@
 Order: within a partition, by offset, always. Over partitions, a bounded read gives one partition after
 the other. A following read goes round: whichever partitions a watch says have something new, one
 answer of each (about 8 MiB) in turn. Nothing is promised about the order between partitions.
+A following read of all partitions takes in those that are added later, from their first record.
 
 Batches are those of the log, cut to the range: some hold one row, some 65,536. Their schema is always
 the reader's: the record schema, and behind it `partition` (int32) where the stream has several
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 TURN_BYTES: Final = 8 << 20
 WAIT_MS: Final = 20_000
+LOOK_S: Final = 20.0
+"""How often a following read of the only partition looks whether it still is the only one."""
 QUICK_S: Final = 0.1
 """An empty answer that comes sooner is followed by a pause of this length: no busy loop against a draining broker."""
 
@@ -72,6 +75,7 @@ class RecordReader:
         with_partition: bool,
         follow: bool,
         max_bytes: int | None,
+        take_added: bool = False,
     ) -> None:
         self.stream = stream
         self.schema = reader_schema(columns, with_partition)
@@ -79,22 +83,11 @@ class RecordReader:
         self._spans = dict(spans)
         self._incarnation = incarnation
         self._follow = follow
+        self._take_added = take_added and follow
         self._interrupt = Interrupt()
-        session = FetchSession(brokers=calls.brokers)
-        self._fetches = {
-            partition: PartitionFetch(
-                session,
-                stream,
-                partition,
-                spans[partition].start,
-                incarnation=incarnation,
-                max_bytes=max_bytes or (TURN_BYTES if follow and len(spans) > 1 else ANSWER_BYTES),
-                timeout_s=calls.timeout_s,
-                deadline_s=calls.deadline_s,
-                interrupt=self._interrupt,
-            )
-            for partition in sorted(spans)
-        }
+        self._session = FetchSession(brokers=calls.brokers)
+        self._answer_bytes = max_bytes or (TURN_BYTES if follow and len(spans) > 1 else ANSWER_BYTES)
+        self._fetches = {partition: self._fetch(partition) for partition in sorted(spans)}
         self._batches = self._following() if follow else self._bounded()
 
     @property
@@ -157,6 +150,19 @@ class RecordReader:
         assert isinstance(frame, pl.DataFrame)
         return frame
 
+    def _fetch(self, partition: int) -> PartitionFetch:
+        return PartitionFetch(
+            self._session,
+            self.stream,
+            partition,
+            self._spans[partition].start,
+            incarnation=self._incarnation,
+            max_bytes=self._answer_bytes,
+            timeout_s=self._calls.timeout_s,
+            deadline_s=self._calls.deadline_s,
+            interrupt=self._interrupt,
+        )
+
     def _bounded(self) -> Generator[pa.RecordBatch, None, None]:
         for partition, fetch in self._fetches.items():
             end = self._spans[partition].end
@@ -167,13 +173,16 @@ class RecordReader:
                     fetch.nothing_yet()
 
     def _following(self) -> Generator[pa.RecordBatch, None, None]:
-        if len(self._fetches) == 1:
+        looked_s = time.monotonic()
+        while len(self._fetches) == 1 and not self._interrupt.is_set:
             ((partition, fetch),) = self._fetches.items()
-            while not self._interrupt.is_set:
-                asked_s, before = time.monotonic(), fetch.position
-                yield from self._answer(partition, None, max_wait_ms=WAIT_MS)
-                if fetch.position == before:
-                    self._pace(asked_s)
+            asked_s, before = time.monotonic(), fetch.position
+            yield from self._answer(partition, None, max_wait_ms=WAIT_MS)
+            if fetch.position == before:
+                self._pace(asked_s)
+            if self._take_added and time.monotonic() - looked_s >= LOOK_S:
+                looked_s = time.monotonic()
+                self._watch(0)
         version = 0
         while not self._interrupt.is_set:
             asked_s = time.monotonic()
@@ -217,6 +226,10 @@ class RecordReader:
                 stream=self.stream,
                 incarnation=stream.incarnation,
             )
+        if self._take_added:
+            for partition in sorted(stream.partitions.keys() - self._fetches.keys()):
+                self._spans[partition] = Span(start=0, end=0, from_earliest=True)
+                self._fetches = {**self._fetches, partition: self._fetch(partition)}
         read = {p: head for p, head in stream.partitions.items() if p in self._fetches}
         for partition, head in read.items():
             self._calls.brokers.note_leader((self.stream, partition), head.leader_http)

@@ -12,6 +12,7 @@ import pytest
 
 from broker.api.errors import InvalidRequest, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
 from broker.api.schema import SCHEMA
+from broker.client import reader as reader_module
 from broker.client.client import Client
 from broker.client.reader import RecordReader
 from tests.support.processes import eventually
@@ -208,6 +209,32 @@ def test_a_following_read_of_several_partitions_keeps_each_in_order(
     assert follower.error is None
     for partition, count in ((0, 42), (1, 12), (2, 24)):
         assert [o for p, o in follower.rows if p == partition] == list(range(count))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_following_read_of_all_partitions_takes_in_those_that_are_added(
+    client: Client,
+    new_stream: NewStream,
+    follow: Callable[..., Follower],
+    partitions: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader_module, "LOOK_S", 0.1)
+    monkeypatch.setattr(reader_module, "WAIT_MS", 100)
+    name = new_stream(partitions=partitions)
+    client.append(name, 0, values(0, 5))
+    everything = follow(name, start="latest", columns=["partition", "offset"])
+    one_only = follow(name, partitions=[0], columns=["partition", "offset"])
+    eventually(lambda: len(one_only.rows) == 5)
+    eventually(lambda: everything.reader.positions[0] == 5)
+    client.add_partitions(name, partitions + 2)
+    client.append(name, partitions + 1, values(0, 3))
+    client.append(name, 0, values(0, 2))
+    eventually(lambda: len(everything.rows) == 5)
+    eventually(lambda: len(one_only.rows) == 7)
+    assert sorted(everything.rows) == [(0, 5), (0, 6), *((partitions + 1, o) for o in range(3))]
+    assert {p for p, _ in one_only.rows} == {0}
+    assert everything.reader.positions[partitions + 1] == 3
 
 
 def test_a_following_read_takes_turns_between_partitions_that_are_behind(client: Client, new_stream: NewStream) -> None:
