@@ -244,8 +244,8 @@ class Client:
             with_partition=count > 1,
             follow=follow,
             max_bytes=max_bytes,
-        )
             take_added=partitions is None,
+        )
 
     def append(
         self,
