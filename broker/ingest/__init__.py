@@ -11,8 +11,8 @@ partitioning.py which partition a message belongs to
 pure.py         Intake in Python; pure_batch.py: Builder and PendingBatch. The specification that runs
 _intake.pyx     the same, compiled: no Python object per message. Optional; same results, byte for byte
 
-The compiled twin is used where it was built, else the pure one. `LIFTLOG_INTAKE=pure` (or `compiled`) and
-`load` choose otherwise.
+The compiled twin is used where it was built, else the pure one; `load` (and the setting
+`intake.implementation`, which comes to it) chooses otherwise.
 
 Design: docs/adr (parser seam, ack shape).
 """
@@ -20,7 +20,6 @@ Design: docs/adr (parser seam, ack shape).
 from __future__ import annotations
 
 import importlib
-import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +48,7 @@ def load(implementation: str = "auto") -> ModuleType:
     return importlib.import_module("broker.ingest.pure")
 
 
-_chosen = load(os.environ.get("LIFTLOG_INTAKE", "auto"))
+_chosen = load()
 IMPLEMENTATION: Final[str] = _chosen.IMPLEMENTATION
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.api.errors import DiskFull, LiftlogError, ReadOnly, StreamPaused, UnknownStream
+from broker.api.errors import LiftlogError, ReadOnly, StreamPaused, UnknownStream
 from broker.ingest import Builder, Intake, PendingBatch
+from broker.ingest.answers import error_answer
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import BATCH_RECORDS
 from broker.runtime.partition import Outcome, Partition
@@ -28,9 +29,6 @@ from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)
 
-STORE_FAILED = (503, 10077)  # JetStream: "unable to store message"
-NO_SPACE = (503, 10047)  # JetStream: "insufficient storage resources available"
-SEALED = (400, 10109)  # JetStream: "invalid operation on sealed stream"
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
 """Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
 
@@ -216,10 +214,4 @@ class Flusher:
 
 
 def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:
-    if not pending.awaited_count:
-        return b""
-    if isinstance(error, CLOSED):
-        code, err_code = SEALED
-    else:
-        code, err_code = NO_SPACE if isinstance(error, DiskFull) else STORE_FAILED
-    return pending.errors(code, err_code, f"{error.reason}: {error}")
+    return pending.errors(*error_answer(error)) if pending.awaited_count else b""

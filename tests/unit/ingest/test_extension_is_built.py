@@ -23,20 +23,11 @@ def test_ci_with_a_compiler_has_the_compiled_intake() -> None:
 
 
 def test_the_best_implementation_is_chosen() -> None:
-    expected = os.environ.get("LIFTLOG_INTAKE", "compiled" if BUILT else "pure")
-    assert expected == broker.ingest.IMPLEMENTATION
+    assert ("compiled" if BUILT else "pure") == broker.ingest.IMPLEMENTATION
     assert load() is load("compiled" if BUILT else "pure")
     assert load("pure").IMPLEMENTATION == "pure"
     with pytest.raises(ValueError, match="auto, compiled, pure"):
         load("fast")
-
-
-@pytest.mark.parametrize("wanted", ["pure", "compiled"] if BUILT else ["pure"])
-def test_the_environment_chooses(wanted: str) -> None:
-    code = "import broker.ingest as i; print(i.IMPLEMENTATION, i.Intake.__module__)"
-    environment = {**os.environ, "LIFTLOG_INTAKE": wanted}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == wanted
 
 
 def test_without_the_extension_asking_for_it_says_what_to_do() -> None:
@@ -45,6 +36,5 @@ def test_without_the_extension_asking_for_it_says_what_to_do() -> None:
         "import broker.ingest as i; print(i.IMPLEMENTATION)\n"
         "try:\n    i.load('compiled')\nexcept ImportError as error:\n    print(error)"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "LIFTLOG_INTAKE"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["pure", "the compiled intake was not built here: install with a C compiler"]
