@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from broker.api.errors import LiftlogError, ReadOnly, StreamPaused, UnknownStream
+from broker.api.errors import LiftlogError, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.ingest import Builder, Intake, PendingBatch
 from broker.ingest.answers import error_answer
 from broker.metadata.catalog import StreamInfo
@@ -167,6 +167,10 @@ class Flusher:
             result = slot.partition.append_now([pending], durable)
         except LiftlogError as error:
             self._failed(slot, pending, error)
+            return
+        except Exception as error:  # a fault of ours must not end the connection's read loop, nor pass for success
+            log.exception("intake.flush_bug partition=%s", slot.partition)
+            self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
         slot.in_flight += 1
         slot.idle.clear()

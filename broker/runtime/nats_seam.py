@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,6 +19,8 @@ import nats.aio.transport
 from nats.errors import ProtocolError
 
 from broker.ingest import Intake, IntakeProtocolError
+
+log = logging.getLogger(__name__)
 
 READ_BYTES = 512 << 10
 
@@ -76,6 +79,10 @@ class ParserSeam:
         except IntakeProtocolError as error:
             self._after_feed(len(data))
             raise ProtocolError(str(error)) from error
+        except (MemoryError, RuntimeError) as error:
+            # nats-py ends its read loop for good at any error but its own: a reconnect is what heals.
+            log.exception("intake.feed_bug")
+            raise ProtocolError(f"the parser failed: {error!r}") from error
         self._after_feed(len(data))
         for operation in operations:
             await self._control(operation)
