@@ -136,13 +136,12 @@ def encode_batch(batch: pa.RecordBatch, header: BatchHeader) -> bytearray:
     """Encode rows as one batch, uncompressed, with its CRC.
 
     Args:
-        batch: n >= 1 rows of exactly `SCHEMA`; may be a slice.
+        batch: n >= 0 rows of exactly `SCHEMA`; may be a slice. (Only compaction leaves none.)
         header: What to say of them; `crc` is ignored.
     Returns:
         The message, a multiple of 8 bytes.
     """
     assert batch.schema.equals(SCHEMA), f"not the record schema: {batch.schema}"
-    assert batch.num_rows > 0, "a batch holds at least one record"
     # Round trip: pyarrow's writer cuts slices down and drops validity buffers without nulls.
     batch = pa.ipc.read_record_batch(batch.serialize(), SCHEMA)
     nodes: list[int] = []

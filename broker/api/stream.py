@@ -43,6 +43,11 @@ class StreamSettings:
         record_bytes_max: A record over this is refused: subject, key, value, headers and reply together.
         segment_bytes, segment_age_ms: A segment is sealed at either.
         retention_ms, retention_bytes, retention_records: Sealed segments beyond any of these go; None: no such limit.
+            Without meaning under `cleanup = compact`.
+        cleanup: `delete`: by retention. `compact`: of the records of one key only the newest stays. `both`.
+        min_compaction_lag_ms: A record younger than this is not compacted away.
+        min_cleanable_dirty_percent: So much of the sealed bytes must have come since the last compaction.
+        delete_retention_ms: How long a tombstone stays, at least, for readers that are behind.
     """
 
     subject: str | None = None
@@ -62,6 +67,10 @@ class StreamSettings:
     retention_ms: int | None = 7 * 24 * 3_600_000
     retention_bytes: int | None = None
     retention_records: int | None = None
+    cleanup: str = "delete"
+    min_compaction_lag_ms: int = 0
+    min_cleanable_dirty_percent: int = 50
+    delete_retention_ms: int = 24 * 3_600_000
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -81,10 +90,14 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "retention_ms": (1, 1 << 50),
     "retention_bytes": (1, 1 << 60),
     "retention_records": (1, 1 << 60),
+    "min_compaction_lag_ms": (0, 1 << 50),
+    "min_cleanable_dirty_percent": (0, 100),
+    "delete_retention_ms": (0, 1 << 50),
 }
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "acks": ("all", "leader", "none"),
     "fsync": ("batch", "interval"),
+    "cleanup": ("delete", "compact", "both"),
 }
 NULLABLE: Final = frozenset({"subject", "group", "retention_ms", "retention_bytes", "retention_records"})
 UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"})

@@ -20,7 +20,7 @@ from broker.api.errors import LiftlogError
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.checkpoint import TailPoint
 from broker.storage.disk import NO_SPACE, Disk, File, ReadableBuffer, storage_error
-from broker.storage.index import INDEX_CACHE, GrowingIndex
+from broker.storage.index import INDEX_CACHE, Entries, GrowingIndex, IndexView
 from broker.storage.read import NeedsRepair
 from broker.storage.recovery import RecoveryReport, rescan
 from broker.storage.segment import Segment
@@ -179,6 +179,29 @@ class Chain:
             count += 1
         self.segments = segments[count:]
         return list(segments[:count])
+
+    def replace(self, segment: Segment, staged: str, entries: Entries, size: int) -> bool:
+        """Put the durable file `staged` in the place of a sealed segment. False: that one is gone meanwhile.
+
+        The old index goes first: beside the new file it would lie. Whoever finds none scans anew (I1).
+        """
+        if segment not in self.segments or segment is self.tail:
+            return False
+        fresh = Segment(self.folder, segment.base_offset)
+        segment.is_replaced = True  # before the name changes: who opens the new file with the old index sees it
+        try:
+            with suppress(FileNotFoundError):
+                self.disk.unlink(segment.index_path)
+            self.disk.rename(staged, segment.path)
+        except OSError:
+            segment.is_replaced = False
+            raise
+        with suppress(OSError):  # derivable: rebuilt when it is missing
+            fresh.write_index(self.disk, entries)
+        fresh.rest(IndexView(entries), size=size, partial=None)
+        self.segments = tuple(fresh if other is segment else other for other in self.segments)
+        INDEX_CACHE.drop(segment.serial)
+        return True
 
     def write_again(self, durable_end: int) -> None:
         """After a failure: cut the tail to what is durable, write the rest anew and fsync it.

@@ -48,12 +48,13 @@ class LogSettings:
     @classmethod
     def of(cls, settings: StreamSettings) -> LogSettings:
         """The part of a stream's settings that storage acts on."""
+        by_retention = settings.cleanup != "compact"
         return cls(
             segment_bytes=settings.segment_bytes,
             segment_age_ms=settings.segment_age_ms,
-            retention_ms=settings.retention_ms,
-            retention_bytes=settings.retention_bytes,
-            retention_records=settings.retention_records,
+            retention_ms=settings.retention_ms if by_retention else None,
+            retention_bytes=settings.retention_bytes if by_retention else None,
+            retention_records=settings.retention_records if by_retention else None,
         )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Self, TypeVar
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed, WrongFolder
@@ -30,6 +30,7 @@ from broker.storage.checkpoint import (
 )
 from broker.storage.disk import Disk, storage_error
 from broker.storage.epochs import Epochs, derive_epochs, load_epochs, write_epochs
+from broker.storage.index import Entries
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import (
     Ranges,
@@ -213,6 +214,46 @@ class OpenLog:
                 self._write_checkpoint(self._point())
         except OSError as error:  # a full disk: what was found now is found again at the next open
             report.notes.append(f"{self.folder}: no new checkpoint: {error.strerror or error}")
+
+    @property
+    def disk(self) -> Disk:
+        """Where its files are."""
+        return self._disk
+
+    def sealed_segments(self) -> list[tuple[Segment, int]]:
+        """The segments that nothing is appended to any more, each with the offset after it."""
+        with self._lock:
+            segments, tail, end = self._chain.segments, self._chain.tail, self.log_end_offset
+        ends = [*(segment.base_offset for segment in segments[1:]), end]
+        return [(segment, end) for segment, end in zip(segments, ends, strict=False) if segment is not tail]
+
+    def replace_segment(self, segment: Segment, staged: str, entries: Entries, size: int) -> bool:
+        """Put the file `staged`, which is on disk, in the place of a sealed segment, durably. Readers are undisturbed.
+
+        Args:
+            entries: Its index.
+            size: Its bytes.
+        Returns:
+            False: the segment is gone meanwhile; then `staged` is gone too.
+        Raises:
+            StorageFailed, DiskFull: the log is failed, or the disk refuses; one of the two files is there, whole.
+        """
+        is_done = False
+        try:
+            with self._lock, self._guarded("compact"):
+                self._check_writable()
+                is_done = self._chain.replace(segment, staged, entries, size)
+        finally:
+            if not is_done:
+                with suppress(OSError):
+                    self._disk.unlink(staged)
+        with self._guarded("compact"):
+            self._disk.sync_dir(self.folder)
+        return is_done
+
+    def repair_segment(self, segment: Segment) -> None:
+        """Scan a segment anew whose batches are not what its index says, or which has none; what is lost is noted."""
+        self._repair(segment)
 
     def _view(self) -> LogView:
         # In this order: what a later attribute holds covers what an earlier one says.

@@ -32,7 +32,7 @@ SEGMENTS_PER_PLAN_MAX: Final = 64
 
 
 class NeedsRepair(Exception):
-    """Internal: `segment` has no index, or does not hold what its index says."""
+    """Internal: `segment` has no index, does not hold what its index says, or was replaced by another."""
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
@@ -175,7 +175,7 @@ def _plan_segment(view: LogView, plan: ReadPlan, number: int, stop: int, max_byt
             end = begin + 1
     if end > begin:
         file = plan.own(view.disk.open(segment.path, readonly=True))
-        if file.size() < index.end_of(end - 1):
+        if segment.is_replaced or file.size() < index.end_of(end - 1):
             raise NeedsRepair(segment)
         if not plan.ranges:
             plan.first_offset = int(index.first_offsets[begin])
@@ -250,6 +250,8 @@ def _find_time_in(view: LogView, segment: Segment, timestamp_us: int) -> int | N
     index = view.index(segment)
     file = view.disk.open(segment.path, readonly=True)
     try:
+        if segment.is_replaced:
+            raise NeedsRepair(segment)
         # One batch, unless the log starts within the segment: the maximum then still counts what is gone.
         for at in range(max(index.find_time(timestamp_us), index.find(view.log_start_offset), 0), len(index)):
             if int(index.first_offsets[at]) >= view.high_watermark:

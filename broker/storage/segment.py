@@ -46,6 +46,7 @@ class Segment:
         live: The index while appends go on; None when it is read from its file.
         partial: (entries, CRC) that the index file holds of a tail; None when it has a footer.
         created_us: When the first batch of a tail was appended; 0 for sealed ones.
+        is_replaced: Another file has its name now, or is about to: whoever opens that looks here afterwards.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Segment:
         "base_offset",
         "created_us",
         "index_path",
+        "is_replaced",
         "live",
         "partial",
         "path",
@@ -68,6 +70,7 @@ class Segment:
         self.live: GrowingIndex | None = None
         self.partial: tuple[int, int] | None = None
         self.created_us = 0
+        self.is_replaced = False
         self._size = -1
         self._max_timestamp_us: int | None = None
 

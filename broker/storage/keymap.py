@@ -1,0 +1,152 @@
+"""From keys to their newest offsets, in a fixed number of bytes: what compaction remembers of a log.
+
+A key stands as 128 bits, so the map needs `ENTRY_BYTES` a slot whatever the keys are. Open addressing over three
+arrays; a call handles many keys at once, in rounds:
+
+    slot = hash mod slots, the next slot in the next round
+    ours     the newest offset is written             the rest, which met other
+    empty    one of those that want it gets it        keys, goes on to the next round
+
+H1  Two different keys share their 128 bits with probability at most 2^-112, whatever the keys are: nobody can
+    choose keys that collide, since the multipliers are random and of this process. (Multilinear hashing:
+    the difference of two keys is a sum of c x R with 0 < |c| <= 256, which is 0 mod 2^64 for at most 2^8 of the
+    2^64 values of R; twice. Keys over `SHORT_BYTES_MAX` are hashed by BLAKE2b under a random key.)
+H2  At most `capacity` keys are held, 3/4 of the slots, so that a search ends soon. Whoever adds more is told where
+    it was full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+ENTRY_BYTES: Final = 24
+SHORT_BYTES_MAX: Final = 256
+HASHED_AT_ONCE_BYTES: Final = 1 << 18
+_LONG_KEY: Final = os.urandom(32)
+_MULTIPLIERS: Final = np.frombuffer(os.urandom(16 * SHORT_BYTES_MAX), np.uint64).reshape(SHORT_BYTES_MAX, 2)
+
+Hashes = npt.NDArray[np.uint64]
+Offsets = npt.NDArray[np.int64]
+
+
+def hash_keys(keys: pa.Array) -> Hashes:
+    """Hash keys.
+
+    Args:
+        keys: n of them, binary; nulls hash like the empty key.
+    Returns:
+        n x 2. Keys that are equal have equal rows (H1).
+    """
+    n = len(keys)
+    hashes = np.zeros((n, 2), np.uint64)
+    buffers = keys.buffers()
+    if n == 0 or buffers[2] is None:
+        return hashes
+    bounds = np.frombuffer(buffers[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
+    data = np.frombuffer(buffers[2], np.uint8)
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        if length > SHORT_BYTES_MAX:
+            for row in rows.tolist():  # the time is in the bytes, not in the call
+                key = data[starts[row] : starts[row] + length]
+                digest = hashlib.blake2b(key.tobytes(), digest_size=16, key=_LONG_KEY).digest()
+                hashes[row] = np.frombuffer(digest, np.uint64)
+        elif length:
+            multipliers = _MULTIPLIERS[:length]
+            step = max(1, HASHED_AT_ONCE_BYTES // length)
+            for at in range(0, len(rows), step):
+                part = rows[at : at + step]
+                places = starts[part][:, None] + np.arange(length)
+                hashes[part] = (data[places].astype(np.uint64) + np.uint64(1)) @ multipliers
+    return hashes
+
+
+class KeyMap:
+    """See the module.
+
+    Args:
+        map_bytes: What the arrays may take; at least one key fits.
+
+    Attributes:
+        capacity: Keys that it takes (H2).
+        count: Keys in it.
+    """
+
+    __slots__ = ("_first", "_newest", "_second", "_slots", "capacity", "count")
+
+    def __init__(self, map_bytes: int) -> None:
+        self._slots = max(2, map_bytes // ENTRY_BYTES)
+        self.capacity = max(1, self._slots * 3 // 4)
+        self.count = 0
+        self._first = np.zeros(self._slots, np.uint64)
+        self._second = np.zeros(self._slots, np.uint64)
+        self._newest = np.full(self._slots, -1, np.int64)  # -1: empty
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of the arrays."""
+        return self._first.nbytes + self._second.nbytes + self._newest.nbytes
+
+    def put(self, hashes: Hashes, offsets: Offsets) -> int:
+        """Note offsets, as far as the map takes them.
+
+        Args:
+            hashes: n x 2.
+            offsets: n, ascending, none less than one that is in the map.
+        Returns:
+            How many were noted, from the first on; fewer than n when the map is full.
+        """
+        at = 0
+        spare = max(1, self.capacity // 64)  # nearly full is full: else the parts become tiny
+        while at < len(offsets):
+            room = self.capacity - self.count
+            if room < spare:
+                break
+            end = min(len(offsets), at + room)
+            self._put(hashes[at:end], offsets[at:end])
+            at = end
+        return at
+
+    def newest(self, hashes: Hashes) -> Offsets:
+        """The newest offset of each key (n x 2 hashes); -1 for one that is not in the map."""
+        found = np.full(len(hashes), -1, np.int64)
+        slots = self._home(hashes)
+        left = np.arange(len(hashes))
+        while len(left):
+            at = slots[left]
+            newest = self._newest[at]
+            ours = (self._first[at] == hashes[left, 0]) & (self._second[at] == hashes[left, 1]) & (newest >= 0)
+            found[left[ours]] = newest[ours]
+            left = left[~ours & (newest >= 0)]
+            slots[left] = (slots[left] + 1) % self._slots
+        return found
+
+    def _home(self, hashes: Hashes) -> Offsets:
+        home: Offsets = (hashes[:, 0] % np.uint64(self._slots)).astype(np.int64)
+        return home
+
+    def _put(self, hashes: Hashes, offsets: Offsets) -> None:
+        slots = self._home(hashes)
+        left = np.arange(len(hashes))
+        while len(left):
+            at = slots[left]
+            empty = np.flatnonzero(self._newest[at] < 0)
+            if len(empty):
+                wanted = at[empty]
+                self._newest[wanted] = empty  # where several want one slot, one stays in it
+                winners = empty[self._newest[wanted] == empty]
+                self._first[at[winners]] = hashes[left[winners], 0]
+                self._second[at[winners]] = hashes[left[winners], 1]
+                self.count += len(winners)
+            ours = (self._first[at] == hashes[left, 0]) & (self._second[at] == hashes[left, 1])
+            self._newest[at[ours]] = offsets[left[ours]]  # ascending: the last assignment is the newest
+            left = left[~ours]
+            slots[left] = (slots[left] + 1) % self._slots
+        assert self.count <= self.capacity, "H2"
