@@ -14,7 +14,6 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         StorageFailed           storage_failed         a write or fsync failed; the partition recovers
         StreamPaused            stream_paused          the stream takes no records until it is resumed
         Overloaded              overloaded             a bounded queue is full
-        StageLost               stage_lost             missing, incomplete or expired: stage again, under a new id
         StagesFull              stages_full            too much is staged: `key` names the limit
       InvalidRequest            invalid_request        change the call; trying again does not help
         InvalidName             invalid_name           a stream or consumer name that cannot be one
@@ -27,6 +26,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         UnknownStream           unknown_stream         no such stream
         UnknownPartition        unknown_partition      no such partition: `partitions` says how many there are
         UnknownConsumer         unknown_consumer       no offsets are stored under this name
+        StageLost               stage_lost             missing, incomplete or expired: stage anew, commit that
         UnknownSink             unknown_sink           nobody has opened a sink of this name
         SinkFenced              sink_fenced            another driver has opened the sink since: `epoch`
         SinkBatchRegressed      sink_batch_regressed   a batch id below the last decided one: `last_batch_id`
@@ -141,11 +141,6 @@ class Overloaded(Retryable):
     status = 429
 
 
-class StageLost(Retryable):
-    reason = "stage_lost"
-    status = 409
-
-
 class StagesFull(Retryable):
     reason = "stages_full"
     status = 507
@@ -199,6 +194,11 @@ class UnknownPartition(InvalidRequest):
 class UnknownConsumer(InvalidRequest):
     reason = "unknown_consumer"
     status = 404
+
+
+class StageLost(InvalidRequest):
+    reason = "stage_lost"
+    status = 409
 
 
 class UnknownSink(InvalidRequest):

@@ -7,6 +7,7 @@
     answers.py        what brokers answer, as frozen dataclasses
     positions.py      positions in a stream, as users name them
     fetch.py          one partition's records, the low level (Spark's executors use only this)
+    sinks.py          `Sink`: records committed batch by batch, each once
     append.py         records to one partition, one request (Spark's sink uses only this)
     calls.py          calls of the JSON API, repeated while that is safe
     frames.py         an answer's body as verified batches
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from broker.client.positions import Position
     from broker.client.producer import Producer
     from broker.client.reader import RecordReader
+    from broker.client.sinks import Sink, SinkDescription, Stage
 
 _HOME: Final = {
     **dict.fromkeys(("Address", "parse_addresses"), "address"),
@@ -74,6 +76,7 @@ _HOME: Final = {
     "Position": "positions",
     "Producer": "producer",
     "RecordReader": "reader",
+    **dict.fromkeys(("Sink", "SinkDescription", "Stage"), "sinks"),
 }
 __all__ = [
     "Address",
@@ -92,6 +95,9 @@ __all__ = [
     "RecordFuture",
     "RecordReader",
     "Resolved",
+    "Sink",
+    "SinkDescription",
+    "Stage",
     "StreamDescription",
     "Watch",
     "WatchedPartition",

@@ -38,6 +38,7 @@ from broker.client.calls import Calls, path
 from broker.client.positions import At, Position, at_json
 from broker.client.producer import Producer
 from broker.client.reader import RecordReader, Span, reader_schema
+from broker.client.sinks import Sink, SinkDescription
 
 TIMEOUT_S: Final = 10.0
 DEADLINE_S: Final = 30.0
@@ -357,6 +358,17 @@ class Client:
     def delete_consumer(self, consumer: str) -> None:
         """Forget all committed offsets of a consumer. Raises UnknownConsumer."""
         self._calls.json("DELETE", path("consumers", consumer))
+
+    # sinks
+
+    def sink(self, sink: str, *, epoch: int | None = None) -> Sink:
+        """An exactly-once sink; `open` it, or give the epoch of the one who did. Asks no broker yet."""
+        return Sink(self._calls, sink, epoch=epoch)
+
+    def sinks(self) -> list[SinkDescription]:
+        """All sinks by name."""
+        value = self._calls.json("GET", path("sinks"))
+        return understand(lambda v: [SinkDescription.of(s) for s in v["sinks"]], value, where="listing sinks")
 
     # the cluster
 

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
-from broker.api.stream import OFFSETS_STREAM
+from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.overlap import subjects_of
 from broker.runtime import metrics
@@ -49,6 +49,8 @@ from broker.runtime.intake import IntakeDriver
 from broker.runtime.jetstream import jetstream_on
 from broker.runtime.metrics import Sample
 from broker.runtime.partition import Partition
+from broker.runtime.sink_service import SinkService
+from broker.runtime.stages import StageLimits
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.serving.app import build_app
@@ -63,6 +65,14 @@ T = TypeVar("T")
 APPENDER_THREADS = 2
 DRAIN_TIMEOUT_S = 20.0
 REMOVE_TRIES = 3
+COMMITS_SETTINGS: dict[str, Any] = {
+    "subject": None,
+    "retention_ms": None,
+    "retention_bytes": None,
+    "retention_records": None,
+    "segment_bytes": 16 << 20,
+    "fsync": "batch",
+}
 OFFSETS_SETTINGS: dict[str, Any] = {"subject": None, "retention_ms": None, "segment_bytes": 16 << 20}
 
 
@@ -85,7 +95,7 @@ class Broker:
         self._dataplane = DataPlane()
         self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
         self._intake = IntakeDriver(config) if config.intake.enabled else None
-        self._cleaner = Cleaner(config, self._all_partitions)
+        self._cleaner = Cleaner(config, self._all_partitions, also=lambda: self.sinks.sweep())
         self._changing = asyncio.Lock()
         self._control = asyncio.get_running_loop()
         self._leader_epoch = 0
@@ -100,6 +110,14 @@ class Broker:
         http = self.config.http
         await asyncio.to_thread(self._open_all)
         self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
+        self.sinks = SinkService(
+            self._disk,
+            self._partitions[COMMITS_STREAM][0],
+            self.partition,
+            limits=StageLimits(**asdict(self.config.sinks)),
+            boot_id=self._folder.boot_id(),
+        )
+        await asyncio.to_thread(self.sinks.start, list(self._all_partitions()))
         app = build_app(self, body_bytes_max=http.body_bytes_max)
         port = await asyncio.to_thread(self._dataplane.serve, app, http.host, http.port)
         self.http_address = http.advertised or f"{http.host}:{port}"
@@ -127,10 +145,11 @@ class Broker:
 
     def _open_all(self) -> None:
         self._leader_epoch = self._store.catalog.epoch_last + 1
-        if OFFSETS_STREAM not in self._store.catalog.streams:
-            command = self._create_command(OFFSETS_STREAM, OFFSETS_SETTINGS, internal=True)
-            self._make_folders(OFFSETS_STREAM, command["incarnation"], [0])
-            self._store.execute(command)
+        for name, settings in ((OFFSETS_STREAM, OFFSETS_SETTINGS), (COMMITS_STREAM, COMMITS_SETTINGS)):
+            if name not in self._store.catalog.streams:
+                command = self._create_command(name, settings, internal=True)
+                self._make_folders(name, command["incarnation"], [0])
+                self._store.execute(command)
         for info in self._store.catalog.streams.values():
             try:
                 self._partitions[info.name] = self._open_stream(info)
@@ -138,8 +157,9 @@ class Broker:
                 wrapped = error if isinstance(error, LiftlogError) else LiftlogError(str(error))
                 self._offline[info.name] = wrapped
                 log.error("stream.offline stream=%s reason=%s error=%s", info.name, wrapped.reason, wrapped)
-        if OFFSETS_STREAM in self._offline:
-            raise self._offline[OFFSETS_STREAM]
+        for name in (OFFSETS_STREAM, COMMITS_STREAM):
+            if name in self._offline:
+                raise self._offline[name]
 
     def _open_stream(self, info: StreamInfo) -> list[Partition]:
         return [self._open_partition(info, i) for i in range(info.settings.partitions)]
@@ -205,6 +225,8 @@ class Broker:
         log.info("broker.stopped id=%s", self.broker_id)
 
     def _close_logs(self) -> None:
+        if hasattr(self, "sinks"):
+            self.sinks.close()
         self._appender.shutdown(wait=True)
         self._pool.close()
         for partition in self._all_partitions():
@@ -419,7 +441,7 @@ class Broker:
 
     def _trim_one(self, partition: Partition, before: int) -> int:
         was = partition.log.log_start_offset
-        start = partition.log.trim(before)
+        start = partition.trim(before)
         if start < before and partition.log.failure is not None:
             raise StorageFailed(f"{partition}: nothing is trimmed until the log has recovered")
         if start > was:
@@ -442,6 +464,8 @@ class Broker:
     def _remove(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             partition.note_removed()
+        self.sinks.forget(partitions)
+        for partition in partitions:
             try:
                 partition.log.close(clean=True)
             except (LiftlogError, OSError) as error:  # it goes anyway
@@ -511,7 +535,9 @@ class Broker:
     def _samples(self) -> Iterable[Sample]:
         from broker.runtime.samples import broker_samples
 
-        return broker_samples(self._partitions, self._intake, self.offsets, started=self._started)
+        return broker_samples(
+            self._partitions, self._intake, self.offsets, self.sinks.sinks.counts, started=self._started
+        )
 
 
 async def _serve(config: Config) -> int:

@@ -22,10 +22,17 @@ log = logging.getLogger(__name__)
 class Cleaner:
     """Owns the cleaner thread."""
 
-    def __init__(self, config: Config, partitions: Callable[[], Iterable[Partition]]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        partitions: Callable[[], Iterable[Partition]],
+        *,
+        also: Callable[[], object] = lambda: None,
+    ) -> None:
         self._clean_s = config.cleaner.interval_ms / 1000
         self._checkpoint_s = config.cleaner.checkpoint_interval_ms / 1000
         self._partitions = partitions
+        self._also = also
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
 
@@ -52,6 +59,7 @@ class Cleaner:
             if now - clean_at >= self._clean_s:
                 clean_at = now
                 now_us = time.time_ns() // 1000
+                self._apart()
                 self._each(partitions, lambda p, now_us=now_us: self._clean(p, now_us), "clean")  # type: ignore[misc]
 
     def _clean(self, partition: Partition, now_us: int) -> None:
@@ -61,6 +69,15 @@ class Cleaner:
         if after != before:
             log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)
             partition.note_change()
+
+    def _apart(self) -> None:
+        """What is to be done in each round apart from the partitions: unfinished decisions of sinks, old stages."""
+        try:
+            self._also()
+        except (LiftlogError, OSError) as error:
+            log.error("cleaner.failed what=sinks error=%s", error)
+        except Exception:
+            log.exception("cleaner.bug what=sinks")
 
     def _each(self, partitions: Iterable[Partition], act: Callable[[Partition], object], what: str) -> None:
         for partition in partitions:

@@ -17,6 +17,7 @@ def broker_samples(
     streams: Mapping[str, Sequence[Partition]],
     intake: IntakeDriver | None,
     consumers: Consumers,
+    sinks: Mapping[str, int],
     *,
     started: bool,
 ) -> Iterator[Sample]:
@@ -29,6 +30,8 @@ def broker_samples(
     if intake is not None:
         yield from _intake(intake)
     yield from _lag(streams, consumers)
+    for what, count in sorted(sinks.items()):
+        yield "liftlog_sink_calls_total", "Calls of exactly-once sinks", ("outcome",), (what,), count
 
 
 def _partition(partition: Partition, at: tuple[str, ...]) -> Iterator[Sample]:

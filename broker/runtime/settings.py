@@ -125,6 +125,30 @@ class CleanerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SinksConfig:
+    """Exactly-once sinks: what is staged and not committed yet."""
+
+    stage_lease_ms: int = _key(
+        24 * 3_600_000,
+        "A stage that no commit has named is dropped after so long.",
+        limit=(1_000, 1 << 50),
+        unit="ms",
+    )
+    stage_bytes_max: int = _key(
+        16 << 30,
+        "Staged in one partition at most; beyond that stages are refused.",
+        limit=(1 << 20, 1 << 50),
+        unit="bytes",
+    )
+    group_bytes_max: int = _key(
+        1 << 30,
+        "What one commit adds to one partition at most. It is written at once, and held in memory meanwhile.",
+        limit=(1 << 10, 1 << 40),
+        unit="bytes",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """What the broker writes to stderr."""
 
@@ -153,6 +177,7 @@ class Config:
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     fsync: FsyncConfig = field(default_factory=FsyncConfig)
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)
+    sinks: SinksConfig = field(default_factory=SinksConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     defaults: StreamSettings = field(default_factory=StreamSettings)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.serving import append, changes, cluster, consumers, records, resolve, streams, watch
+from broker.serving import append, changes, cluster, consumers, records, resolve, sinks, streams, watch
 from broker.serving.backend import Backend
 from broker.serving.body import BodyBudget
 from broker.serving.endpoint import Endpoint, Serving
@@ -35,6 +35,7 @@ _TABLE: Final = (
     *watch.ENDPOINTS,
     *resolve.ENDPOINTS,
     *consumers.ENDPOINTS,
+    *sinks.ENDPOINTS,
     *cluster.ENDPOINTS,
 )
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_TABLE, endpoint_for(_TABLE))

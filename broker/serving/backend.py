@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
+from broker.sinks.ledger import Committed, NamedStage, SinkState
 from broker.storage.log import AppendResult, Encodable, PartitionLog
 
 
@@ -66,6 +67,52 @@ class OffsetsView(Protocol):
         """Remove all that is stored under the name. Raises UnknownConsumer."""
 
 
+class SinksView(Protocol):
+    """Exactly-once sinks. What a call returns is durable."""
+
+    async def open(self, sink: str) -> SinkState:
+        """Raise the epoch of a sink, which is made if need be."""
+
+    async def states(self) -> list[SinkState]:
+        """All by name."""
+
+    async def describe(self, sink: str) -> SinkState:
+        """Raises UnknownSink."""
+
+    async def stage(
+        self,
+        stream: str,
+        partition: int,
+        batches: Sequence[Encodable],
+        *,
+        sink: str,
+        epoch: int,
+        stage: str,
+        part: int,
+        is_last: bool,
+    ) -> bool:
+        """Store one part of a stage; false: it was there. Raises StageLost, StagesFull."""
+
+    async def commit(
+        self,
+        sink: str,
+        *,
+        epoch: int,
+        batch_id: int,
+        stages: Sequence[NamedStage],
+        rows: int | None,
+        digest: str,
+        attributes: Mapping[str, str],
+    ) -> Committed:
+        """Raises UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, StageLost."""
+
+    async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
+        """How many stages went."""
+
+    async def reset(self, sink: str, batch_id: int) -> SinkState:
+        """Raises UnknownSink."""
+
+
 class Backend(Protocol):
     """The broker."""
 
@@ -85,6 +132,9 @@ class Backend(Protocol):
 
     @property
     def offsets(self) -> OffsetsView: ...
+
+    @property
+    def sinks(self) -> SinksView: ...
 
     def streams(self, *, internal: bool = False) -> list[StreamInfo]:
         """By name; `internal`: with those that begin with `__`."""

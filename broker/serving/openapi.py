@@ -27,6 +27,7 @@ _PATHS: Final[dict[str, dict[str, Any]]] = {
     "stream": {"description": "Name of a stream.", "schema": NAME},
     "partition": {"description": "Number of a partition, from 0.", "schema": PARTITION},
     "consumer": {"description": "Name of a consumer.", "schema": NAME},
+    "sink": {"description": "Name of a sink.", "schema": NAME},
 }
 _HEADERS: Final[dict[str, dict[str, Any]]] = {
     http.HIGH_WATERMARK: {"description": "First offset that is not committed.", "schema": OFFSET},

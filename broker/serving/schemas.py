@@ -64,6 +64,9 @@ INCARNATION_LENGTH_MAX: Final = 128
 INCARNATION: Final[Schema] = {"type": "string", "maxLength": INCARNATION_LENGTH_MAX}
 ITEMS_MAX: Final = 10_000
 """Most positions, offsets or partitions in one request."""
+PARTS_MAX: Final = 1 << 20
+"""Most parts of one stage."""
+ATTRIBUTES_MAX: Final = 32
 
 
 def _settings() -> dict[str, Schema]:
@@ -98,6 +101,36 @@ _AT: Final[Schema] = {
         asked(("offset",), offset=OFFSET),
         asked(("epoch",), epoch={"type": "integer", "minimum": 0, "maximum": LEADER_EPOCH_MAX}),
     ],
+}
+
+_STAGE: Final = asked(
+    ("stream", "partition", "stage"),
+    stream=NAME,
+    partition=PARTITION,
+    stage={"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    parts={"type": "integer", "minimum": 1, "maximum": PARTS_MAX},
+)
+_SINK: Final[Schema] = {
+    "sink": NAME,
+    "epoch": OFFSET,
+    "least_batch_id": {**OFFSET, "description": "Set by a reset: nothing below is decided"},
+    "changed_ms": INTEGER,
+    "last": {
+        "description": "The last decision; null: none since the sink was made or reset",
+        **nullable(
+            answer(
+                batch_id=OFFSET,
+                decision={"type": "string", "description": "In the header of its batches"},
+                epoch=OFFSET,
+                rows=COUNT,
+                digest=STRING,
+                attributes={"type": "object", "additionalProperties": STRING},
+                decided_ms=INTEGER,
+                complete={**BOOLEAN, "description": "false: being finished"},
+                stages=listing(answer(stream=NAME, partition=PARTITION, stage=STRING, parts=COUNT, rows=COUNT)),
+            )
+        ),
+    },
 }
 
 COMPONENTS: Final[dict[str, Schema]] = {
@@ -250,6 +283,30 @@ COMPONENTS: Final[dict[str, Schema]] = {
             ]
         },
     ),
+    "SinkOpen": asked(),
+    "Sink": answer(**_SINK),
+    "Sinks": answer(sinks=listing(ref("Sink"))),
+    "Staged": answer(
+        stage=STRING, part=COUNT, record_count=COUNT, stored={**BOOLEAN, "description": "false: it was there"}
+    ),
+    "SinkCommit": asked(
+        ("epoch", "batch_id", "stages"),
+        epoch=OFFSET,
+        batch_id=OFFSET,
+        stages=listing(_STAGE, maxItems=ITEMS_MAX),
+        rows={**OFFSET, "description": "Refused unless the stages hold so many"},
+        digest={"type": "string", "maxLength": METADATA_LENGTH_MAX},
+        attributes={
+            "type": "object",
+            "maxProperties": ATTRIBUTES_MAX,
+            "additionalProperties": {"type": "string", "maxLength": METADATA_LENGTH_MAX},
+            "description": "Kept with the decision. Another `checkpoint` than that of the last batch is `sink_forked`",
+        },
+    ),
+    "SinkCommitted": answer(outcome={"enum": ["committed", "already_done"]}, **_SINK),
+    "SinkAbort": asked(("stages",), stages=listing(_STAGE, maxItems=ITEMS_MAX)),
+    "SinkAborted": answer(dropped=COUNT),
+    "SinkReset": asked(("next_batch_id",), next_batch_id=OFFSET),
     "Cluster": answer(
         cluster_id=STRING,
         feature_level=INTEGER,

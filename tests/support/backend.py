@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
-from broker.api.stream import OFFSETS_STREAM
+from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.runtime.consumers import Consumers
 from broker.runtime.partition import Partition
+from broker.runtime.sink_service import SinkService
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.disk import OsDisk
@@ -47,8 +48,11 @@ class LogBackend:
         self._execute({"kind": "register_broker", "broker_id": self.broker_id, "http": self.http, "grpc": ""})
         self._create(OFFSETS_STREAM, {}, internal=True)
         self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
+        self._create(COMMITS_STREAM, {"retention_ms": None}, internal=True)
+        self.sinks = SinkService(self._disk, self._partitions[COMMITS_STREAM][0], self.partition)
 
     def close(self) -> None:
+        self.sinks.close()
         self._appender.shutdown()
         self._pool.close()
         for partition in [p for partitions in self._partitions.values() for p in partitions]:
@@ -122,6 +126,7 @@ class LogBackend:
         self._execute({"kind": "delete_stream", "name": name})
         for partition in self._partitions.pop(name):
             partition.note_removed()
+            self.sinks.forget([partition])
             partition.log.close()
         self._hub.note(name)
         shutil.rmtree(self._folder / name)

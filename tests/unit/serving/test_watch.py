@@ -112,7 +112,7 @@ def test_changes_of_others_do_not_end_the_wait(server: Server, api: Api) -> None
         ("b*", ["b1", "b2"]),
         ("*", ["a", "b1", "b2"]),
         ("nothing", []),
-        ("__*", ["__offsets"]),
+        ("__*", ["__commits", "__offsets"]),
         ("__offsets,a", ["__offsets", "a"]),
     ],
 )

@@ -1,0 +1,289 @@
+"""Exactly-once sinks: records that become visible batch by batch, each once, whatever is repeated or dies.
+
+    sink = client.sink("my-query")
+    sink.open()                                        # fences every driver before this one
+    stages = [sink.stage(batches, "orders", 0),        # anywhere, by anybody who knows the epoch
+              sink.stage(others, "orders", 1)]
+    sink.commit(17, stages)                            # "committed"; repeated: "already_done"
+
+A stage is named by 128 random bits for each call of `stage`, so a task that is tried again makes another one, and a
+commit names the ones it means. Stages that no commit names are dropped by `abort`, or go after a day.
+
+A commit that met an error may have been decided: commit the same batch id again, with the same stages or with new
+ones. The answer `already_done` describes what was decided first. Protocol: docs/sinks.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import urlencode
+
+import pyarrow as pa
+
+from broker.api import http
+from broker.api.errors import InvalidRequest
+from broker.client.answers import understand
+from broker.client.append import encode
+from broker.client.calls import Calls, path
+from broker.client.outgoing import pieces
+
+PART_BYTES: Final = 32 << 20
+"""About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Records that are on the broker's disk and not visible yet. Pickles; a driver collects those of its tasks."""
+
+    stream: str
+    partition: int
+    stage: str
+    parts: int
+    rows: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"stream": self.stream, "partition": self.partition, "stage": self.stage, "parts": self.parts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The last decision of a sink. `is_complete`: every record of it is visible."""
+
+    batch_id: int
+    decision: str
+    epoch: int
+    rows: int
+    digest: str
+    attributes: Mapping[str, str]
+    decided_ms: int
+    is_complete: bool
+    stages: tuple[Stage, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkDescription:
+    """A sink: who may commit (`epoch`), and what was decided last (None: nothing since it was made or reset)."""
+
+    sink: str
+    epoch: int
+    least_batch_id: int
+    changed_ms: int
+    last: Decided | None
+
+    @classmethod
+    def of(cls, value: Any) -> SinkDescription:
+        last = value["last"]
+        return cls(
+            sink=value["sink"],
+            epoch=int(value["epoch"]),
+            least_batch_id=int(value["least_batch_id"]),
+            changed_ms=int(value["changed_ms"]),
+            last=None if last is None else _decided(last),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The answer to a commit; `last` of `sink` is what was decided for its batch id."""
+
+    outcome: Literal["committed", "already_done"]
+    sink: SinkDescription
+
+    @classmethod
+    def of(cls, value: Any) -> Committed:
+        return cls(outcome=value["outcome"], sink=SinkDescription.of(value))
+
+
+class Sink:
+    """One sink. Made by `Client.sink`; thread-safe but for `open`.
+
+    Args:
+        epoch: Of `open`, for tasks that stage for a driver elsewhere.
+    """
+
+    def __init__(self, calls: Calls, sink: str, *, epoch: int | None = None) -> None:
+        self.sink = sink
+        self.epoch = epoch
+        self._calls = calls
+
+    def open(self) -> SinkDescription:
+        """Take the sink over, or make it. Drivers that opened it before cannot commit any more.
+
+        Raises:
+            InvalidName: it cannot be a sink's name.
+        """
+        found = self._sink(self._calls.json("POST", path("sinks", self.sink, "open"), {}))
+        self.epoch = found.epoch
+        return found
+
+    def stage(
+        self,
+        records: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch],
+        stream: str,
+        partition: int,
+        *,
+        stage: str | None = None,
+        incarnation: str | None = None,
+    ) -> Stage:
+        """Store records for a later commit; durable when it returns. Columns as for `Client.append`.
+
+        Args:
+            records: Any number, also none. Sent in parts of some 32 MiB, as they come.
+            stage: 32 hexadecimal digits that no other stage has; None: random ones.
+            incarnation: The stream's incarnation that is meant.
+        Raises:
+            StageLost: it expired or was dropped while it was sent: stage anew.
+            StagesFull, DiskFull and others that are Retryable: it stayed so until the deadline.
+            UnknownStream, UnknownPartition, InvalidRecords, RecordTooLarge, ReadOnly: as they say.
+        """
+        name = stage or uuid.uuid4().hex
+        rows = number = 0
+        held: list[pa.RecordBatch] = []
+        schema = None
+        for piece in _pieces(records):
+            schema = piece.schema
+            if held and sum(batch.nbytes for batch in held) + piece.nbytes > PART_BYTES:
+                rows += self._send(held, stream, partition, name, number, is_last=False, incarnation=incarnation)
+                number += 1
+                held = []
+            held.append(piece)
+        if not held:
+            held = [_nothing(schema)]
+        rows += self._send(held, stream, partition, name, number, is_last=True, incarnation=incarnation)
+        return Stage(stream=stream, partition=partition, stage=name, parts=number + 1, rows=rows)
+
+    def commit(
+        self,
+        batch_id: int,
+        stages: Iterable[Stage],
+        *,
+        digest: str = "",
+        attributes: Mapping[str, str] | None = None,
+    ) -> Committed:
+        """Make the records of these stages one batch. When it returns, all of them are visible, once.
+
+        Args:
+            batch_id: Greater than the last one; or the last one again, which then is completed as it was decided first.
+            digest: Any text; a repetition with another one is logged by the broker.
+            attributes: Kept with the decision. With `checkpoint`, the commits of another checkpoint are refused.
+        Raises:
+            StageLost: nothing was decided. Stage the records anew and commit them under the same batch id.
+            SinkFenced: another driver has opened the sink since.
+            SinkBatchRegressed: the batch id is below the last one: field `last_batch_id`; `reset` is the way on.
+            SinkForked: the attribute `checkpoint` is another one: fields `recorded`, `asked`.
+            DeadlineExceeded, Unavailable and others that are Retryable: not known; commit the same batch id again.
+        """
+        named = list(stages)
+        body = {
+            "epoch": self._known_epoch(),
+            "batch_id": batch_id,
+            "stages": [stage.as_json() for stage in named],
+            "rows": sum(stage.rows for stage in named),
+            "digest": digest,
+            "attributes": dict(attributes or {}),
+        }
+        value = self._calls.json("POST", path("sinks", self.sink, "commit"), body, wait_s=self._calls.deadline_s)
+        return understand(
+            lambda v: Committed(outcome=v["outcome"], sink=SinkDescription.of(v)),
+            value,
+            where=f"committing {self.sink}",
+        )
+
+    def abort(self, stages: Iterable[Stage]) -> int:
+        """Drop stages; those that a commit has named are left alone. Returns how many went."""
+        named = [{k: v for k, v in stage.as_json().items() if k != "parts"} for stage in stages]
+        value = self._calls.json("POST", path("sinks", self.sink, "abort"), {"stages": named})
+        return understand(lambda v: int(v["dropped"]), value, where=f"aborting stages of {self.sink}")
+
+    def describe(self) -> SinkDescription:
+        """The sink as it is. Raises UnknownSink."""
+        return self._sink(self._calls.json("GET", path("sinks", self.sink)))
+
+    def reset(self, next_batch_id: int) -> SinkDescription:
+        """Go on with any batch id, for a checkpoint that was rolled back or replaced. Open it again afterwards.
+
+        What was committed stays: records of batches that are written again are there twice.
+
+        Raises:
+            UnknownSink: nobody opened it.
+        """
+        return self._sink(self._calls.json("POST", path("sinks", self.sink, "reset"), {"next_batch_id": next_batch_id}))
+
+    def _send(
+        self,
+        batches: list[pa.RecordBatch],
+        stream: str,
+        partition: int,
+        stage: str,
+        part: int,
+        *,
+        is_last: bool,
+        incarnation: str | None,
+    ) -> int:
+        query: dict[str, Any] = {
+            "sink": self.sink,
+            "epoch": self._known_epoch(),
+            "stage": stage,
+            "part": part,
+            "last": "true" if is_last else "false",
+        }
+        if incarnation is not None:
+            query["incarnation"] = incarnation
+        value = self._calls.send(
+            "POST",
+            f"{path('streams', stream, 'partitions', partition, 'stages')}?{urlencode(query)}",
+            key=(stream, partition),
+            body=encode(batches),
+            headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
+            timeout_s=max(self._calls.timeout_s, 30.0),
+        )
+        return understand(lambda v: int(v["record_count"]), value, where=f"staging to {stream}/{partition}")
+
+    def _known_epoch(self) -> int:
+        if self.epoch is None:
+            raise InvalidRequest(f"sink {self.sink!r} is not open: call open(), or give the epoch of the one who did")
+        return self.epoch
+
+    def _sink(self, value: Any) -> SinkDescription:
+        return understand(SinkDescription.of, value, where=f"describing sink {self.sink}")
+
+
+def _pieces(records: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """The rows in pieces that fit into a part."""
+    if isinstance(records, pa.Table):
+        records = records.to_batches()
+    elif isinstance(records, pa.RecordBatch):
+        records = [records]
+    for batch in records:
+        yield from pieces(batch, PART_BYTES)
+
+
+def _nothing(schema: pa.Schema | None) -> pa.RecordBatch:
+    columns = schema or pa.schema([("value", pa.binary())])
+    return pa.RecordBatch.from_pylist([], schema=columns)
+
+
+def _decided(value: Any) -> Decided:
+    return Decided(
+        batch_id=int(value["batch_id"]),
+        decision=value["decision"],
+        epoch=int(value["epoch"]),
+        rows=int(value["rows"]),
+        digest=value["digest"],
+        attributes=dict(value["attributes"]),
+        decided_ms=int(value["decided_ms"]),
+        is_complete=bool(value["complete"]),
+        stages=tuple(
+            Stage(
+                stream=stage["stream"],
+                partition=int(stage["partition"]),
+                stage=stage["stage"],
+                parts=int(stage["parts"]),
+                rows=int(stage["rows"]),
+            )
+            for stage in value["stages"]
+        ),
+    )

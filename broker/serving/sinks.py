@@ -1,0 +1,313 @@
+"""Exactly-once sinks: open one, stage records for it, commit them as one batch.
+
+    POST sinks/{sink}/open ──► epoch ──► POST streams/…/stages (any number, anywhere) ──► POST sinks/{sink}/commit
+
+What is answered is on disk. Nothing staged is visible before its commit, and then all of it in a partition at once.
+The protocol, state by state: docs/sinks.md.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api import http
+from broker.api.errors import (
+    DiskFull,
+    InvalidName,
+    InvalidRecords,
+    InvalidRequest,
+    Overloaded,
+    ReadOnly,
+    RecordTooLarge,
+    RequestTooLarge,
+    SinkBatchRegressed,
+    SinkFenced,
+    SinkForked,
+    StageLost,
+    StagesFull,
+    StaleIncarnation,
+    StorageFailed,
+    StreamPaused,
+    UnknownPartition,
+    UnknownSink,
+    UnknownStream,
+)
+from broker.api.stream import check_name
+from broker.serving.append import DECODED_FACTOR, INLINE_BYTES_MAX, encode
+from broker.serving.body import JSON_MEDIA, check_media, read_body, read_json
+from broker.serving.endpoint import Content, Endpoint, Parameter, Query, Serving, choice, integer, text
+from broker.serving.fields import INT32_MAX, INT64_MAX, Fields, refuse
+from broker.serving.records import INCARNATION, find
+from broker.serving.schemas import ATTRIBUTES_MAX, ITEMS_MAX, METADATA_LENGTH_MAX, PARTS_MAX, ref
+from broker.serving.waiting import unbroken
+from broker.sinks.ledger import NamedStage, SinkState
+
+_STAGE: Final = re.compile("[0-9a-f]{32}")
+
+
+async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """All sinks, by name."""
+    states = await serving.backend.sinks.states()
+    return await serving.json_answer(lambda: {"sinks": [state_json(state) for state in states]})
+
+
+async def describe(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """One sink."""
+    return web.json_response(state_json(await serving.backend.sinks.describe(_sink(request))))
+
+
+async def open_sink(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Take a sink over: the answer's epoch fences all drivers before."""
+    sink = check_name(_sink(request), what="sink")
+    Fields(await read_json(request), "")
+    return web.json_response(state_json(await unbroken(serving.backend.sinks.open(sink))))
+
+
+async def stage(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Store one part of a stage."""
+    handle = find(serving, request, query)
+    info = serving.backend.stream(handle.stream)
+    if info.internal:
+        raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
+    for parameter in _STAGE_QUERY[:4]:
+        if query[parameter.name] is None:
+            raise InvalidRequest(f"query parameter {parameter.name!r} is missing", parameter=parameter.name)
+    check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
+    with serving.budget.reserved() as reservation:
+        body = await read_body(request, serving.body_bytes_max, reservation)
+        serving.meters.posted_bytes.inc(len(body))
+        arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max)
+        is_small = len(body) <= INLINE_BYTES_MAX
+        batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+        del body, arguments
+        record_count = sum(batch.record_count for batch in batches)
+        find(serving, request, query, incarnation=handle.incarnation)
+        is_new = await unbroken(
+            serving.backend.sinks.stage(
+                handle.stream,
+                handle.partition,
+                batches,
+                sink=check_name(query["sink"], what="sink"),
+                epoch=query["epoch"],
+                stage=query["stage"],
+                part=query["part"],
+                is_last=query["last"] == "true",
+            )
+        )
+    return web.json_response(
+        {"stage": query["stage"], "part": query["part"], "record_count": record_count, "stored": is_new}
+    )
+
+
+async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Decide a batch. Answered when every record of it is visible."""
+    sink = _sink(request)
+    body = Fields(await read_json(request), "", "epoch", "batch_id", "stages", "rows", "digest", "attributes")
+    answer = await unbroken(
+        serving.backend.sinks.commit(
+            sink,
+            epoch=body.integer("epoch", least=0, greatest=INT64_MAX),
+            batch_id=body.integer("batch_id", least=0, greatest=INT64_MAX),
+            stages=_stages(body),
+            rows=body.integer("rows", least=0, greatest=INT64_MAX, default=None),
+            digest=body.text("digest", length_max=METADATA_LENGTH_MAX, default=""),
+            attributes=_attributes(body),
+        )
+    )
+    outcome = "committed" if answer.is_new else "already_done"
+    return web.json_response({"outcome": outcome, **state_json(answer.state)})
+
+
+async def abort(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Drop stages that no commit has named."""
+    body = Fields(await read_json(request), "", "stages")
+    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), _stages(body)))})
+
+
+async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Let a sink go on with any batch id, for a checkpoint that was rolled back or replaced."""
+    body = Fields(await read_json(request), "", "next_batch_id")
+    batch_id = body.integer("next_batch_id", least=0, greatest=INT64_MAX)
+    return web.json_response(state_json(await unbroken(serving.backend.sinks.reset(_sink(request), batch_id))))
+
+
+def state_json(state: SinkState) -> dict[str, Any]:
+    """A sink, as `Sink` of the contract."""
+    last = state.last
+    return {
+        "sink": state.sink,
+        "epoch": state.epoch,
+        "least_batch_id": state.batch_id_least,
+        "changed_ms": state.changed_us // 1000,
+        "last": last
+        and {
+            "batch_id": last.batch_id,
+            "decision": last.decision,
+            "epoch": last.epoch,
+            "rows": last.rows,
+            "digest": last.digest,
+            "attributes": dict(last.attributes),
+            "decided_ms": last.decided_us // 1000,
+            "complete": state.is_done,
+            "stages": [
+                {"stream": r.stream, "partition": r.partition, "stage": r.stage, "parts": r.parts, "rows": r.rows}
+                for r in last.stages
+            ],
+        },
+    }
+
+
+def _sink(request: web.Request) -> str:
+    return request.match_info["sink"]
+
+
+def _stages(body: Fields) -> list[NamedStage]:
+    found = []
+    items = body.any("stages")
+    if not isinstance(items, list) or len(items) > ITEMS_MAX:
+        refuse("stages", items, f"must be a list of up to {ITEMS_MAX} stages")
+    for i, item in enumerate(items):
+        fields = Fields(item, f"stages[{i}]", "stream", "partition", "stage", "parts")
+        name = fields.text("stage", length_max=32, length_min=32)
+        if not _STAGE.fullmatch(name):
+            refuse(f"stages[{i}].stage", name, "must be 32 lower-case hexadecimal digits")
+        found.append(
+            NamedStage(
+                stream=fields.stream(),
+                partition=fields.integer("partition", least=0, greatest=INT32_MAX),
+                stage=name,
+                parts=fields.integer("parts", least=1, greatest=PARTS_MAX, default=None),
+            )
+        )
+    return found
+
+
+def _attributes(body: Fields) -> dict[str, str]:
+    if "attributes" not in body:
+        return {}
+    values = body.any("attributes")
+    if not isinstance(values, dict) or len(values) > ATTRIBUTES_MAX:
+        refuse("attributes", values, f"must be an object of up to {ATTRIBUTES_MAX} texts")
+    fields = Fields(values, "attributes", *values)
+    return {key: fields.text(key, length_max=METADATA_LENGTH_MAX) for key in values}
+
+
+def _hex(value: str) -> str:
+    if not _STAGE.fullmatch(value):
+        raise ValueError("must be 32 lower-case hexadecimal digits")
+    return value
+
+
+_STAGE_QUERY: Final = (
+    text("sink", "Whose stage it is. Required."),
+    integer("epoch", "Of `open`. Required.", least=0, greatest=INT64_MAX),
+    Parameter(
+        name="stage",
+        description="Names the stage: 128 random bits, of one writing task. Required.",
+        schema={"type": "string", "pattern": "^[0-9a-f]{32}$"},
+        parse=_hex,
+    ),
+    integer(
+        "part",
+        "Number of this part of the stage, from 0. The same part again is stored once. Required.",
+        least=0,
+        greatest=PARTS_MAX - 1,
+    ),
+    choice("last", "`true` with the part of the greatest number: the stage is complete.", ("true", "false"), "false"),
+    INCARNATION,
+)
+_STORAGE: Final = (DiskFull, StorageFailed, StreamPaused, ReadOnly, UnknownStream, UnknownPartition)
+_SINK: Final = Content(description="The sink.", media={JSON_MEDIA: ref("Sink")})
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/sinks",
+        operation="list_sinks",
+        summary="All sinks with their last decision, by name.",
+        handler=list_all,
+        answers={200: Content(description="The sinks.", media={JSON_MEDIA: ref("Sinks")})},
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/sinks/{sink}",
+        operation="describe_sink",
+        summary="One sink with its last decision.",
+        handler=describe,
+        answers={200: _SINK},
+        errors=(UnknownSink,),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/open",
+        operation="open_sink",
+        summary="Take a sink over, or make it: its new epoch fences older drivers.",
+        handler=open_sink,
+        request=Content(description="Nothing yet.", media={JSON_MEDIA: ref("SinkOpen")}),
+        answers={200: _SINK},
+        errors=(InvalidName, DiskFull, StorageFailed),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/partitions/{partition}/stages",
+        operation="stage_records",
+        summary="Store records of a sink, invisible until they are committed.",
+        handler=stage,
+        query=_STAGE_QUERY,
+        request=Content(
+            description="As for `append_records`; no records at all are allowed.",
+            media={http.ARROW_STREAM: None, "application/octet-stream": None},
+        ),
+        answers={200: Content(description="Durable.", media={JSON_MEDIA: ref("Staged")})},
+        errors=(
+            InvalidName,
+            StaleIncarnation,
+            InvalidRecords,
+            RecordTooLarge,
+            RequestTooLarge,
+            Overloaded,
+            StageLost,
+            StagesFull,
+            *_STORAGE,
+        ),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/commit",
+        operation="commit_sink",
+        summary="Make the records of these stages one batch of the sink, once, whatever happens.",
+        handler=commit,
+        request=Content(description="The batch.", media={JSON_MEDIA: ref("SinkCommit")}),
+        answers={
+            200: Content(
+                description="`committed`; or `already_done`: the first decision for this batch id stands, is complete,"
+                " and is described; stages that it does not name were dropped.",
+                media={JSON_MEDIA: ref("SinkCommitted")},
+            )
+        },
+        errors=(UnknownSink, SinkFenced, SinkBatchRegressed, SinkForked, StageLost, RequestTooLarge, *_STORAGE),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/abort",
+        operation="abort_stages",
+        summary="Drop stages. Those that a commit has named are left alone.",
+        handler=abort,
+        request=Content(description="The stages.", media={JSON_MEDIA: ref("SinkAbort")}),
+        answers={200: Content(description="How many went.", media={JSON_MEDIA: ref("SinkAborted")})},
+        errors=_STORAGE,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/reset",
+        operation="reset_sink",
+        summary="Go on with any batch id. What was committed stays; drivers must open the sink anew.",
+        handler=reset,
+        request=Content(description="The next batch id.", media={JSON_MEDIA: ref("SinkReset")}),
+        answers={200: _SINK},
+        errors=(UnknownSink, *_STORAGE),
+    ),
+)
