@@ -346,13 +346,17 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Where records went: offsets [first_offset, next_offset) of one partition."""
+    """Where records went: offsets [first_offset, next_offset) of one partition.
+
+    `duplicate`: by an earlier try of the same idempotent producer, whose answer was lost.
+    """
 
     partition: int
     first_offset: int
     next_offset: int
     record_count: int
     leader_epoch: int
+    duplicate: bool = False
 
     @classmethod
     def of(cls, value: Json, partition: int) -> Appended:
@@ -362,6 +366,7 @@ class Appended:
             next_offset=int(value["next_offset"]),
             record_count=int(value["record_count"]),
             leader_epoch=int(value["leader_epoch"]),
+            duplicate=bool(value.get("duplicate", False)),
         )
 
 

@@ -5,12 +5,14 @@
 One call is one HTTP request and one commit group: its records are appended whole, in order, or not at
 all. It is repeated while that is certain to have had no effect. When an answer was lost on its way
 the records may be stored or not: that is an error whose field `sent` is true, unless the caller chose
-`at_least_once`; then they are sent again, and may be stored twice.
+`at_least_once`; then they are sent again, and may be stored twice. With the stamp of an idempotent producer they are
+sent again and stored once; `sent` is true if time ran out, or the broker refused, after such a try.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -24,6 +26,18 @@ from broker.client.calls import Calls, path
 
 TIMEOUT_S: Final = 30.0
 DEADLINE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who appends, and as which of its own: `sequence` counts the requests to one partition from 0 in each epoch.
+
+    Id and epoch come from `Client.register_producer`.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    sequence: int
 
 
 class Appender:
@@ -47,6 +61,7 @@ class Appender:
         acks: str | None = None,
         incarnation: str | None = None,
         at_least_once: bool = False,
+        stamp: Stamp | None = None,
     ) -> Appended:
         """Append records of any of the columns key, value, headers, subject, timestamp, reply.
 
@@ -56,12 +71,17 @@ class Appender:
             acks: `all`, `leader` or `none`; None: the stream's setting.
             incarnation: The stream's incarnation that is meant.
             at_least_once: Send again also when a try may have been carried out.
+            stamp: Send again too, but the broker stores it once; `Appended.duplicate` says that a try before had been
+                carried out. One request of a producer and partition at a time.
         Raises:
             Unavailable, DeadlineExceeded: not appended; or, where the field `sent` is true, not known.
             InvalidRecords, RecordTooLarge, RequestTooLarge: nothing of it was appended.
             UnknownStream, UnknownPartition, ReadOnly, StaleIncarnation: as they say.
+            UnknownProducer, ProducerFenced, OutOfSequence: the stamp does not fit; this call appended nothing.
         """
-        query = {name: v for name, v in (("acks", acks), ("incarnation", incarnation)) if v is not None}
+        query: dict[str, Any] = {n: v for n, v in (("acks", acks), ("incarnation", incarnation)) if v is not None}
+        if stamp is not None:
+            query |= asdict(stamp)
         target = path("streams", stream, "partitions", partition, "records")
         value = self._calls.send(
             "POST",
@@ -69,7 +89,7 @@ class Appender:
             key=(stream, partition),
             body=encode(records),
             headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
-            is_idempotent=at_least_once,
+            is_idempotent=at_least_once or stamp is not None,
         )
         return understand(lambda v: Appended.of(v, partition), value, where=f"appending to {stream}/{partition}")
 

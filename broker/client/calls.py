@@ -109,10 +109,17 @@ class Calls:
                 may_be_done = may_be_done or is_ambiguous(error)
                 if (interrupt is not None and interrupt.is_set) or (not is_idempotent and may_be_done):
                     raise
-                patience.pause(error)
+                try:
+                    patience.pause(error)
+                except LiftlogError as last:
+                    if may_be_done and key is not None:
+                        last.fields["sent"] = True  # an append, and an earlier try of it may have been stored
+                    raise
             except LiftlogError as error:
                 if may_be_done and done_if is not None and isinstance(error, done_if):
                     return None
+                if may_be_done and key is not None:
+                    error.fields["sent"] = True
                 raise
 
     def ready(self) -> Readiness:

@@ -32,12 +32,13 @@ from broker.client.answers import (
     understand,
 )
 from broker.client.append import TIMEOUT_S as APPEND_TIMEOUT_S
-from broker.client.append import Appender
+from broker.client.append import Appender, Stamp
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
 from broker.client.positions import At, Position, at_json
 from broker.client.producer import Producer
 from broker.client.reader import RecordReader, Span, reader_schema
+from broker.client.sequences import register
 from broker.client.sinks import Sink, SinkDescription
 
 TIMEOUT_S: Final = 10.0
@@ -256,12 +257,23 @@ class Client:
         *,
         acks: str | None = None,
         at_least_once: bool = False,
+        stamp: Stamp | None = None,
     ) -> Appended:
         """Append records to one partition in one request, all or none of them. Details: `Appender.append`.
 
         The broker may be silent for 30 s at least: the answer waits for an fsync.
         """
-        return self._appender.append(stream, partition, records, acks=acks, at_least_once=at_least_once)
+        return self._appender.append(stream, partition, records, acks=acks, at_least_once=at_least_once, stamp=stamp)
+
+    def register_producer(self, name: str | None = None) -> tuple[int, int]:
+        """A producer id and its epoch, for stamps of one's own (`Producer` gets its by itself).
+
+        Args:
+            name: Gives the same id each time, and the next epoch, which fences the one before. None: a new id.
+        Raises:
+            InvalidName: it cannot be one.
+        """
+        return register(self._calls, name)
 
     def producer(self, stream: str, **options: Any) -> Producer:
         """A batching producer; `options` as for `Producer`. Raises UnknownStream."""

@@ -9,9 +9,12 @@ P2  Every record's future is settled: with its offset, or with an error. `flush`
     since the last flush, so that nobody who only flushes misses one.
 P3  At most `in_flight` closed batches and one open batch per partition are held in memory.
 
-Delivery is at-most-once by default: a request whose answer was lost is not sent again, its futures get an
-error whose field `sent` is true. With `at_least_once=True` it is sent again and may be stored twice. A
-batch that failed does not hold up the next one.
+Each record is stored once: the broker knows the producer by an id, its requests to each partition are numbered, and
+one whose answer was lost is sent again, for `deadline_s`. When no try was answered by then, nobody knows whether its
+records are stored; the field `sent` of their error is true. A batch that failed does not hold up the next one.
+
+With `idempotent=False` a request whose answer was lost is not sent again, and its futures get such an error at once;
+with `at_least_once=True` as well it is sent again and may be stored twice.
 """
 
 from __future__ import annotations
@@ -36,9 +39,10 @@ from broker.api.errors import (
     RecordTooLarge,
     UnknownPartition,
 )
-from broker.client.answers import StreamDescription
+from broker.client.answers import Appended, StreamDescription
 from broker.client.append import DEADLINE_S, TIMEOUT_S, Appender
 from broker.client.brokers import Brokers
+from broker.client.calls import Calls
 from broker.client.deliveries import BatchFuture, Delivery, RecordFuture
 from broker.client.outgoing import (
     Headers,
@@ -52,6 +56,7 @@ from broker.client.outgoing import (
     record_bytes,
 )
 from broker.client.partitioner import partition_of, partitions_of
+from broker.client.sequences import Sequences
 
 BATCH_BYTES_MAX: Final = 32 << 20
 POST_BYTES: Final = 16 << 20
@@ -72,7 +77,10 @@ class Producer:
         batch_bytes, batch_records: A batch is sent at either.
         in_flight: How many closed batches may wait or be on their way before `send` blocks.
         acks: `all`, `leader` or `none`; None: the stream's setting.
-        at_least_once: Send again when an answer was lost; records may then be stored twice.
+        idempotent: Have repeated requests stored once.
+        name: Of this producer, the same over its restarts: a new one fences the older one of the name, whose records
+            get `ProducerFenced` from then on. None: it fences nobody.
+        at_least_once: Without `idempotent`: send again when an answer was lost; records may then be stored twice.
         timeout_s: How long a broker may be silent.
         deadline_s: How long a batch is tried.
     Raises:
@@ -92,6 +100,8 @@ class Producer:
         batch_records: int = 1 << 16,
         in_flight: int = 8,
         acks: str | None = None,
+        idempotent: bool = True,
+        name: str | None = None,
         at_least_once: bool = False,
         timeout_s: float = TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
@@ -105,6 +115,8 @@ class Producer:
             )
         if partitioner not in ("round_robin", "key"):
             raise InvalidRequest(f"partitioner={partitioner!r}: must be round_robin or key")
+        if name is not None and not idempotent:
+            raise InvalidRequest(f"name={name!r}: only an idempotent producer has one", key="name", value=name)
         _check_limits("linger_ms", linger_ms, 0, 60_000)
         _check_limits("batch_bytes", batch_bytes, 1, BATCH_BYTES_MAX)
         _check_limits("batch_records", batch_records, 1, 1 << 20)
@@ -120,6 +132,8 @@ class Producer:
         self._incarnation = stream.incarnation
         self._record_bytes_max = int(stream.settings.get("record_bytes_max", BATCH_BYTES_MAX))
         self._default_subject = default_subject(stream)
+        calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
+        self._sequences = Sequences(calls, name) if idempotent else None
         self._appender = Appender(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
         self._changed = threading.Condition(threading.Lock())
         self._open: dict[int, Outgoing] = {}  # oldest first
@@ -294,14 +308,7 @@ class Producer:
     def _run(self) -> None:
         while (batch := self._next()) is not None:
             try:
-                appended = self._appender.append(
-                    self.stream,
-                    batch.partition,
-                    batch.as_rows(),
-                    acks=self._acks,
-                    incarnation=self._incarnation,
-                    at_least_once=self._at_least_once,
-                )
+                appended = self._append(batch)
             except Exception as error:  # the top of this thread: whatever it is, the futures get it
                 log.warning(
                     "producer.failed stream=%s partition=%d records=%d error=%s",
@@ -317,6 +324,27 @@ class Producer:
             with self._changed:
                 self._posting = None
                 self._changed.notify_all()
+
+    def _append(self, batch: Outgoing) -> Appended:
+        sequences = self._sequences
+        stamp = sequences.stamp(batch.partition) if sequences is not None else None
+        try:
+            appended = self._appender.append(
+                self.stream,
+                batch.partition,
+                batch.as_rows(),
+                acks=self._acks,
+                incarnation=self._incarnation,
+                at_least_once=self._at_least_once,
+                stamp=stamp,
+            )
+        except BaseException as error:
+            if sequences is not None:
+                sequences.failed(error)
+            raise
+        if sequences is not None:
+            sequences.stored(batch.partition)
+        return appended
 
     def _next(self) -> Outgoing | None:
         """Wait for a batch to send; None when closed and empty."""

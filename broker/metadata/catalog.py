@@ -11,6 +11,7 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and):
     set_state        name, paused and/or read_only
     add_partitions   name, partitions                         the new count
     delete_stream    name
+    register_producer  name (optional)                        an idempotent producer begins: an id and its epoch
 
 Results: {"ok": ...} or {"error": problem}.
 
@@ -21,6 +22,8 @@ M2  Leader epochs only grow: each registration of a broker takes the next one, a
 M3  Of streams whose subjects overlap at most one sends acks, or a publisher would read the answer of
     whichever is first; members of one queue group share messages and may all send them.
 M4  A command with a request id that was applied already returns the first result.
+M5  Producer ids count from 1 and are never given out twice. Under a name the id stays and its epoch grows with each
+    registration, which fences the earlier ones; without a name the epoch is 0.
 
 Design: docs/architecture.md.
 """
@@ -36,8 +39,10 @@ from broker.api.errors import (
     InvalidRequest,
     InvalidSetting,
     LiftlogError,
+    ProducerFenced,
     StaleIncarnation,
     StreamExists,
+    UnknownProducer,
     UnknownStream,
 )
 from broker.api.stream import UNALTERABLE, StreamSettings, check_name, settings_from
@@ -45,6 +50,7 @@ from broker.metadata.overlap import any_overlap, subjects_of
 
 COMMAND_VERSION: Final = 1
 REQUESTS_REMEMBERED: Final = 1024
+PRODUCER_NAMES_MAX: Final = 10_000
 _MOVED: Final = (
     "from {before} to {after} partitions: a key that was in one partition may be in another from now on, so its order"
     " across the change is not kept"
@@ -123,6 +129,9 @@ class Catalog:
     streams: dict[str, StreamInfo] = field(default_factory=dict)
     brokers: dict[str, BrokerInfo] = field(default_factory=dict)
     epoch_last: int = 0
+    producer_id_last: int = 0
+    producers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (id, epoch)
+    _producer_epochs: dict[int, int] = field(default_factory=dict)  # of the ids that have a name
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
 
     def apply(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,12 +167,20 @@ class Catalog:
                 return self._add_partitions(command)
             case "delete_stream":
                 return self._delete(command)
+            case "register_producer":
+                return self._register_producer(command)
             case kind:
                 raise InvalidRequest(f"unknown command {kind!r}")
 
     def check(self, command: Mapping[str, Any]) -> None:
         """Raise what `apply` would answer as an error; change nothing."""
-        trial = Catalog(streams=dict(self.streams), brokers=dict(self.brokers), epoch_last=self.epoch_last)
+        trial = Catalog(
+            streams=dict(self.streams),
+            brokers=dict(self.brokers),
+            epoch_last=self.epoch_last,
+            producer_id_last=self.producer_id_last,
+            producers=dict(self.producers),
+        )
         trial._dispatch(command)
 
     def _register(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +280,41 @@ class Catalog:
         del self.streams[info.name]
         return {"stream": info.as_dict()}
 
+    def _register_producer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        name = command.get("name")
+        if name is None:
+            self.producer_id_last += 1
+            return {"producer_id": self.producer_id_last, "epoch": 0}
+        check_name(name, what="producer")
+        if name not in self.producers and len(self.producers) >= PRODUCER_NAMES_MAX:
+            raise InvalidRequest(
+                f"{PRODUCER_NAMES_MAX} producers have names: so many may; others go without", limit=PRODUCER_NAMES_MAX
+            )
+        producer_id, epoch = self.producers.get(name, (self.producer_id_last + 1, -1))
+        self.producer_id_last = max(self.producer_id_last, producer_id)
+        self.producers[name] = (producer_id, epoch + 1)
+        self._producer_epochs[producer_id] = epoch + 1
+        return {"producer_id": producer_id, "epoch": epoch + 1}
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        """Whether this is who registered last.
+
+        Raises:
+            UnknownProducer: nobody did, under this id or in this epoch.
+            ProducerFenced: somebody has since.
+        """
+        current = self._producer_epochs.get(producer_id, 0)
+        if not 1 <= producer_id <= self.producer_id_last or epoch > current:
+            raise UnknownProducer(
+                f"producer {producer_id}, epoch {epoch} was never registered here", producer_id=producer_id
+            )
+        if epoch < current:
+            raise ProducerFenced(
+                f"producer {producer_id} has epoch {current} by now, {epoch} is fenced",
+                producer_id=producer_id,
+                producer_epoch=current,
+            )
+
     def _live(self, name: str) -> StreamInfo:
         if name not in self.streams:
             raise UnknownStream(f"no stream {name!r}", stream=name)
@@ -294,6 +346,8 @@ class Catalog:
                 {k: getattr(b, k) for k in ("broker_id", "incarnation", "http", "grpc", "leader_epoch")}
                 for _, b in sorted(self.brokers.items())
             ],
+            "producer_id_last": self.producer_id_last,
+            "producers": [[name, *self.producers[name]] for name in sorted(self.producers)],
         }
 
     @classmethod
@@ -303,7 +357,15 @@ class Catalog:
             raise InvalidRequest(f"catalog version {snapshot['v']!r}, this release knows {COMMAND_VERSION}")
         streams = {value["name"]: info_from(value) for value in snapshot["streams"]}
         brokers = {value["broker_id"]: BrokerInfo(**value) for value in snapshot["brokers"]}
-        return cls(streams=streams, brokers=brokers, epoch_last=snapshot["epoch_last"])
+        named = snapshot.get("producers", [])
+        return cls(
+            streams=streams,
+            brokers=brokers,
+            epoch_last=snapshot["epoch_last"],
+            producer_id_last=snapshot.get("producer_id_last", 0),
+            producers={name: (producer_id, epoch) for name, producer_id, epoch in named},
+            _producer_epochs={producer_id: epoch for _, producer_id, epoch in named},
+        )
 
 
 def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[Any, Any]]:

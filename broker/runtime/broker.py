@@ -336,6 +336,14 @@ class Broker:
         """
         return await self._on_control(self._trim(name, incarnation, before))
 
+    async def register_producer(self, name: str | None) -> tuple[int, int]:
+        """An id and an epoch for an idempotent producer; under a name the same id again, and the next epoch."""
+        return await self._on_control(self._register_producer(name))
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        """Raises UnknownProducer, ProducerFenced."""
+        self._store.catalog.check_producer(producer_id, epoch)
+
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its records."""
         await self._on_control(self._delete(name))
@@ -448,6 +456,14 @@ class Broker:
             partition.note_change()
             log.info("stream.trimmed partition=%s log_start_offset=%d records=%d", partition, start, start - was)
         return start
+
+    async def _register_producer(self, name: str | None) -> tuple[int, int]:
+        async with self._changing:
+            command = {"v": COMMAND_VERSION, "kind": "register_producer", "name": name}
+            registered = await asyncio.to_thread(self._store.execute, command)
+        if name is not None:
+            log.info("producer.registered name=%s epoch=%d", name, registered["epoch"])
+        return registered["producer_id"], registered["epoch"]
 
     async def _delete(self, name: str) -> None:
         async with self._changing:

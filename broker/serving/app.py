@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.serving import append, changes, cluster, consumers, records, resolve, sinks, streams, watch
+from broker.serving import append, changes, cluster, consumers, producers, records, resolve, sinks, streams, watch
 from broker.serving.backend import Backend
 from broker.serving.body import BodyBudget
 from broker.serving.endpoint import Endpoint, Serving
@@ -30,6 +30,7 @@ BODIES_AT_ONCE: Final = 4
 _TABLE: Final = (
     *records.ENDPOINTS,
     *append.ENDPOINTS,
+    *producers.ENDPOINTS,
     *streams.ENDPOINTS,
     *changes.ENDPOINTS,
     *watch.ENDPOINTS,

@@ -169,6 +169,12 @@ class Backend(Protocol):
         Raises UnknownStream, UnknownPartition, StaleIncarnation.
         """
 
+    async def register_producer(self, name: str | None) -> tuple[int, int]:
+        """An id and an epoch for an idempotent producer. Raises InvalidName."""
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        """Raises UnknownProducer, ProducerFenced."""
+
     async def wait_for_change(self, since: int, timeout_s: float) -> int:
         """Return `version_now` once it is greater than `since`, or when time is up."""
 

@@ -196,7 +196,18 @@ COMPONENTS: Final[dict[str, Schema]] = {
         ("partitions",),
         partitions={"type": "integer", "minimum": LIMITS["partitions"][0], "maximum": LIMITS["partitions"][1]},
     ),
-    "Appended": answer(first_offset=OFFSET, next_offset=OFFSET, record_count=COUNT, leader_epoch=LEADER_EPOCH),
+    "Appended": answer(
+        first_offset=OFFSET,
+        next_offset=OFFSET,
+        record_count=COUNT,
+        leader_epoch=LEADER_EPOCH,
+        duplicate={**BOOLEAN, "description": "It was appended before, by the same producer as the same sequence"},
+    ),
+    "ProducerName": asked(name=NAME),
+    "Producer": answer(
+        producer_id={"type": "integer", "minimum": 1, "maximum": (1 << 63) - 1},
+        epoch={"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},
+    ),
     "Watch": answer(
         version=INTEGER,
         streams={

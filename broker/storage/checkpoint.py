@@ -37,13 +37,17 @@ class LogIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """When a log rolls and what it keeps. The meaning and units are those of `StreamSettings`."""
+    """When a log rolls and what it keeps. The meaning and units are those of `StreamSettings`.
+
+    `producer_id_expiry_ms`: a producer that has not appended for so long is forgotten.
+    """
 
     segment_bytes: int = 256 << 20
     segment_age_ms: int = 7 * 24 * 3_600_000
     retention_ms: int | None = None
     retention_bytes: int | None = None
     retention_records: int | None = None
+    producer_id_expiry_ms: int = 7 * 24 * 3_600_000
 
     @classmethod
     def of(cls, settings: StreamSettings) -> LogSettings:

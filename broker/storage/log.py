@@ -24,37 +24,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from broker.api.batch import CRC_AT, message_bytes
-from broker.api.errors import BadBatch, CorruptLog, StorageFailed
+from broker.api.errors import StorageFailed
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import storage_error
 from broker.storage.epochs import write_epochs
 from broker.storage.index import GrowingIndex
-from broker.storage.opened import OpenLog
-from broker.storage.read import NeedsRepair, ReadPlan, bytes_between, find_time, plan_read, verified_messages
+from broker.storage.read import NeedsRepair, ReadPlan, bytes_between, find_time, plan_read
 from broker.storage.recovery import RecoveryReport, merge_ranges
+from broker.storage.remembering import RememberingLog, stamp_of
 from broker.storage.retention import is_expired, log_start_for
 from broker.storage.rows import Encodable
 from broker.storage.scan import MESSAGE_BYTES_MAX
-from broker.storage.segment import Segment
 
 __all__ = ["AppendResult", "Encodable", "LogIdentity", "LogSettings", "PartitionLog", "RecoveryReport"]
-
-BATCHES_READ_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where an append went: offsets [first_offset, next_offset), and how many bytes were written."""
+    """Where an append went: offsets [first_offset, next_offset), and how many bytes were written.
+
+    `duplicate`: nothing was, its producer had appended it before; the offsets are those of then, maybe not yet durable.
+    """
 
     first_offset: int
     next_offset: int
     bytes: int
+    duplicate: bool = False
 
 
-class PartitionLog(OpenLog):
+class PartitionLog(RememberingLog):
     """See the module. Made by `create` and `open`; the attributes are those of `OpenLog`."""
 
     @property
@@ -87,12 +87,14 @@ class PartitionLog(OpenLog):
         """Append batches as one commit group, with one write. Not durable before a later `sync`.
 
         Args:
-            batches: n >= 1; they get consecutive offsets in this order.
+            batches: n >= 1; they get consecutive offsets in this order. With a producer id they all carry the same
+                stamp, and a group that was appended before is not appended again.
             leader_epoch: Not less than that of the last append.
             now_us: Decides the age of a new segment.
         Raises:
             DiskFull: nothing was appended; a later call may succeed.
             StorageFailed: nothing was appended; nothing will be before `recover`.
+            ProducerFenced, OutOfSequence, UnknownProducer, Overloaded: as `ProducerTable.check`.
         """
         assert batches, "an append holds at least one batch"
         known = self._checkpointed
@@ -100,6 +102,12 @@ class PartitionLog(OpenLog):
             self.checkpoint()  # K2
         with self._lock:
             self._check_writable()
+            self._latest_us = now_us
+            stamp = stamp_of(batches)
+            if stamp is not None:
+                found = self._check_stamp(stamp, sum(batch.record_count for batch in batches), now_us)
+                if found is not None:
+                    return AppendResult(found.first_offset, found.next_offset, 0, duplicate=True)
             messages, offset = self._compose(batches, leader_epoch)
             data = messages[0] if len(messages) == 1 else b"".join(messages)
             with self._guarded("append"):
@@ -114,6 +122,8 @@ class PartitionLog(OpenLog):
                 at += batch.record_count
                 position += len(message)
             self.log_end_offset = offset
+            if stamp is not None:
+                self._note_stamp(stamp, first, offset)
             return AppendResult(first, offset, len(data))
 
     def sync(self) -> int:
@@ -150,6 +160,7 @@ class PartitionLog(OpenLog):
         """Seal the active segment if it is older than `segment_age_ms`. Returns whether it did."""
         with self._lock:
             tail = self._chain.tail
+            self._latest_us = now_us
             if self.failure or tail is None or now_us - tail.created_us < self.settings.segment_age_ms * 1_000:
                 return False
             return self._seal()
@@ -172,37 +183,14 @@ class PartitionLog(OpenLog):
         return self._ask(lambda view: plan_read(view, offset, end=end, max_bytes=max_bytes))
 
     def batches(self, offset: int, end: int | None = None) -> Iterator[memoryview]:
-        """Yield the verified messages that hold [offset, min(end, high watermark)), in order.
+        """The verified messages that hold [offset, min(end, high watermark)), in order.
 
         Damaged ones are not yielded: they are noted in `lost_ranges`.
 
         Raises:
             OffsetOutOfRange: as `read`.
         """
-        repaired = -1
-        while True:
-            messages: list[memoryview] = []
-            damaged: Segment | None = None
-            with self.read(offset, end=end, max_bytes=BATCHES_READ_BYTES) as plan:
-                next_offset, is_empty = plan.next_offset, not plan.ranges
-                for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
-                    try:
-                        for message, after in verified_messages(file, place):
-                            messages.append(message)
-                            offset = after
-                    except BadBatch:
-                        damaged = segment
-                        break
-            yield from messages
-            if is_empty:
-                return
-            if damaged is None:
-                offset = next_offset
-            elif repaired == offset:
-                raise CorruptLog(f"{damaged.path}: damaged, and scanning it anew did not help", path=damaged.path)
-            else:
-                repaired = offset
-                self._repair(damaged)
+        return self._messages(offset, end)
 
     def offset_for_time(self, timestamp_us: int) -> int | None:
         """The earliest committed offset whose timestamp is at or after `timestamp_us`, exactly; None when none is."""
@@ -225,6 +213,7 @@ class PartitionLog(OpenLog):
     def apply_retention(self, *, now_us: int) -> int:
         """Remove the segments that the settings do not keep. Returns the log start offset."""
         with self._lock:
+            self._latest_us = now_us
             tail = self._chain.tail
             with self._guarded("read"):
                 newest = None if tail is None else tail.max_timestamp_us(self._disk)
@@ -237,6 +226,8 @@ class PartitionLog(OpenLog):
         return self._let_go(min(before_offset, self.high_watermark))
 
     def _let_go(self, start: int) -> int:
+        if start > self.log_start_offset:
+            self._keep_state_of(start)  # T3
         with self._lock:
             if start <= self.log_start_offset or self.failure is not None:
                 return self.log_start_offset
@@ -285,6 +276,7 @@ class PartitionLog(OpenLog):
         try:
             if clean and self.failure is None:
                 self.sync()
+                self._keep_state(at_close=True)
                 self.checkpoint(clean=True)
         finally:
             with self._sync_lock, self._lock:
@@ -341,6 +333,7 @@ class PartitionLog(OpenLog):
         if index is not None and index.count and index.view().end + size > self.settings.segment_bytes:
             self._chain.seal()
             self.durable_end = self.log_end_offset
+            self._keep_state()
             index = None
         if index is None:
             index = self._chain.begin(self.log_end_offset)
@@ -361,6 +354,7 @@ class PartitionLog(OpenLog):
             is_sealed = self._chain.seal()
         if is_sealed:
             self.durable_end = self.log_end_offset
+            self._keep_state()
         return is_sealed
 
     def _begin_epoch(self, leader_epoch: int) -> None:

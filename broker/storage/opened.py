@@ -262,7 +262,7 @@ class OpenLog:
 
     def _ask(self, question: Callable[[LogView], T]) -> T:
         """Ask again after each repair, or when a segment went away after the view was taken."""
-        for _ in range(REPAIRS_PER_CALL_MAX):
+        for _ in range(REPAIRS_PER_CALL_MAX + len(self._chain.segments)):  # a power cut may take every index file
             view = self._view()
             try:
                 return question(view)

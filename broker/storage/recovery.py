@@ -30,6 +30,7 @@ from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
 from broker.storage.scan import Scan, scan
 from broker.storage.segment import INDEX_ENDING, SEGMENT_ENDING, Segment, parse_name
+from broker.storage.state import list_states
 
 Ranges = tuple[tuple[int, int], ...]
 FIRST_POSITION: Final = len(SCHEMA_BYTES)
@@ -135,7 +136,8 @@ def recover(
     segments = list_segments(disk, folder)
     known = checkpoint or _from_names(segments)
     _sweep(disk, folder, segments)
-    while len(segments) > 1 and segments[1].base_offset <= known.log_start_offset:
+    kept = next(iter(list_states(disk, folder)), known.log_start_offset)  # T3 of `state`
+    while len(segments) > 1 and segments[1].base_offset <= min(known.log_start_offset, kept):
         segments.pop(0).unlink(disk)
     if segments and (known.tail is None or known.tail.base_offset != segments[-1].base_offset):
         disk.sync_dir(folder)  # R5: who made the last one may have been killed before its name was durable

@@ -152,6 +152,13 @@ class LogBackend:
         self.stream(name).check_incarnation(incarnation)
         return {number: self.partition(name, number).log.trim(offset) for number, offset in before.items()}
 
+    async def register_producer(self, name: str | None) -> tuple[int, int]:
+        registered = self._execute({"kind": "register_producer", "name": name})
+        return registered["producer_id"], registered["epoch"]
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        self._catalog.check_producer(producer_id, epoch)
+
     async def wait_for_change(self, since: int, timeout_s: float) -> int:
         await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
         return self._hub.version

@@ -24,8 +24,8 @@ Record = tuple[int, int, bytes]
 """Offset, timestamp in microseconds, value."""
 
 
-def row_batch(values: Sequence[bytes], timestamps_us: Sequence[int] | None = None) -> RowBatch:
-    """A batch with these values; timestamps count from 0 unless given."""
+def row_batch(values: Sequence[bytes], timestamps_us: Sequence[int] | None = None, **stamp: int) -> RowBatch:
+    """A batch with these values; timestamps count from 0 unless given. `stamp`: as for `RowBatch`."""
     n = len(values)
     times = range(n) if timestamps_us is None else timestamps_us
     columns = [
@@ -36,7 +36,12 @@ def row_batch(values: Sequence[bytes], timestamps_us: Sequence[int] | None = Non
         pa.nulls(n, HEADERS_TYPE),
         pa.nulls(n, pa.string()),
     ]
-    return RowBatch(pa.RecordBatch.from_arrays(columns, names=SCHEMA.names[1:]))
+    return RowBatch(pa.RecordBatch.from_arrays(columns, names=SCHEMA.names[1:]), **stamp)
+
+
+def stamped(values: Sequence[bytes], producer_id: int, epoch: int, sequence: int) -> RowBatch:
+    """A batch of an idempotent producer."""
+    return row_batch(values, producer_id=producer_id, producer_epoch=epoch, sequence=sequence)
 
 
 def create_log(

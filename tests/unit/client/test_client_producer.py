@@ -267,13 +267,18 @@ def producer_to(server: RawServer, **options: Any) -> Producer:
 
 
 class Appends:
-    """Counts what it stored; the first answers go wrong as told."""
+    """Counts what it stored, repeats or not; the first answers to appends go wrong as told."""
 
     def __init__(self, *wrong: Callable[[Reply], None]) -> None:
         self.wrong = list(wrong)
         self.stored: list[bytes] = []
+        self.stamps: list[tuple[int, ...]] = []
 
     def __call__(self, request: Request, reply: Reply) -> None:
+        if request.path == "/v1/producers":
+            reply.answer(200, b'{"producer_id": 7, "epoch": 2}')
+            return
+        self.stamps.append(tuple(int(request.query.get(n, -1)) for n in ("producer_id", "producer_epoch", "sequence")))
         if self.wrong:
             wrong = self.wrong.pop(0)
             if wrong is Reply.close:  # stored, and the answer is lost
@@ -299,12 +304,12 @@ def test_what_was_certainly_not_stored_is_sent_again() -> None:
     with RawServer(appends) as server, producer_to(server) as producer:
         assert producer.send(b"x").result(10) == (0, 0)
     assert appends.stored == [b"x"]
-    assert len(server.requests) == 3
+    assert appends.stamps == [(7, 2, 0)] * 3
 
 
-def test_an_answer_that_was_lost_is_an_error_and_nothing_is_sent_twice() -> None:
+def test_without_idempotence_an_answer_that_was_lost_is_an_error_and_nothing_is_sent_twice() -> None:
     appends = Appends(Reply.close)
-    with RawServer(appends) as server, producer_to(server) as producer:
+    with RawServer(appends) as server, producer_to(server, idempotent=False) as producer:
         lost = producer.send(b"x")
         with pytest.raises(Unavailable) as caught:
             lost.result(10)
@@ -314,11 +319,12 @@ def test_an_answer_that_was_lost_is_an_error_and_nothing_is_sent_twice() -> None
             producer.flush()
         assert producer.send(b"y").result(10) == (0, 1)
     assert appends.stored == [b"x", b"y"]
+    assert appends.stamps == [(-1, -1, -1)] * 2
 
 
 def test_at_least_once_sends_again_when_an_answer_was_lost() -> None:
     appends = Appends(Reply.close)
-    with RawServer(appends) as server, producer_to(server, at_least_once=True) as producer:
+    with RawServer(appends) as server, producer_to(server, idempotent=False, at_least_once=True) as producer:
         assert producer.send(b"x").result(10) == (0, 1)
     assert appends.stored == [b"x", b"x"]
 
