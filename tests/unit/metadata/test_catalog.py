@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.metadata.catalog import Catalog
+from broker.api.errors import ProducerFenced, UnknownProducer
+from broker.metadata.catalog import PRODUCER_NAMES_MAX, Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.overlap import overlaps
 
@@ -94,6 +95,45 @@ def test_restored_catalog_goes_on_as_the_original(seed: int) -> None:
         twin = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
         assert catalog.apply(command) == twin.apply(command), step
         assert catalog.snapshot() == twin.snapshot()
+
+
+def test_producer_ids_are_never_given_out_twice_and_a_name_keeps_its_id() -> None:
+    """M5, also over a restore."""
+    catalog = Catalog()
+
+    def register(name: str | None = None) -> tuple[int, int]:
+        ok = catalog.apply({"v": 1, "kind": "register_producer", "name": name})["ok"]
+        return ok["producer_id"], ok["epoch"]
+
+    assert [register(), register("a"), register(), register("a"), register("b")] == [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (2, 1),
+        (4, 0),
+    ]
+    catalog = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
+    assert [register(), register("a")] == [(5, 0), (2, 2)]
+    catalog.check_producer(2, 2)
+    catalog.check_producer(1, 0)
+    with pytest.raises(ProducerFenced) as fenced:
+        catalog.check_producer(2, 1)
+    assert fenced.value.producer_epoch == 2
+    for producer_id, epoch in ((2, 3), (1, 1), (6, 0), (0, 0)):
+        with pytest.raises(UnknownProducer):
+            catalog.check_producer(producer_id, epoch)
+
+
+def test_names_of_producers_are_bounded_and_a_snapshot_from_before_there_were_any_is_read() -> None:
+    catalog = Catalog()
+    for i in range(PRODUCER_NAMES_MAX):
+        catalog.apply({"v": 1, "kind": "register_producer", "name": f"p{i}"})
+    error = catalog.apply({"v": 1, "kind": "register_producer", "name": "more"})["error"]
+    assert (error["reason"], error["limit"]) == ("invalid_request", PRODUCER_NAMES_MAX)
+    assert catalog.apply({"v": 1, "kind": "register_producer", "name": "p7"})["ok"] == {"producer_id": 8, "epoch": 1}
+    assert catalog.apply({"v": 1, "kind": "register_producer", "name": "a b"})["error"]["reason"] == "invalid_name"
+    older = Catalog.restore({"v": 1, "epoch_last": 3, "streams": [], "brokers": []})
+    assert older.apply({"v": 1, "kind": "register_producer"})["ok"] == {"producer_id": 1, "epoch": 0}
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,36 @@ def test_one_fsync_serves_all_that_was_appended_before_it(partition: Partition, 
     assert partition.log.high_watermark == 5
 
 
+def test_a_repeat_of_what_is_not_durable_yet_is_answered_when_it_is(partition: Partition, pool: HeldPool) -> None:
+    def stamped() -> RowBatch:
+        return RowBatch(offset_rows([(b"k", b"x")], timestamp_us=1), producer_id=1)
+
+    first, repeat, late = Waiter(), Waiter(), Waiter()
+    assert not partition.append_now([stamped()], first).duplicate
+    assert partition.append_now([stamped()], repeat).duplicate
+    assert not repeat.done.wait(0.05)
+    pool.go.release(10)
+    assert [first.wait(), repeat.wait()] == [1, 1]
+    assert partition.append_now([stamped()], late).duplicate
+    assert late.wait() == 1
+    assert partition.record_count == 1
+    assert stored(partition) == [b"x"]
+
+
+def test_a_repeat_whose_first_try_failed_to_sync_is_answered_after_the_recovery(
+    partition: Partition, pool: HeldPool, disk: SimDisk
+) -> None:
+    batch = RowBatch(offset_rows([(b"k", b"x")], timestamp_us=1), producer_id=1)
+    first, repeat = Waiter(), Waiter()
+    disk.fail("sync", errno.EIO, path=".arrows")
+    partition.append_now([batch], first)
+    pool.go.release(10)
+    assert isinstance(first.wait(), StorageFailed)
+    assert partition.append_now([batch], repeat).first_offset == 0
+    assert repeat.wait() == 1
+    assert stored(partition) == [b"x"]
+
+
 def test_append_from_before_a_recovery_is_never_reported_as_durable(
     partition: Partition, pool: HeldPool, disk: SimDisk
 ) -> None:
