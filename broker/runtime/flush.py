@@ -4,7 +4,8 @@
 
 A flush takes all that a builder holds. While the previous batch of a partition is being synced nothing is
 flushed unless a builder is full: so batches grow by themselves when the disk is the limit, and a single
-message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms`.
+message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms`; a crowd that gathers
+during a sync waits for at most `CYCLE_S`.
 
 N1  A record is acked only after the fsync (or, with fsync=interval, the append) that covers it.
 N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
@@ -29,13 +30,24 @@ from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)
 
+CYCLE_S = 0.001
+CROWD_RECORDS = 16
+"""When so many have gathered during a sync, the next flush starts no earlier than `CYCLE_S` after the last one: a
+cycle costs about 0.4 ms of CPU whatever is in it, and a crowd does not notice the wait. A few are flushed at once."""
+
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
 """Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One partition's place between builder and log. `idle` is set while nothing of it is being synced."""
+    """One partition's place between builder and log.
+
+    Attributes:
+        scheduled: The flush that is going to come; `lingers` if it waits for records that nobody awaits.
+        in_flight: Batches being synced; `idle` is set while there are none.
+        flushed_s: When the last flush was, by the loop's clock.
+    """
 
     partition: Partition
     builder: Builder
@@ -43,7 +55,9 @@ class Slot:
     batch_bytes: int
     batch_records: int
     scheduled: asyncio.Handle | None = None
+    lingers: bool = False
     in_flight: int = 0
+    flushed_s: float = 0.0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -136,17 +150,19 @@ class Flusher:
                 if builder.awaited_count or not slot.linger_s:
                     slot.scheduled = self._loop.call_soon(self._flush, slot)
                 else:
+                    slot.lingers = True
                     slot.scheduled = self._loop.call_later(slot.linger_s, self._flush, slot)
-            elif builder.awaited_count and isinstance(slot.scheduled, asyncio.TimerHandle):
+            elif builder.awaited_count and slot.lingers:
+                assert slot.scheduled is not None
                 slot.scheduled.cancel()
-                slot.scheduled = self._loop.call_soon(self._flush, slot)
+                slot.scheduled, slot.lingers = self._loop.call_soon(self._flush, slot), False
         if refusals := self._intake.refusals():
             self._send(refusals)
 
     def _flush(self, slot: Slot, *, force: bool = False) -> None:
         if slot.scheduled is not None:
             slot.scheduled.cancel()
-            slot.scheduled = None
+            slot.scheduled, slot.lingers = None, False
         if slot.in_flight and not force:
             return  # `_on_durable` flushes what has gathered
         if not slot.builder.record_count:
@@ -172,6 +188,7 @@ class Flusher:
             log.exception("intake.flush_bug partition=%s", slot.partition)
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
+        slot.flushed_s = self._loop.time()
         slot.in_flight += 1
         slot.idle.clear()
         self._pending_bytes += result.bytes
@@ -201,8 +218,12 @@ class Flusher:
             self.counts["acks_sent"] += pending.awaited_count
         if blob:
             self._send(blob)
-        if slot.in_flight == 0:
-            self._flush(slot)
+        if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
+            wait_s = slot.flushed_s + CYCLE_S - self._loop.time()
+            if wait_s > 0 and slot.builder.record_count >= CROWD_RECORDS:
+                slot.scheduled = self._loop.call_later(wait_s, self._flush, slot)
+            else:
+                self._flush(slot)
         if slot.in_flight == 0:
             slot.idle.set()
         if self._pending_bytes < self._pending_bytes_max // 2:
