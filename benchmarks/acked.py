@@ -29,7 +29,7 @@ RATE = 10_000
 SUBJECT_0 = f"{SUBJECT}.0"
 PAIR = ("liftlog", "jetstream")
 SLOWEST = "jetstream-always"
-"""It manages some thousand messages a second; its turns are that much shorter."""
+"""It manages some thousand messages a second; its turns are that much shorter. nats.go gives up on it ("stalled")."""
 
 
 def cases(*, tiny: bool) -> Sequence[Case]:
@@ -70,7 +70,7 @@ def cases(*, tiny: bool) -> Sequence[Case]:
             metric="rate",
             unit="messages/s",
             parameters={**common, "messages": window_count // 2, "window": WINDOW, "publisher": "nats.go PublishAsync"},
-            open=_opener(stock, pair_only=tiny),
+            open=_opener(stock, pair_only=tiny, without=SLOWEST),
             targets=(Target(of="liftlog/jetstream", least=1.25),),
         ),
         Case(
@@ -97,7 +97,7 @@ def _measures(run: Acked) -> Measures:
     return {**latencies, "acked": run.count, "seconds": run.seconds}
 
 
-def _opener(publish: Callable[[str, int], Measures], *, pair_only: bool) -> Callable[[Path], Any]:
+def _opener(publish: Callable[[str, int], Measures], *, pair_only: bool, without: str = "") -> Callable[[Path], Any]:
     @contextmanager
     def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
         def side(name: str, place: Callable[[], AbstractContextManager[Liftlog | JetStream]]) -> Side:
@@ -115,6 +115,7 @@ def _opener(publish: Callable[[str, int], Measures], *, pair_only: bool) -> Call
             "liftlog-interval": lambda: Liftlog(folder, settings={"fsync": "interval"}),
             SLOWEST: lambda: JetStream(folder, sync_always=True),
         }
-        yield {name: side(name, place) for name, place in places.items() if name in PAIR or not pair_only}
+        wanted = [name for name in places if name != without and (name in PAIR or not pair_only)]
+        yield {name: side(name, places[name]) for name in wanted}
 
     return open_sides
