@@ -128,6 +128,14 @@ class OffsetTable:
         """All names, sorted."""
         return sorted(self._rows)
 
+    def silent(self, before_us: int) -> list[str]:
+        """Consumers that committed nothing at or after a time, sorted."""
+        return sorted(
+            consumer
+            for consumer, rows in list(self._rows.items())
+            if max(entry.timestamp_us for entry in list(rows.values())) < before_us
+        )
+
     def get(self, consumer: str) -> list[ConsumerOffset]:
         """The offsets of one consumer, by stream and partition.
 

@@ -382,4 +382,9 @@ def _advice(settings: StreamSettings) -> list[str]:
         )
     if settings.partitions > 1 and settings.partition_by != "subject_suffix":
         advice.append(f"partition_by={settings.partition_by}: every partition leader receives the whole subject")
+    if settings.cleanup == "compact":
+        advice.append(
+            "cleanup=compact: records without a key (header Liftlog-Key, or the column key) are kept for ever, and"
+            " retention_ms, retention_bytes and retention_records do nothing; cleanup=both applies them too"
+        )
     return advice

@@ -42,6 +42,7 @@ from broker.metadata.overlap import subjects_of
 from broker.runtime import metrics
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.cleaner import Cleaner
+from broker.runtime.compactor import Compacted, Compactor
 from broker.runtime.config import Config, describe
 from broker.runtime.consumers import Consumers
 from broker.runtime.dataplane import DataPlane
@@ -55,6 +56,7 @@ from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.serving.app import build_app
 from broker.storage.checkpoint import PARTITION_FILE, LogIdentity, LogSettings
+from broker.storage.compaction import CompactionSettings
 from broker.storage.disk import OsDisk
 from broker.storage.folder import DataFolder
 from broker.storage.log import PartitionLog
@@ -73,7 +75,13 @@ COMMITS_SETTINGS: dict[str, Any] = {
     "segment_bytes": 16 << 20,
     "fsync": "batch",
 }
-OFFSETS_SETTINGS: dict[str, Any] = {"subject": None, "retention_ms": None, "segment_bytes": 16 << 20}
+OFFSETS_SETTINGS: dict[str, Any] = {
+    "subject": None,
+    "cleanup": "compact",
+    "retention_ms": None,
+    "segment_bytes": 16 << 20,
+}
+EXPIRE_TIMEOUT_S = 30.0
 
 
 class Broker:
@@ -96,6 +104,7 @@ class Broker:
         self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
         self._intake = IntakeDriver(config) if config.intake.enabled else None
         self._cleaner = Cleaner(config, self._all_partitions, also=lambda: self.sinks.sweep())
+        self._compactor = Compactor(config, self._compacted, also=self._expire_offsets)
         self._changing = asyncio.Lock()
         self._control = asyncio.get_running_loop()
         self._leader_epoch = 0
@@ -131,6 +140,7 @@ class Broker:
             ]
             await asyncio.wrap_future(self._intake.attach(captured))
         self._cleaner.start()
+        self._compactor.start()
         metrics.REGISTRY.register(metrics.SampleCollector(self._samples))
         self._started = True
         log.info(
@@ -150,6 +160,11 @@ class Broker:
                 command = self._create_command(name, settings, internal=True)
                 self._make_folders(name, command["incarnation"], [0])
                 self._store.execute(command)
+        if self._store.catalog.streams[OFFSETS_STREAM].settings.cleanup != "compact":  # an earlier release made it
+            values = {"cleanup": "compact"}
+            self._store.execute(
+                {"v": COMMAND_VERSION, "kind": "alter_stream", "name": OFFSETS_STREAM, "settings": values}
+            )
         for info in self._store.catalog.streams.values():
             try:
                 self._partitions[info.name] = self._open_stream(info)
@@ -219,6 +234,7 @@ class Broker:
         if self._started:
             if self._intake is not None:
                 await asyncio.to_thread(self._intake.stop, DRAIN_TIMEOUT_S)
+            await asyncio.to_thread(self._compactor.stop)
             await asyncio.to_thread(self._cleaner.stop)
         await asyncio.to_thread(self._dataplane.stop)
         await asyncio.to_thread(self._close_logs)
@@ -548,12 +564,45 @@ class Broker:
     def _all_partitions(self) -> Iterable[Partition]:
         return [p for partitions in list(self._partitions.values()) for p in partitions]
 
+    def _compacted(self) -> Iterable[Compacted]:
+        for info in list(self._store.catalog.streams.values()):
+            settings = CompactionSettings.of(info.settings)
+            if settings is not None:
+                yield from ((partition, settings) for partition in self._partitions.get(info.name, ()))
+
+    def _expire_offsets(self) -> None:
+        """Forget consumers that leave records unread, and have committed nothing, for `offsets_retention_ms`."""
+        before_us = time.time_ns() // 1000 - self.config.cleaner.offsets_retention_ms * 1000
+        left = [name for name in self.offsets.silent(before_us) if self._leaves_unread(name, before_us)]
+        if left:
+            expired = asyncio.run_coroutine_threadsafe(self.offsets.expire(left, before_us), self._dataplane.loop)
+            for name in expired.result(EXPIRE_TIMEOUT_S):
+                log.info("offsets.expired consumer=%s", name)
+
+    def _leaves_unread(self, consumer: str, before_us: int) -> bool:
+        """Whether it left a record unread that was there before a time, or all that it read is deleted.
+
+        A consumer of a stream in which nothing happens has nothing to commit, and is kept.
+        """
+        live = 0
+        for row in self.offsets.get(consumer):
+            partitions = self._partitions.get(row.stream, [])
+            if row.partition >= len(partitions) or row.incarnation not in ("", partitions[row.partition].incarnation):
+                continue
+            live += 1
+            found = partitions[row.partition].log
+            later = found.offset_for_time(before_us)
+            if row.offset < (found.high_watermark if later is None else later):
+                return True
+        return live == 0
+
     def _samples(self) -> Iterable[Sample]:
         from broker.runtime.samples import broker_samples
 
-        return broker_samples(
+        yield from broker_samples(
             self._partitions, self._intake, self.offsets, self.sinks.sinks.counts, started=self._started
         )
+        yield from self._compactor.samples()
 
 
 async def _serve(config: Config) -> int:

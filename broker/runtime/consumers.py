@@ -49,6 +49,19 @@ class Consumers:
         """Remove a consumer by tombstones. Raises UnknownConsumer."""
         await self._store([(o.key, None) for o in self.get(consumer)])
 
+    def silent(self, before_us: int) -> list[str]:
+        """Consumers that committed nothing at or after a time, sorted."""
+        return self._table.silent(before_us)
+
+    async def expire(self, consumers: Sequence[str], before_us: int) -> list[str]:
+        """Forget those of `consumers` that are still silent. Returns them; none while a commit is under way."""
+        if self._waiting or (self._worker is not None and not self._worker.done()):
+            return []
+        silent = set(self._table.silent(before_us))
+        gone = [consumer for consumer in consumers if consumer in silent]
+        await self._store([(o.key, None) for consumer in gone for o in self._table.get(consumer)])
+        return gone
+
     async def _store(self, entries: list[Entry]) -> None:
         if not entries:
             return

@@ -122,6 +122,27 @@ class CleanerConfig:
     checkpoint_interval_ms: int = _key(
         5_000, "Time between two checkpoints of high watermarks and recovery points.", limit=(10, 3_600_000), unit="ms"
     )
+    offsets_retention_ms: int = _key(
+        7 * 24 * 3_600_000,
+        "Offsets of a consumer that leaves records unread and commits nothing for so long are forgotten.",
+        limit=(1_000, 1 << 50),
+        unit="ms",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionConfig:
+    """Key compaction of streams with cleanup = compact or both, in the background."""
+
+    map_bytes: int = _key(
+        128 << 20,
+        "Memory for the keys of one pass, 32 bytes each; more keys take more passes.",
+        limit=(1 << 10, 1 << 40),
+        unit="bytes",
+    )
+    bytes_per_s: int = _key(
+        64 << 20, "What compaction reads and writes in a second at most.", limit=(1 << 10, 1 << 40), unit="bytes"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +198,7 @@ class Config:
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     fsync: FsyncConfig = field(default_factory=FsyncConfig)
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
     sinks: SinksConfig = field(default_factory=SinksConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

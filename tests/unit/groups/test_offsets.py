@@ -62,3 +62,16 @@ def test_table_is_the_newest_record_of_each_key(seed: int) -> None:
     assert {o.key: o for c in table.consumers() for o in table.get(c)} == model
     with pytest.raises(UnknownConsumer):
         table.get("nobody")
+
+
+def test_a_consumer_is_silent_when_its_last_commit_was_before_a_time() -> None:
+    table = OffsetTable()
+    offsets = [
+        ConsumerOffset(consumer="a", stream="s", partition=0, offset=1, timestamp_us=10),
+        ConsumerOffset(consumer="a", stream="s", partition=1, offset=1, timestamp_us=30),
+        ConsumerOffset(consumer="b", stream="s", partition=0, offset=1, timestamp_us=20),
+    ]
+    table.apply(offset_rows([(o.key, o.value()) for o in offsets], timestamp_us=0))
+    assert table.silent(20) == []
+    assert table.silent(21) == ["b"]
+    assert table.silent(31) == ["a", "b"]

@@ -1,0 +1,151 @@
+"""Key compaction of all partitions, and what goes with it: one thread of low priority, one partition after the other.
+
+Every `cleaner.interval_ms` each compacted partition is asked whether a pass is due (`broker/storage/compaction.py`);
+before, offsets of consumers that are silent for `cleaner.offsets_retention_ms` get tombstones. What is read and
+written is paced to `compaction.bytes_per_s`. Nothing here is waited for by an append or a fetch; a stop does not wait
+for a pass: it ends at its next piece, and leaves each segment whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+from broker.api.errors import LiftlogError
+from broker.runtime.config import Config
+from broker.runtime.metrics import Sample
+from broker.runtime.partition import Partition
+from broker.storage.compaction import CompactionReport, CompactionSettings, compact
+
+log = logging.getLogger(__name__)
+
+NICENESS = 10
+Compacted = tuple[Partition, CompactionSettings]
+
+
+class _Stopped(Exception):
+    """The broker stops, or the stream was deleted."""
+
+
+class Compactor:
+    """Owns the compactor thread.
+
+    Args:
+        compacted: The partitions to look after, asked for in each round.
+        also: Done before each round.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        compacted: Callable[[], Iterable[Compacted]],
+        *,
+        also: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._pause_s = config.cleaner.interval_ms / 1000
+        self._map_bytes = config.compaction.map_bytes
+        self._bytes_per_s = config.compaction.bytes_per_s
+        self._compacted = compacted
+        self._also = also
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="compactor", daemon=True)
+        self._uncleanable: dict[Partition, str] = {}
+        self._counts = {"passes": 0, "read_bytes": 0, "removed_records": 0, "freed_bytes": 0, "failed_passes": 0}
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop at the next piece."""
+        self._stop.set()
+        self._thread.join()
+
+    def samples(self) -> Iterator[Sample]:
+        """For /metrics."""
+        for name, value in self._counts.items():
+            yield f"liftlog_compaction_{name}_total", f"Compaction: {name.replace('_', ' ')}", (), (), value
+        left_alone = "Partitions that cannot be compacted"
+        yield "liftlog_compaction_uncleanable_partitions", left_alone, (), (), len(self._uncleanable)
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # Linux: of this thread
+        while not self._stop.wait(self._pause_s):
+            self._guarded("offsets", self._also)
+            compacted = list(self._compacted())
+            for partition in self._uncleanable.keys() - {partition for partition, _ in compacted}:
+                del self._uncleanable[partition]
+            for partition, settings in compacted:
+                self._guarded(partition, lambda p=partition, s=settings: self._clean(p, s))  # type: ignore[misc]
+
+    def _guarded(self, what: object, act: Callable[[], object]) -> None:
+        if self._stop.is_set():
+            return
+        try:
+            act()
+        except _Stopped:
+            pass
+        except (LiftlogError, OSError) as error:
+            if isinstance(what, Partition) and what.removed:
+                return
+            self._counts["failed_passes"] += 1
+            log.error("compaction.failed what=%s error=%s", what, error)
+        except Exception:
+            self._counts["failed_passes"] += 1
+            log.exception("compaction.bug what=%s", what)
+
+    def _clean(self, partition: Partition, settings: CompactionSettings) -> None:
+        """Passes until nothing is due."""
+
+        def pace(size: int) -> None:
+            if self._stop.wait(size / self._bytes_per_s) or partition.removed:
+                raise _Stopped
+
+        while not partition.removed and partition.log.failure is None:
+            begun = time.monotonic()
+            report = compact(
+                partition.log,
+                settings,
+                map_bytes=self._map_bytes,
+                now_us=time.time_ns() // 1000,
+                throttle=pace,
+            )
+            if report is None:
+                self._uncleanable.pop(partition, None)
+                return
+            if report.uncleanable:
+                self._note_uncleanable(partition, report.uncleanable)
+                return
+            self._uncleanable.pop(partition, None)
+            self._note(partition, report, time.monotonic() - begun)
+            if report.is_done:
+                return
+
+    def _note(self, partition: Partition, report: CompactionReport, took_s: float) -> None:
+        freed = report.bytes_before - report.bytes_after
+        self._counts["passes"] += 1
+        self._counts["read_bytes"] += report.read_bytes
+        self._counts["removed_records"] += report.records_gone
+        self._counts["freed_bytes"] += freed
+        log.info(
+            "compaction.done partition=%s cleaned_to=%d done=%s keys=%d records_removed=%d bytes_freed=%d"
+            " segments=%d ms=%d",
+            partition,
+            report.cleaned_to,
+            report.is_done,
+            report.key_count,
+            report.records_gone,
+            freed,
+            report.segments_rewritten,
+            took_s * 1000,
+        )
+
+    def _note_uncleanable(self, partition: Partition, why: str) -> None:
+        if self._uncleanable.get(partition) != why:
+            log.warning("compaction.uncleanable partition=%s reason=%s", partition, why)
+        self._uncleanable[partition] = why

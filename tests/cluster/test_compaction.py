@@ -1,0 +1,117 @@
+"""Key compaction by a real broker: what shrinks, what stays, and what a reader on the way sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.client import connect
+from broker.client.client import Client
+from tests.support.processes import BrokerProcess, eventually
+
+SETTINGS = {"LIFTLOG_CLEANER_INTERVAL_MS": "50", "LIFTLOG_CLEANER_OFFSETS_RETENTION_MS": "1000"}
+KEYED = {"cleanup": "compact", "segment_bytes": 1 << 16, "min_cleanable_dirty_percent": 1}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path, None, env=SETTINGS).start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[Client]:
+    with connect(broker.address) as client:
+        yield client
+
+
+def partition(broker: BrokerProcess, stream: str) -> dict[str, Any]:
+    found: dict[str, Any] = broker.get(f"/v1/streams/{stream}")["partitions"][0]
+    return found
+
+
+def commit(broker: BrokerProcess, consumer: str, stream: str, offset: int) -> None:
+    body = {"offsets": [{"stream": stream, "partition": 0, "offset": offset}]}
+    broker.request("POST", f"/v1/consumers/{consumer}/offsets", body)
+
+
+def committed(broker: BrokerProcess) -> dict[str, int]:
+    return {c["consumer"]: c["partitions"][0]["offset"] for c in broker.get("/v1/consumers")["consumers"]}
+
+
+def metadata_of(broker: BrokerProcess, consumer: str) -> dict[int, int]:
+    return {p["partition"]: int(p["metadata"]) for p in broker.get(f"/v1/consumers/{consumer}")["partitions"]}
+
+
+def append(client: Client, stream: str, keys: list[bytes | None], values: list[bytes | None]) -> None:
+    columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+    client.append(stream, 0, pa.record_batch(columns))
+
+
+def assert_no_fault(broker: BrokerProcess) -> None:
+    for word in ("Traceback", "_bug", "failed", " ERROR "):
+        assert word not in broker.output(), broker.output()[-4000:]
+
+
+def test_the_offset_stream_shrinks_and_the_newest_offsets_stay(broker: BrokerProcess) -> None:
+    assert broker.get("/v1/streams/__offsets")["settings"]["cleanup"] == "compact"
+    broker.request("POST", "/v1/streams", {"name": "orders", "subject": None, "partitions": 100})
+    for number in range(45):  # 18 MB: the first segment of 16 MiB is sealed
+        items = [{"stream": "orders", "partition": p, "offset": 0, "metadata": f"{number:04000d}"} for p in range(100)]
+        broker.request("POST", "/v1/consumers/c/offsets", {"offsets": items})
+    found = eventually(lambda: (p := partition(broker, "__offsets"))["bytes"] < 6_000_000 and p, what="it to shrink")
+    assert (found["log_start_offset"], found["high_watermark"]) == (0, 4_500)
+    assert found["segments"] == 2
+    assert metadata_of(broker, "c") == dict.fromkeys(range(100), 44)
+    assert_no_fault(broker)
+    broker.kill9()
+    broker.start()
+    assert metadata_of(broker, "c") == dict.fromkeys(range(100), 44)
+    assert partition(broker, "__offsets")["lost_ranges"] == []
+
+
+def test_a_consumer_that_leaves_records_unread_is_forgotten_and_one_with_nothing_to_read_is_not(
+    broker: BrokerProcess, client: Client
+) -> None:
+    broker.request("POST", "/v1/streams", {"name": "orders", "subject": None})
+    append(client, "orders", [None] * 5, [b"x"] * 5)
+    commit(broker, "behind", "orders", 2)
+    commit(broker, "done", "orders", 5)
+    eventually(lambda: committed(broker) == {"done": 5}, what="the silent consumer to be forgotten")
+    assert "offsets.expired consumer=behind" in broker.output()
+
+
+def test_a_client_reads_a_compacted_stream_by_offsets_not_by_places(broker: BrokerProcess, client: Client) -> None:
+    answer = broker.request("POST", "/v1/streams", {"name": "keyed", "subject": None, **KEYED})
+    assert any("without a key" in warning for warning in answer["warnings"])
+    expected: dict[bytes, tuple[int, bytes]] = {}
+    offset = 0
+    for number in range(120):
+        keys: list[bytes | None] = [b"k%d" % (number % 7), b"only%d" % number if number % 10 == 0 else b"k0", None]
+        append(client, "keyed", keys, [b"%d" % number * 300] * 3)
+        for i, key in enumerate(keys):
+            expected[key or b"none%d" % (offset + i)] = (offset + i, b"%d" % number * 300)
+        offset += 3
+    eventually(lambda: "compaction.done partition=keyed/0" in broker.output(), what="a pass")
+    kept = dict(expected.values())
+    for start, end in ((0, offset), (1, 200), (150, 151), (37, 38), (offset - 5, offset)):
+        table = client.read("keyed", start=start, end=end).to_table()
+        offsets = table.column("offset").to_pylist()
+        assert offsets == sorted(set(offsets))
+        assert all(start <= at < end for at in offsets)
+        found = dict(zip(offsets, table.column("value").to_pylist(), strict=True))
+        assert {at: value for at, value in kept.items() if start <= at < end}.items() <= found.items()
+    assert client.read("keyed").to_table().num_rows < 3 * 120
+    with pa.ipc.open_stream(_raw(broker, "keyed")) as stream:  # a plain reader of Arrow takes the empty batches too
+        assert stream.read_all().column("offset").to_pylist() == client.read("keyed").to_table()["offset"].to_pylist()
+    assert_no_fault(broker)
+
+
+def _raw(broker: BrokerProcess, stream: str) -> bytes:
+    found: bytes = broker.get(f"/v1/streams/{stream}/partitions/0/records")
+    return found
