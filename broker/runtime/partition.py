@@ -108,7 +108,8 @@ class Partition:
         except (LiftlogError, OSError):
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise
-        self.record_count += result.next_offset - result.first_offset
+        if not result.duplicate:  # else it may still not be durable: then it is answered when it is
+            self.record_count += result.next_offset - result.first_offset
         self.byte_count += result.bytes
         if not self.fsync_each_batch:
             self.log.advance_high_watermark(result.next_offset)
