@@ -80,6 +80,20 @@ RetentionRecords = Annotated[
     Any,
     _option("--retention-records", "Keep this many per partition, or none.", metavar="N|none", parser=or_none(int)),
 ]
+Cleanup = Annotated[
+    str | None,
+    _option("--cleanup", "By retention, by key (the newest record of each), or both.", metavar="delete|compact|both"),
+]
+CompactionLag = Annotated[
+    Any,
+    _option("--min-compaction-lag-ms", "Younger records are not compacted.", metavar="DURATION", parser=duration_ms),
+]
+DirtyPercent = Annotated[
+    int | None, _option("--min-cleanable-dirty-percent", "So much must be new before it is compacted.", metavar="N")
+]
+DeleteRetention = Annotated[
+    Any, _option("--delete-retention-ms", "How long tombstones stay.", metavar="DURATION", parser=duration_ms)
+]
 
 
 @app.command()
@@ -103,6 +117,10 @@ def create(
     retention_ms: RetentionMs = None,
     retention_bytes: RetentionBytes = None,
     retention_records: RetentionRecords = None,
+    cleanup: Cleanup = None,
+    min_compaction_lag_ms: CompactionLag = None,
+    min_cleanable_dirty_percent: DirtyPercent = None,
+    delete_retention_ms: DeleteRetention = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -197,6 +215,10 @@ def alter(
     retention_ms: RetentionMs = None,
     retention_bytes: RetentionBytes = None,
     retention_records: RetentionRecords = None,
+    cleanup: Cleanup = None,
+    min_compaction_lag_ms: CompactionLag = None,
+    min_cleanable_dirty_percent: DirtyPercent = None,
+    delete_retention_ms: DeleteRetention = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

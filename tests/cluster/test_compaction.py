@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,18 @@ def test_a_client_reads_a_compacted_stream_by_offsets_not_by_places(broker: Brok
     with pa.ipc.open_stream(_raw(broker, "keyed")) as stream:  # a plain reader of Arrow takes the empty batches too
         assert stream.read_all().column("offset").to_pylist() == client.read("keyed").to_table()["offset"].to_pylist()
     assert_no_fault(broker)
+
+
+def test_a_stream_is_compacted_from_the_command_line_and_that_can_be_changed(broker: BrokerProcess) -> None:
+    def liftlog(*arguments: str) -> None:
+        command = [sys.executable, "-m", "broker.cli.main", "stream", *arguments, "--brokers", broker.address]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    liftlog("create", "keyed", "--cleanup", "both", "--min-compaction-lag-ms", "5m", "--delete-retention-ms", "2h")
+    liftlog("alter", "keyed", "--min-cleanable-dirty-percent", "20", "--cleanup", "compact")
+    found = broker.get("/v1/streams/keyed")["settings"]
+    assert (found["cleanup"], found["min_compaction_lag_ms"]) == ("compact", 300_000)
+    assert (found["min_cleanable_dirty_percent"], found["delete_retention_ms"]) == (20, 7_200_000)
 
 
 def _raw(broker: BrokerProcess, stream: str) -> bytes:
