@@ -130,8 +130,8 @@ class ProducerTable:
         self._producers.move_to_end(stamp.producer_id)
         return found
 
-    def note(self, stamp: Stamp, first_offset: int, next_offset: int, *, now_us: int) -> None:
-        """Remember a group that was appended, or is found in the log. Batches of one group come one after the other."""
+    def note(self, stamp: Stamp, first_offset: int, next_offset: int, *, now_us: int, continues: bool = False) -> None:
+        """Remember a group that was appended, or is found in the log; `continues`: a further batch of the last one."""
         known = self._producers.get(stamp.producer_id)
         if known is not None and stamp.epoch < known.epoch:
             return
@@ -140,8 +140,10 @@ class ProducerTable:
             self._producers[stamp.producer_id] = _Producer(stamp.epoch, now_us, [group])
         else:
             last = known.groups[-1]
-            if last.sequence == stamp.sequence:
+            if continues and last.sequence == stamp.sequence:
                 known.groups[-1] = Group(last.sequence, last.first_offset, next_offset)
+            elif stamp.sequence <= last.sequence:  # found in the log: it had been forgotten in between
+                known.groups = [group]
             else:
                 known.groups = [*known.groups[1 - WINDOW_GROUPS :], group]
             known.last_used_us = max(known.last_used_us, now_us)

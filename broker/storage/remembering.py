@@ -144,7 +144,8 @@ class RememberingLog(OpenLog):
                 if header.producer_id and header.first_offset >= start:
                     stamp = Stamp(header.producer_id, header.producer_epoch, header.sequence)
                     now_us = self._latest_us or header.max_timestamp_us
-                    table.note(stamp, header.first_offset, header.next_offset, now_us=now_us)
+                    continues = header.group_index > 0
+                    table.note(stamp, header.first_offset, header.next_offset, now_us=now_us, continues=continues)
         return table
 
     def _messages(self, offset: int, end: int | None, *, whole: bool = False) -> Iterator[memoryview]:

@@ -50,6 +50,7 @@ class ProducersMachine(RuleBasedStateMachine):
         self.settings = LogSettings(segment_bytes=6_000, producer_id_expiry_ms=EXPIRY_MS)
         self.groups: list[tuple[Stamp | None, int, int]] = []  # all of the log
         self.known: dict[int, Known] = {}
+        self.expired: set[int] = set()
         self.now_us = 1_000_000
         self.boot = 0
 
@@ -112,6 +113,7 @@ class ProducersMachine(RuleBasedStateMachine):
         self.groups.append((stamp, first, after))
         known = self.known.get(stamp.producer_id)
         gone = known is not None and known.used_us + EXPIRY_MS * 1_000 <= self.now_us
+        self.expired |= {stamp.producer_id} if gone else set()
         if known is None or gone or stamp.epoch > known.epoch:
             known = self.known[stamp.producer_id] = Known(stamp.epoch)
         known.groups[stamp.sequence] = (first, after)
@@ -179,6 +181,8 @@ class ProducersMachine(RuleBasedStateMachine):
             if known is None or stamp.epoch > known.epoch or (stamp.sequence == 0 and stamp.epoch == known.epoch):
                 known = self.known[producer_id] = Known(stamp.epoch, {}, used_us)
             known.groups[stamp.sequence] = (first, after)
+        if producer_id in self.expired and producer_id not in self.log._known_producers()._producers:
+            self.known.pop(producer_id, None)  # what is left of it is from before it was forgotten, and may stay so
 
     def reopen(self, high_watermark: int) -> None:
         self.log = PartitionLog.open(

@@ -105,8 +105,16 @@ def test_a_full_table_refuses_new_ids_and_forgets_none() -> None:
 def test_batches_of_a_group_that_are_found_one_by_one_are_one_group() -> None:
     table = ProducerTable()
     for at in (0, 3, 6):
-        table.note(Stamp(1, 0, 0), at, at + 3, now_us=0)
+        table.note(Stamp(1, 0, 0), at, at + 3, now_us=0, continues=at > 0)
     assert check(table, Stamp(1, 0, 0), record_count=9) == Group(0, 0, 9)
+
+
+def test_a_producer_that_began_again_after_it_was_forgotten_is_found_as_it_is_now() -> None:
+    table = ProducerTable()
+    for sequence, at in ((0, 0), (1, 2), (0, 4)):
+        table.note(Stamp(1, 0, sequence), at, at + 2, now_us=0)
+    assert check(table, Stamp(1, 0, 0)) == Group(0, 4, 6)
+    assert check(table, Stamp(1, 0, 1)) is None
 
 
 def test_what_is_cut_off_is_forgotten(table: ProducerTable) -> None:
