@@ -212,8 +212,9 @@ class Client:
             end: Exclusive. None or `"latest"`: the high watermark of now. Otherwise as `start` (others: latest).
             columns: Which ones, in this order; `partition` may be among them. None: all of the record schema, and
                 `partition` (int32) behind them if the stream has several partitions.
-            follow: Go on for ever, waiting for what is committed next, until the reader is closed. With `partitions=None`
-                those that are added meanwhile are read, too, from their first record; the columns stay what they are.
+            follow: Go on for ever, waiting for what is committed next, until the reader is closed. With
+                `partitions=None` those that are added meanwhile are read, too, from their first record; the
+                columns stay what they are.
             max_bytes: About how many bytes to ask for at a time.
         Returns:
             An iterator of `pyarrow.RecordBatch`, with `to_table()`, `to_pandas()`, `to_polars()`.
