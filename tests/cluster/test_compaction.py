@@ -13,6 +13,9 @@ import pytest
 
 from broker.client import connect
 from broker.client.client import Client
+from broker.metadata.catalog import COMMAND_VERSION
+from broker.runtime.catalog_store import CatalogStore
+from broker.storage.disk import OsDisk
 from tests.support.processes import BrokerProcess, eventually
 
 SETTINGS = {"LIFTLOG_CLEANER_INTERVAL_MS": "50", "LIFTLOG_CLEANER_OFFSETS_RETENTION_MS": "1000"}
@@ -75,6 +78,16 @@ def test_the_offset_stream_shrinks_and_the_newest_offsets_stay(broker: BrokerPro
     broker.start()
     assert metadata_of(broker, "c") == dict.fromkeys(range(100), 44)
     assert partition(broker, "__offsets")["lost_ranges"] == []
+
+
+def test_an_offset_stream_of_an_earlier_release_is_compacted_from_the_next_start_on(broker: BrokerProcess) -> None:
+    broker.stop()
+    store = CatalogStore(OsDisk(), str(broker.folder / "data" / "catalog.log"))
+    alter = {"kind": "alter_stream", "name": "__offsets", "settings": {"cleanup": "delete"}}
+    store.execute({"v": COMMAND_VERSION, **alter})
+    store.close()
+    broker.start()
+    assert broker.get("/v1/streams/__offsets")["settings"]["cleanup"] == "compact"
 
 
 def test_a_consumer_that_leaves_records_unread_is_forgotten_and_one_with_nothing_to_read_is_not(
