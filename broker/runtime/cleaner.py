@@ -66,6 +66,7 @@ class Cleaner:
         partition.log.roll_if_due(now_us)
         before = partition.log.log_start_offset
         after = partition.apply_retention(now_us)
+        partition.rest_if_quiet()
         if after != before:
             log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)
             partition.note_change()

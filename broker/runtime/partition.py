@@ -61,6 +61,7 @@ class Partition:
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.record_count = 0
+        self._record_count_seen = 0
         self.byte_count = 0
         self.removed = False
         self._pool = pool
@@ -157,6 +158,12 @@ class Partition:
             if not queued:
                 self._pool.submit(self)
         return self.fsync_interval_ms
+
+    def rest_if_quiet(self) -> None:
+        """Give back the file of a log to which nothing was appended since the last call."""
+        if self.record_count == self._record_count_seen:
+            self.log.idle()
+        self._record_count_seen = self.record_count
 
     def note_change(self) -> None:
         """Wake who watches this partition: its log start moved."""

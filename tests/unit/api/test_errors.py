@@ -21,7 +21,8 @@ def test_error_survives_pickling_and_a_problem_body(cls: type[errors.LiftlogErro
 
 def test_reasons_are_unique_and_every_error_is_in_the_docstring() -> None:
     def count(cls: type[errors.LiftlogError]) -> int:
-        return 1 + sum(count(child) for child in cls.__subclasses__())
+        ours = [child for child in cls.__subclasses__() if child.__module__ == errors.__name__]  # Spark adds its own
+        return 1 + sum(count(child) for child in ours)
 
     assert count(errors.LiftlogError) == len(errors.BY_REASON), "two types share a reason"
     for reason, cls in errors.BY_REASON.items():

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from broker.runtime.partition import Outcome, Partition
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.disk import OsDisk
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch
 from tests.support.simdisk import SimDisk
@@ -207,3 +210,30 @@ def test_append_that_meets_a_deleted_stream_says_so_whenever_it_comes(
         partition.append([rows(b"after")]).result(10)
     assert not between.done.is_set()
     assert [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_quiet_partition_holds_no_descriptor_and_takes_appends_again(tmp_path: Path, pool: HeldPool) -> None:
+    """S6: what 10,000 idle partitions live on."""
+    log = PartitionLog.create(OsDisk(), str(tmp_path / "p"), IDENTITY, LogSettings.of(settings_from({})), now_us=0)
+    loop = asyncio.new_event_loop()
+
+    def held() -> list[str]:
+        links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return [str(link.readlink()) for link in links if link.is_symlink() and str(tmp_path) in str(link.readlink())]
+
+    with ThreadPoolExecutor(1) as appender:
+        partition = Partition(
+            info(), 0, log, leader_epoch=1, pool=pool, appender=appender, hub=ChangeHub(loop, version=0)
+        )
+        pool.go.release(100)
+        for value in (b"a", b"b"):
+            waiter = Waiter()
+            partition.append_now([rows(value)], waiter)
+            assert isinstance(waiter.wait(), int)
+            partition.rest_if_quiet()
+            assert held()
+            partition.rest_if_quiet()
+            assert held() == []
+        assert stored(partition) == [b"a", b"b"]
+    log.close()
+    loop.close()
