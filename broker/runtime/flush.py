@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 CYCLE_S = 0.001
 CROWD_RECORDS = 16
-"""When so many have gathered during a sync, the next flush starts no earlier than `CYCLE_S` after the last one: a
-cycle costs about 0.4 ms of CPU whatever is in it, and a crowd does not notice the wait. A few are flushed at once."""
+"""When so many that await acks have gathered during a sync, the next flush starts no earlier than `CYCLE_S` after the
+last one: a cycle costs about 0.4 ms of CPU whatever is in it, and a crowd does not notice the wait. A few are flushed
+at once."""
 
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
 """Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
@@ -220,7 +221,7 @@ class Flusher:
             self._send(blob)
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
             wait_s = slot.flushed_s + CYCLE_S - self._loop.time()
-            if wait_s > 0 and slot.builder.record_count >= CROWD_RECORDS:
+            if wait_s > 0 and slot.builder.awaited_count >= CROWD_RECORDS:
                 slot.scheduled = self._loop.call_later(wait_s, self._flush, slot)
             else:
                 self._flush(slot)
