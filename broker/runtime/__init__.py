@@ -1,16 +1,18 @@
 """Home of threads, loops, clocks and sockets: the drivers that feed the cores.
 
-broker.py      assembles one broker and runs it until a signal
-control.py     what changes the catalog: create, alter, delete, on the control loop
+broker.py      assembles one broker and runs it until a signal; what changes the catalog, on the control loop
 catalog_store.py  the catalog's journal on disk
 partition.py   one partition that this broker leads: append, wait until durable
 sync.py        the fsync pool: group commit
 watch.py       wakes those who wait for a high watermark
-nats_seam.py   how the intake parser gets behind nats-py
-intake.py      the intake thread: NATS connection, flushing, acks, back-pressure
+nats_seam.py   how the intake parser gets behind nats-py; nats_options.py  how it logs in
+intake.py      the intake thread: NATS connection and subscriptions
+flush.py       from builders to appended batches, and acks back; back-pressure
+jetstream.py   whether JetStream captures the same subject
 consumers.py   consumer offsets over the offset stream
-cleaner.py     retention, rolling, checkpoints
+stages.py      staged batches of sinks; sinks.py  their coordinator; sink_service.py  its threads
+cleaner.py     retention, rolling, checkpoints; compactor.py  key compaction
 dataplane.py   the HTTP server's thread
-metrics.py     what Prometheus sees
-config.py      every setting of the broker; logs.py  how it logs
+metrics.py     what Prometheus sees; samples.py  what is read when it asks
+settings.py    every setting of the broker; config.py  how they are read; logs.py  how it logs
 """
