@@ -1,6 +1,9 @@
 """The Python client: sync, over HTTP; what the command line, Spark, notebooks and tests use.
 
-    client.py         `connect`, `Client`: streams, offsets, consumers
+    client.py         `connect`, `Client`: records, positions, the cluster, and what the next two add
+    streams.py        its calls about streams: make, describe, change, delete
+    consumers.py      its calls about consumers: how far each is, how far behind
+    ranges.py         what a read covers: its start and end resolved to offsets
     reader.py         `RecordReader`: records of a stream as Arrow batches
     producer.py       `Producer`: records to a stream, batched (outgoing.py, partitioner.py, deliveries.py)
     nats_publish.py   messages to a NATS subject, acks counted (loads nats-py when called; nats_connection.py)

@@ -13,21 +13,18 @@ a process forked after `connect`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
-from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, UnknownPartition, UnknownStream
+from broker.api.errors import InvalidRequest
 from broker.client.address import Addresses
 from broker.client.answers import (
     Appended,
     ClusterDescription,
-    ConsumerLag,
     Readiness,
     Resolved,
-    StreamDescription,
     Watch,
     understand,
 )
@@ -35,18 +32,18 @@ from broker.client.append import TIMEOUT_S as APPEND_TIMEOUT_S
 from broker.client.append import Appender, Stamp
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
-from broker.client.positions import At, Position, at_json
+from broker.client.consumers import ConsumerCalls
+from broker.client.positions import Position
 from broker.client.producer import Producer
-from broker.client.reader import RecordReader, Span, reader_schema
+from broker.client.ranges import End, Start, plan_read
+from broker.client.reader import RecordReader, reader_schema
 from broker.client.sequences import register
 from broker.client.sinks import Sink, SinkDescription
+from broker.client.streams import StreamCalls
 
 TIMEOUT_S: Final = 10.0
 DEADLINE_S: Final = 30.0
 POSITIONS_PER_CALL: Final = 10_000
-
-Start = At | Mapping[int, At]
-End = Literal["latest"] | int | datetime | Mapping[int, At] | None
 
 
 def connect(
@@ -65,7 +62,7 @@ def connect(
     return Client(Brokers(addresses), timeout_s=timeout_s, deadline_s=deadline_s)
 
 
-class Client:
+class Client(StreamCalls, ConsumerCalls):
     """Streams, records, consumers. A context manager; thread-safe and fork-safe. Made by `connect`."""
 
     def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float) -> None:
@@ -87,105 +84,6 @@ class Client:
     def close(self) -> None:
         """Close idle connections. Idempotent."""
         self.brokers.pool.close()
-
-    # streams
-
-    def create_stream(self, name: str, **settings: Any) -> StreamDescription:
-        """Create a stream; one that exists with the same settings is as good as created.
-
-        Args:
-            settings: As `broker.api.stream.StreamSettings`; what is not given has the broker's default.
-        Raises:
-            StreamExists: with other settings; field `differences`: {key: [existing, asked]}.
-            InvalidName, InvalidSetting, UnknownSetting, InvalidSubject: as they say.
-        """
-        return self._stream(self._calls.json("POST", path("streams"), {"name": name, **settings}))
-
-    def describe(self, stream: str) -> StreamDescription:
-        """A stream with its partitions. Raises UnknownStream."""
-        return self._stream(self._calls.json("GET", path("streams", stream)))
-
-    def streams(self, *, internal: bool = False) -> list[StreamDescription]:
-        """All streams by name; `internal`: with the broker's own, whose names begin with `__`."""
-        value = self._calls.json("GET", path("streams"), query={"internal": "true" if internal else "false"})
-        return understand(lambda v: [self._stream(stream) for stream in v["streams"]], value, where="listing streams")
-
-    def alter(self, stream: str, **settings: Any) -> StreamDescription:
-        """Change settings of a stream.
-
-        Raises:
-            UnknownStream: there is none.
-            InvalidSetting: out of its limits, or one that cannot be altered.
-        """
-        return self._stream(self._calls.json("PATCH", path("streams", stream), settings))
-
-    def delete_stream(self, stream: str, *, missing_ok: bool = False) -> None:
-        """Delete a stream and its records. Raises UnknownStream unless `missing_ok`."""
-        try:
-            self._calls.json("DELETE", path("streams", stream), done_if=UnknownStream)
-        except UnknownStream:
-            if not missing_ok:
-                raise
-
-    def pause(self, stream: str) -> StreamDescription:
-        """Capture nothing and take no appends until `resume`; reads go on.
-
-        What NATS has delivered by then is stored first; publishers that wait for acks see that nobody answers.
-
-        Raises:
-            UnknownStream: there is none.
-            ReadOnly: it is the broker's own.
-        """
-        return self._stream(self._calls.json("POST", path("streams", stream, "pause")))
-
-    def resume(self, stream: str) -> StreamDescription:
-        """End what `pause` began. Raises as `pause`."""
-        return self._stream(self._calls.json("POST", path("streams", stream, "resume")))
-
-    def set_read_only(self, stream: str, read_only: bool = True) -> StreamDescription:
-        """Answer every record with an error (True), or take records again (False). Raises as `pause`."""
-        return self._stream(self._calls.json("POST", path("streams", stream, "read-only"), {"read_only": read_only}))
-
-    def trim(self, stream: str, *, before: At, partitions: Iterable[int] | None = None) -> dict[int, int]:
-        """Let go of the records before a position, for good.
-
-        Args:
-            before: The first to keep: an offset, a datetime with time zone (the first record that is not older; if
-                there is none, all go), or `"latest"`: all go. What is gone already changes nothing.
-            partitions: Their numbers; None: all of the stream.
-        Returns:
-            Per partition, the log start offset then.
-        Raises:
-            OffsetOutOfRange: `before` is above a high watermark; nothing was trimmed.
-            UnknownStream, UnknownPartition: not there.
-            ReadOnly: it is the broker's own.
-        """
-        if before == "earliest":
-            raise InvalidRequest("before='earliest': nothing lies before it; give an offset, a datetime or 'latest'")
-        body: dict[str, Any] = {"before": at_json(before)}
-        if partitions is not None:
-            body["partitions"] = list(partitions)
-        value = self._calls.json("POST", path("streams", stream, "trim"), body)
-        return understand(
-            lambda v: {int(p["partition"]): int(p["log_start_offset"]) for p in v["partitions"]},
-            value,
-            where=f"trimming {stream}",
-        )
-
-    def add_partitions(self, stream: str, partitions: int) -> StreamDescription:
-        """Raise the number of partitions of a stream.
-
-        Records stay where they are; of a keyed stream, keys may go to other partitions from now on: see `warnings`.
-        Readers that follow all partitions take in the new ones; producers that are open keep to those that they know.
-
-        Args:
-            partitions: How many in all, not fewer than now.
-        Raises:
-            InvalidSetting: fewer than now, or too many.
-            UnknownStream: there is none.
-            ReadOnly: it is the broker's own.
-        """
-        return self._stream(self._calls.json("POST", path("streams", stream, "partitions"), {"partitions": partitions}))
 
     # records
 
@@ -229,22 +127,14 @@ class Client:
             raise InvalidRequest(f"max_bytes={max_bytes}: must be 1 or more")
         reader_schema(columns, False)
         description = self.describe(stream)
-        count = len(description.partitions)
-        numbers = list(range(count)) if partitions is None else sorted(set(partitions))
-        if not numbers:
-            raise InvalidRequest("partitions=[]: name at least one, or None for all")
-        for number in numbers:
-            if not 0 <= number < count:
-                raise UnknownPartition(f"stream {stream!r} has no partition {number}, only {count}", partitions=count)
-        starts = self._spread(start, numbers, "earliest")
-        spans = self._spans(description, starts, self._spread(end, numbers, "latest"))
+        spans = plan_read(self.resolve, description, partitions=partitions, start=start, end=end)
         return RecordReader(
             self._calls,
             stream,
             spans,
             incarnation=description.incarnation,
             columns=columns,
-            with_partition=count > 1,
+            with_partition=len(description.partitions) > 1,
             follow=follow,
             max_bytes=max_bytes,
             take_added=partitions is None,
@@ -313,65 +203,6 @@ class Client:
         value = self._calls.json("GET", path("watch"), query=query, wait_s=max_wait_s)
         return understand(Watch.of, value, where="watching")
 
-    # consumers
-
-    def consumers(self) -> list[ConsumerLag]:
-        """All consumers that have committed offsets, with their lag."""
-        value = self._calls.json("GET", path("consumers"))
-        return understand(lambda v: [ConsumerLag.of(c) for c in v["consumers"]], value, where="listing consumers")
-
-    def consumer(self, consumer: str) -> ConsumerLag:
-        """One consumer. Raises UnknownConsumer."""
-        return self._consumer(self._calls.json("GET", path("consumers", consumer)))
-
-    def lag(self, consumer: str) -> int:
-        """How many committed records the consumer has not read yet. Raises UnknownConsumer."""
-        return self.consumer(consumer).lag
-
-    def commit(
-        self,
-        consumer: str,
-        offsets: Mapping[str, Mapping[int, int]] | Iterable[Mapping[str, Any]],
-        *,
-        metadata: str | None = None,
-    ) -> int:
-        """Store how far a consumer is: the next offset that it will read, per stream and partition.
-
-        Args:
-            offsets: `{"orders": reader.positions}`, or objects of the HTTP API with the keys stream, partition, offset
-                and maybe leader_epoch, incarnation, metadata.
-            metadata: Any text, kept with each offset of the first form.
-        Returns:
-            How many were stored; they are durable.
-        """
-        if isinstance(offsets, Mapping):
-            more = {} if metadata is None else {"metadata": metadata}
-            items = [
-                {"stream": stream, "partition": partition, "offset": offset, **more}
-                for stream, by_partition in offsets.items()
-                for partition, offset in by_partition.items()
-            ]
-        else:
-            items = [dict(item) for item in offsets]
-        value = self._calls.json("POST", path("consumers", consumer, "offsets"), {"offsets": items})
-        return understand(lambda v: int(v["committed"]), value, where=f"committing for {consumer}")
-
-    def reset(self, consumer: str, stream: str, to: At, *, partitions: Iterable[int] | None = None) -> ConsumerLag:
-        """Move a consumer's committed offsets.
-
-        Args:
-            to: `"earliest"`, `"latest"`, an offset, or a datetime with time zone.
-            partitions: Their numbers; None: all of the stream.
-        """
-        body: dict[str, Any] = {"stream": stream, "to": at_json(to)}
-        if partitions is not None:
-            body["partitions"] = list(partitions)
-        return self._consumer(self._calls.json("POST", path("consumers", consumer, "reset"), body))
-
-    def delete_consumer(self, consumer: str) -> None:
-        """Forget all committed offsets of a consumer. Raises UnknownConsumer."""
-        self._calls.json("DELETE", path("consumers", consumer))
-
     # sinks
 
     def sink(self, sink: str, *, epoch: int | None = None) -> Sink:
@@ -398,62 +229,3 @@ class Client:
             Unavailable: nobody answers.
         """
         return self._calls.ready()
-
-    def _stream(self, value: Any) -> StreamDescription:
-        found = understand(StreamDescription.of, value, where="describing a stream")
-        for partition in found.partitions:
-            self.brokers.note_leader((found.name, partition.partition), partition.leader_http)
-        return found
-
-    def _consumer(self, value: Any) -> ConsumerLag:
-        return understand(ConsumerLag.of, value, where="describing a consumer")
-
-    @staticmethod
-    def _spread(at: Start | End, numbers: Sequence[int], default: At) -> dict[int, At]:
-        """One position for each partition."""
-        if isinstance(at, Mapping):
-            if unknown := sorted(at.keys() - set(numbers)):
-                raise InvalidRequest(f"a position is given for partition {unknown[0]}, which is not read")
-            return {number: at.get(number, default) for number in numbers}
-        return dict.fromkeys(numbers, default if at is None else at)
-
-    def _spans(
-        self, description: StreamDescription, starts: Mapping[int, At], ends: Mapping[int, At]
-    ) -> dict[int, Span]:
-        """Resolve both ends of every partition in one call."""
-        name, incarnation = description.name, description.incarnation
-        found = self.resolve(
-            [Position(name, partition, at, incarnation) for ats in (starts, ends) for partition, at in ats.items()]
-        )
-        for resolved in found:
-            if resolved.error is not None:
-                raise resolved.error
-        spans = {}
-        for partition, first, last in zip(starts, found, found[len(starts) :], strict=False):
-            begin = _within(first, last)
-            finish = _within(last, last)
-            if finish < begin:
-                raise InvalidRequest(
-                    f"{name}/{partition}: the end, {finish}, is before the start, {begin}", start=begin, end=finish
-                )
-            spans[partition] = Span(start=begin, end=finish, from_earliest=starts[partition] == "earliest")
-        return spans
-
-
-def _within(resolved: Resolved, heads: Resolved) -> int:
-    """The resolved offset; the high watermark where no record is that late."""
-    low, high = heads.log_start_offset, heads.high_watermark
-    if low is None or high is None:
-        raise LiftlogError(f"resolving {resolved.stream}/{resolved.partition}: neither an error nor a range came back")
-    if resolved.offset is None:
-        return high
-    if not low <= resolved.offset <= high:
-        raise OffsetOutOfRange(
-            f"{resolved.stream}/{resolved.partition}: offset {resolved.offset} is not within [{low}, {high}]",
-            stream=resolved.stream,
-            partition=resolved.partition,
-            offset=resolved.offset,
-            log_start_offset=low,
-            high_watermark=high,
-        )
-    return resolved.offset

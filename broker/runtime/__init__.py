@@ -1,6 +1,7 @@
 """Home of threads, loops, clocks and sockets: the drivers that feed the cores.
 
-broker.py      assembles one broker and runs it until a signal; what changes the catalog, on the control loop
+broker.py      assembles one broker and runs it until a signal
+streams.py     the catalog's streams, open on this disk; control.py  what changes them, on the control loop
 catalog_store.py  the catalog's journal on disk
 partition.py   one partition that this broker leads: append, wait until durable
 sync.py        the fsync pool: group commit
@@ -9,7 +10,7 @@ nats_seam.py   how the intake parser gets behind nats-py; nats_options.py  how i
 intake.py      the intake thread: NATS connection and subscriptions
 flush.py       from builders to appended batches, and acks back; back-pressure
 jetstream.py   whether JetStream captures the same subject
-consumers.py   consumer offsets over the offset stream
+consumers.py   consumer offsets over the offset stream; expiry.py  which are forgotten
 stages.py      staged batches of sinks; sinks.py  their coordinator; sink_service.py  its threads
 cleaner.py     retention, rolling, checkpoints; compactor.py  key compaction
 dataplane.py   the HTTP server's thread

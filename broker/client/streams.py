@@ -1,0 +1,122 @@
+"""The calls of a client about streams: make, describe, change, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from broker.api.errors import InvalidRequest, UnknownStream
+from broker.client.answers import StreamDescription, understand
+from broker.client.brokers import Brokers
+from broker.client.calls import Calls, path
+from broker.client.positions import At, at_json
+
+
+class StreamCalls:
+    """A part of `Client`, which sets the attributes."""
+
+    brokers: Brokers
+    _calls: Calls
+
+    def create_stream(self, name: str, **settings: Any) -> StreamDescription:
+        """Create a stream; one that exists with the same settings is as good as created.
+
+        Args:
+            settings: As `broker.api.stream.StreamSettings`; what is not given has the broker's default.
+        Raises:
+            StreamExists: with other settings; field `differences`: {key: [existing, asked]}.
+            InvalidName, InvalidSetting, UnknownSetting, InvalidSubject: as they say.
+        """
+        return self._stream(self._calls.json("POST", path("streams"), {"name": name, **settings}))
+
+    def describe(self, stream: str) -> StreamDescription:
+        """A stream with its partitions. Raises UnknownStream."""
+        return self._stream(self._calls.json("GET", path("streams", stream)))
+
+    def streams(self, *, internal: bool = False) -> list[StreamDescription]:
+        """All streams by name; `internal`: with the broker's own, whose names begin with `__`."""
+        value = self._calls.json("GET", path("streams"), query={"internal": "true" if internal else "false"})
+        return understand(lambda v: [self._stream(stream) for stream in v["streams"]], value, where="listing streams")
+
+    def alter(self, stream: str, **settings: Any) -> StreamDescription:
+        """Change settings of a stream.
+
+        Raises:
+            UnknownStream: there is none.
+            InvalidSetting: out of its limits, or one that cannot be altered.
+        """
+        return self._stream(self._calls.json("PATCH", path("streams", stream), settings))
+
+    def delete_stream(self, stream: str, *, missing_ok: bool = False) -> None:
+        """Delete a stream and its records. Raises UnknownStream unless `missing_ok`."""
+        try:
+            self._calls.json("DELETE", path("streams", stream), done_if=UnknownStream)
+        except UnknownStream:
+            if not missing_ok:
+                raise
+
+    def pause(self, stream: str) -> StreamDescription:
+        """Capture nothing and take no appends until `resume`; reads go on.
+
+        What NATS has delivered by then is stored first; publishers that wait for acks see that nobody answers.
+
+        Raises:
+            UnknownStream: there is none.
+            ReadOnly: it is the broker's own.
+        """
+        return self._stream(self._calls.json("POST", path("streams", stream, "pause")))
+
+    def resume(self, stream: str) -> StreamDescription:
+        """End what `pause` began. Raises as `pause`."""
+        return self._stream(self._calls.json("POST", path("streams", stream, "resume")))
+
+    def set_read_only(self, stream: str, read_only: bool = True) -> StreamDescription:
+        """Answer every record with an error (True), or take records again (False). Raises as `pause`."""
+        return self._stream(self._calls.json("POST", path("streams", stream, "read-only"), {"read_only": read_only}))
+
+    def trim(self, stream: str, *, before: At, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """Let go of the records before a position, for good.
+
+        Args:
+            before: The first to keep: an offset, a datetime with time zone (the first record that is not older; if
+                there is none, all go), or `"latest"`: all go. What is gone already changes nothing.
+            partitions: Their numbers; None: all of the stream.
+        Returns:
+            Per partition, the log start offset then.
+        Raises:
+            OffsetOutOfRange: `before` is above a high watermark; nothing was trimmed.
+            UnknownStream, UnknownPartition: not there.
+            ReadOnly: it is the broker's own.
+        """
+        if before == "earliest":
+            raise InvalidRequest("before='earliest': nothing lies before it; give an offset, a datetime or 'latest'")
+        body: dict[str, Any] = {"before": at_json(before)}
+        if partitions is not None:
+            body["partitions"] = list(partitions)
+        value = self._calls.json("POST", path("streams", stream, "trim"), body)
+        return understand(
+            lambda v: {int(p["partition"]): int(p["log_start_offset"]) for p in v["partitions"]},
+            value,
+            where=f"trimming {stream}",
+        )
+
+    def add_partitions(self, stream: str, partitions: int) -> StreamDescription:
+        """Raise the number of partitions of a stream.
+
+        Records stay where they are; of a keyed stream, keys may go to other partitions from now on: see `warnings`.
+        Readers that follow all partitions take in the new ones; producers that are open keep to those that they know.
+
+        Args:
+            partitions: How many in all, not fewer than now.
+        Raises:
+            InvalidSetting: fewer than now, or too many.
+            UnknownStream: there is none.
+            ReadOnly: it is the broker's own.
+        """
+        return self._stream(self._calls.json("POST", path("streams", stream, "partitions"), {"partitions": partitions}))
+
+    def _stream(self, value: Any) -> StreamDescription:
+        found = understand(StreamDescription.of, value, where="describing a stream")
+        for partition in found.partitions:
+            self.brokers.note_leader((found.name, partition.partition), partition.leader_http)
+        return found

@@ -1,0 +1,282 @@
+"""The streams of this broker: what the catalog says of them, opened on this disk.
+
+    catalog.log                               streams, producers, brokers (`CatalogStore`)
+    streams/<name>/<incarnation>/<number>/    one partition's log each
+
+S1  A folder is made before the catalog names its partition, and removed after the catalog has forgotten it: what the
+    catalog names and the disk does not have was lost, not never made.
+S2  A stream that cannot be opened is offline: it answers why. Only without the broker's own there is no start.
+
+Opening, making and removing touch the disk, and block; the rest answers from memory. Only the control loop changes
+anything (`broker.runtime.control`).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Final
+
+from broker.api.errors import InvalidRequest, LiftlogError, UnknownPartition, UnknownStream
+from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.runtime.catalog_store import CatalogStore
+from broker.runtime.compactor import Compacted
+from broker.runtime.config import Config
+from broker.runtime.partition import Partition
+from broker.runtime.sync import SyncPool
+from broker.runtime.watch import ChangeHub
+from broker.storage.checkpoint import PARTITION_FILE, LogIdentity, LogSettings
+from broker.storage.compaction import CompactionSettings
+from broker.storage.disk import Disk
+from broker.storage.folder import DataFolder
+from broker.storage.log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+REMOVE_TRIES: Final = 3
+COMMITS_SETTINGS: Final[dict[str, Any]] = {
+    "subject": None,
+    "retention_ms": None,
+    "retention_bytes": None,
+    "retention_records": None,
+    "segment_bytes": 16 << 20,
+    "fsync": "batch",
+}
+OFFSETS_SETTINGS: Final[dict[str, Any]] = {
+    "subject": None,
+    "cleanup": "compact",
+    "retention_ms": None,
+    "segment_bytes": 16 << 20,
+}
+
+
+class Streams:
+    """The catalog's streams and their open partitions.
+
+    Args:
+        folder: The data folder, locked.
+        store: The catalog.
+        pool, appender, hub: For the partitions.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        folder: DataFolder,
+        store: CatalogStore,
+        *,
+        pool: SyncPool,
+        appender: Executor,
+        hub: ChangeHub,
+    ) -> None:
+        self.store = store
+        self.by_name: dict[str, list[Partition]] = {}  # the open ones
+        self.offline: dict[str, LiftlogError] = {}  # the others, and why
+        self.leader_epoch = store.catalog.epoch_last + 1  # which the broker will have once it is registered
+        self._config = config
+        self._disk = disk
+        self._folder = folder
+        self._root = Path(config.data_dir) / "streams"
+        self._pool = pool
+        self._appender = appender
+        self._hub = hub
+
+    # --- what there is --------------------------------------------------------------------------------------
+
+    def infos(self, *, internal: bool = False) -> list[StreamInfo]:
+        """All streams by name; internal ones only if asked for."""
+        live = self.store.catalog.streams
+        return [live[name] for name in sorted(live) if internal or not live[name].internal]
+
+    def info(self, name: str) -> StreamInfo:
+        """One stream. Raises UnknownStream."""
+        info = self.store.catalog.streams.get(name)
+        if info is None:
+            raise UnknownStream(f"no stream {name!r}", stream=name)
+        return info
+
+    def partitions(self, stream: str) -> list[Partition]:
+        """The partitions of a stream. Raises UnknownStream, or why the stream is offline."""
+        found = self.by_name.get(stream)
+        if found is None:
+            self.info(stream)
+            # A copy: raised again and again, one and the same error would keep the frames of all who met it.
+            raise copy.copy(self.offline.get(stream, UnknownStream(f"stream {stream!r} is not open", stream=stream)))
+        return found
+
+    def partition(self, stream: str, partition: int) -> Partition:
+        """One partition. Raises UnknownStream, UnknownPartition."""
+        found = self.partitions(stream)
+        if not 0 <= partition < len(found):
+            raise UnknownPartition(
+                f"stream {stream!r} has no partition {partition}, it has {len(found)}",
+                stream=stream,
+                partition=partition,
+                partitions=len(found),
+            )
+        return found[partition]
+
+    def all_partitions(self) -> list[Partition]:
+        """Of all streams that are open."""
+        return [p for partitions in list(self.by_name.values()) for p in partitions]
+
+    def compacted(self) -> Iterator[Compacted]:
+        """The partitions of which only the newest record of a key is kept, and how."""
+        for info in list(self.store.catalog.streams.values()):
+            settings = CompactionSettings.of(info.settings)
+            if settings is not None:
+                yield from ((partition, settings) for partition in self.by_name.get(info.name, ()))
+
+    def check_room(self, *, streams: int = 0, partitions: int = 0) -> None:
+        """Whether so many may be added. Raises InvalidRequest."""
+        limits = self._config.limits
+        if streams and len(self.infos()) + streams > limits.streams_max:
+            raise InvalidRequest(f"limits.streams_max={limits.streams_max}: so many exist", limit=limits.streams_max)
+        total = len(self.all_partitions()) + partitions
+        if total > limits.partitions_max:
+            raise InvalidRequest(
+                f"limits.partitions_max={limits.partitions_max}: there would be {total}", limit=limits.partitions_max
+            )
+
+    # --- open, make, remove: on the disk ----------------------------------------------------------------------
+
+    def open_all(self) -> None:
+        """Open what the catalog names; make the broker's own streams if need be.
+
+        Raises:
+            LiftlogError: one of the broker's own cannot be opened.
+        """
+        for name, settings in ((OFFSETS_STREAM, OFFSETS_SETTINGS), (COMMITS_STREAM, COMMITS_SETTINGS)):
+            if name not in self.store.catalog.streams:
+                command = self.create_command(name, settings, internal=True)
+                self.make_folders(name, command["incarnation"], [0])
+                self.store.execute(command)
+        if self.store.catalog.streams[OFFSETS_STREAM].settings.cleanup != "compact":  # an earlier release made it
+            values = {"cleanup": "compact"}
+            self.store.execute(
+                {"v": COMMAND_VERSION, "kind": "alter_stream", "name": OFFSETS_STREAM, "settings": values}
+            )
+        for info in self.store.catalog.streams.values():
+            try:
+                self.by_name[info.name] = self.open_stream(info)
+            except (LiftlogError, OSError) as error:
+                wrapped = error if isinstance(error, LiftlogError) else LiftlogError(str(error))
+                self.offline[info.name] = wrapped
+                log.error("stream.offline stream=%s reason=%s error=%s", info.name, wrapped.reason, wrapped)
+        for name in (OFFSETS_STREAM, COMMITS_STREAM):
+            if name in self.offline:
+                raise self.offline[name]
+
+    def open_stream(self, info: StreamInfo) -> list[Partition]:
+        """Open all partitions of a stream. Raises LiftlogError, OSError."""
+        return [self.open_partition(info, i) for i in range(info.settings.partitions)]
+
+    def open_partition(self, info: StreamInfo, number: int) -> Partition:
+        """Open one partition, recovered if need be. Raises LiftlogError, OSError."""
+        opened = PartitionLog.open(
+            self._disk,
+            self._folder_of(info.name, info.incarnation, number),
+            LogSettings.of(info.settings),
+            boot_id=self._folder.boot_id(),
+            now_us=time.time_ns() // 1000,
+            expected=self._identity(info.name, info.incarnation, number),
+        )
+        report = opened.recovery
+        if not report.clean:
+            log.log(
+                logging.ERROR if report.lost else logging.INFO,
+                "partition.recovered partition=%s/%d scanned_bytes=%d cut_bytes=%d lost=%s rebuilt_indexes=%d notes=%s",
+                info.name,
+                number,
+                report.scanned_bytes,
+                report.cut_bytes,
+                report.lost,
+                len(report.rebuilt_indexes),
+                report.notes,
+            )
+        if opened.high_watermark < opened.log_end_offset:
+            # Acked before a crash, or about to be: the sole replica has it, so once synced it is committed.
+            opened.advance_high_watermark(opened.sync())
+        return Partition(
+            info,
+            number,
+            opened,
+            leader_epoch=self.leader_epoch,
+            pool=self._pool,
+            appender=self._appender,
+            hub=self._hub,
+        )
+
+    def make_folders(self, name: str, incarnation: str, numbers: Iterable[int]) -> None:
+        """Make the folders of new partitions (S1).
+
+        One that is there already was made by an attempt that got no further; it is empty, and taken or finished.
+        """
+        settings = LogSettings.of(self._config.defaults)
+        for number in numbers:
+            if self._disk.exists(f"{self._folder_of(name, incarnation, number)}/{PARTITION_FILE}"):
+                continue
+            created = PartitionLog.create(
+                self._disk,
+                self._folder_of(name, incarnation, number),
+                self._identity(name, incarnation, number),
+                settings,
+                boot_id=self._folder.boot_id(),
+                now_us=time.time_ns() // 1000,
+            )
+            created.close(clean=True)
+
+    def remove(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
+        """Close the partitions of a deleted stream, and remove its folder."""
+        for partition in partitions:
+            try:
+                partition.log.close(clean=True)
+            except (LiftlogError, OSError) as error:  # it goes anyway
+                log.info("partition.close_failed partition=%s error=%s", partition, error)
+        folder = str(self._root / info.name / info.incarnation)
+        for left in range(REMOVE_TRIES - 1, -1, -1):  # a checkpoint under way may put a file into it once more
+            try:
+                self._disk.remove_tree(folder)
+                return
+            except OSError as error:
+                if not left:
+                    log.warning("stream.folder_left path=%s error=%s", folder, error)
+
+    def create_command(self, name: str, values: Mapping[str, Any], *, internal: bool) -> dict[str, Any]:
+        """The catalog's command that makes a stream, with the defaults of the configuration filled in."""
+        defaults = {k: v for k, v in self._config.defaults.as_dict().items() if k not in ("subject", "group")}
+        return {
+            "v": COMMAND_VERSION,
+            "kind": "create_stream",
+            "name": name,
+            "incarnation": uuid.uuid4().hex,
+            "created_us": time.time_ns() // 1000,
+            "settings": {**defaults, **values},
+            "internal": internal,
+        }
+
+    def close(self) -> None:
+        """Mark all logs clean and close them, and the catalog."""
+        for partition in self.all_partitions():
+            try:
+                partition.log.close(clean=True)
+            except (LiftlogError, OSError) as error:
+                log.error("partition.close_failed partition=%s error=%s", partition, error)
+        self.store.close()
+
+    # --- helpers --------------------------------------------------------------------------------------------
+
+    def _folder_of(self, stream: str, incarnation: str, partition: int) -> str:
+        return str(self._root / stream / incarnation / str(partition))
+
+    def _identity(self, stream: str, incarnation: str, partition: int) -> LogIdentity:
+        return LogIdentity(
+            cluster_id=self._folder.cluster_id, stream=stream, incarnation=incarnation, partition=partition
+        )
