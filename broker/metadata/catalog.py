@@ -46,7 +46,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.stream import UNALTERABLE, StreamSettings, check_name, settings_from
-from broker.metadata.overlap import any_overlap, subjects_of
+from broker.metadata.overlap import SubjectTree, subjects_of
 
 COMMAND_VERSION: Final = 1
 REQUESTS_REMEMBERED: Final = 1024
@@ -133,6 +133,13 @@ class Catalog:
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (id, epoch)
     _producer_epochs: dict[int, int] = field(default_factory=dict)  # of the ids that have a name
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
+    _subjects: SubjectTree = field(default_factory=SubjectTree)  # of the streams that send acks (M3)
+    _is_trial: bool = False  # `_subjects` is another catalog's
+
+    def __post_init__(self) -> None:
+        if not self._is_trial:
+            for info in self.streams.values():
+                self._note_subjects(None, info)
 
     def apply(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Apply one command and return its result. Never raises."""
@@ -180,6 +187,8 @@ class Catalog:
             epoch_last=self.epoch_last,
             producer_id_last=self.producer_id_last,
             producers=dict(self.producers),
+            _subjects=self._subjects,
+            _is_trial=True,
         )
         trial._dispatch(command)
 
@@ -218,7 +227,7 @@ class Catalog:
             reply_acks_effective=effective,
             warnings=tuple(warnings + _advice(settings)),
         )
-        self.streams[name] = info
+        self._set(info)
         return {"stream": info.as_dict(), "created": True}
 
     def _alter(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,8 +250,21 @@ class Catalog:
             reply_acks_effective=effective,
             warnings=(*extra, *warnings, *_advice(settings)),
         )
-        self.streams[info.name] = info
+        self._set(info)
         return {"stream": info.as_dict()}
+
+    def _set(self, info: StreamInfo) -> None:
+        before = self.streams.get(info.name)
+        self.streams[info.name] = info
+        self._note_subjects(before, info)
+
+    def _note_subjects(self, before: StreamInfo | None, after: StreamInfo | None) -> None:
+        if self._is_trial:
+            return
+        if before is not None and before.reply_acks_effective:
+            self._subjects.remove(before.name, subjects_of(before.settings))
+        if after is not None and after.reply_acks_effective:
+            self._subjects.add(after.name, subjects_of(after.settings))
 
     def _set_state(self, command: Mapping[str, Any]) -> dict[str, Any]:
         existing = self._outer(command["name"], "pause or make read-only")
@@ -278,6 +300,7 @@ class Catalog:
     def _delete(self, command: Mapping[str, Any]) -> dict[str, Any]:
         info = self._outer(command["name"], "delete")
         del self.streams[info.name]
+        self._note_subjects(info, None)
         return {"stream": info.as_dict()}
 
     def _register_producer(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,16 +347,15 @@ class Catalog:
         """Whether the stream may send acks (M3), and what to say if not."""
         if not settings.reply_acks or settings.subject is None:
             return settings.reply_acks and settings.subject is not None, []
-        mine = subjects_of(settings)
-        for other in sorted(self.streams.values(), key=lambda s: s.name):
-            if other.name == name or not other.reply_acks_effective:
+        for other_name in sorted(self._subjects.overlapping(subjects_of(settings))):
+            other = self.streams.get(other_name)
+            if other is None or other.name == name:
                 continue
             if settings.group is not None and settings.group == other.settings.group:
                 continue
-            if any_overlap(mine, subjects_of(other.settings)):
-                return False, [
-                    f"acks are off: stream {other.name!r} on {other.settings.subject!r} answers the same subjects"
-                ]
+            return False, [
+                f"acks are off: stream {other.name!r} on {other.settings.subject!r} answers the same subjects"
+            ]
         return True, []
 
     def snapshot(self) -> dict[str, Any]:

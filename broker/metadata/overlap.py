@@ -2,13 +2,22 @@
 
 Two subjects overlap when some concrete subject matches both: token by token, `*` matches any one
 token, a final `>` matches one or more.
+
+`SubjectTree` answers that for thousands of streams at once, without comparing each with each:
+
+    orders ─┬─ eu ── {shop}          a.b, a.*, a.> and * are asked for by walking down, token by token
+            └─ *  ── {audit}
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from broker.api.stream import StreamSettings
+
+ANY_TOKEN: Final = "*"
+REST: Final = ">"
 
 
 def overlaps(left: str, right: str) -> bool:
@@ -31,7 +40,67 @@ def subjects_of(settings: StreamSettings) -> list[str]:
     return [settings.subject, *(f"{settings.subject}.{i}" for i in range(1, settings.partitions))]
 
 
-def any_overlap(left: Iterable[str], right: Iterable[str]) -> bool:
-    """Whether any subject of one side overlaps any of the other."""
-    others = list(right)
-    return any(overlaps(a, b) for a in left for b in others)
+class SubjectTree:
+    """The subjects of many streams, by token. A subject counts as often as it was added."""
+
+    __slots__ = ("_children", "_names")
+
+    def __init__(self) -> None:
+        self._children: dict[str, SubjectTree] = {}
+        self._names: dict[str, int] = {}  # of the streams whose subject ends here
+
+    def add(self, name: str, subjects: Iterable[str]) -> None:
+        """Stream `name` subscribes to these."""
+        for subject in subjects:
+            node = self
+            for token in subject.split("."):
+                node = node._children.setdefault(token, SubjectTree())
+            node._names[name] = node._names.get(name, 0) + 1
+
+    def remove(self, name: str, subjects: Iterable[str]) -> None:
+        """Take back what `add` was told."""
+        for subject in subjects:
+            path = [self]
+            for token in subject.split("."):
+                path.append(path[-1]._children[token])
+            names = path[-1]._names
+            names[name] -= 1
+            if not names[name]:
+                del names[name]
+            for above, node, token in zip(path[-2::-1], path[:0:-1], reversed(subject.split(".")), strict=True):
+                if node._names or node._children:
+                    break
+                del above._children[token]
+
+    def overlapping(self, subjects: Iterable[str]) -> set[str]:
+        """The streams that have a subject that overlaps one of these."""
+        found: set[str] = set()
+        for subject in subjects:
+            self._walk(subject.split("."), 0, found)
+        return found
+
+    def _walk(self, tokens: list[str], at: int, found: set[str]) -> None:
+        if at == len(tokens):
+            found.update(self._names)
+            return
+        token = tokens[at]
+        if token == REST:
+            for child in self._children.values():
+                child._all(found)
+            return
+        rest = self._children.get(REST)
+        if rest is not None:
+            found.update(rest._names)
+        if token == ANY_TOKEN:
+            for name, child in self._children.items():
+                if name != REST:
+                    child._walk(tokens, at + 1, found)
+            return
+        for name in (token, ANY_TOKEN):
+            if name in self._children:
+                self._children[name]._walk(tokens, at + 1, found)
+
+    def _all(self, found: set[str]) -> None:
+        found.update(self._names)
+        for child in self._children.values():
+            child._all(found)

@@ -168,3 +168,17 @@ def test_torn_last_line_of_the_journal_is_dropped_and_a_damaged_one_before_it_is
     damaged[12] ^= 1
     with pytest.raises(Exception, match="damaged line at byte 0"):
         decode_lines(bytes(damaged), where="j")
+
+
+def test_a_trial_leaves_the_known_subjects_alone_and_a_restore_knows_them() -> None:
+    """`check` answers what `apply` would; a stream that is deleted or altered makes room for another's acks."""
+    catalog = Catalog()
+    catalog.check(create("trial", "orders.eu"))
+    assert catalog.apply(create("first", "orders.eu"))["ok"]["stream"]["reply_acks_effective"] is True
+    restored = Catalog.restore(catalog.snapshot())
+    for each in (catalog, restored):
+        assert each.apply(create("second", "orders.*"))["ok"]["stream"]["reply_acks_effective"] is False
+        each.check({"v": 1, "kind": "delete_stream", "name": "first"})
+        assert each.apply(create("third", "orders.>"))["ok"]["stream"]["reply_acks_effective"] is False
+        each.apply({"v": 1, "kind": "delete_stream", "name": "first"})
+        assert each.apply(create("fourth", "orders.eu"))["ok"]["stream"]["reply_acks_effective"] is True
