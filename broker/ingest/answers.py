@@ -1,11 +1,12 @@
 """What a publisher reads on its reply subject: JetStream's PubAck, or JetStream's error.
 
 Any JetStream client library understands both. Our own fields (`offset`, `partition`) stand beside
-JetStream's; `seq` is offset + 1, because sequences count from 1. Codes are JetStream's own where it
+JetStream's; `seq` is offset + 1, because sequences count from 1; `duplicate` is there only when true, as
+JetStream's own is: clients parse every ack, and what says nothing costs them time. Codes are JetStream's own where it
 has one for the case (nats-server, server/errors.json), else 10003 `bad request`; the text always ends
 with liftlog's reason code in brackets.
 
-    {"stream":"orders","seq":43,"offset":42,"partition":0,"duplicate":false}
+    {"stream":"orders","seq":43,"offset":42,"partition":0}
     {"error":{"code":400,"err_code":10054,"description":"... [record_too_large]"},"stream":"orders","seq":0}
 """
 
@@ -123,7 +124,7 @@ def ack_head(stream: str) -> bytes:
 
 def ack_tail(partition: int, *, duplicate: bool) -> bytes:
     """An ack from behind its offset."""
-    return b',"partition":%d,"duplicate":%b}' % (partition, b"true" if duplicate else b"false")
+    return b',"partition":%d%b}' % (partition, b',"duplicate":true' if duplicate else b"")
 
 
 def error_body(stream: str, code: int, err_code: int, description: str) -> bytes:

@@ -36,7 +36,7 @@ async def test_stock_js_publish_returns_a_puback(
     jetstream = client.jetstream()
     for i in range(5):
         ack = await jetstream.publish(f"{name}.1", b"m%d" % i, headers={"Nats-Msg-Id": f"id-{i}"})
-        assert (ack.stream, ack.seq, ack.duplicate) == (name, i + 1, False)
+        assert (ack.stream, ack.seq, bool(ack.duplicate)) == (name, i + 1, False)
     await client.close()
     rows = table(broker, name).to_pylist()
     assert [r["value"] for r in rows] == [b"m%d" % i for i in range(5)]

@@ -30,7 +30,7 @@ def taken(twin: ModuleType, *wires: bytes, **settings: Any) -> Any:
 
 def test_an_ack_reads_as_the_design_says(twin: ModuleType) -> None:
     batch = taken(twin, msg("a", reply="_INBOX.x.1"))
-    body = b'{"stream":"orders","seq":43,"offset":42,"partition":0,"duplicate":false}'
+    body = b'{"stream":"orders","seq":43,"offset":42,"partition":0}'
     assert batch.acks(42) == b"PUB _INBOX.x.1 %d\r\n%b\r\n" % (len(body), body)
 
 
@@ -55,7 +55,7 @@ def test_numbers_of_any_length_make_a_body_of_the_announced_length(twin: ModuleT
 def test_nats_py_reads_an_ack(twin: ModuleType) -> None:
     [(_, body)] = answers_in(taken(twin, msg("a", reply="r")).acks(6))
     ack = nats.js.api.PubAck.from_response(json.loads(body))
-    assert (ack.stream, ack.seq, ack.duplicate) == ("orders", 7, False)
+    assert (ack.stream, ack.seq, bool(ack.duplicate)) == ("orders", 7, False)
 
 
 def test_nats_py_raises_what_a_failed_append_says(twin: ModuleType) -> None:
