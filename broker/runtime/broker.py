@@ -81,7 +81,9 @@ class Broker:
         self._control = Control(
             config, self._streams, self._intake, self._hub, on_removed=lambda gone: self.sinks.forget(gone)
         )
-        self._cleaner = Cleaner(config, self._streams.all_partitions, also=lambda: self.sinks.sweep())
+        self._cleaner = Cleaner(
+            config, self._streams.all_partitions, moved=self._hub.take_moved, also=lambda: self.sinks.sweep()
+        )
         self._compactor = Compactor(config, self._streams.compacted, also=self._expire_offsets)
         self._started = False
         self.http_address = ""
@@ -116,7 +118,6 @@ class Broker:
             await asyncio.wrap_future(self._intake.attach(captured))
         self._cleaner.start()
         self._compactor.start()
-        metrics.REGISTRY.register(metrics.SampleCollector(self._samples))
         self._started = True
         log.info(
             "broker.started id=%s http=%s streams=%d partitions=%d intake=%s start_ms=%d",
@@ -210,7 +211,7 @@ class Broker:
 
     def metrics(self) -> bytes:
         """Prometheus text."""
-        return metrics.render()
+        return metrics.render(self._samples() if self._started else ())
 
     # --- what the HTTP API changes: as `Control` says ---------------------------------------------------------
 

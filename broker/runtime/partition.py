@@ -86,6 +86,7 @@ class Partition:
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings))
+        self._hub.note(self)  # the cleaner looks at what moved
 
     def append_now(self, batches: Sequence[Encodable], on_durable: OnDurable, *, decided: bool = False) -> AppendResult:
         """Append in the calling thread, as one commit group. It is durable when `on_durable` says so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 from typing import Final
 
@@ -47,7 +48,7 @@ async def ready(serving: Serving, request: web.Request, query: Query) -> web.Str
 async def metrics(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """The broker's metrics and those of HTTP."""
     return web.Response(
-        body=serving.backend.metrics() + serving.meters.text(),
+        body=await asyncio.to_thread(serving.backend.metrics) + serving.meters.text(),
         headers={"Content-Type": f"{METRICS_MEDIA}; version=0.0.4; charset=utf-8"},
     )
 

@@ -7,13 +7,15 @@ streams, changes elsewhere do not end the wait.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, LiftlogError
+from broker.api.errors import InvalidRequest, LiftlogError, UnknownStream
 from broker.api.stream import INTERNAL_PREFIX, NAME_BYTES_MAX
+from broker.metadata.catalog import StreamInfo
 from broker.serving.backend import Backend
 from broker.serving.body import JSON_MEDIA
 from broker.serving.endpoint import MAX_WAIT, OFFSET_MAX, Content, Endpoint, Query, Serving, integer, text, wait_seconds
@@ -75,14 +77,7 @@ def state(backend: Backend, patterns: list[str] | None) -> dict[str, Any]:
     """The watched numbers of the selected streams. Internal streams only by a pattern that begins like them."""
     leader = leader_of(backend)
     found: dict[str, Any] = {}
-    internal = patterns is not None and any(pattern.startswith(INTERNAL_PREFIX) for pattern in patterns)
-    for info in backend.streams(internal=internal):
-        if patterns is not None and not any(
-            fnmatchcase(info.name, pattern)
-            for pattern in patterns
-            if not info.internal or pattern.startswith(INTERNAL_PREFIX)
-        ):
-            continue
+    for info in _selected(backend, patterns):
         try:
             handles = backend.partitions(info.name)
         except LiftlogError:  # offline, or deleted meanwhile
@@ -100,6 +95,22 @@ def state(backend: Backend, patterns: list[str] | None) -> dict[str, Any]:
             },
         }
     return found
+
+
+def _selected(backend: Backend, patterns: list[str] | None) -> list[StreamInfo]:
+    """The streams that the patterns name, by name. Plain names are looked up: there may be thousands of streams."""
+    if patterns is None:
+        return backend.streams()
+    found: dict[str, StreamInfo] = {}
+    for pattern in patterns:
+        if "*" not in pattern:
+            with suppress(UnknownStream):
+                found[pattern] = backend.stream(pattern)
+            continue
+        for info in backend.streams(internal=pattern.startswith(INTERNAL_PREFIX)):
+            if fnmatchcase(info.name, pattern):
+                found[info.name] = info
+    return [found[name] for name in sorted(found)]
 
 
 ENDPOINTS: Final = (

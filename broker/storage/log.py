@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker.api.batch import CRC_AT, message_bytes
 from broker.api.errors import StorageFailed
@@ -60,6 +60,11 @@ class PartitionLog(RememberingLog):
     @property
     def segment_count(self) -> int:
         return len(self._chain.segments)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it holds a descriptor; `idle` gives it back."""
+        return self._chain.file is not None
 
     @property
     def byte_count(self) -> int:
@@ -99,7 +104,7 @@ class PartitionLog(RememberingLog):
         assert batches, "an append holds at least one batch"
         known = self._checkpointed
         if known is not None and known.clean_boot_id is not None:
-            self.checkpoint()  # K2
+            self.checkpoint(withdraw=True)  # K2
         with self._lock:
             self._check_writable()
             self._latest_us = now_us
@@ -246,18 +251,22 @@ class PartitionLog(RememberingLog):
 
     # --- rest -----------------------------------------------------------------------------------------------
 
-    def checkpoint(self, *, clean: bool = False) -> None:
+    def checkpoint(self, *, clean: bool = False, withdraw: bool = False) -> None:
         """Write down how far the log is, so that the next open starts there. Nothing new: nothing is written.
 
         Args:
             clean: Also set the clean mark; only for a log that is wholly durable.
+            withdraw: Take the clean mark away although nothing is new: an append is about to come (K2). Otherwise
+                it stays as long as it holds, so thousands of idle logs are written neither after a start nor at a stop.
         Raises:
             StorageFailed, DiskFull: the old checkpoint stands.
         """
         with self._checkpoint_lock, self._guarded("checkpoint"):
             with self._lock:
                 point = self._point(clean=clean)
-            self._write_checkpoint(point)
+            found = self._checkpointed
+            if clean or withdraw or found is None or point != replace(found, clean_boot_id=None):
+                self._write_checkpoint(point)
 
     def idle(self) -> bool:
         """Close the tail's file and forget its index, if all is durable. Returns whether no descriptor is held."""

@@ -504,6 +504,21 @@ def test_clean_mark_is_withdrawn_before_the_next_append(disk: SimDisk, log: Part
     assert found.log_end_offset == 4
 
 
+def test_clean_mark_stays_while_nothing_is_appended(disk: SimDisk, log: PartitionLog) -> None:
+    """The cleaner's checkpoints write nothing then; a kill -9 of thousands of idle logs costs no scan."""
+    fill(log, 3)
+    log.close()
+    log = open_log(disk)
+    disk.calls.clear()
+    log.checkpoint()
+    log.apply_retention(now_us=1)
+    log.idle()
+    assert disk.calls.keys() <= {"read_file"}
+    log.close()
+    assert "replace_file" not in disk.calls
+    assert open_log(disk.after_crash("lost")).recovery.clean
+
+
 def test_clean_mark_does_not_cover_a_roll_after_it(disk: SimDisk, log: PartitionLog) -> None:
     fill(log, 3)
     log.close()
