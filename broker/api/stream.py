@@ -48,6 +48,8 @@ class StreamSettings:
         min_compaction_lag_ms: A record younger than this is not compacted away.
         min_cleanable_dirty_percent: So much of the sealed bytes must have come since the last compaction.
         delete_retention_ms: How long a tombstone stays, at least, for readers that are behind.
+        coalesce_min_batch_bytes: Sealed segments whose batches are smaller on average are written anew with large ones,
+            and small segments are joined; 0: never.
     """
 
     subject: str | None = None
@@ -71,6 +73,7 @@ class StreamSettings:
     min_compaction_lag_ms: int = 0
     min_cleanable_dirty_percent: int = 50
     delete_retention_ms: int = 24 * 3_600_000
+    coalesce_min_batch_bytes: int = 64 << 10
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -93,6 +96,7 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "min_compaction_lag_ms": (0, 1 << 50),
     "min_cleanable_dirty_percent": (0, 100),
     "delete_retention_ms": (0, 1 << 50),
+    "coalesce_min_batch_bytes": (0, 64 << 20),
 }
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "acks": ("all", "leader", "none"),

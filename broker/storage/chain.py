@@ -12,6 +12,7 @@ C3  A segment with a gap in it is never appended to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from crc32c import crc32c
@@ -180,27 +181,31 @@ class Chain:
         self.segments = segments[count:]
         return list(segments[:count])
 
-    def replace(self, segment: Segment, staged: str, entries: Entries, size: int) -> bool:
-        """Put the durable file `staged` in the place of a sealed segment. False: that one is gone meanwhile.
+    def replace(self, old: Sequence[Segment], staged: str, entries: Entries, size: int) -> bool:
+        """Put the durable file `staged` in the place of sealed segments. False: one of them is gone meanwhile.
 
-        The old index goes first: beside the new file it would lie. Whoever finds none scans anew (I1).
+        It gets the name of the first; the files of the others are still there. The old index goes first: beside
+        the new file it would lie. Whoever finds none scans anew (I1).
         """
-        if segment not in self.segments or segment is self.tail:
+        first = old[0]
+        number = self.segments.index(first) if first in self.segments else len(self.segments)
+        if self.segments[number : number + len(old)] != tuple(old) or self.tail in old:
             return False
-        fresh = Segment(self.folder, segment.base_offset)
-        segment.is_replaced = True  # before the name changes: who opens the new file with the old index sees it
+        fresh = Segment(self.folder, first.base_offset)
+        first.is_replaced = True  # before the name changes: who opens the new file with the old index sees it
         try:
             with suppress(FileNotFoundError):
-                self.disk.unlink(segment.index_path)
-            self.disk.rename(staged, segment.path)
+                self.disk.unlink(first.index_path)
+            self.disk.rename(staged, first.path)
         except OSError:
-            segment.is_replaced = False
+            first.is_replaced = False
             raise
         with suppress(OSError):  # derivable: rebuilt when it is missing
             fresh.write_index(self.disk, entries)
         fresh.rest(IndexView(entries), size=size, partial=None)
-        self.segments = tuple(fresh if other is segment else other for other in self.segments)
-        INDEX_CACHE.drop(segment.serial)
+        self.segments = (*self.segments[:number], fresh, *self.segments[number + len(old) :])
+        for segment in old:
+            INDEX_CACHE.drop(segment.serial)
         return True
 
     def write_again(self, durable_end: int) -> None:

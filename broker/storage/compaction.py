@@ -38,7 +38,7 @@ from broker.storage.disk import Disk, storage_error
 from broker.storage.keymap import Hashes, KeyMap, Offsets, hash_keys
 from broker.storage.opened import OpenLog
 from broker.storage.read import NeedsRepair
-from broker.storage.rewrite import Mask, Stored, stage, windows
+from broker.storage.rewrite import Mask, Shape, Stored, stage, windows
 from broker.storage.segment import Segment
 
 STATE_FILE: Final = "compaction"
@@ -181,6 +181,7 @@ def compact(
     map_bytes: int,
     now_us: int,
     throttle: Callable[[int], None] = lambda _: None,
+    shape: Shape | None = None,
 ) -> CompactionReport | None:
     """Do one pass, if one is due. One at a time per log.
 
@@ -188,6 +189,7 @@ def compact(
         map_bytes: What the map of keys may take.
         throttle: Called with the bytes of each piece that was read or written; may sleep, and may raise to stop
             the pass (Q4).
+        shape: Join the batches of what is written anew, up to this.
     Returns:
         None: the log is clean enough.
     Raises:
@@ -195,7 +197,7 @@ def compact(
         CorruptLog: a file cannot be read, and scanning it anew did not help.
     """
     try:
-        return _Pass(log, settings, map_bytes, now_us, throttle).run()
+        return _Pass(log, settings, map_bytes, now_us, throttle, shape).run()
     except NeedsRepair as damage:
         log.repair_segment(damage.segment)  # notes what is lost: the next pass sees that, or a whole index
         return CompactionReport(cleaned_to=0, uncleanable=f"{damage.segment.path} was scanned anew")
@@ -213,6 +215,7 @@ class _Pass:
         map_bytes: int,
         now_us: int,
         throttle: Callable[[int], None],
+        shape: Shape | None,
     ) -> None:
         self.log = log
         self.disk = log.disk
@@ -220,6 +223,7 @@ class _Pass:
         self.map_bytes = map_bytes
         self.now_us = now_us
         self._throttle = throttle
+        self.shape = shape
         self.read_bytes = 0
         self.tombstone_end = 0
         self.tombstone_count = 0
@@ -251,8 +255,15 @@ class _Pass:
             index = segment.index(self.disk)
             if index is None:
                 raise NeedsRepair(segment)
-            staged = stage(self.disk, segment, index, self._keep, self._throttle)
-            if staged is not None and self.log.replace_segment(segment, staged.path, staged.entries, staged.bytes):
+            staged = stage(
+                self.disk,
+                [(segment, index)],
+                self._throttle,
+                keep=self._keep,
+                shape=self.shape,
+                needs_stamp=self.log.needs_stamp,
+            )
+            if staged is not None and self.log.replace_segments([segment], staged.path, staged.entries, staged.bytes):
                 rewritten += 1
                 gone += staged.records_gone
                 before += size

@@ -12,10 +12,11 @@ trouble:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, Self, TypeVar
 
+from broker.api.batch import BatchHeader
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.chain import Chain, Untrusted
 from broker.storage.checkpoint import (
@@ -31,6 +32,7 @@ from broker.storage.checkpoint import (
 from broker.storage.disk import Disk, storage_error
 from broker.storage.epochs import Epochs, derive_epochs, load_epochs, write_epochs
 from broker.storage.index import Entries
+from broker.storage.joining import announce, retract, settle_joins
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import (
     Ranges,
@@ -110,7 +112,9 @@ class OpenLog:
                 check_identity(identity, expected, folder=folder)
             log = cls(disk, folder, identity, settings, boot_id)
             report = RecoveryReport()
+            joins: list[str] = []
             checkpoint = load_checkpoint(disk, folder, report)
+            settle_joins(disk, folder, joins)
             segments = list_segments(disk, folder)
             if not segments and report.notes:
                 raise CorruptLog(
@@ -122,6 +126,7 @@ class OpenLog:
                 log._rest(checkpoint, segments)
             else:
                 log._recover(checkpoint, report, now_us)
+            log.recovery.notes += joins
             return log
         except OSError as error:
             raise storage_error(error, f"open {folder}") from error
@@ -227,28 +232,45 @@ class OpenLog:
         ends = [*(segment.base_offset for segment in segments[1:]), end]
         return [(segment, end) for segment, end in zip(segments, ends, strict=False) if segment is not tail]
 
-    def replace_segment(self, segment: Segment, staged: str, entries: Entries, size: int) -> bool:
-        """Put the file `staged`, which is on disk, in the place of a sealed segment, durably. Readers are undisturbed.
+    def needs_stamp(self, header: BatchHeader) -> bool:
+        """Whether the producer stamp of a stored batch may still decide an append."""
+        return header.producer_id != 0
+
+    def replace_segments(self, old: Sequence[Segment], staged: str, entries: Entries, size: int) -> bool:
+        """Put the file `staged`, which is on disk, in the place of sealed segments, durably. Readers are undisturbed.
 
         Args:
+            old: n >= 1 that follow one another.
             entries: Its index.
             size: Its bytes.
         Returns:
-            False: the segment is gone meanwhile; then `staged` is gone too.
+            False: one of them is gone meanwhile; then `staged` is gone too.
         Raises:
-            StorageFailed, DiskFull: the log is failed, or the disk refuses; one of the two files is there, whole.
+            StorageFailed, DiskFull: the log is failed, or the disk refuses; the old ones are there, or the new one,
+                whole (J1).
         """
+        start = old[0].base_offset
+        end = next((after for segment, after in self.sealed_segments() if segment is old[-1]), start)
         is_done = False
         try:
-            with self._lock, self._guarded("compact"):
-                self._check_writable()
-                is_done = self._chain.replace(segment, staged, entries, size)
+            if end > start:
+                if len(old) > 1:
+                    with self._guarded("join"):
+                        announce(self._disk, self.folder, start, end)
+                with self._lock, self._guarded("replace"):
+                    self._check_writable()
+                    is_done = self._chain.replace(old, staged, entries, size)
         finally:
             if not is_done:
                 with suppress(OSError):
                     self._disk.unlink(staged)
-        with self._guarded("compact"):
+        with self._guarded("replace"):
             self._disk.sync_dir(self.folder)
+            if len(old) > 1 and end > start:
+                for segment in old[1:] if is_done else ():
+                    segment.unlink(self._disk)
+                self._disk.sync_dir(self.folder)
+                retract(self._disk, self.folder, start, end)
         return is_done
 
     def repair_segment(self, segment: Segment) -> None:

@@ -149,6 +149,19 @@ class ProducerTable:
             known.last_used_us = max(known.last_used_us, now_us)
         self._producers.move_to_end(stamp.producer_id)
 
+    def needs(self, stamp: Stamp, committed_end: int) -> bool:
+        """Whether a batch in the log must keep this stamp, so that the log's headers alone still give this table.
+
+        Not needed: what is older than the groups kept, of an epoch that is fenced, or of an id that is forgotten. As
+        long as a group of its producer is not committed all are needed: the log may yet lose that one.
+        """
+        known = self._producers.get(stamp.producer_id)
+        if known is None:
+            return False
+        if known.groups[-1].next_offset > committed_end or stamp.epoch > known.epoch:
+            return True
+        return stamp.epoch == known.epoch and stamp.sequence >= known.groups[0].sequence
+
     def cut(self, log_end_offset: int) -> None:
         """Forget the groups of records that the log does not have any more."""
         for producer_id, known in list(self._producers.items()):

@@ -28,6 +28,7 @@ from broker.api.schema import SCHEMA_BYTES
 from broker.storage.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
+from broker.storage.joining import settle_joins
 from broker.storage.scan import Scan, scan
 from broker.storage.segment import INDEX_ENDING, SEGMENT_ENDING, Segment, parse_name
 from broker.storage.state import list_states
@@ -133,6 +134,7 @@ def recover(
         UnknownFormatVersion: something in it was written by a later release; nothing was changed.
         OSError: the disk does not do what it is asked; nothing committed was changed.
     """
+    settle_joins(disk, folder, report.notes)
     segments = list_segments(disk, folder)
     known = checkpoint or _from_names(segments)
     _sweep(disk, folder, segments)
@@ -214,12 +216,13 @@ class _Recovery:
     def sealed(self, segment: Segment, next_base: int) -> IndexView:
         """A segment with another after it: fsynced, so all of it was committed (R1)."""
         found = self._scan(segment, FIRST_POSITION, segment.base_offset)
+        batches = found.batches[found.batches["next_offset"] <= next_base]  # what goes on is the next one's: J3
         expected = segment.base_offset
-        for batch in found.batches:
+        for batch in batches:
             self.lost(expected, int(batch["first_offset"]))
             expected = int(batch["next_offset"])
         self.lost(expected, next_base)
-        return self._settle(segment, _entries(found.batches), found.size)
+        return self._settle(segment, _entries(batches), found.size)
 
     def last(self, segment: Segment) -> Segment | None:
         """The last segment: may have a torn tail. Returns it if it can be appended to."""

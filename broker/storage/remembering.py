@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from broker.api.batch import read_header
+from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import BadBatch, CorruptLog, LiftlogError
 from broker.storage.checkpoint import Checkpoint, LogIdentity, LogSettings
 from broker.storage.disk import Disk
@@ -63,6 +63,12 @@ class RememberingLog(OpenLog):
     def _note_stamp(self, stamp: Stamp, first_offset: int, next_offset: int) -> None:
         """Remember what was just appended."""
         self._known_producers().note(stamp, first_offset, next_offset, now_us=self._latest_us)
+
+    def needs_stamp(self, header: BatchHeader) -> bool:
+        """Whether the producer stamp of a stored batch may still decide an append, also if the state files are lost."""
+        stamp = Stamp(header.producer_id, header.producer_epoch, header.sequence)
+        with self._lock:
+            return self._known_producers().needs(stamp, self.high_watermark)
 
     # --- keep ---------------------------------------------------------------------------------------------------
 

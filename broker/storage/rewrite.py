@@ -1,17 +1,23 @@
-"""One sealed segment written anew without the records that are not to stay. Nothing is put in its place here.
+"""Sealed segments written anew: without the records that are not to stay, their batches joined. One file comes of
+one segment or of several that follow one another. Nothing is put in its place here.
 
     old   [ 0..3 ] [ 4..5 ] [ 6..6 ] [ 7..9 ] [10..12]      all records of 4..9 go, and 11
     new   [ 0..3 ] [        4..9 empty       ] [10..12]
           as it was                             two rows
 
+    old   [0][1][2] | [3][4][5][6][7] | [8][9]               small batches, small segments, with a `Shape`
+    new   [           0..7            ][ 8..9 ]
+
 W1  The ranges of the batches stay dense: every offset is in the range of one. So what is missing is known to have been
     taken away, and a damaged place is still known as lost.
-W2  A batch that loses nothing is copied as it is. One that loses some keeps its header: range, epoch, timestamp,
-    producer, group, decision.
-W3  Batches that lose all become, with their neighbours of the same leader epoch, one empty batch; but one that a
-    producer or a sink is known by, or that belongs to a commit group, becomes an empty batch of its own.
-W4  Offsets and their order do not change, and the file becomes shorter with every record that goes.
-W5  The new file is on disk when it is handed out.
+W2  A batch that loses nothing and stays alone is copied as it is. One that loses some keeps its header: range, epoch,
+    timestamp, producer, group, decision.
+W3  Batches that are joined become one over all their offsets: the epoch is theirs, the timestamp their greatest, the
+    high watermark theirs, but at most their first offset; producer, group and decision are none. Without a `Shape` only batches that lose all are joined.
+W4  Never joined: batches of different leader epochs, of a commit group of several, with a decision, and those whose
+    producer stamp still decides something. One that loses all stays as an empty batch of its own.
+W5  Offsets and their order do not change.
+W6  The new file is on disk when it is handed out.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker.api.batch import CRC_AT, BatchHeader, decode_batch, encode_batch, read_header
+from broker.api.batch import CRC_AT, HEADER_BYTES, BatchHeader, decode_batch, encode_batch, read_header
 from broker.api.errors import BadBatch
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk, File
@@ -36,7 +42,16 @@ from broker.storage.segment import Segment
 
 WINDOW_BYTES: Final = 4 << 20
 Mask = npt.NDArray[np.bool_]
+Source = tuple[Segment, IndexView]
 _NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large joined batches become: they are closed at either."""
+
+    batch_bytes: int = 1 << 20
+    batch_records: int = 1 << 16
 
 
 class Stored(NamedTuple):
@@ -48,7 +63,7 @@ class Stored(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A new file beside its segment: whole, and on disk (W5)."""
+    """A new file beside its segment: whole, and on disk (W6)."""
 
     path: str
     entries: Entries
@@ -90,91 +105,142 @@ def _stored(segment: Segment, data: memoryview, entry: np.void, start: int) -> S
 
 def stage(
     disk: Disk,
-    segment: Segment,
-    index: IndexView,
-    keep: Callable[[Sequence[Stored]], Mask],
+    sources: Sequence[Source],
     throttle: Callable[[int], None],
+    *,
+    keep: Callable[[Sequence[Stored]], Mask] | None = None,
+    shape: Shape | None = None,
+    needs_stamp: Callable[[BatchHeader], bool] = lambda header: True,
 ) -> Staged | None:
-    """Write what is to stay of a sealed segment into a new file beside it.
+    """Write what is to stay of sealed segments into one new file beside the first.
 
     Args:
-        keep: Which rows of some batches, all in one array, are to stay.
+        sources: n >= 1 segments, each beginning where the one before it ends.
         throttle: Told of all that is read and written, in bytes. What it raises ends this, without a trace.
+        keep: Which rows of some batches, all in one array, are to stay; None: all.
+        shape: Join batches up to this; None: only those that lose all.
+        needs_stamp: Whether the producer stamp of a batch still decides something (W4).
     Returns:
-        None when all stays.
+        None when nothing changes.
     """
-    rewrite = _Rewrite(disk, segment, index)
+    rewrite = _Rewrite(disk, sources, shape, needs_stamp)
     try:
-        if not index.contiguous:
+        if len(sources) > 1 or not sources[0][1].contiguous:
             rewrite.begin()
-        for batches in windows(disk, segment, index, throttle):
-            mask = keep(batches)
-            row = 0
-            for batch in batches:
-                rewrite.take(batch, mask[row : row + batch.rows.num_rows])
-                row += batch.rows.num_rows
-            throttle(rewrite.flush())
+        for segment, index in sources:
+            for batches in windows(disk, segment, index, throttle):
+                mask = None if keep is None else keep(batches)
+                row = 0
+                for batch in batches:
+                    rewrite.take(batch, None if mask is None else mask[row : row + batch.rows.num_rows])
+                    row += batch.rows.num_rows
+                throttle(rewrite.flush())
         return rewrite.finish()
     except Exception:
         rewrite.abandon()
         raise
 
 
+def is_joinable(header: BatchHeader, needs_stamp: Callable[[BatchHeader], bool]) -> bool:
+    """Whether a batch may become part of another (W4, but for the epochs)."""
+    if header.decision or header.group_count > 1:
+        return False
+    return header.producer_id == 0 or not needs_stamp(header)
+
+
 @dataclass(slots=True)
-class _Gap:
-    """Batches that are to become one empty one."""
+class Run:
+    """Batches that are to become one, by what is known without their rows.
+
+    Attributes:
+        header: Of the batch that they become (W3).
+        rows: In all.
+        body_bytes: About so long its body becomes.
+    """
 
     header: BatchHeader
-    stored: memoryview | None  # it is one already, and nothing has come to it
+    rows: int
+    body_bytes: int
+
+    def takes(self, header: BatchHeader, rows: int, body_bytes: int, shape: Shape | None) -> bool:
+        """Whether one more batch fits, which is joinable by itself."""
+        if header.leader_epoch != self.header.leader_epoch:
+            return False
+        if shape is None:
+            return self.rows == rows == 0
+        return self.rows + rows <= shape.batch_records and self.body_bytes + body_bytes <= shape.batch_bytes
+
+    def add(self, header: BatchHeader, rows: int, body_bytes: int) -> None:
+        """Take one more."""
+        mine = self.header
+        self.rows += rows
+        self.body_bytes += body_bytes
+        self.header = replace(
+            mine,
+            last_offset=header.last_offset,
+            max_timestamp_us=max(mine.max_timestamp_us, header.max_timestamp_us),
+            high_watermark=max(mine.high_watermark, min(header.high_watermark, mine.first_offset)),
+            producer_id=0,
+            producer_epoch=0,
+            sequence=0,
+        )
 
 
 class _Rewrite:
-    def __init__(self, disk: Disk, segment: Segment, index: IndexView) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        sources: Sequence[Source],
+        shape: Shape | None,
+        needs_stamp: Callable[[BatchHeader], bool],
+    ) -> None:
         self.disk = disk
-        self.segment = segment
-        self.path = segment.path + TEMPORARY
+        self.shape = shape
+        self.needs_stamp = needs_stamp
+        self.segment = sources[0][0]
+        self.path = self.segment.path + TEMPORARY
         self.file: File | None = None  # None: all as it was so far
-        self.gap: _Gap | None = None
+        self.run: Run | None = None
+        self.rows: list[pa.RecordBatch] = []  # of the run
+        self.stored: memoryview | None = None  # the run is one batch so far, as it was
         self.parts: list[bytes | bytearray | memoryview] = []
-        self.entries = np.zeros(len(index), ENTRY)
+        self.entries = np.zeros(sum(len(index) for _, index in sources), ENTRY)
         self.count = 0
         self.position = len(SCHEMA_BYTES)
         self.newest_us = LEAST_TIMESTAMP_US
         self.records_gone = 0
 
-    def take(self, batch: Stored, mask: Mask) -> None:
-        kept = int(np.count_nonzero(mask))
-        self.records_gone += len(mask) - kept
-        header = batch.header
-        if kept == 0 and not (header.producer_id or header.decision or header.group_count > 1):
-            self.widen(header, batch.message if len(mask) == 0 else None)
+    def take(self, batch: Stored, mask: Mask | None) -> None:
+        stored = batch.rows.num_rows
+        kept = stored if mask is None else int(np.count_nonzero(mask))
+        self.records_gone += stored - kept
+        rows = batch.rows if kept == stored else batch.rows.filter(pa.array(mask)) if kept else _NO_ROWS
+        body_bytes = (len(batch.message) - HEADER_BYTES) * kept // max(1, stored)
+        header, run = batch.header, self.run
+        joins = is_joinable(header, self.needs_stamp)
+        if joins and run is not None and run.takes(header, kept, body_bytes, self.shape):
+            run.add(header, kept, body_bytes)
+            self.rows.append(rows)
+            self.stored = None
             return
-        self.close_gap()
-        if kept == len(mask):
-            self.emit(header, batch.message, as_it_was=True)
+        self.close_run()
+        self.run = Run(header, kept, body_bytes)
+        self.rows = [rows]
+        self.stored = batch.message if kept == stored else None
+        if not joins:
+            self.close_run()
+
+    def close_run(self) -> None:
+        run, self.run = self.run, None
+        if run is None:
+            return
+        if self.stored is not None:
+            self.emit(run.header, self.stored, as_it_was=True)
         else:
-            rows = batch.rows.filter(pa.array(mask)) if kept else _NO_ROWS
-            self.emit(header, encode_batch(rows, header))
-
-    def widen(self, header: BatchHeader, stored: memoryview | None) -> None:
-        gap = self.gap
-        if gap is None or gap.header.leader_epoch != header.leader_epoch:
-            self.close_gap()
-            self.gap = _Gap(header, stored)
-            return
-        gap.stored = None
-        gap.header = replace(
-            gap.header,
-            last_offset=header.last_offset,
-            max_timestamp_us=max(gap.header.max_timestamp_us, header.max_timestamp_us),
-        )
-
-    def close_gap(self) -> None:
-        gap, self.gap = self.gap, None
-        if gap is not None and gap.stored is not None:
-            self.emit(gap.header, gap.stored, as_it_was=True)
-        elif gap is not None:
-            self.emit(gap.header, encode_batch(_NO_ROWS, gap.header))
+            filled = [rows for rows in self.rows if rows.num_rows]
+            rows = filled[0] if len(filled) == 1 else pa.concat_batches(filled) if filled else _NO_ROWS
+            self.emit(run.header, encode_batch(rows, run.header))
+        self.rows, self.stored = [], None
 
     def emit(self, header: BatchHeader, message: bytearray | memoryview, *, as_it_was: bool = False) -> None:
         if self.file is None and not as_it_was:
@@ -188,7 +254,7 @@ class _Rewrite:
             self.parts.append(message)
 
     def begin(self) -> None:
-        """The first change: the new file begins with what comes before it."""
+        """The first change: the new file begins with what comes before it in the first segment."""
         self.file = self.disk.open(self.path, create=True)
         self.file.truncate(0)
         self.file.write(SCHEMA_BYTES)
@@ -208,7 +274,7 @@ class _Rewrite:
         return len(data)
 
     def finish(self) -> Staged | None:
-        self.close_gap()
+        self.close_run()
         self.parts.append(END_OF_STREAM)
         self.flush()
         if self.file is None:
