@@ -94,6 +94,12 @@ DirtyPercent = Annotated[
 DeleteRetention = Annotated[
     Any, _option("--delete-retention-ms", "How long tombstones stay.", metavar="DURATION", parser=duration_ms)
 ]
+CoalesceMinBatchBytes = Annotated[
+    Any,
+    _option(
+        "--coalesce-min-batch-bytes", "Smaller stored batches are joined; 0: none.", metavar="SIZE", parser=byte_count
+    ),
+]
 
 
 @app.command()
@@ -121,6 +127,7 @@ def create(
     min_compaction_lag_ms: CompactionLag = None,
     min_cleanable_dirty_percent: DirtyPercent = None,
     delete_retention_ms: DeleteRetention = None,
+    coalesce_min_batch_bytes: CoalesceMinBatchBytes = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -219,6 +226,7 @@ def alter(
     min_compaction_lag_ms: CompactionLag = None,
     min_cleanable_dirty_percent: DirtyPercent = None,
     delete_retention_ms: DeleteRetention = None,
+    coalesce_min_batch_bytes: CoalesceMinBatchBytes = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

@@ -84,7 +84,7 @@ class Broker:
         self._cleaner = Cleaner(
             config, self._streams.all_partitions, moved=self._hub.take_moved, also=lambda: self.sinks.sweep()
         )
-        self._compactor = Compactor(config, self._streams.compacted, also=self._expire_offsets)
+        self._compactor = Compactor(config, self._streams.chores, also=self._expire_offsets)
         self._started = False
         self.http_address = ""
 

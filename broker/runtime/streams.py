@@ -26,12 +26,13 @@ from broker.api.errors import InvalidRequest, LiftlogError, UnknownPartition, Un
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.catalog_store import CatalogStore
-from broker.runtime.compactor import Compacted
+from broker.runtime.compactor import Chores
 from broker.runtime.config import Config
 from broker.runtime.partition import Partition
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import PARTITION_FILE, LogIdentity, LogSettings
+from broker.storage.coalescing import CoalescingSettings
 from broker.storage.compaction import CompactionSettings
 from broker.storage.disk import Disk
 from broker.storage.folder import DataFolder
@@ -127,12 +128,12 @@ class Streams:
         """Of all streams that are open."""
         return [p for partitions in list(self.by_name.values()) for p in partitions]
 
-    def compacted(self) -> Iterator[Compacted]:
-        """The partitions of which only the newest record of a key is kept, and how."""
+    def chores(self) -> Iterator[Chores]:
+        """The partitions whose sealed segments are written anew, and how."""
         for info in list(self.store.catalog.streams.values()):
-            settings = CompactionSettings.of(info.settings)
-            if settings is not None:
-                yield from ((partition, settings) for partition in self.by_name.get(info.name, ()))
+            compaction, coalescing = CompactionSettings.of(info.settings), CoalescingSettings.of(info.settings)
+            if compaction is not None or coalescing is not None:
+                yield from (Chores(partition, compaction, coalescing) for partition in self.by_name.get(info.name, ()))
 
     def check_room(self, *, streams: int = 0, partitions: int = 0) -> None:
         """Whether so many may be added. Raises InvalidRequest."""

@@ -12,6 +12,8 @@ recovery.py     what is kept, cut or lost at an unclean open
 checkpoint.py   the small files: identity and checkpoint
 epochs.py       which leader wrote what
 retention.py    which segments go
+rewrite.py      sealed segments written anew; compaction.py and coalescing.py say when and why, joining.py how
+                several files become one
 rows.py         Encodable: what is appended; RowBatch: rows that are already Arrow
 folder.py       the data folder of a broker: owner and lock
 

@@ -13,7 +13,8 @@ W1  The ranges of the batches stay dense: every offset is in the range of one. S
 W2  A batch that loses nothing and stays alone is copied as it is. One that loses some keeps its header: range, epoch,
     timestamp, producer, group, decision.
 W3  Batches that are joined become one over all their offsets: the epoch is theirs, the timestamp their greatest, the
-    high watermark theirs, but at most their first offset; producer, group and decision are none. Without a `Shape` only batches that lose all are joined.
+    high watermark theirs, but at most their first offset; producer, group and decision are none. Without a `Shape` only
+    batches that lose all are joined.
 W4  Never joined: batches of different leader epochs, of a commit group of several, with a decision, and those whose
     producer stamp still decides something. One that loses all stays as an empty batch of its own.
 W5  Offsets and their order do not change.
