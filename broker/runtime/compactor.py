@@ -3,8 +3,8 @@
 Every `cleaner.interval_ms` each partition is asked whether a pass of key compaction is due, if its stream is compacted
 (`broker/storage/compaction.py`), and then whether small batches or small segments are to be joined
 (`coalescing.py`); before, offsets of consumers that are silent for `cleaner.offsets_retention_ms` get tombstones. What
-is read and written is paced to `compaction.bytes_per_s`. Nothing here is waited for by an append or a fetch; a stop does
-not wait for a pass: it ends at its next piece, and leaves each segment whole.
+is read and written is paced to `compaction.bytes_per_s`. Nothing here is waited for by an append or a fetch; a stop
+does not wait for a pass: it ends at its next piece, and leaves each segment whole.
 """
 
 from __future__ import annotations
