@@ -3,7 +3,9 @@
 Publishers are processes that send prepared PUB lines flat out. Ours counts offsets in the log through the HTTP API
 (fsynced, as every stream is by default), JetStream what its stream holds (file storage, its default: no fsync), the
 drain what a subscriber that only calls recv() was sent. `rate` is messages per second from the first byte published to
-the last message counted.
+the last message counted. `disk` is how many values of that size a single writer gets to the disk per second, 1 MiB at a
+time, each followed by fdatasync: what is fsynced cannot be faster, and a virtual disk may be several times slower where
+it was never written before.
 
 JetStream drops what it cannot take: its rate is what it stored per second. Ours is quoted only where nothing was lost:
 if a flat-out turn loses messages, the turn is repeated ever slower until none is lost, and that rate is quoted
@@ -20,7 +22,7 @@ from typing import Any
 
 from benchmarks.harness import Case, Measures, Side, Target
 from benchmarks.ours import Liftlog
-from benchmarks.peers import Drain, JetStream, Place
+from benchmarks.peers import Drain, JetStream, Place, write_to_disk
 from benchmarks.proc import cpu_s, rss_peak_mib
 from benchmarks.publisher import Publishers
 
@@ -66,6 +68,7 @@ def _opener(size: int, publishers: int, each: int) -> Callable[[Path], Any]:
             "liftlog": lambda: run_lossless(lambda: Liftlog(folder), publishers, size=size, count=each),
             "jetstream": jetstream,
             "drain": lambda: run_lossless(lambda: Drain(folder, size=size), publishers, size=size, count=each),
+            "disk": lambda: write_to_disk(folder, size=size, count=publishers * each),
         }
 
     return open_sides

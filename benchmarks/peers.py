@@ -6,8 +6,10 @@ manager. `ours.Liftlog` is the third of them.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -80,6 +82,19 @@ class JetStream:
         if "error" in answer:
             raise RuntimeError(f"JetStream: {what}: {answer['error']}")
         return answer
+
+
+def write_to_disk(folder: Path, *, size: int, count: int) -> dict[str, float]:
+    """Append as many bytes as `count` values of `size` bytes have to a new file, 1 MiB and an fdatasync at a time."""
+    block = os.urandom(1 << 20)
+    blocks = -(-size * count // len(block))
+    with fresh(folder) as place, open(place / "bytes", "wb", buffering=0) as file:
+        started_s = time.monotonic()
+        for _ in range(blocks):
+            file.write(block)
+            os.fdatasync(file.fileno())
+        seconds = time.monotonic() - started_s
+    return {"rate": blocks * len(block) / size / seconds, "published": count, "lost": 0, "seconds": seconds}
 
 
 class Drain:

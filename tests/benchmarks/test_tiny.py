@@ -28,7 +28,7 @@ def test_intake(tmp_path: Path) -> None:
     for line in run_tiny("intake", tmp_path):
         found = ours(line)
         assert found["stored"] == found["published"] == line["parameters"]["messages"]
-        assert set(line["ratios"]) == {"liftlog/jetstream", "liftlog/drain"}
+        assert set(line["ratios"]) == {"liftlog/jetstream", "liftlog/drain", "liftlog/disk"}
 
 
 def test_integrity(tmp_path: Path) -> None:
