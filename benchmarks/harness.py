@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 OURS = "liftlog"
-WORKLOADS = ("intake", "integrity", "acked", "fetch", "spark_read", "memory", "idle", "restart")
+WORKLOADS = ("intake", "integrity", "acked", "fetch", "spark_read", "memory", "idle", "restart", "staged")
 
 Measures = dict[str, float]
 Side = Callable[[], Measures]

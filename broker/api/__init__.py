@@ -2,6 +2,7 @@
 
 schema.py   the record schema, its pinned bytes, the end-of-stream marker
 batch.py    one record batch as bytes: field table, encode, verify, decode
+encodable.py  what a log appends, before it has its place
 errors.py   the error tree with its reason codes
 stream.py   the settings of a stream: defaults, limits, validation
 http.py     header names and media types of the HTTP API

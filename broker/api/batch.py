@@ -211,6 +211,11 @@ def seal(message: bytearray | memoryview) -> int:
     return int(digits, 16)
 
 
+def crc_of(message: bytes | bytearray | memoryview) -> int:
+    """The CRC that a message says it has."""
+    return int(bytes(message[CRC_AT : CRC_AT + FIELDS["crc"]]), 16)
+
+
 def message_bytes(head: bytes | bytearray | memoryview, *, where: str = "") -> int:
     """Whole length of the message that begins with `head`, in bytes.
 

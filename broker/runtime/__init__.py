@@ -11,7 +11,8 @@ intake.py      the intake thread: NATS connection and subscriptions
 flush.py       from builders to appended batches, and acks back; back-pressure
 jetstream.py   whether JetStream captures the same subject
 consumers.py   consumer offsets over the offset stream; expiry.py  which are forgotten
-stages.py      staged batches of sinks; sinks.py  their coordinator; sink_service.py  its threads
+stages.py      staged batches of sinks; stage_log.py  where they lie
+sinks.py       the coordinator of sinks; sink_service.py  its threads
 cleaner.py     retention, rolling, checkpoints; compactor.py  key compaction
 dataplane.py   the HTTP server's thread
 metrics.py     what Prometheus sees; samples.py  what is read when it asks

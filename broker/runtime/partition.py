@@ -29,7 +29,7 @@ from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogSettings
-from broker.storage.log import AppendResult, Encodable, PartitionLog
+from broker.storage.log import AppendResult, Encodable, PartitionLog, StoredGroup
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,9 @@ class Partition:
         self.log.update_settings(LogSettings.of(info.settings))
         self._hub.note(self)  # the cleaner looks at what moved
 
-    def append_now(self, batches: Sequence[Encodable], on_durable: OnDurable, *, decided: bool = False) -> AppendResult:
+    def append_now(
+        self, batches: Sequence[Encodable] | StoredGroup, on_durable: OnDurable, *, decided: bool = False
+    ) -> AppendResult:
         """Append in the calling thread, as one commit group. It is durable when `on_durable` says so.
 
         Args:
@@ -106,7 +108,10 @@ class Partition:
             if self.log.failure is not None and not self.removed:
                 self._recover(now_us)
             generation = self._generation  # before the append: too early is an error too many, too late a false ack
-            result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+            if isinstance(batches, StoredGroup):
+                result = self.log.append_group(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+            else:
+                result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
         except (LiftlogError, OSError):
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise

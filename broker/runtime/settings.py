@@ -163,7 +163,8 @@ class SinksConfig:
     )
     group_bytes_max: int = _key(
         1 << 30,
-        "What one commit adds to one partition at most. It is written at once, and held in memory meanwhile.",
+        "What one commit adds to one partition at most. It is one commit group; the partition takes nothing else"
+        " meanwhile.",
         limit=(1 << 10, 1 << 40),
         unit="bytes",
     )

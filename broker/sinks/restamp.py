@@ -4,14 +4,14 @@ A staged message is a whole batch already. To stand at other offsets it needs an
 `offset` column and another CRC, nothing else: the column is the first buffer of the body (broker.api.batch),
 so all of it is patched in place in one copy of the message. Nothing is decoded or encoded again.
 
-Both classes are what a log appends (`broker.storage.rows.Encodable`).
+Both classes are what a log appends (`broker.api.encodable`).
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, Unpack
 
 import numpy as np
 
@@ -25,28 +25,11 @@ from broker.api.batch import (
     read_header,
     seal,
 )
+from broker.api.encodable import Encodable, Place
 from broker.api.errors import BadBatch
 
 _OFFSETS_AT: Final = BUFFERS_AT + 16
 """Buffer 1: the data of the first column; buffer 0, its validity, is empty."""
-
-
-class Composable(Protocol):
-    """A batch that does not know its offsets yet."""
-
-    record_count: int
-    max_timestamp_us: int
-
-    def compose(
-        self,
-        *,
-        first_offset: int,
-        leader_epoch: int,
-        high_watermark: int,
-        group_index: int = 0,
-        group_count: int = 1,
-        decision: int = 0,
-    ) -> bytes | bytearray | memoryview: ...
 
 
 class StampedBatch:
@@ -54,31 +37,16 @@ class StampedBatch:
 
     __slots__ = ("_batch", "_decision", "max_timestamp_us", "record_count")
 
-    def __init__(self, batch: Composable, decision: int) -> None:
+    def __init__(self, batch: Encodable, decision: int) -> None:
         self._batch = batch
         self._decision = decision
         self.record_count = batch.record_count
         self.max_timestamp_us = batch.max_timestamp_us
 
-    def compose(
-        self,
-        *,
-        first_offset: int,
-        leader_epoch: int,
-        high_watermark: int,
-        group_index: int = 0,
-        group_count: int = 1,
-        decision: int = 0,
-    ) -> bytes | bytearray | memoryview:
+    def compose(self, **place: Unpack[Place]) -> bytes | bytearray | memoryview:
         """The message of the batch, naming the decision."""
-        return self._batch.compose(
-            first_offset=first_offset,
-            leader_epoch=leader_epoch,
-            high_watermark=high_watermark,
-            group_index=group_index,
-            group_count=group_count,
-            decision=self._decision,
-        )
+        place["decision"] = self._decision
+        return self._batch.compose(**place)
 
 
 class RestampedBatch:
@@ -107,29 +75,13 @@ class RestampedBatch:
                 " it was rewritten and cannot be appended as it is"
             )
 
-    def compose(
-        self,
-        *,
-        first_offset: int,
-        leader_epoch: int,
-        high_watermark: int,
-        group_index: int = 0,
-        group_count: int = 1,
-        decision: int = 0,
-    ) -> bytearray:
+    def compose(self, **place: Unpack[Place]) -> bytearray:
         """A copy of the message as it stands at `first_offset`."""
         message = bytearray(self._message)
-        header = replace(
-            self._header,
-            first_offset=first_offset,
-            last_offset=first_offset + self.record_count - 1,
-            leader_epoch=leader_epoch,
-            high_watermark=high_watermark,
-            group_index=group_index,
-            group_count=group_count,
-            decision=self._decision,
-            crc=0,
-        )
+        first_offset = place["first_offset"]
+        last_offset = first_offset + self.record_count - 1
+        place["decision"] = self._decision
+        header = replace(self._header, last_offset=last_offset, **place)
         message[VALUE_AT : VALUE_AT + VALUE_BYTES - FIELDS["crc"]] = header.value()[: -FIELDS["crc"]]
         column = np.frombuffer(message, "<i8", self.record_count, HEADER_BYTES)
         column[:] = np.arange(first_offset, first_offset + self.record_count, dtype=np.int64)

@@ -25,11 +25,15 @@ from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, St
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Where a part stands in the hidden log: note and batches, [first_offset, next_offset)."""
+    """Where a part stands in the hidden log: note and batches, [first_offset, next_offset).
+
+    `batch_count`: without the note. `byte_count`: with it.
+    """
 
     first_offset: int
     next_offset: int
     rows: int
+    batch_count: int
     byte_count: int
 
 
@@ -64,6 +68,10 @@ class Stage:
         return sum(part.byte_count for part in self.parts.values())
 
     @property
+    def batch_count(self) -> int:
+        return sum(part.batch_count for part in self.parts.values())
+
+    @property
     def first_offset(self) -> int:
         return min(part.first_offset for part in self.parts.values())
 
@@ -86,12 +94,18 @@ class StageTable:
         self._finished_at: dict[str, int] = {}
         self._gone: dict[str, tuple[int, str]] = {}
 
-    def apply(self, note: Note, *, first_offset: int, next_offset: int, byte_count: int) -> None:
-        """Take in one note of the commit group [first_offset, next_offset)."""
+    def apply(self, note: Note, *, first_offset: int, next_offset: int, byte_count: int, batch_count: int = 0) -> None:
+        """Take in one note of the commit group [first_offset, next_offset), `batch_count` batches behind the note."""
         match note:
             case PartStored():
-                self._stored(note, Part(first_offset=first_offset, next_offset=next_offset, rows=note.rows,
-                                        byte_count=byte_count))  # fmt: skip
+                part = Part(
+                    first_offset=first_offset,
+                    next_offset=next_offset,
+                    rows=note.rows,
+                    batch_count=batch_count,
+                    byte_count=byte_count,
+                )
+                self._stored(note, part)
             case StagePinned():
                 if note.stage in self.stages:
                     self.stages[note.stage].pin = note

@@ -1,6 +1,7 @@
 """One partition's log on one disk. Has never heard of leaders, NATS, event loops or clocks.
 
 log.py          PartitionLog: append, sync, read, retention; what everyone else uses
+tail.py         which segment the next append goes to
 opened.py       the state of an open log; opening it, and meeting trouble with its files
 chain.py        the segment files of one log, and the tail that appends go to
 disk.py         what storage asks of a disk, and the real one
@@ -14,7 +15,7 @@ epochs.py       which leader wrote what
 retention.py    which segments go
 rewrite.py      sealed segments written anew; compaction.py and coalescing.py say when and why, joining.py how
                 several files become one
-rows.py         Encodable: what is appended; RowBatch: rows that are already Arrow
+rows.py         RowBatch: rows that are already Arrow; StoredGroup: a commit group that is read while it is appended
 folder.py       the data folder of a broker: owner and lock
 
 Design: docs/storage.md.

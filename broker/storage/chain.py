@@ -96,7 +96,7 @@ class Chain:
         return segment.live
 
     def write(self, data: ReadableBuffer, end: int) -> None:
-        """Append to the tail's file, whose length is `end`: all of `data` or nothing.
+        """Append to the tail's file, whose length is `end` or, within a group, was: all of `data`, or cut to `end`.
 
         Raises:
             DiskFull: nothing was written.
@@ -108,11 +108,20 @@ class Chain:
             file.write(data)
         except OSError as error:
             found = storage_error(error, f"write in {self.folder}")
-            try:
-                file.truncate(end)
-            except OSError as worse:
-                raise Untrusted(storage_error(worse, f"truncate in {self.folder}")) from error
+            self.cut(end)
             raise (found if error.errno in NO_SPACE else Untrusted(found)) from error
+
+    def cut(self, end: int) -> None:
+        """Take back what was written to the tail's file behind `end`.
+
+        Raises:
+            Untrusted: it could not be.
+        """
+        assert self.file is not None
+        try:
+            self.file.truncate(end)
+        except OSError as error:
+            raise Untrusted(storage_error(error, f"truncate in {self.folder}")) from error
 
     def seal(self) -> bool:
         """End the tail: marker, fsync, index (C2). False: there is none, or it is empty.

@@ -10,7 +10,7 @@ Any thread may call anything. `append` holds the append lock while it composes a
 hold it during the fsync, so one fsync serves all that was written before it (group commit). Readers hold
 no lock: they work on a `LogView`, whose parts are replaced, never changed.
 
-L1  Offsets are dense and strictly increasing; one append is one write.
+L1  Offsets are dense and strictly increasing; one append is one write, or several that are taken back together.
 L2  log start <= high watermark <= log end, durable end <= log end, and none of them ever moves back.
 L3  After a failed fsync, or a write that could not be taken back, the log is failed: it appends and
     syncs nothing until `recover`. Reads go on.
@@ -25,20 +25,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from broker.api.batch import CRC_AT, message_bytes
+from broker.api.batch import crc_of, message_bytes
 from broker.api.errors import StorageFailed
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import storage_error
-from broker.storage.epochs import write_epochs
-from broker.storage.index import GrowingIndex
-from broker.storage.read import NeedsRepair, ReadPlan, bytes_between, find_time, plan_read
+from broker.storage.read import ReadPlan, bytes_between, find_time, plan_read
 from broker.storage.recovery import RecoveryReport, merge_ranges
-from broker.storage.remembering import RememberingLog, stamp_of
+from broker.storage.remembering import stamp_of
 from broker.storage.retention import is_expired, log_start_for
-from broker.storage.rows import Encodable
+from broker.storage.rows import Encodable, StoredGroup
 from broker.storage.scan import MESSAGE_BYTES_MAX
+from broker.storage.tail import TailLog
 
-__all__ = ["AppendResult", "Encodable", "LogIdentity", "LogSettings", "PartitionLog", "RecoveryReport"]
+__all__ = ["AppendResult", "Encodable", "LogIdentity", "LogSettings", "PartitionLog", "RecoveryReport", "StoredGroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class AppendResult:
     duplicate: bool = False
 
 
-class PartitionLog(RememberingLog):
+class PartitionLog(TailLog):
     """See the module. Made by `create` and `open`; the attributes are those of `OpenLog`."""
 
     @property
@@ -102,9 +101,7 @@ class PartitionLog(RememberingLog):
             ProducerFenced, OutOfSequence, UnknownProducer, Overloaded: as `ProducerTable.check`.
         """
         assert batches, "an append holds at least one batch"
-        known = self._checkpointed
-        if known is not None and known.clean_boot_id is not None:
-            self.checkpoint(withdraw=True)  # K2
+        self._unmark_clean()
         with self._lock:
             self._check_writable()
             self._latest_us = now_us
@@ -122,14 +119,48 @@ class PartitionLog(RememberingLog):
                 self._chain.write(data, position)
             first = at = self.log_end_offset
             for batch, message in zip(batches, messages, strict=True):
-                crc = int(bytes(message[CRC_AT : CRC_AT + 8]), 16)
-                index.append(at, position, batch.max_timestamp_us, len(message), crc)
+                index.append(at, position, batch.max_timestamp_us, len(message), crc_of(message))
                 at += batch.record_count
                 position += len(message)
             self.log_end_offset = offset
             if stamp is not None:
                 self._note_stamp(stamp, first, offset)
             return AppendResult(first, offset, len(data))
+
+    def append_group(self, group: StoredGroup, *, leader_epoch: int, now_us: int) -> AppendResult:
+        """Append a commit group that need not fit into memory: batch by batch, and all taken back if one fails.
+
+        Args:
+            group: Gone through once. What that raises passes through; then nothing was appended.
+            leader_epoch, now_us: As `append` takes them.
+        Raises:
+            DiskFull, StorageFailed: as `append`.
+        """
+        self._unmark_clean()
+        with self._lock:
+            self._check_writable()
+            self._latest_us = now_us
+            entries: list[tuple[int, int, int, int, int]] = []
+            with self._guarded("append"):
+                index = self._tail_for(group.byte_count, now_us)
+                self._begin_epoch(leader_epoch)
+                first = offset = self.log_end_offset
+                begin = position = index.view().end
+                try:
+                    for batch in group.batches:
+                        message = self._message(batch, offset, leader_epoch, len(entries), group.batch_count)
+                        self._chain.write(message, begin)
+                        entries.append((offset, position, batch.max_timestamp_us, len(message), crc_of(message)))
+                        offset += batch.record_count
+                        position += len(message)
+                    assert len(entries) == group.batch_count, "a group has as many batches as it says"
+                except BaseException:
+                    self._chain.cut(begin)
+                    raise
+            for entry in entries:
+                index.append(*entry)
+            self.log_end_offset = offset
+            return AppendResult(first, offset, position - begin)
 
     def sync(self) -> int:
         """Make durable all that was appended before the call. Appends go on meanwhile.
@@ -324,53 +355,25 @@ class PartitionLog(RememberingLog):
         messages = []
         offset = self.log_end_offset
         for i, batch in enumerate(batches):
-            message = batch.compose(
-                first_offset=offset,
-                leader_epoch=leader_epoch,
-                high_watermark=self.high_watermark,
-                group_index=i,
-                group_count=len(batches),
-            )
-            assert message_bytes(message) == len(message) <= MESSAGE_BYTES_MAX, "a batch is not as long as it says"
-            messages.append(message)
+            messages.append(self._message(batch, offset, leader_epoch, i, len(batches)))
             offset += batch.record_count
         return messages, offset
 
-    def _tail_for(self, size: int, now_us: int) -> GrowingIndex:
-        """The index of the tail that has room for `size` bytes; its file is open."""
-        index = self._awake()
-        if index is not None and index.count and index.view().end + size > self.settings.segment_bytes:
-            self._chain.seal()
-            self.durable_end = self.log_end_offset
-            self._keep_state()
-            index = None
-        if index is None:
-            index = self._chain.begin(self.log_end_offset)
-        if index.count == 0 and self._chain.tail is not None:
-            self._chain.tail.created_us = now_us
-        return index
+    def _message(
+        self, batch: Encodable, offset: int, leader_epoch: int, group_index: int, group_count: int
+    ) -> bytes | bytearray | memoryview:
+        message = batch.compose(
+            first_offset=offset,
+            leader_epoch=leader_epoch,
+            high_watermark=self.high_watermark,
+            group_index=group_index,
+            group_count=group_count,
+        )
+        assert message_bytes(message) == len(message) <= MESSAGE_BYTES_MAX, "a batch is not as long as it says"
+        return message
 
-    def _awake(self) -> GrowingIndex | None:
-        try:
-            return self._chain.awake()
-        except NeedsRepair as damage:
-            self._repair(damage.segment)
-            return self._chain.awake()
-
-    def _seal(self) -> bool:
-        with self._guarded("roll"):
-            self._awake()
-            is_sealed = self._chain.seal()
-        if is_sealed:
-            self.durable_end = self.log_end_offset
-            self._keep_state()
-        return is_sealed
-
-    def _begin_epoch(self, leader_epoch: int) -> None:
-        if leader_epoch == self.leader_epoch:
-            return
-        assert leader_epoch > self.leader_epoch, f"leader epoch {leader_epoch} after {self.leader_epoch}"
-        epochs = self._known_epochs().trimmed(self.log_start_offset)
-        epochs.begin(leader_epoch, self.log_end_offset)
-        write_epochs(self._disk, self.folder, epochs)
-        self._epochs, self.leader_epoch = epochs, leader_epoch
+    def _unmark_clean(self) -> None:
+        """Before the first append (K2)."""
+        known = self._checkpointed
+        if known is not None and known.clean_boot_id is not None:
+            self.checkpoint(withdraw=True)

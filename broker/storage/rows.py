@@ -1,39 +1,40 @@
-"""What a log appends (`Encodable`), and the one made of rows that are already Arrow: POSTed batches, `__offsets`.
+"""What a log appends (`broker.api.encodable`), made of rows that are already Arrow: POSTed batches, `__offsets`.
 
 The hot path from NATS brings its own `Encodable`: ingest composes its messages in compiled code.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.api.batch import BatchHeader, encode_batch
+from broker.api.encodable import Encodable, Place
 from broker.api.schema import SCHEMA
+
+__all__ = ["ROW_COLUMNS", "Encodable", "RowBatch", "StoredGroup"]
 
 ROW_COLUMNS = tuple(name for name in SCHEMA.names if name != "offset")
 
 
-class Encodable(Protocol):
-    """A batch that is to be appended: n >= 1 records that do not know their offsets yet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGroup:
+    """A commit group that is read from elsewhere while it is appended (`PartitionLog.append_group`).
 
-    record_count: int
-    max_timestamp_us: int
+    Attributes:
+        batches: n >= 1 of them; each is composed, written and let go before the next is asked for.
+        batch_count: n.
+        byte_count: Of their messages together, at most.
+    """
 
-    def compose(
-        self,
-        *,
-        first_offset: int,
-        leader_epoch: int,
-        high_watermark: int,
-        group_index: int = 0,
-        group_count: int = 1,
-        decision: int = 0,
-    ) -> bytes | bytearray | memoryview:
-        """The whole message as it stands at `first_offset`, CRC in place."""
+    batches: Iterable[Encodable]
+    batch_count: int
+    byte_count: int
 
 
 class RowBatch:
@@ -57,30 +58,17 @@ class RowBatch:
         self.producer_epoch = producer_epoch
         self.sequence = sequence
 
-    def compose(
-        self,
-        *,
-        first_offset: int,
-        leader_epoch: int,
-        high_watermark: int,
-        group_index: int = 0,
-        group_count: int = 1,
-        decision: int = 0,
-    ) -> bytearray:
+    def compose(self, **place: Unpack[Place]) -> bytearray:
         """Encode the rows as the message that stands at `first_offset`."""
+        first_offset = place["first_offset"]
         next_offset = first_offset + self.record_count
         offsets = pa.array(np.arange(first_offset, next_offset, dtype=np.int64))
         header = BatchHeader(
-            first_offset=first_offset,
             last_offset=next_offset - 1,
-            leader_epoch=leader_epoch,
-            high_watermark=high_watermark,
             max_timestamp_us=self.max_timestamp_us,
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             sequence=self.sequence,
-            group_index=group_index,
-            group_count=group_count,
-            decision=decision,
+            **place,
         )
         return encode_batch(pa.RecordBatch.from_arrays([offsets, *self._rows.columns], schema=SCHEMA), header)

@@ -65,3 +65,11 @@ def test_footprint(workload: str, measure: str, tmp_path: Path) -> None:
         for side in line["sides"]:
             assert ours(line, side)[measure] > 0
             assert ours(line, side).get("lost", 0) == 0
+
+
+def test_staged(tmp_path: Path) -> None:
+    for line in run_tiny("staged", tmp_path):
+        found = ours(line)
+        assert found["lost"] == 0
+        assert min(found["stage_s"], found["commit_s"]) > 0
+        assert set(line["ratios"]) == {"liftlog/append"}

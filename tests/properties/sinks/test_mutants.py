@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.runtime.sinks import Sinks
+from broker.runtime.stage_log import StageLog
 from broker.runtime.stages import StageStore
 from broker.sinks.stages import StageTable
 from tests.properties.sinks.test_crash import STEPS, check_after, crash, live, prepared
@@ -45,7 +46,7 @@ def test_a_group_that_is_not_looked_for_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_notes_that_are_not_durable_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pin, a part or a finished note is gone after the cut, and was answered."""
-    monkeypatch.setattr(StageStore, "_durable", skip)
+    monkeypatch.setattr(StageLog, "make_durable", skip)
     assert is_found()
 
 

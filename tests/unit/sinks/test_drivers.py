@@ -126,7 +126,8 @@ def test_a_hidden_log_is_trimmed_once_nothing_of_it_is_needed(disk: SimDisk, rig
         driver.write()
     rig.sinks.sweep()
     for store in rig.stores():
-        assert store._open_log().log_start_offset == store._open_log().log_end_offset
+        hidden = store._hidden.open()
+        assert hidden.log_start_offset == hidden.log_end_offset
     driver.write()
     driver.world.check_complete(rig, 4)
 

@@ -1,0 +1,29 @@
+"""What a log appends: a batch that does not know its place yet, and is composed when the log gives it one.
+
+Ingest, storage and sinks each have batches of their own; this is all that they have in common.
+"""
+
+from __future__ import annotations
+
+from typing import NotRequired, Protocol, Required, TypedDict, Unpack
+
+
+class Place(TypedDict):
+    """Where a batch comes to stand, as `broker.api.batch.BatchHeader` says it; `decision` 0: of no sink."""
+
+    first_offset: Required[int]
+    leader_epoch: Required[int]
+    high_watermark: Required[int]
+    group_index: NotRequired[int]
+    group_count: NotRequired[int]
+    decision: NotRequired[int]
+
+
+class Encodable(Protocol):
+    """A batch that is to be appended: n >= 1 records that do not know their offsets yet."""
+
+    record_count: int
+    max_timestamp_us: int
+
+    def compose(self, **place: Unpack[Place]) -> bytes | bytearray | memoryview:
+        """The whole message as it stands there, CRC in place."""
