@@ -1,14 +1,17 @@
 # make quickstart   the main job end to end, on a fresh machine      make test    every test that CI runs
 # make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
+# make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
+# make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MINUTES ?= 5
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint bench clean
+.PHONY: help install quickstart test lint bench prop fuzz clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -37,7 +40,13 @@ test: lint
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks
 
+prop: install
+	$(BIN)/python -m tests.properties --minutes $(MINUTES)
+
+fuzz: install
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data
+	rm -rf $(VENV) build dist fuzz-failures *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data
 	find broker spark_liftlog pyspark_liftlog tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 	rm -f broker/ingest/_intake.c broker/ingest/*.so

@@ -24,7 +24,6 @@ P1  An option is honoured or refused, never ignored: one that nobody knows, and 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from broker.api.errors import InvalidSetting, UnknownSetting
 from broker.api.http import DEFAULT_PORT
+from broker.api.plain import parse_json
 from broker.api.stream import check_name
 
 EARLIEST: Final = -2
@@ -218,7 +218,7 @@ def _where(options: Mapping[str, str], name: str, stream: str, kind: Kind) -> Wh
     if not text.startswith("{"):
         raise _invalid(name, value, form, limit=list(allowed))
     try:
-        streams = json.loads(text, object_pairs_hook=_without_repeats)
+        streams = parse_json(text, object_pairs_hook=_without_repeats)
     except ValueError as error:
         raise _invalid(name, value, f"{form}; it is no JSON: {error}") from None
     if set(streams) != {stream}:

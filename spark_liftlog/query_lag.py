@@ -11,11 +11,11 @@ The broker's own view of the same, by what was published: `liftlog consumer desc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from broker.api.plain import parse_json
 from spark_liftlog.offsets import VERSION, Key
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def _parsed(latest: Any) -> dict[str, Any] | None:
     """A source's report, if it is one of ours."""
     if isinstance(latest, str):
         try:
-            latest = json.loads(latest)
+            latest = parse_json(latest)
         except ValueError:
             return None
     if not isinstance(latest, dict) or latest.get("v") != VERSION or not isinstance(latest.get("streams"), dict):
         return None
     try:
-        entries = [entry for partitions in latest["streams"].values() for entry in partitions.values()]
-        return latest if all(isinstance(entry["lag"], int) for entry in entries) else None
-    except (AttributeError, KeyError, TypeError):
+        entries = [(int(number), entry) for found in latest["streams"].values() for number, entry in found.items()]
+        return latest if all(isinstance(entry["lag"], int) for _, entry in entries) else None
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None

@@ -67,7 +67,7 @@ class LiftlogError(Exception):
     reason: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
 
-    def __init__(self, message: str, **fields: Any) -> None:
+    def __init__(self, message: str, /, **fields: Any) -> None:  # a field may be called message: others write problems
         super().__init__(message)
         self.message = message
         self.fields = fields

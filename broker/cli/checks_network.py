@@ -7,7 +7,6 @@ with its limits before anybody logs in, so no credentials are needed to learn th
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from broker import __version__
+from broker.api.plain import parse_json
 from broker.cli.checks import OK, SKIPPED, WARNING, WRONG, Check
 from broker.cli.output import bytes_text
 
@@ -175,6 +175,6 @@ def _greeting(host: str, port: int) -> dict[str, Any] | None:
 
 def _json(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return parse_json(data)
     except ValueError:
         return None

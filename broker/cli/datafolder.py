@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.api.errors import FolderInUse, FolderNotAllowed
+from broker.api.plain import parse_json
 from broker.cli.processes import Identity
 
 LOG_BYTES_KEPT: Final = 16 << 20
@@ -108,7 +109,7 @@ class DataFolder:
     def load(self) -> Record | None:
         """The record of the last `up`; None: there is none that can be read."""
         try:
-            values = json.loads(self.record_path.read_text(encoding="utf-8"))
+            values = parse_json(self.record_path.read_text(encoding="utf-8"))
             broker = values["brokers"][0]
             return Record(
                 http=str(broker["http"]),

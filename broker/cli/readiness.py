@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from broker.api.errors import BY_REASON, DeadlineExceeded, LiftlogError, Unavailable
+from broker.api.plain import parse_json
 from broker.cli.output import note
 from broker.cli.processes import Process
 
@@ -64,7 +65,7 @@ def broker_missing(address: str) -> str | None:
     if answer.status == 200:
         return None
     with contextlib.suppress(ValueError):
-        body = json.dumps(json.loads(body))
+        body = json.dumps(parse_json(body))
     return f"{address} answers {answer.status}: {body}"
 
 

@@ -378,7 +378,7 @@ def understand(read: Callable[[Any], T], value: Any, *, where: str) -> T:
     """
     try:
         return read(value)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LiftlogError(
             f"{where}: an answer that this client does not understand ({type(error).__name__}: {error})", address=where
         ) from error

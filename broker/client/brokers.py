@@ -11,12 +11,12 @@ Nothing is repeated here but what certainly had no effect; pauses and deadlines 
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, Unavailable, from_problem
+from broker.api.plain import parse_json
 from broker.client.address import Address, Addresses, parse_address, parse_addresses
 from broker.client.forks import renew_after_fork
 from broker.client.interrupt import Interrupt
@@ -170,7 +170,7 @@ def read_problem(exchange: Exchange) -> LiftlogError:
     where = str(exchange.address)
     problem: Any = None
     with contextlib.suppress(ValueError):
-        problem = json.loads(body)
+        problem = parse_json(body)
     if isinstance(problem, dict) and isinstance(problem.get("reason"), str):
         found = from_problem(problem)
         found.fields.setdefault("address", where)

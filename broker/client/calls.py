@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, Retryable, Unavailable
+from broker.api.plain import parse_json
 from broker.client.answers import Readiness, understand
 from broker.client.brokers import Brokers, PartitionKey, nobody
 from broker.client.interrupt import Interrupt
@@ -135,7 +136,7 @@ class Calls:
             except Unavailable as error:
                 failures.append(error)
                 continue
-            return understand(lambda text: Readiness.of(json.loads(text)), body, where=str(address))
+            return understand(lambda text: Readiness.of(parse_json(text)), body, where=str(address))
         raise nobody(failures)
 
     def _once(self, method: str, target: str, **options: Any) -> Any:
@@ -147,7 +148,7 @@ class Calls:
         if not body:
             return None
         try:
-            return json.loads(body)
+            return parse_json(body)
         except ValueError as error:
             where = str(exchange.address)
             raise LiftlogError(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import queue
 import threading
 import time
@@ -22,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, Unavailable
+from broker.api.plain import parse_json
 from broker.api.stream import check_subject
 from broker.client.nats_connection import NatsConnection, close
 
@@ -259,13 +259,13 @@ class _Publish:
             self._count(f"no stream captures {self.subject}")
             return
         try:
-            answer = json.loads(message.data)
+            answer = parse_json(message.data)
             if "error" in answer:
                 self._count(str(answer["error"]["description"]))
                 return
             place = (str(answer["stream"]), int(answer.get("partition", 0)))
             offset = int(answer["offset"]) if "offset" in answer else int(answer["seq"]) - 1  # seq: JetStream's own ack
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             self._count("an answer that is no ack")
             return
         self.acked += 1

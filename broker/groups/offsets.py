@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from broker.api.errors import UnknownConsumer
+from broker.api.plain import build, parse_json
 from broker.api.schema import HEADERS_TYPE
 from broker.api.stream import OFFSETS_STREAM
 
@@ -69,11 +70,13 @@ def decode_offset(key: bytes, value: bytes) -> ConsumerOffset | None:
     """One record as an offset; None if it is none that this release understands."""
     try:
         consumer, stream, partition = key.decode().split("/")
-        fields: dict[str, Any] = json.loads(value)
-        if fields.pop("v") != VALUE_VERSION:
+        fields: dict[str, Any] = parse_json(value)
+        if fields.pop("v") != VALUE_VERSION or not (partition.isascii() and partition.isdecimal()):
             return None
-        return ConsumerOffset(consumer=consumer, stream=stream, partition=int(partition), **fields)
-    except (ValueError, TypeError, KeyError):
+        names = {"consumer": consumer, "stream": stream, "partition": int(partition)}
+        found = build(ConsumerOffset, {**fields, **names})
+        return found if found.key == key else None
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

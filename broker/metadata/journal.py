@@ -15,6 +15,7 @@ from typing import Any
 from crc32c import crc32c
 
 from broker.api.errors import CorruptLog
+from broker.api.plain import parse_json
 
 
 def encode_line(value: Mapping[str, Any]) -> bytes:
@@ -49,7 +50,7 @@ def _decode(line: bytes) -> dict[str, Any] | None:
     if digits != b"%08x" % crc32c(text):
         return None
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -42,7 +42,7 @@ class CatalogStore:
         if "snapshot" in line:
             try:
                 self.catalog = Catalog.restore(line["snapshot"])
-            except (LiftlogError, KeyError, TypeError) as error:
+            except (LiftlogError, KeyError, TypeError, ValueError, AttributeError) as error:
                 raise CorruptLog(f"{self._path}: unreadable snapshot: {error}") from error
         else:
             self.catalog.apply(line)

@@ -8,7 +8,6 @@ to the client's own handlers. Private to nats-py, hence the pin `>=2.16,<2.17` a
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ import nats.aio.client
 import nats.aio.transport
 from nats.errors import ProtocolError
 
+from broker.api.plain import parse_json
 from broker.ingest import Intake, IntakeProtocolError
 
 log = logging.getLogger(__name__)
@@ -98,10 +98,13 @@ class ParserSeam:
                 await self.nc._process_err(text.lower())
             case ("INFO", raw):
                 try:
-                    info = json.loads(raw)
+                    info = parse_json(raw)
                 except ValueError as error:
                     raise ProtocolError(f"INFO is not JSON: {raw[:80]!r}") from error
-                await self.nc._process_info(info)
+                try:
+                    await self.nc._process_info(info)
+                except (TypeError, KeyError, ValueError, AttributeError) as error:
+                    raise ProtocolError(f"INFO that nats-py cannot use: {raw[:80]!r}") from error
             case ("OK",):
                 pass
 

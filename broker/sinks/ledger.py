@@ -39,6 +39,7 @@ from broker.api.errors import (
     UnknownFormatVersion,
     UnknownSink,
 )
+from broker.api.plain import build, parse_json
 from broker.api.stream import COMMITS_STREAM
 from broker.sinks.notes import StagePinned, rows_of
 
@@ -100,12 +101,14 @@ class SinkState:
     def decode(cls, value: bytes) -> SinkState:
         """Raises UnknownFormatVersion, CorruptLog."""
         try:
-            fields: dict[str, Any] = json.loads(value)
+            fields: dict[str, Any] = parse_json(value)
             if (version := fields.pop("v")) != STATE_VERSION:
                 raise UnknownFormatVersion(f"a sink's state of version {version}, this release reads {STATE_VERSION}")
             if (last := fields["last"]) is not None:
-                fields["last"] = Decision(**{**last, "stages": tuple(StageRef(**s) for s in last["stages"])})
-            return cls(**fields)
+                stages = tuple(build(StageRef, stage) for stage in last["stages"])
+                fields["last"] = build(Decision, {**last, "stages": stages})
+                _check_attributes(last["attributes"])
+            return build(cls, fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptLog(f"no sink state: {value[:200]!r}") from error
 
@@ -126,6 +129,11 @@ class Committed:
 
     state: SinkState
     is_new: bool
+
+
+def _check_attributes(attributes: Any) -> None:
+    if not (isinstance(attributes, dict) and all(isinstance(value, str) for value in attributes.values())):
+        raise ValueError("attributes are names with texts")
 
 
 def decision_id(sink: str, *, epoch: int, batch_id: int, stages: Sequence[StageRef], decided_us: int) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion
+from broker.api.plain import build, parse_json
 from broker.api.schema import HEADERS_TYPE
 
 NOTE_VERSION: Final = 1
@@ -101,13 +102,15 @@ def decode_note(value: bytes) -> Note:
         CorruptLog: it is no note.
     """
     try:
-        fields: dict[str, Any] = json.loads(value)
+        fields: dict[str, Any] = parse_json(value)
         version, kind = fields.pop("v"), fields.pop("kind")
-        if version != NOTE_VERSION or kind not in _KINDS:
+        if version != NOTE_VERSION or str(kind) not in _KINDS:
             raise UnknownFormatVersion(f"a note {kind!r} of version {version}, this release reads {NOTE_VERSION}")
         if "stages" in fields:
             fields["stages"] = tuple(fields["stages"])
-        return _KINDS[kind](**fields)
+            if not all(isinstance(stage, str) for stage in fields["stages"]):
+                raise ValueError("a stage that is no text")
+        return build(_KINDS[kind], fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptLog(f"no note: {value[:200]!r}") from error
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion, WrongFolder
+from broker.api.plain import build, is_offset, pairs_of_offsets, parse_json
 from broker.api.stream import StreamSettings
 from broker.storage.disk import Disk
 
@@ -105,7 +106,7 @@ class Checkpoint:
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Checkpoint | None:
-        """The checkpoint, or None when the file is damaged.
+        """The checkpoint, or None when the file is damaged, or says what cannot be.
 
         Raises:
             UnknownFormatVersion: a later release wrote it.
@@ -113,9 +114,26 @@ class Checkpoint:
         values = open_json(data, where=where)
         if values is None:
             return None
-        tail = values.pop("tail")
-        lost = tuple((start, end) for start, end in values.pop("lost_ranges"))
-        return cls(**values, lost_ranges=lost, tail=None if tail is None else TailPoint(**tail))
+        try:
+            if (tail := values.pop("tail", None)) is not None:
+                tail = build(TailPoint, tail)
+            lost = pairs_of_offsets(values.pop("lost_ranges", []))
+            found = build(cls, {**values, "lost_ranges": lost, "tail": tail})
+        except ValueError:
+            return None
+        return found if found._can_be() else None
+
+    def _can_be(self) -> bool:
+        offsets = [self.high_watermark, self.log_start_offset, self.recovery_point]
+        if self.tail is not None:
+            offsets += [self.tail.base_offset, self.tail.entry_count, self.tail.bytes]
+        return (
+            all(map(is_offset, offsets))
+            and self.log_start_offset <= self.high_watermark
+            and (self.clean_boot_id is None or self.high_watermark <= self.recovery_point)
+            and -1 <= self.leader_epoch < 1 << 32
+            and all(start < end for start, end in self.lost_ranges)
+        )
 
 
 def write_identity(disk: Disk, folder: str, identity: LogIdentity) -> None:
@@ -138,10 +156,10 @@ def read_identity(disk: Disk, folder: str) -> LogIdentity:
     except FileNotFoundError as error:
         raise WrongFolder(f"{folder}: no {PARTITION_FILE}, so this is no partition's folder", path=folder) from error
     try:
-        values = json.loads(data)
+        values = parse_json(data)
         version = values.pop("format_version")
         if version == FORMAT_VERSION:
-            return LogIdentity(**values)
+            return build(LogIdentity, values)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise CorruptLog(f"{path} is damaged: {error}", path=path) from error
     raise UnknownFormatVersion(
@@ -169,7 +187,7 @@ def seal_json(values: dict[str, Any]) -> bytes:
 
 
 def open_json(data: bytes, *, where: str) -> dict[str, Any] | None:
-    """The values of `seal_json`, or None when the CRC does not fit.
+    """The values of `seal_json`, or None when the CRC does not fit, or does and it is no such object.
 
     Raises:
         UnknownFormatVersion: the CRC fits and the format version is not ours.
@@ -177,7 +195,12 @@ def open_json(data: bytes, *, where: str) -> dict[str, Any] | None:
     body, _, digits = data.rstrip(b"\n").rpartition(b" ")
     if b"%08x" % crc32c(body) != digits:
         return None
-    values: dict[str, Any] = json.loads(body)
+    try:
+        values = parse_json(body)
+    except ValueError:
+        return None
+    if not isinstance(values, dict):
+        return None
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise UnknownFormatVersion(

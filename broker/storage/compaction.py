@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.api.plain import build, pairs_of_offsets
 from broker.api.stream import StreamSettings
 from broker.storage.checkpoint import open_json, seal_json
 from broker.storage.disk import Disk, storage_error
@@ -135,8 +136,11 @@ def load_clean_state(disk: Disk, folder: str) -> CleanState:
         return CleanState()
     if values is None:
         return CleanState()
-    horizons = tuple((end, us) for end, us in values.pop("horizons"))
-    return CleanState(**values, horizons=horizons)
+    try:
+        horizons = pairs_of_offsets(values.pop("horizons", []))
+        return build(CleanState, {**values, "horizons": horizons})
+    except ValueError:
+        return CleanState()
 
 
 def cleanable(

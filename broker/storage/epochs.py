@@ -8,8 +8,10 @@ are found by bisection over batch headers.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import pairwise
 from typing import Final
 
+from broker.api.plain import pairs_of_offsets
 from broker.storage.checkpoint import open_json, seal_json
 from broker.storage.disk import Disk
 from broker.storage.read import LogView, read_head
@@ -74,7 +76,14 @@ def load_epochs(disk: Disk, folder: str) -> Epochs | None:
         values = open_json(disk.read_file(path), where=path)
     except FileNotFoundError:
         return None
-    return None if values is None else Epochs([(epoch, first) for epoch, first in values["epochs"]])
+    if values is None:
+        return None
+    try:
+        items = list(pairs_of_offsets(values.get("epochs")))
+    except ValueError:
+        return None
+    is_rising = all(a < c and b < d for (a, b), (c, d) in pairwise(items))
+    return Epochs(items) if is_rising and all(epoch < 1 << 32 for epoch, _ in items) else None
 
 
 def derive_epochs(view: LogView) -> Epochs:

@@ -27,6 +27,7 @@ from broker.api.errors import (
     UnknownFormatVersion,
     WrongFolder,
 )
+from broker.api.plain import parse_json
 from broker.storage.disk import OsDisk, storage_error
 
 FORMAT_VERSION: Final = 1
@@ -157,7 +158,7 @@ def _read_owner(path: str) -> dict[str, Any] | None:
             ) from None
         return None
     try:
-        values: dict[str, Any] = json.loads(data)
+        values: dict[str, Any] = parse_json(data)
         version = values["format_version"]
         if version == FORMAT_VERSION:
             return {"broker_id": str(values["broker_id"]), "cluster_id": str(values["cluster_id"])}

@@ -148,7 +148,28 @@ def counted_entries(data: bytes, count: int, crc: int) -> Entries | None:
     """The first `count` entries of an index file, or None when they are not those of `crc` (I1)."""
     if len(data) < count * ENTRY_BYTES or crc32c(memoryview(data)[: count * ENTRY_BYTES]) != crc:
         return None
-    return np.frombuffer(data, ENTRY, count) if count else np.zeros(0, ENTRY)
+    entries = np.frombuffer(data, ENTRY, count) if count else np.zeros(0, ENTRY)
+    return entries if is_sound(entries) else None
+
+
+def is_sound(entries: Entries) -> bool:
+    """Whether they can be the index of a segment at all: offsets and positions rise, no batch reaches into the next.
+
+    A CRC says that they are what somebody wrote, not that it was for this file: searches and reads rely on order.
+    """
+    if not len(entries):
+        return True
+    first, position, length = (entries[name].astype(np.int64) for name in ("first_offset", "position", "length"))
+    return bool(
+        first[0] >= 0
+        and position[0] >= len(SCHEMA_BYTES)
+        and position[-1] <= 1 << 62
+        and (length > 0).all()
+        and (first[1:] > first[:-1]).all()
+        and (position[1:] > position[:-1]).all()
+        and (position[1:] - position[:-1] >= length[:-1]).all()
+        and (entries["max_timestamp_us"][1:] >= entries["max_timestamp_us"][:-1]).all()
+    )
 
 
 class IndexCache:

@@ -13,13 +13,13 @@ U1  Asking who uses a folder hinders nobody: a shared lock is tried and given ba
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from broker.api.errors import FolderNotAllowed, InvalidRequest
+from broker.api.plain import parse_json
 from broker.storage.checkpoint import PARTITION_FILE, LogIdentity
 from broker.storage.folder import BROKER_FILE, LOCK_FILE, STREAMS_FOLDER
 from broker.storage.segment import parse_name
@@ -99,7 +99,7 @@ def owner_of(root: str) -> dict[str, object] | None:
     """What `broker.json` says: format_version, cluster_id, broker_id; None: it is missing or cannot be read."""
     try:
         with open(f"{root}/{BROKER_FILE}", "rb") as file:
-            values = json.loads(file.read())
+            values = parse_json(file.read())
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None

@@ -163,6 +163,8 @@ def _plan_segment(view: LogView, plan: ReadPlan, number: int, stop: int, max_byt
     """Add what one segment has of the plan. False: the plan is full."""
     segment, segment_end = view.segments[number], view.end_of(number)
     index = view.index(segment)
+    if len(index) and not segment.base_offset <= index.first_offsets[0] <= index.first_offsets[-1] < segment_end:
+        raise NeedsRepair(segment)  # the index of another one: whole, and of no use here
     begin = max(0, index.find(plan.next_offset))
     if begin < len(index) and view.next_of(index, begin, segment_end) <= plan.next_offset:
         begin += 1  # what lies between is lost

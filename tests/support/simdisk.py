@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from broker.storage.disk import TEMPORARY, ReadableBuffer
+from tests.support.effort import seeded
 
 Mode = Literal["lost", "kept", "torn", "zeros", "reordered"]
 MODES: tuple[Mode, ...] = ("lost", "kept", "torn", "zeros", "reordered")
@@ -158,7 +159,7 @@ class SimDisk:
     """See the module.
 
     Args:
-        seed: Decides how far a half-done call came.
+        seed: Decides how far a half-done call came (with `effort.SEED`).
         crash_at: The step at which the power goes; None: never.
 
     Attributes:
@@ -179,7 +180,7 @@ class SimDisk:
         self._durable_names: dict[str, Inode] = {}
         self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now
         self._faults: list[Fault] = []
-        self._rng = random.Random(seed)
+        self._rng = random.Random(seeded(seed))
         self._is_dead = False
 
     # --- faults ---------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class SimDisk:
 
     def after_crash(self, mode: Mode, *, seed: int = 0, crash_at: int | None = None) -> SimDisk:
         """The disk that the next process finds. This one stays as it is, so several outcomes can be looked at."""
-        rng = random.Random(seed)
+        rng = random.Random(seeded(seed))
         found = SimDisk(seed=seed, crash_at=crash_at)
         found.folders = set(self.folders)
         names = dict(self._durable_names)

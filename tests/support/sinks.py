@@ -30,6 +30,7 @@ from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import Disk
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
+from tests.support.effort import seeded
 
 STREAM = "orders"
 PARTITIONS = 2
@@ -153,7 +154,7 @@ class World:
 
     def __init__(self, *, rows: int = 5, seed: int = 0) -> None:
         self.rows = rows
-        self.rng = random.Random(seed)
+        self.rng = random.Random(seeded(seed))
         self.attempts: list[Attempt] = []
         self.by_stage: dict[str, Attempt] = {}
         self.acked: set[int] = set()

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from broker.api.batch import decode_batch
 from broker.ingest import load
+from tests.support.effort import examples
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
 from tests.unit.ingest.wire import hmsg, msg
 
 settings.register_profile("ingest", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-IN_TIME = settings(settings.get_profile("ingest"), max_examples=150)
+IN_TIME = settings(settings.get_profile("ingest"), max_examples=examples(150))
 
 token = st.text(st.characters(codec="utf-8", exclude_characters=" \t\r\n.*>"), min_size=1, max_size=4)
 subject = st.lists(token, min_size=1, max_size=4).map(".".join)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from broker.api.errors import SinkBatchRegressed, SinkFenced, StageLost
+from tests.support.effort import examples
 from tests.support.simdisk import MODES, Crashed, SimDisk
 from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World
 
@@ -130,4 +131,4 @@ class Sinks(RuleBasedStateMachine):
 
 
 TestSinks = Sinks.TestCase
-TestSinks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSinks.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -15,6 +15,7 @@ from broker.storage.keymap import ENTRY_BYTES
 from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
+from tests.support.effort import examples
 from tests.support.logs import FOLDER, commit, create_log, open_log, plan_bytes
 from tests.support.simdisk import MODES, Crashed, SimDisk
 
@@ -57,7 +58,7 @@ def held_bytes(plan: ReadPlan) -> bytes:
     return SCHEMA_BYTES + plan_bytes(plan) + END_OF_STREAM
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEP, max_size=25))
 def test_no_newest_record_is_ever_lost_and_none_comes_back(steps: list[tuple[str, object, object]]) -> None:
     disk = SimDisk()

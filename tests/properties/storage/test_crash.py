@@ -22,6 +22,7 @@ import pytest
 
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
+from tests.support.effort import seeded
 from tests.support.logs import BOOT_ID, SETTINGS, Record, check_log, commit, create_log, open_log, row_batch
 from tests.support.logs import verified_records as records_of_log
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
@@ -66,7 +67,7 @@ def let_go(log: PartitionLog, seen: Witness, before_offset: int | None) -> None:
 
 def live(disk: SimDisk, seen: Witness) -> None:
     """A log's life: appends, syncs, rolls, checkpoints, epochs, retention, clean and dirty reopening."""
-    rng = random.Random(1)
+    rng = random.Random(seeded(1))
     log = create_log(disk)
     for i in range(6):
         append(log, seen, rng, epoch=1)

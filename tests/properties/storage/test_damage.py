@@ -16,6 +16,7 @@ from broker.api.schema import SCHEMA_BYTES
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
 from broker.storage.scan import scan
+from tests.support.effort import examples, seeded
 from tests.support.logs import FOLDER, Record, commit, create_log, open_log, read_records, row_batch, verified_records
 from tests.support.rows import random_rows
 from tests.support.simdisk import SimDisk, SimFile
@@ -26,7 +27,7 @@ BATCHES = 4
 
 def made(*, is_committed: bool) -> tuple[SimDisk, list[Record], list[tuple[int, int]]]:
     """A disk with one closed log of four batches of random rows, its records, and the place of each batch."""
-    disk, rng = SimDisk(), random.Random(3)
+    disk, rng = SimDisk(), random.Random(seeded(3))
     log = create_log(disk)
     ends = [len(SCHEMA_BYTES)]
     for _ in range(BATCHES):
@@ -67,7 +68,7 @@ def check_damaged(log: PartitionLog, records: list[Record], harmed: set[int]) ->
 def test_committed_batch_with_a_flipped_bit_is_reported_and_never_served() -> None:
     """A bit of every fifth byte, through a whole log: opened after a crash, its index gone."""
     disk, records, places = made(is_committed=True)
-    rng = random.Random(5)
+    rng = random.Random(seeded(5))
     for number, (start, end) in enumerate(places):
         for at in range(start, end, 5):
             found = disk.after_crash("kept")
@@ -100,7 +101,7 @@ def test_uncommitted_batch_with_a_flipped_bit_is_cut_with_what_follows() -> None
             assert verified_records(log) == records[: 2 * number]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_any_damage_to_committed_batches_is_known(data: st.DataObject) -> None:
     """Stretches that are zeroed, overwritten or cut off, several at once, also in checkpoint, index and epochs."""

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.api.errors import DiskFull, OffsetOutOfRange, StorageFailed
 from broker.storage.checkpoint import LogSettings
+from tests.support.effort import examples
 from tests.support.logs import Record, check_log, create_log, open_log, read_records, row_batch, verified_records
 from tests.support.simdisk import MODES, Mode, SimDisk
 
@@ -239,7 +240,7 @@ class LogMachine(RuleBasedStateMachine):
 
 TestLog = LogMachine.TestCase
 TestLog.settings = settings(
-    max_examples=25,
+    max_examples=examples(25),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

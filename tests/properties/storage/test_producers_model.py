@@ -21,6 +21,7 @@ from broker.api.errors import DiskFull, OutOfSequence, ProducerFenced, StorageFa
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
 from broker.storage.producers import WINDOW_GROUPS, Stamp
+from tests.support.effort import examples
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, row_batch, stamped
 from tests.support.simdisk import MODES, Mode, SimDisk
 
@@ -243,7 +244,7 @@ class ProducersMachine(RuleBasedStateMachine):
 
 TestProducers = ProducersMachine.TestCase
 TestProducers.settings = settings(
-    max_examples=40,
+    max_examples=examples(40),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

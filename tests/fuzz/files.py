@@ -1,0 +1,514 @@
+"""Decoders of what is on disk: each file of a partition's folder, the catalog, who owns a data folder, settings.
+
+A file of a partition is met as the broker meets it: it stands in a folder whose other files are good, the log is
+opened (after a kill, and after a clean stop), read in every way, appended to and opened again. Whatever the bytes:
+
+- it is a `CorruptLog`, or a log; of a log, offsets are strictly increasing, and the append is there at the next open;
+- every record that is served stands in a batch in the segment's bytes whose CRC covers it, by a search of our own
+  over all positions (`covered`);
+- `liftlog log verify` and `repair` say something about it, and what repair leaves opens.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Final
+
+from crc32c import crc32c
+
+from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, seal, verify_batch
+from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, LiftlogError, UnknownFormatVersion
+from broker.api.schema import SCHEMA_BYTES
+from broker.cli.datafolder import DataFolder as UpFolder
+from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
+from broker.metadata.journal import encode_line
+from broker.runtime.catalog_store import CatalogStore
+from broker.runtime.config import load
+from broker.sinks.ledger import Ledger, SinkState
+from broker.sinks.notes import decode_note, encode_note
+from broker.sinks.restamp import RestampedBatch
+from broker.sinks.stages import StageTable
+from broker.storage.checkpoint import LogSettings
+from broker.storage.compaction import CompactionSettings, compact
+from broker.storage.disk import OsDisk
+from broker.storage.folder import DataFolder
+from broker.storage.index import counted_entries, sealed_entries
+from broker.storage.inspect import inspect_partition
+from broker.storage.log import PartitionLog
+from broker.storage.mend import mend
+from broker.storage.places import owner_of
+from broker.storage.producers import ProducerTable
+from broker.storage.state import decode_state, state_name
+from tests.fuzz.decoder import Decoder
+from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log, plan_bytes, row_batch, stamped
+from tests.support.simdisk import Inode, SimDisk
+
+SETTINGS: Final = LogSettings(segment_bytes=3_000)
+COMPACTION: Final = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_ms=0)
+STATE_OFFSET: Final = 4
+EPOCH_MAX: Final = (1 << 32) - 1
+JSON_WORDS: Final = (b"null", b"true", b"NaN", b"Infinity", b"1e999", b'"v":2', b"[[[[", b'{"a":', b"\\ud800")
+
+
+# --- a partition's folder -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def folder(*, is_clean: bool) -> SimDisk:
+    """A small log with all kinds of files: two sealed segments, an active one, a producer, a compaction."""
+    disk = SimDisk()
+    log = create_log(disk, settings=SETTINGS)
+    for i in range(4):
+        log.append([stamped([b"p%d" % i], 7, 0, i)], leader_epoch=1, now_us=i)
+        commit(log)
+    log.append([row_batch([b"x" * 40, b"y"]), row_batch([b"z"])], leader_epoch=2, now_us=9)
+    commit(log)
+    log.roll_if_due(1 << 60)
+    compact(log, COMPACTION, map_bytes=1 << 12, now_us=9)
+    log.append([row_batch([b"tail"])], leader_epoch=3, now_us=10)
+    commit(log)
+    log.checkpoint()
+    if is_clean:
+        log.close()
+    else:
+        log.append([row_batch([b"after", b"the", b"checkpoint"])], leader_epoch=3, now_us=10)
+        log.sync()
+    return disk.after_kill()
+
+
+def with_file(name: str, data: bytes, *, is_clean: bool) -> SimDisk:
+    disk = folder(is_clean=is_clean).after_kill()
+    disk.names[f"{FOLDER}/{name}"] = Inode(bytearray(data), bytearray(data))
+    return disk
+
+
+def covered(disk: SimDisk) -> set[tuple[int, bytes | None]]:
+    """(offset, value) of every record in a batch that stands anywhere in a segment with a CRC that fits."""
+    found: set[tuple[int, bytes | None]] = set()
+    for path, inode in disk.names.items():
+        data = bytes(inode.content) if path.endswith(".arrows") else b""
+        at = data.find(b"\xff\xff\xff\xff")
+        while at >= 0:
+            length = 888 + int.from_bytes(data[at + 48 : at + 56], "little", signed=True)
+            if 888 <= length <= len(data) - at:
+                found |= _records_of(data[at : at + length])
+            at = data.find(b"\xff\xff\xff\xff", at + 1)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _records_of(message: bytes) -> set[tuple[int, bytes | None]]:
+    if message[256:264] != b"%08x" % crc32c(message[:256] + b"00000000" + message[264:]):
+        return set()
+    try:
+        rows = decode_batch(message)
+    except CorruptLog:
+        return set()
+    return set(zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True))
+
+
+def read_all(log: PartitionLog) -> list[tuple[int, bytes | None]]:
+    """Every record, by `batches`; then by `read` as a client would take it: a batch that is damaged is not decoded."""
+    found: list[tuple[int, bytes | None]] = []
+    for message in log.batches(log.log_start_offset):
+        rows = decode_batch(message)
+        found += zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True)
+    offset = log.log_start_offset
+    while offset < log.high_watermark:
+        with log.read(offset, max_bytes=2_000) as plan:
+            sent = plan_bytes(plan)
+            assert len(sent) == plan.bytes
+            assert plan.next_offset > offset
+            offset = plan.next_offset
+    log.offset_for_time(5)
+    log.epoch_of(log.log_start_offset)
+    log.epoch_end(1)
+    log.bytes_between(log.log_start_offset, log.high_watermark)
+    return found
+
+
+def meet_log(disk: SimDisk, boot_id: str) -> None:
+    log = open_log(disk, settings=SETTINGS, boot_id=boot_id)
+    log.advance_high_watermark(log.durable_end)
+    served = read_all(log)
+    offsets = [offset for offset, _ in served]
+    assert offsets == sorted(set(offsets)), "S1"
+    assert set(served) <= covered(disk), "served and not covered by a CRC"
+    result = log.append([row_batch([b"new"])], leader_epoch=EPOCH_MAX, now_us=11)
+    commit(log)
+    log.roll_if_due(1 << 60)
+    compact(log, COMPACTION, map_bytes=1 << 12, now_us=12)
+    log.close()
+    log = open_log(disk, settings=SETTINGS, boot_id=boot_id)
+    log.advance_high_watermark(log.durable_end)
+    assert (result.first_offset, b"new") in read_all(log)
+    log.trim(log.high_watermark)
+    log.close()
+    assert disk.open_files == 0
+
+
+def meet_file(name: str) -> Callable[[bytes], None]:
+    """A check of one file of the folder."""
+
+    def check(data: bytes) -> None:
+        refused: LiftlogError | None = None
+        for is_clean, boot_id in ((False, "boot-2"), (True, "boot-1")):
+            disk = with_file(name, data, is_clean=is_clean)
+            try:
+                meet_log(disk, boot_id)
+            except CorruptLog as error:
+                refused = error
+        disk = with_file(name, data, is_clean=True)
+        inspect_partition(disk, FOLDER, expected=IDENTITY)
+        mending = mend(disk, FOLDER, "/aside", now_us=1, expected=IDENTITY)
+        if mending.after is not None and not mending.refused:
+            open_log(disk, settings=SETTINGS).close(clean=False)
+        if refused is not None:
+            raise refused
+
+    return check
+
+
+# --- seals ----------------------------------------------------------------------------------------------------------
+
+
+def unseal_json(data: bytes) -> bytes:
+    return data.rstrip(b"\n").rpartition(b" ")[0]
+
+
+def seal_json(inner: bytes) -> bytes:
+    return b"%s %08x\n" % (inner, crc32c(inner))
+
+
+def unseal_tail(data: bytes) -> bytes:
+    return data[:-4]
+
+
+def seal_tail(inner: bytes) -> bytes:
+    return inner + crc32c(inner).to_bytes(4, "little")
+
+
+def seal_batches(inner: bytes) -> bytes:
+    """Right CRCs, where batches begin, over changed headers: the 176 characters only, for what is behind them would
+    be believed (a CRC is no protection from whoever can compute it)."""
+    data = bytearray(inner)
+    at = len(SCHEMA_BYTES)
+    while at + 888 <= len(data):
+        length = 888 + int.from_bytes(data[at + 48 : at + 56], "little", signed=True)
+        if data[at : at + 4] != b"\xff\xff\xff\xff" or not 888 <= length <= len(data) - at:
+            break
+        seal(memoryview(data)[at : at + length])
+        at += length
+    return bytes(data)
+
+
+def seal_index(inner: bytes) -> bytes:
+    """The footer of a sealed segment's index over these entries."""
+    inner = inner[: len(inner) // 32 * 32]
+    end = 568
+    if inner:
+        end = int.from_bytes(inner[-24:-16], "little", signed=True) + int.from_bytes(inner[-8:-4], "little")
+    footer = b"LIFTINDX" + (1).to_bytes(4, "little") + crc32c(inner).to_bytes(4, "little")
+    return inner + footer + (len(inner) // 32).to_bytes(8, "little") + (end % (1 << 63)).to_bytes(8, "little")
+
+
+def unseal_journal(data: bytes) -> bytes:
+    """The last command."""
+    return data.rstrip(b"\n").rpartition(b"\n")[2][9:]
+
+
+def seal_journal(inner: bytes) -> bytes:
+    begun = encode_line({"snapshot": _snapshot()})
+    return begun + b"%08x %s\n" % (crc32c(inner), inner) + encode_line({"v": 1, "kind": "delete_stream", "name": "s"})
+
+
+def seal_snapshot(inner: bytes) -> bytes:
+    return b"%08x %s\n" % (crc32c(inner), inner)
+
+
+@functools.cache
+def _snapshot() -> dict[str, object]:
+    from broker.metadata.catalog import Catalog
+
+    return Catalog().snapshot()
+
+
+# --- checks of single values ----------------------------------------------------------------------------------------
+
+
+def check_batch(data: bytes) -> None:
+    header = verify_batch(data)
+    rows = decode_batch(data)
+    rows.validate(full=True)
+    assert header == read_header(data)
+    if header.next_offset - header.first_offset == rows.num_rows:
+        restamped = RestampedBatch(data, 5)
+        verify_batch(restamped.compose(first_offset=3, leader_epoch=1, high_watermark=2))
+
+
+def check_state(data: bytes) -> None:
+    sections = decode_state(data, STATE_OFFSET, where="")
+    for name, section in (sections or {}).items():
+        if name == "producers":
+            check_producers(section)
+
+
+def check_producers(data: bytes) -> None:
+    table = ProducerTable.restore(data)
+    assert table.snapshot() == data
+
+
+def check_index(data: bytes) -> None:
+    for entries in (sealed_entries(data), counted_entries(data, len(data) // 32, crc32c(data))):
+        assert entries is None or len(entries) <= len(data) // 32
+
+
+def check_note(data: bytes) -> None:
+    note = decode_note(data)
+    assert decode_note(encode_note(note)) == note
+    table = StageTable()
+    table.apply(note, first_offset=3, next_offset=6, byte_count=9)
+
+
+def check_sink_state(data: bytes) -> None:
+    state = SinkState.decode(data)
+    assert SinkState.decode(state.encode()) == state
+    ledger = Ledger()
+    ledger.apply(state)
+    ledger.unfinished()
+
+
+def check_offset(data: bytes) -> None:
+    key, _, value = data.partition(b"\n")
+    found = decode_offset(key, value)
+    if found is not None:
+        assert isinstance(found, ConsumerOffset)
+        assert decode_offset(found.key, found.value()) == found
+        table = OffsetTable()
+        table._put(key, value)
+        table._put(b"c/s/0", None)
+        table.silent(1 << 40)
+        assert table.get(found.consumer) == [found]
+
+
+def check_catalog(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        name = os.path.join(path, "catalog.log")
+        with open(name, "wb") as file:
+            file.write(data)
+        store = CatalogStore(OsDisk(), name)
+        before = store.catalog.snapshot()
+        store.close()
+        store = CatalogStore(OsDisk(), name)  # what a start has rewritten, the next one reads
+        try:
+            assert store.catalog.snapshot() == before
+            with_streams = [info.as_dict() for info in store.catalog.streams.values()]
+            json.dumps(with_streams)
+        finally:
+            store.close()
+
+
+def check_owner(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        with open(os.path.join(path, "broker.json"), "wb") as file:
+            file.write(data)
+        owner_of(path)
+        with DataFolder.open(path, broker_id="broker-0"):
+            pass
+
+
+def check_up_record(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as path:
+        os.mkdir(os.path.join(path, "run"))
+        with open(os.path.join(path, "run", "up.json"), "wb") as file:
+            file.write(data)
+        UpFolder(path).load()
+
+
+def check_config(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        file.write(data)
+        file.flush()
+        load(file.name, env={})
+
+
+def check_variables(data: bytes) -> None:
+    env = {}
+    for line in data.decode("utf-8", "surrogateescape").split("\n"):
+        name, _, value = line.partition("=")
+        env[name] = value
+    load(None, env=env)
+
+
+def good_batch() -> bytes:
+    """One batch of every kind of column, for the corpus."""
+    from tests.unit.client.logs import rows
+
+    return bytes(encode_batch(rows(range(5, 9)), BatchHeader(first_offset=5, last_offset=8, leader_epoch=2)))
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+CORRUPT: Final = (CorruptLog,)
+_LOG: Final = ("broker/storage/log.py", "broker/storage/recovery.py", "broker/storage/inspect.py")
+
+
+def _small_file(name: str, module: str) -> Decoder:
+    return Decoder(
+        name=f"file-{name}",
+        modules=(module, "broker/storage/checkpoint.py"),
+        check=meet_file(name),
+        errors=CORRUPT,
+        form="json",
+        words=JSON_WORDS,
+        unseal=unseal_json,
+        seal=seal_json,
+        weight=60,
+    )
+
+
+FILES: Final = (
+    Decoder(
+        name="segment",
+        modules=(*_LOG, "broker/storage/scan.py", "broker/storage/contradictions.py", "broker/storage/rewrite.py"),
+        check=meet_file(f"{0:020d}.arrows"),
+        errors=CORRUPT,
+        words=(b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1"),
+        weight=80,
+    ),
+    Decoder(
+        name="segment-active",
+        modules=(*_LOG, "broker/storage/keymap.py"),
+        check=meet_file(f"{7:020d}.arrows"),
+        errors=CORRUPT,
+        words=(b"\xff\xff\xff\xff\0\0\0\0",),
+        weight=80,
+    ),
+    Decoder(
+        name="file-index",
+        modules=("broker/storage/index.py",),
+        check=meet_file(f"{0:020d}.index"),
+        errors=CORRUPT,
+        unseal=lambda data: data[:-32],
+        seal=seal_index,
+        weight=60,
+    ),
+    _small_file("checkpoint", "broker/storage/recovery.py"),
+    _small_file("epochs", "broker/storage/epochs.py"),
+    _small_file("compaction", "broker/storage/compaction.py"),
+    Decoder(
+        name="file-partition.json",
+        modules=("broker/storage/checkpoint.py",),
+        check=meet_file("partition.json"),
+        errors=CORRUPT,
+        form="json",
+        words=JSON_WORDS,
+        weight=60,
+    ),
+    Decoder(
+        name="file-state",
+        modules=("broker/storage/state.py", "broker/storage/producers.py"),
+        check=meet_file(state_name(7)),
+        errors=CORRUPT,
+        unseal=unseal_tail,
+        seal=seal_tail,
+        weight=60,
+    ),
+    Decoder(
+        name="batch",
+        modules=("broker/api/batch.py", "broker/sinks/restamp.py"),
+        check=check_batch,
+        errors=(BadBatch, UnknownFormatVersion),
+    ),
+    Decoder(
+        name="state",
+        modules=("broker/storage/state.py",),
+        check=check_state,
+        errors=CORRUPT,
+        unseal=unseal_tail,
+        seal=seal_tail,
+    ),
+    Decoder(name="producers", modules=("broker/storage/producers.py",), check=check_producers, errors=CORRUPT),
+    Decoder(name="index", modules=("broker/storage/index.py",), check=check_index, errors=()),
+    Decoder(
+        name="note", modules=("broker/sinks/notes.py",), check=check_note, errors=CORRUPT, form="json", words=JSON_WORDS
+    ),
+    Decoder(
+        name="sink-state",
+        modules=("broker/sinks/ledger.py",),
+        check=check_sink_state,
+        errors=CORRUPT,
+        form="json",
+        words=JSON_WORDS,
+    ),
+    Decoder(
+        name="consumer-offset",
+        modules=("broker/groups/offsets.py",),
+        check=check_offset,
+        errors=(),
+        form="json",
+        unseal=lambda data: data.partition(b"\n")[2],
+        seal=lambda inner: b"spark/orders/3\n" + inner,
+        words=(*JSON_WORDS, b"/", b"\n"),
+    ),
+    Decoder(
+        name="catalog",
+        modules=("broker/metadata/journal.py", "broker/runtime/catalog_store.py", "broker/metadata/catalog.py"),
+        check=check_catalog,
+        errors=CORRUPT,
+        form="json",
+        unseal=unseal_journal,
+        seal=seal_journal,
+        words=JSON_WORDS,
+        weight=10,
+    ),
+    Decoder(
+        name="catalog-snapshot",
+        modules=("broker/runtime/catalog_store.py", "broker/metadata/catalog.py"),
+        check=check_catalog,
+        errors=CORRUPT,
+        form="json",
+        unseal=lambda data: data.rstrip(b"\n")[9:],
+        seal=seal_snapshot,
+        words=JSON_WORDS,
+        weight=10,
+    ),
+    Decoder(
+        name="broker.json",
+        modules=("broker/storage/folder.py", "broker/storage/places.py"),
+        check=check_owner,
+        errors=CORRUPT,
+        form="json",
+        words=JSON_WORDS,
+        weight=6,
+    ),
+    Decoder(
+        name="up.json",
+        modules=("broker/cli/datafolder.py",),
+        check=check_up_record,
+        errors=(),
+        form="json",
+        words=JSON_WORDS,
+        weight=4,
+    ),
+    Decoder(
+        name="config",
+        modules=("broker/runtime/config.py",),
+        check=check_config,
+        errors=(InvalidRequest,),
+        words=(b"=", b"[nats]\n", b"[defaults]\n", b"port", b"true", b"inf", b"1979-05-27", b'"""', b"nats://a:b@c"),
+        weight=4,
+    ),
+    Decoder(
+        name="variables",
+        modules=("broker/runtime/config.py",),
+        check=check_variables,
+        errors=(InvalidRequest,),
+        words=(b"LIFTLOG_", b"none", b"nats://[::1", b"nats://u:p@h,nats://x:y@h", b"\n"),
+        weight=2,
+    ),
+)

@@ -1,0 +1,573 @@
+"""Decoders of what comes over a network: NATS, HTTP requests, HTTP answers, acks; and of what Spark hands back.
+
+Requests go to a real server on a loopback port, answers come from a raw-socket server: what is between the bytes and
+the decoder is then the real thing too. Every answer of the server is held against the OpenAPI document by `Api`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlparse
+
+import pyarrow as pa
+from nats.aio.client import Srv
+from nats.aio.msg import Msg
+from nats.errors import ProtocolError
+
+from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, seal
+from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
+from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
+from broker.api.stream import settings_from
+from broker.cli.checks_network import _greeting
+from broker.client import answers, connect
+from broker.client.address import Address, parse_addresses
+from broker.client.brokers import leader_of, read_problem
+from broker.client.frames import read_batches
+from broker.client.nats_connection import NatsConnection
+from broker.client.nats_publish import _Publish
+from broker.client.sinks import SinkDescription
+from broker.ingest import Intake
+from broker.ingest.control import read_control_line, read_operation
+from broker.ingest.headers import parse_headers
+from broker.ingest.partitioning import parse_partition_by
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.nats_seam import make_client
+from broker.serving.append import encode
+from broker.serving.ndjson import _rows
+from spark_liftlog import offsets as spark_offsets
+from spark_liftlog.options import sink_options, source_options
+from spark_liftlog.query_lag import lag
+from tests.fuzz.decoder import CORPUS, Decoder
+from tests.unit.client.rawserver import RawServer, Reply, Request
+from tests.unit.ingest.twins import TWINS, Route, byte_by_byte, run, whole
+from tests.unit.serving.server import Api, Server
+
+JSON_WORDS: Final = (b"null", b"true", b"NaN", b"1e999", b'"v":2', b"[[[[", b'{"a":', b"\\ud800", b"[" * 3000)
+
+# --- NATS -----------------------------------------------------------------------------------------------------------
+
+ROUTES: Final = (Route(1), Route(7, {"stream": "keyed", "record_bytes_max": 60}, "key", 2))
+LIMITS: Final = {"control_line_max": 256, "payload_max": 4096}
+
+
+def check_intake(data: bytes) -> None:
+    """Both twins, whole, byte by byte and in random pieces: the same records, answers, errors."""
+    rng = random.Random(data)
+    cuts = sorted(rng.randint(0, len(data)) for _ in range(rng.choice([1, 3, 9])))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    outcomes = [
+        run(twin, chunks, ROUTES, **LIMITS) for twin in TWINS for chunks in (whole(data), byte_by_byte(data), pieces)
+    ]
+    for outcome in outcomes[1:]:
+        assert outcome == outcomes[0]
+
+
+def check_lines(data: bytes) -> None:
+    headers = parse_headers(data)
+    assert headers is None or all(name for name, _ in headers)
+    read_control_line(data, 4096)
+    read_operation(data)
+
+
+def check_info(data: bytes) -> None:
+    async def met() -> None:
+        client = make_client(Intake(), lambda _: None, _at_once, wide=False)
+        client._current_server = Srv(urlparse("nats://127.0.0.1:4222"))
+        client.options["dont_randomize"] = True
+        client._discovered_server_cb = client._lame_duck_mode_cb = None
+        await client._ps.parse(b"INFO " + data.replace(b"\r", b"").replace(b"\n", b"") + b"\r\n")
+
+    asyncio.run(met())
+
+
+async def _at_once() -> None:
+    return None
+
+
+def check_ack(data: bytes) -> None:
+    async def met() -> None:
+        import nats.aio.client
+
+        client = nats.aio.client.Client()
+        work = _Publish(client, NatsConnection("nats://127.0.0.1:4222"), "s", None, 1, 1.0)
+        work.awaited[0] = 0.0
+        await work._on_answer(Msg(client, subject="_INBOX.x.0", data=data))
+        assert work.acked + sum(work.errors.values()) == 1
+
+    asyncio.run(met())
+
+
+def check_greeting(data: bytes) -> None:
+    import socket
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"INFO " + data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            _greeting("127.0.0.1", listener.getsockname()[1])
+        except ConnectionError:
+            pass
+        finally:
+            thread.join()
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _server() -> Server:
+    folder = tempfile.TemporaryDirectory()
+    server = Server(Path(folder.name), body_bytes_max=1 << 20)
+    atexit.register(folder.cleanup)
+    atexit.register(server.close)
+    atexit.register(server.api.close)
+    return server
+
+
+def _api() -> Api:
+    api = _server().api
+    if api.get("/v1/streams/orders").status == 404:
+        api.create("orders")
+    return api
+
+
+METHODS: Final = ("GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "OPTIONS")
+RETRYABLE: Final = frozenset({"not_ready", "deadline_exceeded", "stages_full", "overloaded", "stream_paused"})
+
+
+def check_request(data: bytes) -> None:
+    """{"method", "path", "body"}: any request of the API with any JSON body. What is no such object is passed over."""
+    try:
+        request = json.loads(data)
+        method, path, body = request["method"], request["path"], request["body"]
+        target = quote(path, safe="/?=&%:*,")
+        payload = None if body is None else json.dumps(body).encode()
+    except (ValueError, KeyError, TypeError, RecursionError, UnicodeError):
+        return
+    if method not in METHODS or not target.startswith("/") or "_ms" in target:
+        return
+    api = _api()
+    answer = api.request(method, target, body=payload, headers={"Content-Type": "application/json"} if payload else {})
+    if answer.status >= 500:
+        assert answer.reason in RETRYABLE or answer.status == 501, (answer.status, answer.body[:300])
+    if (method, answer.status) == ("POST", 201) and target == "/v1/streams":
+        api.request("DELETE", f"/v1/streams/{answer.json()['name']}")
+    api.request("POST", "/v1/streams/orders/resume")
+
+
+BODIES: Final = ("/v1/streams", "/v1/offsets/resolve", "/v1/sinks/s/commit", "/v1/consumers/c/offsets", "/v1/producers")
+
+
+def check_body(data: bytes) -> None:
+    """Any bytes as a JSON body."""
+    api = _api()
+    path = BODIES[sum(data) % len(BODIES)]
+    answer = api.request("POST", path, body=data, headers={"Content-Type": "application/json"})
+    assert answer.status < 500, (answer.status, answer.body[:300])
+    if answer.status == 201 and path == "/v1/streams":
+        api.request("DELETE", f"/v1/streams/{answer.json()['name']}")
+
+
+_INFO: Final = StreamInfo(name="orders", incarnation="i", created_us=0, settings=settings_from({}))
+
+
+def check_arrow(data: bytes) -> None:
+    """Records that a stranger posts; what is taken is what its readers will decode."""
+    for batch in encode(bytearray(data), _INFO, 5, 1 << 22):
+        message = batch.compose(first_offset=3, leader_epoch=1, high_watermark=0)
+        rows = decode_batch(message)
+        rows.validate(full=True)
+        assert rows.num_rows == batch.record_count
+        list(_rows(rows))
+
+
+def check_posted(data: bytes) -> None:
+    """The same through the server, for what is before and behind the decoder."""
+    api = _api()
+    answer = api.append("orders", data)
+    assert answer.status < 500, (answer.status, answer.body[:300])
+    assert api.read("orders", format="json").status == 200
+
+
+def check_ndjson(data: bytes) -> None:
+    """Any bytes as key, value and header, any text as subject, come out as JSON that says the same."""
+    text = data.decode("utf-8", "replace")
+    rows = pa.record_batch(
+        {
+            "value": pa.array([data, None], pa.binary()),
+            "key": pa.array([data[:7], b"k"], pa.binary()),
+            "headers": pa.array([[(text[:5] or "h", data)], None], pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    from tests.unit.serving.arrow import stream_of
+
+    (batch,) = encode(bytearray(stream_of(rows)), _INFO, 5, 1 << 22)
+    made = decode_batch(batch.compose(first_offset=3, leader_epoch=1, high_watermark=0))
+    first, second = (json.loads(json.dumps(row, ensure_ascii=False).encode()) for row in _rows(made))
+    assert (first["offset"], second["value"]) == (3, None)
+    assert first["value"] == text or "base64" in first["value"]
+
+
+def check_settings(data: bytes) -> None:
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(values, dict):
+        settings = settings_from(values)
+        assert settings_from(settings.as_dict()) == settings
+        parse_partition_by(settings.partition_by)
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+def reader(data: bytes, step: int) -> Callable[[memoryview], int]:
+    at = 0
+
+    def readinto(view: memoryview) -> int:
+        nonlocal at
+        count = min(step, len(view), len(data) - at)
+        view[:count] = data[at : at + count]
+        at += count
+        return count
+
+    return readinto
+
+
+def check_frames(data: bytes) -> None:
+    """Whole and byte by byte: the same batches, the same end."""
+    seen = []
+    for step in (1 << 20, 1, 7):
+        offsets: list[int] = []
+        problem: LiftlogError | None = None
+        try:
+            for header, rows in read_batches(reader(data, step), len(data), buffer_bytes=1_500):
+                rows.validate(full=True)
+                offsets += [header.first_offset, *rows.column("offset").to_pylist()]
+        except LiftlogError as error:
+            problem = error
+        seen.append((offsets, type(problem), str(problem)))
+    assert seen[0] == seen[1] == seen[2]
+    if problem is not None:
+        raise problem
+
+
+def unseal_value(data: bytes) -> bytes:
+    """The header's 176 characters of the first batch."""
+    return data[len(SCHEMA_BYTES) + VALUE_AT :][:VALUE_BYTES]
+
+
+def seal_value(inner: bytes) -> bytes:
+    """A stream whose first batch has these 176 characters and a CRC that fits."""
+    data = bytearray((CORPUS / "client-frames" / "two-batches").read_bytes())
+    at = len(SCHEMA_BYTES)
+    length = HEADER_BYTES + int.from_bytes(data[at + 48 : at + 56], "little")
+    data[at + VALUE_AT : at + VALUE_AT + VALUE_BYTES] = inner[:VALUE_BYTES].ljust(VALUE_BYTES, b"0")
+    seal(memoryview(data)[at : at + length])
+    return bytes(data)
+
+
+class Said:
+    """As much of an `Exchange` as an error is read from."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.address = Address("broker", 9293)
+        self._body = body
+
+    def read_all(self, bytes_max: int) -> bytes:
+        return self._body[:bytes_max]
+
+    def close(self) -> None:
+        return None
+
+
+def check_problem(data: bytes) -> None:
+    for status in (400, 404, 421, 500, 503):
+        error = read_problem(Said(status, data))  # type: ignore[arg-type]
+        assert isinstance(error, LiftlogError)
+        assert isinstance(str(error), str)
+        assert from_problem(error.to_problem()).reason == error.reason in BY_REASON
+        leader_of(error)  # type: ignore[arg-type]
+
+
+ANSWERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "stream": answers.StreamDescription.of,
+    "consumer": answers.ConsumerLag.of,
+    "resolved": answers.Resolved.of,
+    "watch": answers.Watch.of,
+    "cluster": answers.ClusterDescription.of,
+    "ready": answers.Readiness.of,
+    "appended": lambda value: answers.Appended.of(value, 0),
+    "sink": SinkDescription.of,
+}
+
+
+def check_answer(data: bytes) -> None:
+    """{"kind", "answer"}: any JSON where the client expects that answer."""
+    try:
+        given = json.loads(data)
+        read, value = ANSWERS[given["kind"]], given["answer"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return
+    answers.understand(read, value, where="test")
+
+
+_said: list[bytes] = [b""]
+
+
+@functools.cache
+def _raw_server() -> RawServer:
+    def answer(request: Request, reply: Reply) -> None:
+        reply.answer((200, 200, 200, 400, 503)[sum(_said[0]) % 5], _said[0], {"Content-Type": "application/json"})
+
+    server = RawServer(answer)
+    server.__enter__()
+    atexit.register(server.__exit__, None, None, None)
+    return server
+
+
+def check_client(data: bytes) -> None:
+    """Any body as the answer to any call."""
+    _said[0] = data
+    failed: LiftlogError | None = None
+    with connect(_raw_server().address, timeout_s=5, deadline_s=0) as client:
+        for call in (client.cluster, client.streams, client.consumers, client.sinks, client.watch, client.ready):
+            try:
+                call()
+            except LiftlogError as error:
+                failed = error
+    if failed is not None:
+        raise failed
+
+
+def check_address(data: bytes) -> None:
+    for address in parse_addresses(data.decode("utf-8", "replace")):
+        assert 1 <= address.port <= 65535
+
+
+# --- Spark ----------------------------------------------------------------------------------------------------------
+
+
+def check_spark_offset(data: bytes) -> None:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return  # Spark's matter
+    found = spark_offsets.decode(value)
+    if found is None:
+        spark_offsets.starting_point(value, "orders")
+    else:
+        assert spark_offsets.decode(spark_offsets.encode(found)) == found
+
+
+def check_spark_options(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    for kind in ("batch", "stream"):
+        for name in ("startingOffsets", "endingOffsets", "minPartitions", "failOnDataLoss", "consumer", "brokers"):
+            try:
+                source_options({"stream": "orders", name: text}, kind)  # type: ignore[arg-type]
+            except InvalidRequest as error:
+                refused = error
+    sink_options({"path": "orders", "brokers": text})
+    raise refused
+
+
+def check_spark_lag(data: bytes) -> None:
+    found = lag({"sources": [{"latestOffset": data.decode("utf-8", "replace")}]})
+    assert found is None or found.total >= 0 or min(found.partitions.values()) < 0
+
+
+NETWORK: Final = (
+    Decoder(
+        name="nats-intake",
+        modules=(
+            "broker/ingest/_intake.pyx",
+            "broker/ingest/pure.py",
+            "broker/ingest/pure_fate.py",
+            "broker/ingest/answers.py",
+        ),
+        check=check_intake,
+        errors=(),
+        words=(
+            b"MSG ",
+            b"HMSG ",
+            b"PING\r\n",
+            b"+OK",
+            b"-ERR '",
+            b"INFO {",
+            b"NATS/1.0\r\n",
+            b"Liftlog-Key: ",
+            b"_INBOX.",
+        ),
+        weight=6,
+    ),
+    Decoder(
+        name="nats-lines",
+        modules=("broker/ingest/control.py", "broker/ingest/headers.py"),
+        check=check_lines,
+        errors=(),
+        words=(b"MSG ", b"HMSG ", b"NATS/1.0\r\n", b":", b"\t"),
+    ),
+    Decoder(
+        name="nats-info",
+        modules=("broker/runtime/nats_seam.py",),
+        check=check_info,
+        errors=(ProtocolError,),
+        form="json",
+        words=JSON_WORDS,
+        weight=5,
+    ),
+    Decoder(
+        name="nats-ack",
+        modules=("broker/client/nats_publish.py",),
+        check=check_ack,
+        errors=(),
+        form="json",
+        words=JSON_WORDS,
+        weight=5,
+    ),
+    Decoder(
+        name="nats-greeting",
+        modules=("broker/cli/checks_network.py",),
+        check=check_greeting,
+        errors=(),
+        form="json",
+        words=(*JSON_WORDS, b"\r\n"),
+        weight=8,
+    ),
+    Decoder(
+        name="http-request",
+        modules=(
+            "broker/serving/endpoint.py",
+            "broker/serving/fields.py",
+            "broker/serving/resolve.py",
+            "broker/serving/changes.py",
+            "broker/serving/watch.py",
+            "broker/serving/sinks.py",
+            "broker/serving/consumers.py",
+            "broker/serving/streams.py",
+        ),
+        check=check_request,
+        errors=(),
+        form="json",
+        weight=25,
+    ),
+    Decoder(
+        name="http-body",
+        modules=("broker/serving/body.py",),
+        check=check_body,
+        errors=(),
+        form="json",
+        words=JSON_WORDS,
+        weight=15,
+    ),
+    Decoder(
+        name="http-arrow",
+        modules=("broker/serving/decode.py", "broker/serving/framing.py", "broker/serving/rows.py"),
+        check=check_arrow,
+        errors=(InvalidRequest,),
+        words=(b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0", b"value", b"key\0"),
+        weight=3,
+    ),
+    Decoder(
+        name="http-posted",
+        modules=("broker/serving/append.py", "broker/serving/ndjson.py"),
+        check=check_posted,
+        errors=(),
+        words=(b"\xff\xff\xff\xff",),
+        weight=25,
+    ),
+    Decoder(name="ndjson", modules=("broker/serving/ndjson.py",), check=check_ndjson, errors=(), weight=5),
+    Decoder(
+        name="settings",
+        modules=("broker/api/stream.py", "broker/ingest/partitioning.py"),
+        check=check_settings,
+        errors=(InvalidRequest,),
+        form="json",
+        words=(b"token:", b"*", b">", b"."),
+    ),
+    Decoder(
+        name="client-frames",
+        modules=("broker/client/frames.py", "broker/client/fetch.py", "broker/api/batch.py"),
+        check=check_frames,
+        errors=(LiftlogError,),
+        words=(END_OF_STREAM, b"\xff\xff\xff\xff"),
+        unseal=unseal_value,
+        seal=seal_value,
+        weight=10,
+    ),
+    Decoder(
+        name="client-problem",
+        modules=("broker/client/brokers.py", "broker/api/errors.py"),
+        check=check_problem,
+        errors=(),
+        form="json",
+        words=JSON_WORDS,
+    ),
+    Decoder(
+        name="client-answer",
+        modules=("broker/client/answers.py", "broker/client/sinks.py"),
+        check=check_answer,
+        errors=(LiftlogError,),
+        form="json",
+        words=JSON_WORDS,
+    ),
+    Decoder(
+        name="client-http",
+        modules=("broker/client/calls.py", "broker/client/pool.py"),
+        check=check_client,
+        errors=(LiftlogError,),
+        form="json",
+        words=JSON_WORDS,
+        weight=30,
+    ),
+    Decoder(
+        name="address",
+        modules=("broker/client/address.py",),
+        check=check_address,
+        errors=(InvalidRequest,),
+        words=(b"http://", b"[::1]", b":", b"@", b"https://", b"%00", b"xn--"),
+    ),
+    Decoder(
+        name="spark-offset",
+        modules=("spark_liftlog/offsets.py",),
+        check=check_spark_offset,
+        errors=(LiftlogError,),
+        form="json",
+        words=JSON_WORDS,
+    ),
+    Decoder(
+        name="spark-options",
+        modules=("spark_liftlog/options.py",),
+        check=check_spark_options,
+        errors=(InvalidRequest,),
+        form="json",
+        words=JSON_WORDS,
+        weight=2,
+    ),
+    Decoder(
+        name="spark-lag",
+        modules=("spark_liftlog/query_lag.py",),
+        check=check_spark_lag,
+        errors=(),
+        form="json",
+        words=JSON_WORDS,
+    ),
+)

@@ -1,0 +1,26 @@
+"""Every decoder of liftlog, one line each: which fuzz target meets it, with what bytes it begins.
+
+`test_every_decoder_is_in_the_table` looks through the code for what decodes and asks for each file by name here, or in
+`ELSEWHERE` with the reason why it has no target of its own. `python -m tests.fuzz --list` prints the table.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.fuzz.decoder import Decoder
+from tests.fuzz.files import FILES
+from tests.fuzz.network import NETWORK
+
+DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK)}
+
+ELSEWHERE: Final[dict[str, str]] = {
+    "broker/api/plain.py": "what the others decode JSON with",
+    "broker/runtime/jetstream.py": "a yes or no from nats-server's own API; anything unreadable counts as no",
+    "broker/runtime/stages.py": "reads notes (target note) and verified batches (target batch)",
+    "broker/cli/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
+    "broker/cli/export.py": "decodes what PartitionLog.batches has verified (target segment)",
+    "broker/cli/dump.py": "shows what scan and read_header found (targets segment, batch)",
+    "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
+    "broker/storage/remembering.py": "applies what file-state decodes",
+}
