@@ -14,6 +14,9 @@ at byte `VALUE_AT`, so it is composed from a pinned template (`batch_header.bin`
     728  10 x (int64, int64)  nodes: length, null count
     888  ...                  body: buffers in order, each padded to 8 bytes with zeros
 
+A compressed batch (`broker/api/compression.py`; only rewritten ones are) says so in 16 bytes more before its body, all
+else is where it was.
+
 Invariants
 B1  The CRC-32C covers the whole message, marker to last body byte, with its own eight digits
     read as '0', and is compared as bytes. Any flipped bit anywhere is found.
@@ -36,6 +39,14 @@ from typing import Final
 import pyarrow as pa
 from crc32c import crc32c
 
+from broker.api.compression import (
+    DECODED_BYTES_MAX,
+    PACKED_HEADER_BYTES,
+    PLAIN_BODY_BYTES_MAX,
+    decoded_bytes,
+    pack,
+    packed_template,
+)
 from broker.api.errors import BadBatch, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 
@@ -72,7 +83,8 @@ NODES_AT: Final = 728
 NODE_COUNT: Final = 10
 
 TEMPLATE: Final = resources.files(__package__).joinpath("batch_header.bin").read_bytes()
-_PREFIX: Final = TEMPLATE[:8]
+HEADER_LENGTHS: Final = {TEMPLATE[:8]: HEADER_BYTES, packed_template(TEMPLATE, "lz4")[:8]: PACKED_HEADER_BYTES}
+"""The first 8 bytes of a message -> length of its header."""
 _CRC_ZERO: Final = b"0" * FIELDS["crc"]
 _U64: Final = 1 << 64
 
@@ -132,12 +144,13 @@ class BatchHeader:
 assert [f.name for f in fields(BatchHeader)] == list(FIELDS)
 
 
-def encode_batch(batch: pa.RecordBatch, header: BatchHeader) -> bytearray:
-    """Encode rows as one batch, uncompressed, with its CRC.
+def encode_batch(batch: pa.RecordBatch, header: BatchHeader, *, compression: str = "none") -> bytearray:
+    """Encode rows as one batch, with its CRC.
 
     Args:
         batch: n >= 0 rows of exactly `SCHEMA`; may be a slice. (Only compaction leaves none.)
         header: What to say of them; `crc` is ignored.
+        compression: `none`, `lz4` or `zstd`; a body that is not longer than `PLAIN_BODY_BYTES_MAX` stays as it is.
     Returns:
         The message, a multiple of 8 bytes.
     """
@@ -148,6 +161,10 @@ def encode_batch(batch: pa.RecordBatch, header: BatchHeader) -> bytearray:
     buffers: list[pa.Buffer | None] = []
     for column in batch.columns:
         _flatten(column, nodes, buffers)
+    template = TEMPLATE
+    body = sum(buffer.size + -buffer.size % 8 for buffer in buffers if buffer is not None)
+    if compression != "none" and body > PLAIN_BODY_BYTES_MAX:
+        template, buffers = packed_template(TEMPLATE, compression), pack(buffers, compression)
     places: list[int] = []
     parts: list[pa.Buffer | bytes] = []
     position = 0
@@ -159,7 +176,7 @@ def encode_batch(batch: pa.RecordBatch, header: BatchHeader) -> bytearray:
             if padding := -size % 8:
                 parts.append(bytes(padding))
             position += size + padding if padding else size
-    message = bytearray(TEMPLATE)
+    message = bytearray(template)
     struct.pack_into("<q", message, BODY_LENGTH_AT, position)
     struct.pack_into("<q", message, ROWS_AT, batch.num_rows)
     struct.pack_into(f"<{2 * BUFFER_COUNT}q", message, BUFFERS_AT, *places)
@@ -227,12 +244,13 @@ def message_bytes(head: bytes | bytearray | memoryview, *, where: str = "") -> i
     """
     if len(head) < HEADER_BYTES:
         raise BadBatch(f"{where}a batch header is {HEADER_BYTES} bytes, only {len(head)} are there")
-    if bytes(head[:8]) != _PREFIX:
+    length = HEADER_LENGTHS.get(bytes(head[:8]))
+    if length is None:
         raise BadBatch(f"{where}no batch begins here: {bytes(head[:8]).hex()}")
     (body,) = struct.unpack_from("<q", head, BODY_LENGTH_AT)
     if body < 0 or body % 8:
         raise BadBatch(f"{where}impossible body length {body}")
-    return HEADER_BYTES + int(body)
+    return length + int(body)
 
 
 def read_header(head: bytes | bytearray | memoryview, *, where: str = "") -> BatchHeader:
@@ -296,7 +314,8 @@ def verify_batch(message: bytes | bytearray | memoryview, *, where: str = "") ->
         message: Exactly one message.
         where: Put before the error's text: file, position.
     Raises:
-        BadBatch: length or CRC do not fit: the bytes must not be served or stored.
+        BadBatch: length or CRC do not fit, or it would take over `DECODED_BYTES_MAX` of memory: the bytes must not be
+            served, stored or decoded.
         UnknownFormatVersion: a later version wrote it.
     """
     length = message_bytes(message, where=where)
@@ -305,11 +324,15 @@ def verify_batch(message: bytes | bytearray | memoryview, *, where: str = "") ->
     stored, computed = bytes(message[CRC_AT : CRC_AT + 8]), checksum(message)
     if stored != computed:
         raise BadBatch(f"{where}CRC-32C is {computed!r}, the batch says {stored!r}")
+    if HEADER_LENGTHS[bytes(message[:8])] == PACKED_HEADER_BYTES:
+        size = decoded_bytes(message)
+        if size is None or size > DECODED_BYTES_MAX:
+            raise BadBatch(f"{where}{size} bytes when decompressed, {DECODED_BYTES_MAX} are the limit")
     return read_header(message, where=where)
 
 
 def decode_batch(message: bytes | bytearray | memoryview | pa.Buffer, *, where: str = "") -> pa.RecordBatch:
-    """Verify one message and return its rows (zero-copy views into `message`).
+    """Verify one message and return its rows (zero-copy views into `message`, unless it is compressed).
 
     Raises:
         BadBatch: the message is damaged.

@@ -50,6 +50,7 @@ class StreamSettings:
         delete_retention_ms: How long a tombstone stays, at least, for readers that are behind.
         coalesce_min_batch_bytes: Sealed segments whose batches are smaller on average are written anew with large ones,
             and small segments are joined; 0: never.
+        compression: `none`, `lz4` or `zstd`, for sealed segments that are written anew. What is appended never is.
     """
 
     subject: str | None = None
@@ -74,6 +75,7 @@ class StreamSettings:
     min_cleanable_dirty_percent: int = 50
     delete_retention_ms: int = 24 * 3_600_000
     coalesce_min_batch_bytes: int = 64 << 10
+    compression: str = "none"
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -102,6 +104,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "acks": ("all", "leader", "none"),
     "fsync": ("batch", "interval"),
     "cleanup": ("delete", "compact", "both"),
+    "compression": ("none", "lz4", "zstd"),
 }
 NULLABLE: Final = frozenset({"subject", "group", "retention_ms", "retention_bytes", "retention_records"})
 UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"})

@@ -100,6 +100,9 @@ CoalesceMinBatchBytes = Annotated[
         "--coalesce-min-batch-bytes", "Smaller stored batches are joined; 0: none.", metavar="SIZE", parser=byte_count
     ),
 ]
+Compression = Annotated[
+    str | None, _option("--compression", "Of sealed segments that are written anew.", metavar="none|lz4|zstd")
+]
 
 
 @app.command()
@@ -128,6 +131,7 @@ def create(
     min_cleanable_dirty_percent: DirtyPercent = None,
     delete_retention_ms: DeleteRetention = None,
     coalesce_min_batch_bytes: CoalesceMinBatchBytes = None,
+    compression: Compression = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -227,6 +231,7 @@ def alter(
     min_cleanable_dirty_percent: DirtyPercent = None,
     delete_retention_ms: DeleteRetention = None,
     coalesce_min_batch_bytes: CoalesceMinBatchBytes = None,
+    compression: Compression = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

@@ -20,6 +20,7 @@ from broker.api.batch import (
     FIELDS,
     HEADER_BYTES,
     ROWS_AT,
+    TEMPLATE,
     VALUE_AT,
     VALUE_BYTES,
     read_header,
@@ -69,7 +70,8 @@ class RestampedBatch:
         (self.record_count,) = struct.unpack_from("<q", message, ROWS_AT)
         place = struct.unpack_from("<qq", message, _OFFSETS_AT)
         span = self._header.next_offset - self._header.first_offset
-        if self.record_count != span or place != (0, 8 * self.record_count):
+        is_plain = bytes(message[:8]) == TEMPLATE[:8]
+        if not is_plain or self.record_count != span or place != (0, 8 * self.record_count):
             raise BadBatch(
                 f"a staged batch of {self.record_count} rows for {span} offsets, its offset column at {place}:"
                 " it was rewritten and cannot be appended as it is"

@@ -12,7 +12,8 @@ joins itself). Of those, in this order:
 
 - neighbours that fit into one segment are joined, when the largest is at most a third of them together: so every byte
   is written at most log3(segment_bytes) times;
-- a segment of small batches is written anew when that leaves at most half of its batches.
+- a segment of small batches is written anew when that leaves at most half of its batches;
+- with compression, a segment is written anew when a tenth of it could be compressed and is not.
 
 P1  Nothing is written unless one of these holds before, and it does not hold afterwards: a log that nothing is
     appended to comes to rest.
@@ -31,7 +32,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from broker.api.batch import HEADER_BYTES, ROWS_AT, read_header
+from broker.api.batch import HEADER_BYTES, ROWS_AT, TEMPLATE, read_header
 from broker.api.errors import BadBatch
 from broker.api.stream import StreamSettings
 from broker.storage.compaction import load_clean_state
@@ -39,7 +40,7 @@ from broker.storage.disk import storage_error
 from broker.storage.index import IndexView
 from broker.storage.opened import OpenLog
 from broker.storage.read import NeedsRepair
-from broker.storage.rewrite import Run, Shape, is_joinable, stage
+from broker.storage.rewrite import Run, Shape, body_bytes, is_joinable, is_packable, stage
 from broker.storage.segment import Segment
 
 RETENTION_PARTS: Final = 8
@@ -48,6 +49,7 @@ WEIGHT_OF_OTHERS: Final = 2
 DEFAULT_SHAPE: Final = Shape()
 BATCHES_LEAST: Final = 8
 """A segment of fewer is not worth writing for their sake."""
+PACKABLE_PARTS: Final = 10
 PACED_BYTES: Final = 1 << 20
 
 
@@ -57,7 +59,7 @@ class CoalescingSettings:
 
     Attributes:
         shape: Of the batches that are written.
-        min_batch_bytes: A segment whose batches are smaller on average has small batches.
+        min_batch_bytes: A segment whose batches are smaller on average has small batches; 0: nothing is joined.
         min_age_ms: Segments with a newer record stay as they are.
         segment_bytes, span_ms, span_records: What a joined segment has at most (P2); None: no limit.
         is_compacted: The log is; what is not clean yet is left to compaction.
@@ -74,7 +76,8 @@ class CoalescingSettings:
     @classmethod
     def of(cls, settings: StreamSettings) -> CoalescingSettings | None:
         """The part of a stream's settings that coalescing acts on; None: it is switched off."""
-        if settings.coalesce_min_batch_bytes == 0:
+        min_batch_bytes = settings.coalesce_min_batch_bytes
+        if min_batch_bytes == 0 and settings.compression == "none":
             return None
         sizes, span_ms, span_records = [settings.segment_bytes], None, None
         if settings.cleanup != "compact":
@@ -85,8 +88,12 @@ class CoalescingSettings:
             if settings.retention_records is not None:
                 span_records = settings.retention_records // RETENTION_PARTS
         return cls(
-            shape=Shape(batch_bytes=settings.batch_bytes, batch_records=settings.batch_records),
-            min_batch_bytes=settings.coalesce_min_batch_bytes,
+            shape=Shape(
+                batch_bytes=settings.batch_bytes if min_batch_bytes else 0,
+                batch_records=settings.batch_records,
+                compression=settings.compression,
+            ),
+            min_batch_bytes=min_batch_bytes,
             segment_bytes=min(sizes),
             span_ms=span_ms,
             span_records=span_records,
@@ -101,7 +108,7 @@ class Known:
     Attributes:
         end: Offset after it.
         oldest_us, newest_us: Greatest timestamp of its first batch, and of all.
-        is_settled: Written anew alone it would not gain enough.
+        settled_for: For this shape and size of small batches it would not gain enough if it were written anew alone.
     """
 
     segment: Segment
@@ -110,7 +117,7 @@ class Known:
     batches: int
     oldest_us: int
     newest_us: int
-    is_settled: bool = False
+    settled_for: tuple[Shape, int] | None = None
 
     @property
     def records(self) -> int:
@@ -163,14 +170,15 @@ def coalesce(
     """
     try:
         found = _candidates(log, settings, memory, now_us)
-        group = next_join(found, settings)
+        group = next_join(found, settings) if settings.min_batch_bytes else None
         if group is not None:
             return _write(log, settings, found[slice(*group)], throttle)
         for known in found:
-            if not known.is_settled:
-                known.is_settled = not _gains(log, settings, known, throttle)
-                if not known.is_settled:
+            aim = (settings.shape, settings.min_batch_bytes)
+            if known.settled_for != aim:
+                if _gains(log, settings, known, throttle):
                     return _write(log, settings, [known], throttle)
+                known.settled_for = aim
     except NeedsRepair as damage:
         log.repair_segment(damage.segment)
         return CoalescingReport(failed=f"{damage.segment.path} was scanned anew")
@@ -242,16 +250,24 @@ def _look_at(log: OpenLog, segment: Segment, end: int) -> Known:
 
 
 def _gains(log: OpenLog, settings: CoalescingSettings, known: Known, throttle: Callable[[int], None]) -> bool:
-    """Whether a segment is worth writing anew by itself. Reads the header of every batch, if they are small."""
-    if known.batches < BATCHES_LEAST or known.bytes >= known.batches * settings.min_batch_bytes:
+    """Whether a segment is worth writing anew by itself. Reads the header of every batch, if it may be."""
+    is_small = known.batches >= BATCHES_LEAST and known.bytes < known.batches * settings.min_batch_bytes
+    packs = settings.shape.compression != "none"
+    if not is_small and not packs:
         return False
     index, shape = _index(log, known.segment), settings.shape
     entries = index.entries
-    after, run, unpaced = 0, None, 0
+    after, run, unpaced, packable_bytes = 0, None, 0, 0
     file = log.disk.open(known.segment.path, readonly=True)
     try:
         for position, length in zip(entries["position"].tolist(), entries["length"].tolist(), strict=True):
             head = file.pread(min(length, HEADER_BYTES), position)
+            size = length - HEADER_BYTES
+            if is_packable(head, length):
+                packable_bytes += length
+            elif bytes(head[:8]) != TEMPLATE[:8]:
+                head = file.pread(length, position)
+                size = body_bytes(head)
             unpaced += len(head)
             if unpaced >= PACED_BYTES:
                 throttle(unpaced)
@@ -262,14 +278,16 @@ def _gains(log: OpenLog, settings: CoalescingSettings, known: Known, throttle: C
                 raise NeedsRepair(known.segment) from error
             (rows,) = struct.unpack_from("<q", head, ROWS_AT)
             joins = is_joinable(header, log.needs_stamp)
-            if joins and run is not None and run.takes(header, rows, length - HEADER_BYTES, shape):
-                run.add(header, rows, length - HEADER_BYTES)
+            if joins and run is not None and run.takes(header, rows, size, shape):
+                run.add(header, rows, size)
                 continue
             after += 1
-            run = Run(header, rows, length - HEADER_BYTES) if joins else None
+            run = Run(header, rows, size) if joins else None
     finally:
         file.close()
-    return after <= known.batches // 2
+    if packs and packable_bytes * PACKABLE_PARTS >= known.bytes:
+        return True
+    return is_small and after <= known.batches // 2
 
 
 def _write(

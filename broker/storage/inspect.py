@@ -226,7 +226,7 @@ class _Inspector:
         kept = {segment.base_offset for segment in would.segments}
         for segment in segments:
             if segment.base_offset not in kept:
-                self.add("leftover", segment.path, "below the log start")
+                self.add("leftover", segment.path, "below the log start, or joined into the one before it")
         orphans = set(self.disk.listdir(self.folder)) - set(overlay.listdir(self.folder))
         gone = {path.rpartition("/")[2] for segment in segments for path in (segment.path, segment.index_path)}
         for name in sorted(orphans - gone):

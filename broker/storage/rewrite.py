@@ -15,6 +15,7 @@ W2  A batch that loses nothing and stays alone is copied as it is. One that lose
 W3  Batches that are joined become one over all their offsets: the epoch is theirs, the timestamp their greatest, the
     high watermark theirs, but at most their first offset; producer, group and decision are none. Without a `Shape` only
     batches that lose all are joined.
+    With `compression`, whatever is written is compressed, its header else unchanged, but for bodies that are tiny.
 W4  Never joined: batches of different leader epochs, of a commit group of several, with a decision, and those whose
     producer stamp still decides something. One that loses all stays as an empty batch of its own.
 W5  Offsets and their order do not change.
@@ -33,7 +34,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker.api.batch import CRC_AT, HEADER_BYTES, BatchHeader, decode_batch, encode_batch, read_header
+from broker.api.batch import CRC_AT, HEADER_BYTES, TEMPLATE, BatchHeader, decode_batch, encode_batch, read_header
+from broker.api.compression import PLAIN_BODY_BYTES_MAX, decoded_bytes
 from broker.api.errors import BadBatch
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.storage.disk import TEMPORARY, Disk, File
@@ -49,10 +51,11 @@ _NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large joined batches become: they are closed at either."""
+    """How large joined batches become, closed at either; and how all that is written is compressed."""
 
     batch_bytes: int = 1 << 20
     batch_records: int = 1 << 16
+    compression: str = "none"
 
 
 class Stored(NamedTuple):
@@ -142,6 +145,18 @@ def stage(
         raise
 
 
+def is_packable(message: bytes | memoryview, length: int) -> bool:
+    """Whether a message of this length is to be compressed, if any is. `message`: at least its first bytes."""
+    return bytes(message[:8]) == TEMPLATE[:8] and length > HEADER_BYTES + PLAIN_BODY_BYTES_MAX
+
+
+def body_bytes(message: bytes | memoryview) -> int:
+    """Length of the body of a verified message, as it is without compression."""
+    if bytes(message[:8]) == TEMPLATE[:8]:
+        return len(message) - HEADER_BYTES
+    return decoded_bytes(message) or 0
+
+
 def is_joinable(header: BatchHeader, needs_stamp: Callable[[BatchHeader], bool]) -> bool:
     """Whether a batch may become part of another (W4, but for the epochs)."""
     if header.decision or header.group_count > 1:
@@ -216,16 +231,16 @@ class _Rewrite:
         kept = stored if mask is None else int(np.count_nonzero(mask))
         self.records_gone += stored - kept
         rows = batch.rows if kept == stored else batch.rows.filter(pa.array(mask)) if kept else _NO_ROWS
-        body_bytes = (len(batch.message) - HEADER_BYTES) * kept // max(1, stored)
+        size = body_bytes(batch.message) * kept // max(1, stored)
         header, run = batch.header, self.run
         joins = is_joinable(header, self.needs_stamp)
-        if joins and run is not None and run.takes(header, kept, body_bytes, self.shape):
-            run.add(header, kept, body_bytes)
+        if joins and run is not None and run.takes(header, kept, size, self.shape):
+            run.add(header, kept, size)
             self.rows.append(rows)
             self.stored = None
             return
         self.close_run()
-        self.run = Run(header, kept, body_bytes)
+        self.run = Run(header, kept, size)
         self.rows = [rows]
         self.stored = batch.message if kept == stored else None
         if not joins:
@@ -235,12 +250,14 @@ class _Rewrite:
         run, self.run = self.run, None
         if run is None:
             return
-        if self.stored is not None:
-            self.emit(run.header, self.stored, as_it_was=True)
+        compression = "none" if self.shape is None else self.shape.compression
+        stored = self.stored
+        if stored is not None and (compression == "none" or not is_packable(stored, len(stored))):
+            self.emit(run.header, stored, as_it_was=True)
         else:
             filled = [rows for rows in self.rows if rows.num_rows]
             rows = filled[0] if len(filled) == 1 else pa.concat_batches(filled) if filled else _NO_ROWS
-            self.emit(run.header, encode_batch(rows, run.header))
+            self.emit(run.header, encode_batch(rows, run.header, compression=compression))
         self.rows, self.stored = [], None
 
     def emit(self, header: BatchHeader, message: bytearray | memoryview, *, as_it_was: bool = False) -> None:

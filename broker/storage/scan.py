@@ -36,7 +36,7 @@ from broker.api.batch import (
     CRC_AT,
     FORMAT_VERSION,
     HEADER_BYTES,
-    TEMPLATE,
+    HEADER_LENGTHS,
     VALUE_AT,
     VALUE_BYTES,
 )
@@ -64,8 +64,7 @@ FOUND: Final = np.dtype(
         ("crc", "<u4"),
     ]
 )
-_PREFIX: Final = TEMPLATE[:8]
-_PREFIX_WORD: Final = int.from_bytes(_PREFIX, "little")
+_PREFIX_WORDS: Final = tuple(int.from_bytes(prefix, "little") for prefix in HEADER_LENGTHS)
 _CRC_DIGITS: Final = 8
 _CRC_ZERO: Final = b"0" * _CRC_DIGITS
 _VALUE_END: Final = VALUE_AT + VALUE_BYTES
@@ -94,7 +93,8 @@ class Peek(NamedTuple):
 
 def peek(head: bytes | memoryview) -> Peek | None:
     """Decode `HEADER_BYTES` bytes as a message header, fast; None when they are none. The CRC is not checked."""
-    if len(head) < HEADER_BYTES or head[:8] != _PREFIX:
+    header = HEADER_LENGTHS.get(bytes(head[:8]))
+    if header is None or len(head) < HEADER_BYTES:
         return None
     try:
         value = _VALUE.unpack(bytes.fromhex(str(head[VALUE_AT:_VALUE_END], "ascii")))
@@ -104,7 +104,7 @@ def peek(head: bytes | memoryview) -> Peek | None:
     if body < 0 or body % 8 or value[3] < value[2] or value[3] >= 1 << 62:
         return None
     _, _, first, last, epoch, committed, newest, _, _, _, index, count, _, crc = value
-    return Peek(value[0], first, last + 1, epoch, committed, newest, index, count, crc, HEADER_BYTES + body)
+    return Peek(value[0], first, last + 1, epoch, committed, newest, index, count, crc, header + body)
 
 
 @dataclass(slots=True)
@@ -234,12 +234,16 @@ class _Scanner:
         head = self.bytes_at(at, HEADER_BYTES)
         if len(head) < HEADER_BYTES:
             return self.size
-        told, counted = _lengths(head)
-        for length in (told, counted):
-            if length is not None and self._continues(at + length):
-                return at + length
-        if told is not None and told == counted and at + told > self.size and peek(head) is not None:
-            return self.size
+        header = HEADER_LENGTHS.get(bytes(head[:8]))
+        told, counted = _body_lengths(head)
+        for begins in (header,) if header else HEADER_LENGTHS.values():
+            for length in (told, counted):
+                if length is not None and self._continues(at + begins + length):
+                    return at + begins + length
+        if told is not None and told == counted and peek(head) is not None:  # so there is a header
+            assert header is not None
+            if at + header + told > self.size:
+                return self.size
         return self._search(at)
 
     def _continues(self, at: int) -> bool:
@@ -255,7 +259,7 @@ class _Scanner:
         while at < self.size:
             view = self.bytes_at(at, min(WINDOW_BYTES, self.size - at))
             words = np.frombuffer(view[: len(view) // 8 * 8], "<u8")
-            for candidate in (np.flatnonzero(words == _PREFIX_WORD) * 8 + at).tolist():
+            for candidate in (np.flatnonzero(np.isin(words, _PREFIX_WORDS)) * 8 + at).tolist():
                 batch = self.verified(candidate)
                 if batch is not None and self._plausible(batch, candidate - damaged):
                     return int(candidate)
@@ -270,9 +274,9 @@ class _Scanner:
         return 0 <= skipped <= gap_bytes // RECORD_BYTES_LEAST and batch.high_watermark <= batch.first_offset
 
 
-def _lengths(head: memoryview) -> tuple[int | None, int | None]:
-    """A message's length by its length field and by its table of buffers; None for what cannot be one."""
+def _body_lengths(head: memoryview) -> tuple[int | None, int | None]:
+    """A body's length by its length field and by its table of buffers; None for what cannot be one."""
     (body,) = _BODY_LENGTH.unpack_from(head, BODY_LENGTH_AT)
     places = _BUFFERS.unpack_from(head, BUFFERS_AT)
     counted = max(start + size + -size % 8 for start, size in zip(places[::2], places[1::2], strict=True))
-    return tuple(HEADER_BYTES + n if 0 <= n <= MESSAGE_BYTES_MAX and n % 8 == 0 else None for n in (body, counted))  # type: ignore[return-value]
+    return tuple(n if 0 <= n <= MESSAGE_BYTES_MAX and n % 8 == 0 else None for n in (body, counted))  # type: ignore[return-value]

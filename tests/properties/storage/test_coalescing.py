@@ -24,12 +24,18 @@ COMPACTION = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_
 RECORD = tuple[int, bytes | None, bytes | None]
 """Timestamp in microseconds, key, value."""
 
+VALUES = st.one_of(st.none(), st.binary(max_size=30), st.sampled_from([b"x" * 700, b"xyz" * 400]))
 RECORDS = st.lists(
-    st.tuples(st.one_of(st.none(), st.sampled_from([b"a", b"b"])), st.one_of(st.none(), st.binary(max_size=30))),
+    st.tuples(st.one_of(st.none(), st.sampled_from([b"a", b"b"])), VALUES),
     min_size=1,
     max_size=4,
 )
-SHAPES = st.builds(Shape, batch_bytes=st.sampled_from([300, 1 << 20]), batch_records=st.sampled_from([3, 1 << 16]))
+SHAPES = st.builds(
+    Shape,
+    batch_bytes=st.sampled_from([0, 300, 1 << 20]),
+    batch_records=st.sampled_from([3, 1 << 16]),
+    compression=st.sampled_from(["none", "lz4", "zstd"]),
+)
 STEP = st.one_of(
     st.tuples(st.just("append"), st.lists(RECORDS, min_size=1, max_size=2), st.integers(0, 50)),
     st.tuples(st.just("trickle"), RECORDS, st.integers(0, 50)),
@@ -152,12 +158,13 @@ def scenario(disk: SimDisk, model: Model, ends: list[int]) -> None:
     """Trickling segments joined thrice, the later times with what was joined before; the log start moves once."""
     log = create_log(disk, settings=SMALL)
     memory: Memory = {}
-    wanted = CoalescingSettings(min_age_ms=0, segment_bytes=20_000, shape=Shape(batch_records=7))
+    shape = Shape(batch_records=7, compression="lz4")
+    wanted = CoalescingSettings(min_age_ms=0, segment_bytes=20_000, shape=shape)
     for turn in range(3):
         for _ in range(3):
             for i in range(3):
                 sequence = len(model.records)
-                append(log, model, [[(None, b"%d" % i)]], leader_epoch=1 + turn, producer_id=5, sequence=sequence)
+                append(log, model, [[(None, b"%d" % i * 300)]], leader_epoch=1 + turn, producer_id=5, sequence=sequence)
                 ends.append(commit(log))
             log.roll_if_due(1 << 60)
         append(log, model, [[(None, b"tail")]], leader_epoch=1 + turn, producer_id=5, sequence=len(model.records))

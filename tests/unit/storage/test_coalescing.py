@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -17,7 +20,9 @@ from broker.api.stream import StreamSettings
 from broker.storage.checkpoint import LogSettings
 from broker.storage.coalescing import CoalescingReport, CoalescingSettings, Known, Memory, coalesce, next_join
 from broker.storage.compaction import CompactionSettings, compact
+from broker.storage.inspect import inspect_partition
 from broker.storage.log import PartitionLog
+from broker.storage.mend import mend
 from broker.storage.rewrite import Shape
 from broker.storage.segment import Segment
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
@@ -36,6 +41,7 @@ from tests.support.logs import (
 )
 from tests.support.simdisk import SimDisk
 
+GOLDEN = Path(__file__).parents[2] / "golden" / "format-v1"
 LARGE = LogSettings(segment_bytes=1 << 20)
 SETTINGS = CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20)
 NOW_US = 1 << 50
@@ -178,6 +184,103 @@ def test_commit_groups_of_several_batches_stay_as_they_are() -> None:
     ]
 
 
+# --- compressed ----------------------------------------------------------------------------------------------------
+
+
+def compressed(compression: str, **shape: int) -> CoalescingSettings:
+    return CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=Shape(compression=compression, **shape))
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_what_is_written_anew_is_compressed_and_read_by_everybody(compression: str) -> None:
+    disk = SimDisk()
+    log = trickled(200, disk=disk)
+    records = verified_records(log)
+    settle(log)
+    plain = log.byte_count
+    assert settle(log, compressed(compression)) == 1
+    assert log.byte_count < plain * 0.6
+    assert verified_records(log) == records
+    assert read_records(log, 17, end=31) == records[17:31]
+    assert log.offset_for_time(30) == 30
+    data = bytes(disk.names[f"{FOLDER}/{0:020d}.arrows"].content)
+    assert pl.read_ipc_stream(data)["value"].to_list() == [value for _, _, value in records]
+    for found in (disk.after_kill(), disk.after_crash("lost")):
+        opened = open_log(found, settings=LARGE)
+        commit(opened)
+        check_compacted(opened)
+        assert verified_records(opened) == records
+
+
+def test_compression_alone_joins_nothing_and_keeps_stamps_decisions_and_groups() -> None:
+    log = create_log(SimDisk(), settings=LARGE)
+    value = b"value" * 400
+    log.append([stamped([value], 7, 0, 0)], leader_epoch=1, now_us=0)
+    log.append([row_batch([value]), row_batch([value])], leader_epoch=1, now_us=0)
+    log.append([row_batch([value])], leader_epoch=1, now_us=0)
+    log.append([row_batch([b"tiny"])], leader_epoch=1, now_us=0)
+    commit(log)
+    log.roll_if_due(NOW_US)
+    before, size = headers_of(log), log.byte_count
+    settings = CoalescingSettings.of(StreamSettings(coalesce_min_batch_bytes=0, compression="zstd", retention_ms=None))
+    assert settings is not None
+    assert settle(log, settings) == 1
+    assert log.byte_count < size / 2
+    assert [replace(header, crc=0) for header in headers_of(log)] == [replace(header, crc=0) for header in before]
+
+
+def test_a_compressed_log_comes_to_rest_and_is_not_compressed_anew_for_another_codec() -> None:
+    log = trickled(300, segments=2)
+    memory: Memory = {}
+    assert settle(log, compressed("lz4", batch_records=40), memory) >= 1
+    assert settle(log, compressed("lz4", batch_records=40)) == 0
+    assert settle(log, compressed("zstd", batch_records=40), memory) == 0
+    assert settle(log, compressed("none", batch_records=40), memory) == 0
+
+
+def test_a_log_that_was_left_plain_is_compressed_when_its_stream_is_altered() -> None:
+    log = trickled(300)
+    memory: Memory = {}
+    assert settle(log, memory=memory) == 1
+    before = log.byte_count
+    assert settle(log, compressed("zstd"), memory) == 1
+    assert log.byte_count < before
+
+
+def test_damage_in_a_compressed_segment_loses_one_batch_wherever_it_strikes() -> None:
+    disk = SimDisk()
+    log = trickled(400, disk=disk)
+    records = verified_records(log)
+    settle(log, compressed("zstd", batch_records=100))
+    path = f"{FOLDER}/{0:020d}.arrows"
+    assert log.segment_count == 1
+    entries = log._chain.segments[0].index(disk).entries  # type: ignore[union-attr]
+    start, length = int(entries["position"][1]), int(entries["length"][1])
+    log.append([row_batch([b"tail"])], leader_epoch=1, now_us=0)
+    commit(log)
+    for at in (0, 4, 48, 100, 320, 890, 900, length - 4):
+        found = disk.after_kill()
+        found.flip(path, 8 * (start + at))
+        del found.names[path.replace(".arrows", ".index")]
+        opened = open_log(found, settings=LARGE)
+        commit(opened)
+        assert verified_records(opened) == records[:100] + records[200:] + [(400, 0, b"tail")]
+        assert opened.lost_ranges == ((100, 200),)
+
+
+def test_compaction_compresses_what_it_writes_anew() -> None:
+    log = create_log(SimDisk(), settings=LARGE)
+    for i in range(40):
+        log.append([keyed_batch([(b"%d" % (i % 30), b"v" * 500)])], leader_epoch=1, now_us=0)
+    commit(log)
+    log.roll_if_due(NOW_US)
+    settings = CompactionSettings(min_cleanable_dirty_percent=0)
+    compact(log, settings, map_bytes=1 << 16, now_us=0, shape=Shape(compression="lz4"))
+    check_compacted(log)
+    assert log.byte_count < 40 * 100
+    assert sorted(keyed_records(log)) == list(range(10, 40))
+
+
 # --- several segments ---------------------------------------------------------------------------------------------
 
 
@@ -286,7 +389,7 @@ def test_small_batches_that_cannot_be_joined_are_read_once_and_left_alone() -> N
     log.roll_if_due(NOW_US)
     memory: Memory = {}
     assert settle(log, memory=memory) == 0
-    assert [known.is_settled for known in memory.values()] == [True]
+    assert all(known.settled_for for known in memory.values())
 
 
 def test_the_active_segment_young_records_and_what_is_not_committed_stay_as_they_are() -> None:
@@ -503,6 +606,28 @@ def test_a_new_file_that_was_damaged_since_removes_nothing(byte: int) -> None:
         assert log.log_end_offset == 60
 
 
+def test_verify_calls_what_an_interrupted_join_left_harmless_and_repair_finishes_it() -> None:
+    disk = SimDisk()
+    records = interrupted(disk)
+    found = disk.after_kill()
+    assert {finding.kind for finding in inspect_partition(found, FOLDER).findings} == {"leftover"}
+    done = mend(found, FOLDER, "/aside", now_us=0)
+    assert done.after is not None
+    assert done.after.findings == []
+    assert f"/aside/{20:020d}.arrows" in found.names
+    opened = open_log(found, settings=LARGE)
+    commit(opened)
+    assert verified_records(opened) == records
+
+
+def test_verify_finds_nothing_wrong_with_a_joined_and_compressed_log() -> None:
+    disk = SimDisk()
+    log = trickled(200, segments=3, disk=disk)
+    settle(log, compressed("zstd", batch_records=100))
+    log.close()
+    assert inspect_partition(disk, FOLDER).findings == []
+
+
 def test_old_segments_stand_where_nothing_of_the_new_file_can_be_read() -> None:
     disk = SimDisk()
     records = interrupted(disk)
@@ -528,3 +653,32 @@ def test_pyarrow_and_polars_read_a_joined_segment() -> None:
     assert frame["value"].to_list() == [value for _, _, value in records]
     (message,) = log.batches(0)
     assert decode_batch(message).num_rows == 60
+
+
+def test_golden_joined_segment_is_still_written_and_read_the_same() -> None:
+    """Two epochs, a stamp that counts, an empty batch, and what was joined around them."""
+    disk = SimDisk()
+    log = create_log(disk, settings=LARGE)
+    for epoch in (1, 2):
+        for i in range(5):
+            log.append([keyed_batch([(b"k", b"%d" % i)], timestamp_us=10 * epoch + i)], leader_epoch=epoch, now_us=0)
+            commit(log)
+        log.append([keyed_batch([(None, b"p")], producer_id=7, sequence=epoch - 1)], leader_epoch=epoch, now_us=0)
+        commit(log)
+    log.append([keyed_batch([(b"k", b"last")], timestamp_us=40)], leader_epoch=2, now_us=0)
+    commit(log)
+    log.roll_if_due(NOW_US)
+    compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=NOW_US, shape=Shape())
+    written = bytes(disk.names[f"{FOLDER}/{0:020d}.arrows"].content)
+    if os.environ.get("LIFTLOG_UPDATE_GOLDEN"):
+        (GOLDEN / "rewritten.arrows").write_bytes(written)
+    assert written == (GOLDEN / "rewritten.arrows").read_bytes(), "the format changed"
+    assert [(h.first_offset, h.next_offset, h.leader_epoch, h.producer_id) for h in headers_of(log)] == [
+        (0, 5, 1, 0),
+        (5, 6, 1, 7),
+        (6, 11, 2, 0),
+        (11, 12, 2, 7),
+        (12, 13, 2, 0),
+    ]
+    table = pa.ipc.open_stream(written).read_all()
+    assert table.column("offset").to_pylist() == [5, 11, 12]
