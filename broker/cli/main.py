@@ -13,7 +13,7 @@ import typer
 
 from broker import __version__
 from broker.api.errors import LiftlogError
-from broker.cli import broker, changes, consumer, doctor, down, log, publish, stream, tail, up
+from broker.cli import broker, changes, consumer, doctor, down, log, publish, sink, stream, tail, up
 from broker.cli.exits import FAILED, code_of
 from broker.cli.options import Brokers, Globals, Json, Nats
 from broker.cli.output import printable
@@ -58,6 +58,7 @@ app.add_typer(stream.app, name="stream")
 app.command("publish")(publish.publish)
 app.command("tail")(tail.tail)
 app.add_typer(consumer.app, name="consumer")
+app.add_typer(sink.app, name="sink")
 app.add_typer(log.app, name="log")
 app.command("doctor")(doctor.doctor)
 

@@ -16,8 +16,11 @@ ones. The answer `already_done` describes what was decided first. Protocol: docs
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
@@ -32,6 +35,7 @@ from broker.client.outgoing import pieces
 
 PART_BYTES: Final = 32 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
+PARTS_IN_FLIGHT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +135,7 @@ class Sink:
         """Store records for a later commit; durable when it returns. Columns as for `Client.append`.
 
         Args:
-            records: Any number, also none. Sent in parts of some 32 MiB, as they come.
+            records: Any number, also none. Sent in parts of some 32 MiB, as they come, two at a time.
             stage: 32 hexadecimal digits that no other stage has; None: random ones.
             incarnation: The stream's incarnation that is meant.
         Raises:
@@ -139,21 +143,18 @@ class Sink:
             StagesFull, DiskFull and others that are Retryable: it stayed so until the deadline.
             UnknownStream, UnknownPartition, InvalidRecords, RecordTooLarge, ReadOnly: as they say.
         """
-        name = stage or uuid.uuid4().hex
-        rows = number = 0
-        held: list[pa.RecordBatch] = []
-        schema = None
-        for piece in _pieces(records):
-            schema = piece.schema
-            if held and sum(batch.nbytes for batch in held) + piece.nbytes > PART_BYTES:
-                rows += self._send(held, stream, partition, name, number, is_last=False, incarnation=incarnation)
-                number += 1
-                held = []
-            held.append(piece)
-        if not held:
-            held = [_nothing(schema)]
-        rows += self._send(held, stream, partition, name, number, is_last=True, incarnation=incarnation)
-        return Stage(stream=stream, partition=partition, stage=name, parts=number + 1, rows=rows)
+        sending = _Sending(self, stream, partition, stage or uuid.uuid4().hex, incarnation)
+        with sending:
+            held: list[pa.RecordBatch] = []
+            schema = None
+            for piece in _pieces(records):
+                schema = piece.schema
+                if held and sum(batch.nbytes for batch in held) + piece.nbytes > PART_BYTES:
+                    sending.part(held)
+                    held = []
+                held.append(piece)
+            sending.last_part(held or [_nothing(schema)])
+        return Stage(stream=stream, partition=partition, stage=sending.stage, parts=sending.parts, rows=sending.rows)
 
     def commit(
         self,
@@ -212,7 +213,7 @@ class Sink:
         """
         return self._sink(self._calls.json("POST", path("sinks", self.sink, "reset"), {"next_batch_id": next_batch_id}))
 
-    def _send(
+    def send_part(
         self,
         batches: list[pa.RecordBatch],
         stream: str,
@@ -223,6 +224,7 @@ class Sink:
         is_last: bool,
         incarnation: str | None,
     ) -> int:
+        """Store one part of a stage; returns its rows. The same part again is stored once."""
         query: dict[str, Any] = {
             "sink": self.sink,
             "epoch": self._known_epoch(),
@@ -249,6 +251,45 @@ class Sink:
 
     def _sink(self, value: Any) -> SinkDescription:
         return understand(SinkDescription.of, value, where=f"describing sink {self.sink}")
+
+
+class _Sending:
+    """The parts of one stage on their way, `PARTS_IN_FLIGHT` at a time: one is received while another is synced."""
+
+    def __init__(self, sink: Sink, stream: str, partition: int, stage: str, incarnation: str | None) -> None:
+        self.stage = stage
+        self.parts = 0
+        self.rows = 0
+        self._send = partial(sink.send_part, stream=stream, partition=partition, stage=stage, incarnation=incarnation)
+        self._threads = ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="stage")  # starts them when needed
+        self._under_way: deque[Future[int]] = deque()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def part(self, batches: list[pa.RecordBatch]) -> None:
+        """One that is not the last; raises what sending an earlier one met."""
+        self._make_room()
+        self._under_way.append(self._threads.submit(self._send, batches, part=self.parts, is_last=False))
+        self.parts += 1
+
+    def last_part(self, batches: list[pa.RecordBatch]) -> None:
+        """The last one; returns when all are stored."""
+        self._make_room()
+        self.rows += self._send(batches, part=self.parts, is_last=True)
+        self.parts += 1
+        while self._under_way:
+            self._take()
+
+    def _make_room(self) -> None:
+        if len(self._under_way) == PARTS_IN_FLIGHT:
+            self._take()
+
+    def _take(self) -> None:
+        self.rows += self._under_way.popleft().result()
 
 
 def _pieces(records: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:

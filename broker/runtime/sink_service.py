@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from broker.api.encodable import Encodable
 from broker.runtime.partition import Partition
 from broker.runtime.sinks import Sinks
 from broker.runtime.stages import StageLimits, StageStore
 from broker.sinks.ledger import Committed, NamedStage, SinkState
 from broker.storage.disk import Disk
+from broker.storage.rows import RowBatch
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class SinkService:
         self,
         stream: str,
         partition: int,
-        batches: Sequence[Encodable],
+        batches: Sequence[RowBatch],
         *,
         sink: str,
         epoch: int,

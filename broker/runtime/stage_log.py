@@ -66,13 +66,18 @@ class StageLog:
             self._table = _read_table(hidden)
         return self._table
 
-    def append(self, notes: Sequence[Note], batches: Sequence[Encodable] = (), *, decision: int = 0) -> None:
+    def append(self, notes: Sequence[Note], batches: Sequence[RowBatch] = (), *, decision: int = 0) -> None:
         """Append one commit group and apply it. Under the lock, with a table that can be trusted."""
         assert self._table is not None
         now_us = self._clock()
         rows = note_rows(notes, subject=self.open().identity.stream, timestamp_us=now_us)
-        group = [StampedBatch(batch, decision) for batch in (RowBatch(rows), *batches)]
-        result = self.open().append(group, leader_epoch=self._main.leader_epoch, now_us=now_us)
+        all_batches = (RowBatch(rows), *batches)
+        group = StoredGroup(
+            batches=(StampedBatch(batch, decision) for batch in all_batches),
+            batch_count=len(all_batches),
+            byte_count=sum(batch.byte_count_max for batch in all_batches),
+        )
+        result = self.open().append_group(group, leader_epoch=self._main.leader_epoch, now_us=now_us)
         for note in notes:
             self._table.apply(
                 note,

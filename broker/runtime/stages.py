@@ -32,6 +32,7 @@ from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, St
 from broker.sinks.stages import StageTable
 from broker.storage.disk import Disk
 from broker.storage.log import AppendResult, StoredGroup
+from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class StageStore:
     # --- the protocol ---------------------------------------------------------------------------------------
 
     def store(
-        self, batches: Sequence[Encodable], *, sink: str, epoch: int, stage: str, part: int, is_last: bool
+        self, batches: Sequence[RowBatch], *, sink: str, epoch: int, stage: str, part: int, is_last: bool
     ) -> bool:
         """Store one part of a stage; the same again is stored once. Returns whether it was new.
 

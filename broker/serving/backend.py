@@ -18,6 +18,7 @@ from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
 from broker.sinks.ledger import Committed, NamedStage, SinkState
 from broker.storage.log import AppendResult, Encodable, PartitionLog
+from broker.storage.rows import RowBatch
 
 
 class PartitionHandle(Protocol):
@@ -83,7 +84,7 @@ class SinksView(Protocol):
         self,
         stream: str,
         partition: int,
-        batches: Sequence[Encodable],
+        batches: Sequence[RowBatch],
         *,
         sink: str,
         epoch: int,

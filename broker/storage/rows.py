@@ -7,24 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Final, Unpack
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.api.batch import BatchHeader, encode_batch
+from broker.api.batch import BUFFER_COUNT, HEADER_BYTES, BatchHeader, encode_batch
 from broker.api.encodable import Encodable, Place
 from broker.api.schema import SCHEMA
 
 __all__ = ["ROW_COLUMNS", "Encodable", "RowBatch", "StoredGroup"]
 
 ROW_COLUMNS = tuple(name for name in SCHEMA.names if name != "offset")
+OFFSET_BYTES: Final = 8
+OVERHEAD_BYTES_MAX: Final = HEADER_BYTES + 8 * BUFFER_COUNT
+"""Beside the buffers of a message: its header, and their padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup:
-    """A commit group that is read from elsewhere while it is appended (`PartitionLog.append_group`).
+    """A commit group that is made, or read from elsewhere, while `PartitionLog.append_group` writes it.
 
     Attributes:
         batches: n >= 1 of them; each is composed, written and let go before the next is asked for.
@@ -43,9 +46,19 @@ class RowBatch:
     Args:
         rows: n >= 1 rows of every column of `SCHEMA` but `offset`, of exactly its types; `offset` is replaced.
         producer_id, producer_epoch, sequence: Of an idempotent producer; zeros for none.
+    Attributes:
+        byte_count_max: Its message has so many bytes or a little fewer.
     """
 
-    __slots__ = ("_rows", "max_timestamp_us", "producer_epoch", "producer_id", "record_count", "sequence")
+    __slots__ = (
+        "_rows",
+        "byte_count_max",
+        "max_timestamp_us",
+        "producer_epoch",
+        "producer_id",
+        "record_count",
+        "sequence",
+    )
 
     def __init__(
         self, rows: pa.RecordBatch, *, producer_id: int = 0, producer_epoch: int = 0, sequence: int = 0
@@ -53,6 +66,7 @@ class RowBatch:
         assert rows.num_rows > 0, "a batch holds at least one record"
         self._rows = rows.select(ROW_COLUMNS)
         self.record_count: int = rows.num_rows
+        self.byte_count_max: int = self._rows.nbytes + OFFSET_BYTES * rows.num_rows + OVERHEAD_BYTES_MAX
         self.max_timestamp_us: int = pc.max(rows.column("timestamp")).cast(pa.int64()).as_py()
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from broker.cli.processes import Identity
@@ -392,6 +393,25 @@ def test_tail_ends_quietly_when_its_reader_has_seen_enough(house: Folder) -> Non
         tail.stdout.close()
         assert tail.wait(30) == 0
         assert tail.stderr.read() == b""
+
+
+def test_a_sink_is_shown_and_reset(house: Folder) -> None:
+    house.liftlog("stream", "create", "s", "--partitions", "2")
+    assert house.json("sink", "list") == []
+    with connect(f"127.0.0.1:{house.base + 1}") as client:
+        sink = client.sink("job")
+        sink.open()
+        rows = pa.record_batch({"value": pa.array([b"a", b"b"], pa.binary())})
+        stages = [sink.stage(rows, "s", partition) for partition in (0, 1, 1)]
+        sink.commit(7, stages, attributes={"checkpoint": "/c"})
+    assert house.json("sink", "list")[0]["last"]["batch_id"] == 7
+    assert "job" in house.liftlog("sink", "list").stdout
+    shown = house.liftlog("sink", "describe", "job").stdout.split()
+    assert "/c" in shown
+    assert shown[-8:] == ["s", "0", "1", "2", "s", "1", "2", "4"]
+    assert house.json("sink", "reset", "job", "--next-batch", "3", "--yes")["least_batch_id"] == 3
+    assert house.json("sink", "describe", "job")["last"] is None
+    assert house.liftlog("sink", "describe", "nobody", code=1).stderr.startswith("error[unknown_sink]")
 
 
 def test_a_consumer_is_shown_moved_and_forgotten(house: Folder) -> None:

@@ -107,7 +107,7 @@ def test_every_example_is_accepted_by_the_parser(example: str, tmp_path: Path, m
         pass
 
 
-@pytest.mark.parametrize("name", ["", *LEAVES, "stream", "consumer"])
+@pytest.mark.parametrize("name", ["", *LEAVES, "stream", "consumer", "sink"])
 def test_help_works_everywhere(name: str) -> None:
     result = CliRunner().invoke(app, [*name.split(), "--help"])
     assert result.exit_code == 0

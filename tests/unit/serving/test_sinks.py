@@ -102,6 +102,20 @@ def test_a_big_stage_goes_in_parts_in_order(client: Client, sink: Sink, monkeypa
     assert stored(client) == values
 
 
+@pytest.mark.parametrize("wrong", [0, 150, 299])
+def test_a_part_that_is_refused_ends_its_stage(
+    client: Client, sink: Sink, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    """Whichever of those that are on their way at the same time it is."""
+    monkeypatch.setattr("broker.client.sinks.PART_BYTES", 2_000)
+    values: list[bytes | None] = [b"%05d" % n * 20 for n in range(300)]
+    values[wrong] = None
+    with pytest.raises(InvalidRecords, match="tombstone"):
+        sink.stage(pa.record_batch({"value": pa.array(values, pa.binary())}), "orders", 0)
+    sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)])
+    assert stored(client) == [b"a"]
+
+
 def test_an_older_driver_is_fenced(client: Client, sink: Sink) -> None:
     stage = sink.stage(rows(b"a"), "orders", 0)
     newer = client.sink("query-1")

@@ -1,0 +1,110 @@
+"""`liftlog sink …`: exactly-once sinks: what each committed last, and letting one go on after a roll-back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker.cli.options import Brokers, Json, client_of, is_json
+from broker.cli.output import json_out, note, pairs, table, time_text
+
+if TYPE_CHECKING:
+    from broker.client.sinks import Stage
+
+app = typer.Typer(help="Exactly-once sinks: list, describe, reset.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="SINK", help="Id of the sink.", show_default=False)]
+
+
+@app.command("list")
+def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> None:
+    """All sinks, one a line, with the batch that each committed last."""
+    with client_of(ctx, brokers) as client:
+        sinks = client.sinks()
+    if is_json(ctx, json):
+        json_out([asdict(sink) for sink in sinks])
+        return
+    table(
+        ["sink", "epoch", "last batch", "rows", "complete", "decided (UTC)", "changed (UTC)"],
+        [
+            (
+                sink.sink,
+                sink.epoch,
+                sink.last and sink.last.batch_id,
+                sink.last and sink.last.rows,
+                sink.last and sink.last.is_complete,
+                sink.last and time_text(sink.last.decided_ms),
+                time_text(sink.changed_ms),
+            )
+            for sink in sinks
+        ],
+        empty="no sinks yet",
+    )
+
+
+@app.command()
+def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+    """One sink: its last batch, and where the rows of that went."""
+    with client_of(ctx, brokers) as client:
+        sink = client.sink(name).describe()
+    if is_json(ctx, json):
+        json_out(asdict(sink))
+        return
+    last = sink.last
+    decided = (
+        []
+        if last is None
+        else [
+            ("last batch", last.batch_id),
+            ("rows", last.rows),
+            ("complete", last.is_complete),
+            ("decided (UTC)", time_text(last.decided_ms)),
+            ("decided in epoch", last.epoch),
+            ("decision", last.decision),
+            ("digest", last.digest or None),
+            *sorted(last.attributes.items()),
+        ]
+    )
+    pairs(
+        [
+            ("sink", sink.sink),
+            ("epoch", sink.epoch),
+            ("least batch", sink.least_batch_id),
+            ("changed (UTC)", time_text(sink.changed_ms)),
+            *decided,
+        ]
+    )
+    if last is not None:
+        table(["stream", "partition", "stages", "rows"], _by_partition(last.stages), empty="no rows")
+
+
+@app.command()
+def reset(
+    ctx: typer.Context,
+    name: Name,
+    to: Annotated[int, typer.Option("--next-batch", metavar="N", min=0, help="The batch id to go on with.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Let a sink go on with any batch id. What it committed stays; batches that are written again are there twice."""
+    if not yes:
+        typer.confirm(
+            f"let sink {name} write from batch {to} on, also what it has written before?", abort=True, err=True
+        )
+    with client_of(ctx, brokers) as client:
+        sink = client.sink(name).reset(to)
+    if is_json(ctx, json):
+        json_out(asdict(sink))
+    else:
+        note(f"sink {name} goes on with batch {to}; its driver has to open it anew")
+
+
+def _by_partition(stages: Iterable[Stage]) -> list[tuple[str, int, int, int]]:
+    found: dict[tuple[str, int], list[int]] = {}
+    for stage in stages:
+        found.setdefault((stage.stream, stage.partition), []).append(stage.rows)
+    return [(stream, partition, len(rows), sum(rows)) for (stream, partition), rows in sorted(found.items())]
