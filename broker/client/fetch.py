@@ -11,8 +11,9 @@ next offset, nothing else.
 
 Invariants
 R1  Rows come in offset order, each offset of [start, end) at most once, whatever breaks in between.
-R2  Nothing is yielded that was not verified (frames.py); damaged bytes are asked for once more and
-    then an error: never skipped, never served.
+R2  Nothing is yielded that was not verified (frames.py); damaged bytes are asked for once more, and then an error:
+    never skipped, never served. The broker is told to check its disk then; what it finds damaged it reports as a
+    lost range, which is a gap for every reader.
 R3  All answers of one read come from one incarnation of the stream.
 
 Importing this loads neither tenacity nor pandas nor anything of asyncio: executors fork, and start fast.
@@ -72,6 +73,7 @@ class FetchSession:
         epoch: int | None = None,
         max_bytes: int | None = ANSWER_BYTES,
         max_wait_ms: int = 0,
+        verify: bool = False,
         timeout_s: float = TIMEOUT_S,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         interrupt: Interrupt | None = None,
@@ -85,6 +87,7 @@ class FetchSession:
             epoch: Leader epoch that the answering broker must have reached.
             max_bytes: About how long the answer may be; one batch always comes.
             max_wait_ms: How long the broker may wait when there is nothing yet; it then answers with no batch.
+            verify: Let the broker check what it has stored there first: damage on its disk becomes a lost range.
             timeout_s: How long the socket may be silent, beyond `max_wait_ms`.
             batch_timeout_s: How long one batch may take to come.
         Returns:
@@ -102,6 +105,7 @@ class FetchSession:
             "max_wait_ms": max_wait_ms or None,
             "incarnation": incarnation,
             "epoch": epoch,
+            "verify": "true" if verify else None,
         }
         given = {name: value for name, value in query.items() if value is not None}
         exchange = self.brokers.exchange(
@@ -284,6 +288,7 @@ class PartitionFetch:
             epoch=self._epoch,
             max_bytes=self._max_bytes,
             max_wait_ms=max_wait_ms,
+            verify=self._damaged_at == self.position,  # R2
             timeout_s=self._timeout_s,
             batch_timeout_s=self._batch_timeout_s,
             interrupt=self._interrupt,

@@ -44,6 +44,7 @@ from broker.runtime.expiry import expire_offsets
 from broker.runtime.intake import IntakeDriver
 from broker.runtime.metrics import Sample
 from broker.runtime.partition import Partition
+from broker.runtime.scrubber import Scrubber
 from broker.runtime.sink_service import SinkService
 from broker.runtime.stages import StageLimits
 from broker.runtime.streams import Streams
@@ -85,6 +86,7 @@ class Broker:
             config, self._streams.all_partitions, moved=self._hub.take_moved, also=lambda: self.sinks.sweep()
         )
         self._compactor = Compactor(config, self._streams.chores, also=self._expire_offsets)
+        self._scrubber = Scrubber(config, self._disk, self._streams.all_partitions)
         self._started = False
         self.http_address = ""
 
@@ -118,6 +120,7 @@ class Broker:
             await asyncio.wrap_future(self._intake.attach(captured))
         self._cleaner.start()
         self._compactor.start()
+        self._scrubber.start()
         self._started = True
         log.info(
             "broker.started id=%s http=%s streams=%d partitions=%d intake=%s start_ms=%d",
@@ -150,6 +153,7 @@ class Broker:
             if self._intake is not None:
                 await asyncio.to_thread(self._intake.stop, DRAIN_TIMEOUT_S)
             await asyncio.to_thread(self._compactor.stop)
+            await asyncio.to_thread(self._scrubber.stop)
             await asyncio.to_thread(self._cleaner.stop)
         await asyncio.to_thread(self._dataplane.stop)
         await asyncio.to_thread(self._close_logs)
@@ -258,6 +262,7 @@ class Broker:
             self._streams.by_name, self._intake, self.offsets, self.sinks.sinks.counts, started=self._started
         )
         yield from self._compactor.samples()
+        yield from self._scrubber.samples()
 
 
 async def _serve(config: Config) -> int:

@@ -30,6 +30,7 @@ from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import AppendResult, Encodable, PartitionLog, StoredGroup
+from broker.storage.scrub import PIECE_BYTES, Piece, scrub
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,15 @@ class Partition:
         with self.letting_go:
             floor = self.floor()
             return self.log.trim(before_offset if floor is None else min(before_offset, floor))
+
+    def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
+        """Check what is stored from `offset` on, as `storage.scrub.scrub` does; what is lost is told and remembered."""
+        piece = scrub(self.log, offset, bytes_max=bytes_max, give_up=give_up)
+        if piece is not None and piece.lost:
+            log.error("partition.damaged partition=%s lost=%s", self, piece.lost)
+            self._hub.note(self)
+            self.log.checkpoint()
+        return piece
 
     def sync_if_due(self, now_s: float) -> int:
         """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds."""

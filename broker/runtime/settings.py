@@ -146,6 +146,19 @@ class CompactionConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubConfig:
+    """Reading everything again and checking it, in the background: rot is found before a reader meets it."""
+
+    interval_ms: int = _key(
+        7 * 24 * 3_600_000,
+        "Time from the end of one pass to the begin of the next; 0: never.",
+        limit=(0, 1 << 50),
+        unit="ms",
+    )
+    bytes_per_s: int = _key(16 << 20, "What it reads in a second at most.", limit=(1 << 10, 1 << 40), unit="bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinksConfig:
     """Exactly-once sinks: what is staged and not committed yet."""
 
@@ -200,6 +213,7 @@ class Config:
     fsync: FsyncConfig = field(default_factory=FsyncConfig)
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
+    scrub: ScrubConfig = field(default_factory=ScrubConfig)
     sinks: SinksConfig = field(default_factory=SinksConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

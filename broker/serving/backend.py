@@ -19,6 +19,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.sinks.ledger import Committed, NamedStage, SinkState
 from broker.storage.log import AppendResult, Encodable, PartitionLog
 from broker.storage.rows import RowBatch
+from broker.storage.scrub import PIECE_BYTES, Piece
 
 
 class PartitionHandle(Protocol):
@@ -47,6 +48,13 @@ class PartitionHandle(Protocol):
             Done when durable (`acks=none`: when appended). Must not be cancelled.
         Raises:
             Overloaded: too many appends wait already.
+        """
+
+    def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES) -> Piece | None:
+        """Check what is stored from `offset` on; what is damaged is lost from then on. From worker threads, too.
+
+        Raises:
+            StorageFailed, CorruptLog: the disk cannot read; nothing was marked.
         """
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:

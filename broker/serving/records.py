@@ -39,6 +39,7 @@ from broker.serving.endpoint import (
     Query,
     Serving,
     begin_answer,
+    boolean,
     choice,
     integer,
     partition_number,
@@ -55,6 +56,7 @@ from broker.storage.read import ReadPlan
 log = logging.getLogger(__name__)
 
 RESOLVE_TRIES: Final = 3
+VERIFY_BYTES: Final = 16 << 20
 
 INCARNATION: Final = text("incarnation", "Refuse with `stale_incarnation` unless the stream has this incarnation.")
 
@@ -72,6 +74,8 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
     if offset == handle.log.high_watermark and (end is None or end > offset):
         await wait_for(serving, handle, offset, wait_seconds(query))
         handle = find(serving, request, query, incarnation=handle.incarnation)
+    if query["verify"]:
+        await serving.in_worker(verify, handle, offset)
     plan = await plan_read(serving, request, query, handle, offset)
     response = web.StreamResponse(headers=headers_of(handle, plan))
     try:
@@ -200,6 +204,11 @@ def open_plan(handle: PartitionHandle, query: Query, offset: int) -> ReadPlan:
     raise AssertionError("unreachable")
 
 
+def verify(handle: PartitionHandle, offset: int) -> None:
+    """Check the stored bytes at `offset`: what is damaged is marked lost, and the answer passes over it."""
+    handle.scrub(offset, bytes_max=VERIFY_BYTES)
+
+
 async def wait_for(serving: Serving, handle: PartitionHandle, offset: int, timeout_s: float) -> None:
     """Wait until the high watermark is past `offset`, time is up, or the server drains."""
     if timeout_s > 0:
@@ -240,6 +249,11 @@ ENDPOINTS: Final = (
             ),
             MAX_WAIT,
             INCARNATION,
+            boolean(
+                "verify",
+                "Check the stored bytes at the offset first, some megabytes of them: for a reader that met damage. What"
+                " is damaged on the disk is marked lost and passed over from then on; see `lost_ranges`.",
+            ),
             integer(
                 "epoch",
                 "The newest leader epoch that the client has seen here; an older leader answers `not_ready`.",

@@ -240,7 +240,7 @@ class Chain:
         finally:
             file.close()
 
-    def repair(self, segment: Segment, log_end_offset: int) -> list[tuple[int, int]]:
+    def repair(self, segment: Segment, log_end_offset: int, *, around_errors: bool = False) -> list[tuple[int, int]]:
         """Scan a segment anew and write its index. All that should be in it and is not is lost: returns those ranges.
 
         Raises:
@@ -252,7 +252,7 @@ class Chain:
         report = RecoveryReport()
         whole = False
         try:
-            view = rescan(self.disk, segment, end, report)
+            view = rescan(self.disk, segment, end, report, around_errors=around_errors)
             whole = view.contiguous and view.end == segment.size(self.disk) and not report.lost
         except FileNotFoundError:
             report.lost.append((segment.base_offset, end))

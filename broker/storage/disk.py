@@ -26,6 +26,16 @@ TEMPORARY: Final = ".tmp"
 """Ending of a file that `replace_file` had not renamed yet: never read, removed at open."""
 
 
+class Readable(Protocol):
+    """What a scan needs of a file. `OSError` passes through."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read `size` bytes from `position`; fewer only at the end of the file."""
+
+    def size(self) -> int:
+        """Length in bytes."""
+
+
 class File(Protocol):
     """An open file. `OSError` passes through."""
 
@@ -34,6 +44,12 @@ class File(Protocol):
 
     def pread(self, size: int, position: int) -> bytes:
         """Read `size` bytes from `position`; fewer only at the end of the file."""
+
+    def pread_cold(self, size: int, position: int) -> bytes:
+        """As `pread`, leaving the page cache as it was found: for those who read everything once."""
+
+    def forget(self, size: int, position: int) -> None:
+        """Let the next `pread` there come from the disk, where the system can; dirty pages stay."""
 
     def size(self) -> int:
         """Length in bytes."""
@@ -103,6 +119,26 @@ class OsFile:
                 break
             data += more
         return data
+
+    def pread_cold(self, size: int, position: int) -> bytes:
+        data = bytearray(size)
+        try:
+            if os.preadv(self._fd, [data], position, os.RWF_NOWAIT) == size:
+                return bytes(data)  # all of it was in memory, and stays there
+        except (BlockingIOError, AttributeError):
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        # No reading ahead: what comes next would look as if somebody wanted it.
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+        found = self.pread(size, position)
+        self.forget(size, position)
+        return found
+
+    def forget(self, size: int, position: int) -> None:
+        with suppress(OSError):
+            os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -84,6 +84,7 @@ class Bounded:
         self.pread = file.pread
         self.write, self.truncate, self.sync = file.write, file.truncate, file.sync
         self.close, self.fileno = file.close, file.fileno
+        self.pread_cold, self.forget = file.pread_cold, file.forget
 
     def size(self) -> int:
         return min(self._bytes_max, self._file.size())

@@ -154,6 +154,7 @@ class AsideFile:
         self.path = path
         self.write, self.pread, self.size = file.write, file.pread, file.size
         self.sync, self.close, self.fileno = file.sync, file.close, file.fileno
+        self.pread_cold, self.forget = file.pread_cold, file.forget
 
     def truncate(self, size: int) -> None:
         count = self._file.size() - size

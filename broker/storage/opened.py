@@ -289,7 +289,7 @@ class OpenLog:
             try:
                 return question(view)
             except NeedsRepair as damage:
-                self._repair(damage.segment)
+                self._repair(damage.segment, around_errors=damage.around_errors)
             except FileNotFoundError as error:
                 for segment in view.segments:
                     if segment.path == error.filename:
@@ -298,8 +298,12 @@ class OpenLog:
                 raise storage_error(error, f"read in {self.folder}") from error
         raise CorruptLog(f"{self.folder}: damaged, and scanning it anew did not help", path=self.folder)
 
-    def _repair(self, segment: Segment) -> None:
-        """Scan a segment anew: its index is written, what is lost is noted."""
+    def _repair(self, segment: Segment, *, around_errors: bool = False) -> None:
+        """Scan a segment anew: its index is written, what is lost is noted.
+
+        One that is not ours any more is left alone. `around_errors`: what the disk cannot read is damaged; else that
+        is an error.
+        """
         with self._lock:
             if segment not in self._chain.segments:
                 return
@@ -307,7 +311,7 @@ class OpenLog:
             if was_tail:
                 self._check_writable()  # `recover` is about to write it again
             with self._guarded("scan"):
-                lost = self._chain.repair(segment, self.log_end_offset)
+                lost = self._chain.repair(segment, self.log_end_offset, around_errors=around_errors)
             if was_tail and self._chain.tail is None:
                 self.durable_end = self.log_end_offset
             self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)

@@ -56,6 +56,13 @@ class OverlayFile:
             data += bytes(content.added[begin : begin + size - len(data)])
         return data
 
+    def pread_cold(self, size: int, position: int) -> bytes:
+        return self.pread(size, position)
+
+    def forget(self, size: int, position: int) -> None:
+        if self._under is not None:
+            self._under.forget(size, position)
+
     def size(self) -> int:
         return self._content.size
 

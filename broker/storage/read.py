@@ -34,9 +34,10 @@ SEGMENTS_PER_PLAN_MAX: Final = 64
 class NeedsRepair(Exception):
     """Internal: `segment` has no index, does not hold what its index says, or was replaced by another."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, *, around_errors: bool = False) -> None:
         super().__init__(segment)
         self.segment = segment
+        self.around_errors = around_errors  # what the disk cannot read counts as damaged
 
 
 @dataclass(frozen=True, slots=True)

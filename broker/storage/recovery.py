@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.api.schema import SCHEMA_BYTES
+from broker.storage.around import ReadAround
 from broker.storage.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.disk import TEMPORARY, Disk
 from broker.storage.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
@@ -154,12 +155,18 @@ def recover(
     return run.result(segments, tail)
 
 
-def rescan(disk: Disk, segment: Segment, next_base: int, report: RecoveryReport) -> IndexView:
+def rescan(
+    disk: Disk, segment: Segment, next_base: int, report: RecoveryReport, *, around_errors: bool = False
+) -> IndexView:
     """Read a sealed segment anew because its index is missing or wrong, or a batch is not where it says.
 
     All of it is committed: gaps are lost. The index file is written if the disk lets us.
+
+    Args:
+        around_errors: What the disk cannot read is a gap, as long as it is little (`ReadAround`).
     """
     run = _Recovery(disk, "", Checkpoint(), report, 0)
+    run.around_errors = around_errors
     return run.sealed(segment, next_base)
 
 
@@ -193,6 +200,7 @@ class _Recovery:
         self.log_end_offset = 0
         self.high_watermark = known.high_watermark
         self.new_epochs: list[tuple[int, int]] = []
+        self.around_errors = False
 
     def lost(self, start: int, end: int) -> None:
         if start < end:
@@ -278,7 +286,8 @@ class _Recovery:
     def _scan(self, segment: Segment, start: int, expected: int) -> Scan:
         file = self.disk.open(segment.path, readonly=True)
         try:
-            found = scan(file, start=start, first_offset=expected, where=segment.path)
+            readable = ReadAround(file) if self.around_errors else file
+            found = scan(readable, start=start, first_offset=expected, where=segment.path)
         finally:
             file.close()
         self.report.scanned_bytes += max(0, found.size - start)

@@ -42,7 +42,7 @@ from broker.api.batch import (
 )
 from broker.api.errors import UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.storage.disk import File
+from broker.storage.disk import Readable
 
 WINDOW_BYTES: Final = 4 << 20
 MESSAGE_BYTES_MAX: Final = 1 << 30
@@ -127,7 +127,7 @@ class Scan:
     schema_is_whole: bool
 
 
-def scan(file: File, *, start: int, first_offset: int, where: str) -> Scan:
+def scan(file: Readable, *, start: int, first_offset: int, where: str) -> Scan:
     """Scan from `start` (a batch's position) to the end of the file.
 
     Args:
@@ -142,7 +142,7 @@ def scan(file: File, *, start: int, first_offset: int, where: str) -> Scan:
 
 
 class _Scanner:
-    def __init__(self, file: File, start: int, first_offset: int, where: str) -> None:
+    def __init__(self, file: Readable, start: int, first_offset: int, where: str) -> None:
         self.file = file
         self.size = file.size()
         self.start = start

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nats
 import nats.errors
+import pyarrow as pa
 import pytest
 
 from broker.client import connect
@@ -240,3 +241,44 @@ async def test_stream_created_while_nats_is_away_captures_once_it_is_back(tmp_pa
         with pytest.raises(nats.errors.NoRespondersError):
             await client.request("old", b"x", timeout=5)
         await client.close()
+
+
+def damage(data: Path, stream: str) -> None:
+    """Flip one bit in the middle of the first segment of partition 0."""
+    (segment, *_) = sorted((data / "streams" / stream).glob("*/0/*.arrows"))
+    with segment.open("r+b") as file:
+        at = segment.stat().st_size // 2
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@pytest.mark.parametrize("finder", ["scrub", "reader"])
+def test_rot_on_the_disk_is_marked_lost_and_read_around(tmp_path: Path, finder: str) -> None:
+    """Found by the scrub, or, with the scrub off, because a reader met it and the broker looked."""
+    broker = BrokerProcess(
+        tmp_path / "broker", None, env={"LIFTLOG_SCRUB_INTERVAL_MS": "50" if finder == "scrub" else "0"}
+    ).start()
+    try:
+        broker.request("POST", "/v1/streams", {"name": "s"})
+        with connect(broker.address) as client:
+            for number in range(20):
+                client.append("s", 0, pa.table({"value": [b"%d" % number]}))
+            damage(tmp_path / "broker" / "data", "s")
+            if finder == "scrub":
+                eventually(lambda: broker.get("/v1/streams/s")["partitions"][0]["lost_ranges"])
+            values = client.read("s").to_table().column("value").to_pylist()
+        ((start, end),) = broker.get("/v1/streams/s")["partitions"][0]["lost_ranges"]
+        assert values == [b"%d" % n for n in range(20) if not start <= n < end]
+        assert end - start == 1
+        assert b'liftlog_partition_lost_ranges{stream="s",partition="0"} 1' in broker.get("/metrics")
+        assert f"partition.damaged partition=s/0 lost=(({start}, {end}),)" in broker.output()
+        if finder == "reader":
+            broker.kill9()
+            broker.start()
+            assert broker.get("/v1/streams/s")["partitions"][0]["lost_ranges"] == [[start, end]]
+    finally:
+        broker.stop()

@@ -111,6 +111,13 @@ class SimFile:
         self._disk.meet_fault("pread", self.path)
         return bytes(self._inode.content[position : position + size])
 
+    def pread_cold(self, size: int, position: int) -> bytes:
+        return self.pread(size, position)
+
+    def forget(self, size: int, position: int) -> None:
+        self._check()
+        self._disk.forgotten += 1
+
     def size(self) -> int:
         self._check()
         return len(self._inode.content)
@@ -166,6 +173,7 @@ class SimDisk:
         steps: Changing calls so far.
         calls: How often each kind of call was made.
         open_files: Files that are open now.
+        forgotten: How often somebody asked to read past the page cache, which this disk does not have.
         bytes_max: Capacity; None is no limit.
     """
 
@@ -176,6 +184,7 @@ class SimDisk:
         self.crash_at = crash_at
         self.calls: dict[str, int] = {}
         self.open_files = 0
+        self.forgotten = 0
         self.bytes_max: int | None = None
         self._durable_names: dict[str, Inode] = {}
         self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now

@@ -41,6 +41,20 @@ def test_writes_append_and_reads_find_them(place: tuple[Disk, str]) -> None:
     assert disk.read_file(f"{folder}/a") == b"hello world"
 
 
+def test_a_cold_read_and_a_forgotten_piece_give_the_same_bytes(place: tuple[Disk, str]) -> None:
+    """Also of what is not synced yet, and across the end of the file."""
+    disk, folder = place
+    file = disk.open(f"{folder}/a", create=True)
+    file.write(bytes(range(256)) * 40)
+    for _ in range(2):
+        assert file.pread_cold(300, 5_000) == (bytes(range(256)) * 40)[5_000:5_300]
+        assert file.pread_cold(500, 10_000) == (bytes(range(256)) * 40)[10_000:]
+        assert file.pread_cold(5, 20_000) == b""
+        file.forget(10_000, 0)
+        file.sync()
+    file.close()
+
+
 def test_two_handles_of_a_file_see_each_other(place: tuple[Disk, str]) -> None:
     disk, folder = place
     first = disk.open(f"{folder}/a", create=True)
