@@ -86,7 +86,7 @@ class Partition:
         self._info = info
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
-        self.log.update_settings(LogSettings.of(info.settings))
+        self.log.update_settings(LogSettings.of(info.settings, self.log.settings))
         self._hub.note(self)  # the cleaner looks at what moved
 
     def append_now(

@@ -159,6 +159,21 @@ class ScrubConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProducersConfig:
+    """Idempotent producers: what each partition remembers of them."""
+
+    id_expiry_ms: int = _key(
+        7 * 24 * 3_600_000,
+        "A partition forgets a producer that appended nothing for so long; repeats of before are then not known.",
+        limit=(1_000, 1 << 50),
+        unit="ms",
+    )
+    ids_max: int = _key(
+        1 << 16, "Producers that one partition remembers; a further one is refused.", limit=(1, 1 << 24)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinksConfig:
     """Exactly-once sinks: what is staged and not committed yet."""
 
@@ -214,6 +229,7 @@ class Config:
     cleaner: CleanerConfig = field(default_factory=CleanerConfig)
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
+    producers: ProducersConfig = field(default_factory=ProducersConfig)
     sinks: SinksConfig = field(default_factory=SinksConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, UnknownPartition, UnknownStream
-from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, StreamSettings
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.compactor import Chores
@@ -184,7 +184,7 @@ class Streams:
         opened = PartitionLog.open(
             self._disk,
             self._folder_of(info.name, info.incarnation, number),
-            LogSettings.of(info.settings),
+            self._log_settings(info.settings),
             boot_id=self._folder.boot_id(),
             now_us=time.time_ns() // 1000,
             expected=self._identity(info.name, info.incarnation, number),
@@ -220,7 +220,7 @@ class Streams:
 
         One that is there already was made by an attempt that got no further; it is empty, and taken or finished.
         """
-        settings = LogSettings.of(self._config.defaults)
+        settings = self._log_settings(self._config.defaults)
         for number in numbers:
             if self._disk.exists(f"{self._folder_of(name, incarnation, number)}/{PARTITION_FILE}"):
                 continue
@@ -273,6 +273,12 @@ class Streams:
         self.store.close()
 
     # --- helpers --------------------------------------------------------------------------------------------
+
+    def _log_settings(self, settings: StreamSettings) -> LogSettings:
+        ours = self._config.producers
+        return LogSettings.of(
+            settings, LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max)
+        )
 
     def _folder_of(self, stream: str, incarnation: str, partition: int) -> str:
         return str(self._root / stream / incarnation / str(partition))

@@ -40,7 +40,8 @@ class LogIdentity:
 class LogSettings:
     """When a log rolls and what it keeps. The meaning and units are those of `StreamSettings`.
 
-    `producer_id_expiry_ms`: a producer that has not appended for so long is forgotten.
+    `producer_id_expiry_ms`: a producer that has not appended for so long is forgotten; `producer_ids_max`: so many are
+    kept. Both are the broker's.
     """
 
     segment_bytes: int = 256 << 20
@@ -49,10 +50,12 @@ class LogSettings:
     retention_bytes: int | None = None
     retention_records: int | None = None
     producer_id_expiry_ms: int = 7 * 24 * 3_600_000
+    producer_ids_max: int = 1 << 16
 
     @classmethod
-    def of(cls, settings: StreamSettings) -> LogSettings:
-        """The part of a stream's settings that storage acts on."""
+    def of(cls, settings: StreamSettings, broker: LogSettings | None = None) -> LogSettings:
+        """The part of a stream's settings that storage acts on; what is not a stream's is taken from `broker`."""
+        broker = broker or cls()
         by_retention = settings.cleanup != "compact"
         return cls(
             segment_bytes=settings.segment_bytes,
@@ -60,6 +63,8 @@ class LogSettings:
             retention_ms=settings.retention_ms if by_retention else None,
             retention_bytes=settings.retention_bytes if by_retention else None,
             retention_records=settings.retention_records if by_retention else None,
+            producer_id_expiry_ms=broker.producer_id_expiry_ms,
+            producer_ids_max=broker.producer_ids_max,
         )
 
 

@@ -12,7 +12,7 @@ I2  A newer epoch begins at 0 and fences the older ones for good.
 I3  What is not known is never appended silently: a sequence above 0 of an id that the table does not have, because it
     never did, or has expired, is `unknown_producer`. (A 0 can be a first group; so nobody may repeat one for
     longer than an id is kept.)
-I4  At most `PRODUCERS_MAX` ids; a new one over that is refused, none is forgotten before its time.
+I4  A new id is refused where there are `ids_max` of them already; none is forgotten before its time.
 
 Ideas from Kafka's idempotent producer (KIP-98): the window of five, the epochs; from its trouble with expired ids
 (KIP-360): an error that says so, after which a producer begins anew under another epoch or id.
@@ -37,7 +37,6 @@ from broker.api.errors import (
 )
 
 WINDOW_GROUPS: Final = 5
-PRODUCERS_MAX: Final = 1 << 16
 SNAPSHOT_VERSION: Final = 1
 _HEAD: Final = struct.Struct("<HI")  # version, producers
 _PRODUCER: Final = struct.Struct("<QIqB")  # id, epoch, last used in microseconds, groups
@@ -74,19 +73,19 @@ class _Producer:
 class ProducerTable:
     """See the module. Not thread-safe: the log's append lock covers it."""
 
-    def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
-        self.producers_max = producers_max
+    def __init__(self) -> None:
         self._producers: OrderedDict[int, _Producer] = OrderedDict()  # longest unused first
 
     def __len__(self) -> int:
         return len(self._producers)
 
-    def check(self, stamp: Stamp, *, record_count: int, now_us: int, expiry_us: int) -> Group | None:
+    def check(self, stamp: Stamp, *, record_count: int, now_us: int, expiry_us: int, ids_max: int) -> Group | None:
         """Say what a request is.
 
         Args:
             record_count: Of the group that is to be appended.
             expiry_us: An id that was not used for so long is forgotten.
+            ids_max: So many are kept (I4).
         Returns:
             None: append it, and `note` it. A group: it was appended already, there.
         Raises:
@@ -108,10 +107,11 @@ class ProducerTable:
                     producer_id=stamp.producer_id,
                     sequence=stamp.sequence,
                 )
-            if len(self._producers) >= self.producers_max:
+            if len(self._producers) >= ids_max:
                 raise Overloaded(
-                    f"{self.producers_max} producers are known to this partition: so many it keeps",
-                    limit=self.producers_max,
+                    f"{len(self._producers)} producers are known to this partition: producers.ids_max={ids_max}",
+                    key="producers.ids_max",
+                    limit=ids_max,
                 )
             return None
         if stamp.epoch < known.epoch:
@@ -178,14 +178,14 @@ class ProducerTable:
         return b"".join(parts)
 
     @classmethod
-    def restore(cls, data: bytes, *, producers_max: int = PRODUCERS_MAX) -> ProducerTable:
+    def restore(cls, data: bytes) -> ProducerTable:
         """The table that `snapshot` described.
 
         Raises:
             UnknownFormatVersion: a later release wrote it.
             CorruptLog: it is none.
         """
-        table = cls(producers_max=producers_max)
+        table = cls()
         try:
             version, count = _HEAD.unpack_from(data)
             if version != SNAPSHOT_VERSION:

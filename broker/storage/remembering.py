@@ -53,7 +53,11 @@ class RememberingLog(OpenLog):
         """The group that this one repeats, None when it is to be appended. Raises as `ProducerTable.check`."""
         table = self._known_producers()
         found = table.check(
-            stamp, record_count=record_count, now_us=now_us, expiry_us=self.settings.producer_id_expiry_ms * 1_000
+            stamp,
+            record_count=record_count,
+            now_us=now_us,
+            expiry_us=self.settings.producer_id_expiry_ms * 1_000,
+            ids_max=self.settings.producer_ids_max,
         )
         if found is None and not self._known_states():
             with self._guarded("write state"):

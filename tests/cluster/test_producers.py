@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker.api.errors import ProducerFenced, UnknownProducer
+from broker.api.errors import LiftlogError, ProducerFenced, UnknownProducer
 from broker.client import connect
 from broker.client.append import Stamp
 from tests.support.processes import BrokerProcess, eventually
@@ -75,5 +75,21 @@ def test_ids_epochs_and_sequences_survive_a_restart(tmp_path: Path, stop: str) -
             assert client.register_producer() == (2, 0)
             assert client.append("s", 0, rows, stamp=Stamp(2, 0, 0)).first_offset == 2
             assert client.register_producer("job") == (1, 2)
+    finally:
+        broker.stop()
+
+
+def test_a_partition_keeps_as_many_producers_as_the_configuration_says_also_after_an_alter(tmp_path: Path) -> None:
+    rows = pa.table({"value": [b"x"]})
+    broker = BrokerProcess(tmp_path / "broker", None, env={"LIFTLOG_PRODUCERS_IDS_MAX": "1"}).start()
+    try:
+        with connect(broker.address, deadline_s=0) as client:
+            client.create_stream("s")
+            for _ in range(2):
+                client.register_producer()
+            client.append("s", 0, rows, stamp=Stamp(1, 0, 0))
+            client.alter("s", segment_bytes=2 << 20)
+            with pytest.raises(LiftlogError, match=r"producers\.ids_max=1"):
+                client.append("s", 0, rows, stamp=Stamp(2, 0, 0))
     finally:
         broker.stop()

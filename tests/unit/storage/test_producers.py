@@ -27,7 +27,7 @@ EXPIRY_US = 1_000
 
 
 def check(table: ProducerTable, stamp: Stamp, *, record_count: int = 2, now_us: int = 0) -> Group | None:
-    return table.check(stamp, record_count=record_count, now_us=now_us, expiry_us=EXPIRY_US)
+    return table.check(stamp, record_count=record_count, now_us=now_us, expiry_us=EXPIRY_US, ids_max=2)
 
 
 def append(table: ProducerTable, stamp: Stamp, first_offset: int, *, now_us: int = 0) -> None:
@@ -92,7 +92,7 @@ def test_an_idle_id_expires_and_use_keeps_it(table: ProducerTable) -> None:
 
 
 def test_a_full_table_refuses_new_ids_and_forgets_none() -> None:
-    table = ProducerTable(producers_max=2)
+    table = ProducerTable()
     append(table, Stamp(1, 0, 0), 0)
     append(table, Stamp(2, 0, 0), 2, now_us=10)
     with pytest.raises(Overloaded) as caught:

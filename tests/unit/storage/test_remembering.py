@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from broker.api.errors import DiskFull, LiftlogError, OutOfSequence, StorageFailed, UnknownProducer
+from broker.api.errors import DiskFull, LiftlogError, OutOfSequence, Overloaded, StorageFailed, UnknownProducer
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.state import list_states, state_name
@@ -195,6 +195,16 @@ def test_an_idle_producer_is_forgotten_with_an_error(disk: SimDisk) -> None:
     with pytest.raises(UnknownProducer):
         append(log, 1, now_us=1_999)
     assert log.log_end_offset == 3
+
+
+def test_a_further_producer_is_refused_at_the_limit_also_when_it_is_lowered(disk: SimDisk) -> None:
+    log = create_log(disk, settings=LogSettings(producer_ids_max=2))
+    log.append([stamped([b"a"], 1, 0, 0)], leader_epoch=1, now_us=0)
+    log.update_settings(LogSettings(producer_ids_max=1))
+    with pytest.raises(Overloaded) as caught:
+        log.append([stamped([b"b"], 2, 0, 0)], leader_epoch=1, now_us=0)
+    assert (caught.value.key, caught.value.limit) == ("producers.ids_max", 1)
+    assert log.append([stamped([b"b"], 1, 0, 1)], leader_epoch=1, now_us=0).first_offset == 1
 
 
 def test_groups_that_a_power_cut_took_are_forgotten(disk: SimDisk, log: PartitionLog) -> None:
