@@ -155,8 +155,8 @@ def encode_batch(batch: pa.RecordBatch, header: BatchHeader, *, compression: str
         The message, a multiple of 8 bytes.
     """
     assert batch.schema.equals(SCHEMA), f"not the record schema: {batch.schema}"
-    # Round trip: pyarrow's writer cuts slices down and drops validity buffers without nulls.
-    batch = pa.ipc.read_record_batch(batch.serialize(), SCHEMA)
+    if not all(map(_is_whole, batch.columns)):  # round trip: pyarrow's writer cuts slices down
+        batch = pa.ipc.read_record_batch(batch.serialize(), SCHEMA)
     nodes: list[int] = []
     buffers: list[pa.Buffer | None] = []
     for column in batch.columns:
@@ -176,15 +176,32 @@ def encode_batch(batch: pa.RecordBatch, header: BatchHeader, *, compression: str
             if padding := -size % 8:
                 parts.append(bytes(padding))
             position += size + padding if padding else size
-    message = bytearray(template)
-    struct.pack_into("<q", message, BODY_LENGTH_AT, position)
-    struct.pack_into("<q", message, ROWS_AT, batch.num_rows)
-    struct.pack_into(f"<{2 * BUFFER_COUNT}q", message, BUFFERS_AT, *places)
-    struct.pack_into(f"<{2 * NODE_COUNT}q", message, NODES_AT, *nodes)
-    message[VALUE_AT:CRC_AT] = header.value()[: -FIELDS["crc"]]
-    message += b"".join(parts)
+    head = bytearray(template)
+    struct.pack_into("<q", head, BODY_LENGTH_AT, position)
+    struct.pack_into("<q", head, ROWS_AT, batch.num_rows)
+    struct.pack_into(f"<{2 * BUFFER_COUNT}q", head, BUFFERS_AT, *places)
+    struct.pack_into(f"<{2 * NODE_COUNT}q", head, NODES_AT, *nodes)
+    head[VALUE_AT:CRC_AT] = header.value()[: -FIELDS["crc"]]
+    message = bytearray().join([head, *parts])  # one copy of the body
     seal(message)
     return message
+
+
+def _is_whole(array: pa.Array) -> bool:
+    """Whether an array and its children begin where their buffers do, so that `_flatten` only has to cut their ends."""
+    if array.offset:
+        return False
+    kind, n = array.type, len(array)
+    if pa.types.is_struct(kind):
+        return all(_is_whole(array.field(i)) for i in range(kind.num_fields))
+    own = array.buffers()[1]
+    if pa.types.is_primitive(kind):
+        return own is not None and own.size * 8 >= n * kind.bit_width
+    if own is None or own.size < 4 * (n + 1) or struct.unpack_from("<i", own)[0] != 0:
+        return False
+    if pa.types.is_list(kind):  # its child is stored whole, and so must end where the list does
+        return struct.unpack_from("<i", own, 4 * n)[0] == len(array.values) and _is_whole(array.values)
+    return True
 
 
 def _flatten(array: pa.Array, nodes: list[int], buffers: list[pa.Buffer | None]) -> None:
@@ -192,7 +209,7 @@ def _flatten(array: pa.Array, nodes: list[int], buffers: list[pa.Buffer | None])
     nodes += (len(array), array.null_count)
     own = array.buffers()
     n = len(array)
-    validity = own[0].slice(0, (n + 7) // 8) if array.null_count else None
+    validity = _validity(own[0], n) if array.null_count else None
     # Cut what pyarrow's writer leaves behind the end, up to its own padding: neighbouring rows of a slice,
     # and the offsets of an empty child, which are as long as its parent's.
     if pa.types.is_primitive(array.type):
@@ -210,6 +227,15 @@ def _flatten(array: pa.Array, nodes: list[int], buffers: list[pa.Buffer | None])
             _flatten(array.field(i), nodes, buffers)
     else:
         buffers += (validity, *own[1:])
+
+
+def _validity(bits: pa.Buffer, n: int) -> pa.Buffer:
+    """The first n bits, without those of rows that were cut off behind them."""
+    if n % 8 == 0:
+        return bits.slice(0, n // 8)
+    cut = bytearray(bits.slice(0, n // 8 + 1))
+    cut[-1] &= (1 << n % 8) - 1
+    return pa.py_buffer(cut)
 
 
 def checksum(message: bytes | bytearray | memoryview) -> bytes:

@@ -1,7 +1,7 @@
 """From keys to their newest offsets, in a fixed number of bytes: what compaction remembers of a log.
 
-A key stands as 128 bits, so the map needs `ENTRY_BYTES` a slot whatever the keys are. Open addressing over three
-arrays; a call handles many keys at once, in rounds:
+A key stands as 128 bits, so the map needs `ENTRY_BYTES` a slot whatever the keys are: two words of hash, one of offset,
+side by side, for the time goes into waiting for memory. Open addressing; a call handles many keys at once, in rounds:
 
     slot = hash mod slots, the next slot in the next round
     ours     the newest offset is written             the rest, which met other
@@ -61,10 +61,17 @@ def hash_keys(keys: pa.Array) -> Hashes:
         elif length:
             multipliers = _MULTIPLIERS[:length]
             step = max(1, HASHED_AT_ONCE_BYTES // length)
+            is_dense = len(rows) * length == int(starts[rows[-1]] - starts[rows[0]]) + length  # nothing in between
             for at in range(0, len(rows), step):
                 part = rows[at : at + step]
-                places = starts[part][:, None] + np.arange(length)
-                hashes[part] = (data[places].astype(np.uint64) + np.uint64(1)) @ multipliers
+                if is_dense:
+                    first = int(starts[part[0]])
+                    values = data[first : first + len(part) * length].reshape(len(part), length)
+                else:
+                    values = data[starts[part][:, None] + np.arange(length)]
+                words = values.astype(np.uint64)
+                words += np.uint64(1)
+                hashes[part] = words @ multipliers
     return hashes
 
 
@@ -72,27 +79,25 @@ class KeyMap:
     """See the module.
 
     Args:
-        map_bytes: What the arrays may take; at least one key fits.
+        map_bytes: What the slots may take; at least one key fits.
 
     Attributes:
         capacity: Keys that it takes (H2).
         count: Keys in it.
     """
 
-    __slots__ = ("_first", "_newest", "_second", "_slots", "capacity", "count")
+    __slots__ = ("_slots", "_table", "capacity", "count")
 
     def __init__(self, map_bytes: int) -> None:
         self._slots = max(2, map_bytes // ENTRY_BYTES)
         self.capacity = max(1, self._slots * 3 // 4)
         self.count = 0
-        self._first = np.zeros(self._slots, np.uint64)
-        self._second = np.zeros(self._slots, np.uint64)
-        self._newest = np.full(self._slots, -1, np.int64)  # -1: empty
+        self._table = np.zeros((self._slots, 3), np.int64)  # hash, hash, newest offset + 1; 0: empty
 
     @property
     def byte_count(self) -> int:
-        """Bytes of the arrays."""
-        return self._first.nbytes + self._second.nbytes + self._newest.nbytes
+        """Bytes of the slots."""
+        return self._table.nbytes
 
     def put(self, hashes: Hashes, offsets: Offsets) -> int:
         """Note offsets, as far as the map takes them.
@@ -117,15 +122,17 @@ class KeyMap:
     def newest(self, hashes: Hashes) -> Offsets:
         """The newest offset of each key (n x 2 hashes); -1 for one that is not in the map."""
         found = np.full(len(hashes), -1, np.int64)
+        words = hashes.view(np.int64)
         slots = self._home(hashes)
         left = np.arange(len(hashes))
         while len(left):
-            at = slots[left]
-            newest = self._newest[at]
-            ours = (self._first[at] == hashes[left, 0]) & (self._second[at] == hashes[left, 1]) & (newest >= 0)
-            found[left[ours]] = newest[ours]
-            left = left[~ours & (newest >= 0)]
-            slots[left] = (slots[left] + 1) % self._slots
+            entries = self._table.take(slots, axis=0)
+            is_taken = entries[:, 2] > 0
+            ours = (entries[:, 0] == words[:, 0]) & (entries[:, 1] == words[:, 1]) & is_taken
+            found[left[ours]] = entries[ours, 2] - 1
+            on = np.flatnonzero(~ours & is_taken)
+            left, words = left[on], words[on]
+            slots = (slots[on] + 1) % self._slots
         return found
 
     def _home(self, hashes: Hashes) -> Offsets:
@@ -133,20 +140,21 @@ class KeyMap:
         return home
 
     def _put(self, hashes: Hashes, offsets: Offsets) -> None:
+        table, words, newest = self._table, hashes.view(np.int64), offsets + 1
         slots = self._home(hashes)
-        left = np.arange(len(hashes))
-        while len(left):
-            at = slots[left]
-            empty = np.flatnonzero(self._newest[at] < 0)
+        while len(newest):
+            entries = table.take(slots, axis=0)
+            empty = np.flatnonzero(entries[:, 2] == 0)
             if len(empty):
-                wanted = at[empty]
-                self._newest[wanted] = empty  # where several want one slot, one stays in it
-                winners = empty[self._newest[wanted] == empty]
-                self._first[at[winners]] = hashes[left[winners], 0]
-                self._second[at[winners]] = hashes[left[winners], 1]
+                wanted = slots[empty]
+                table[wanted, 2] = empty + 1  # where several want one slot, one stays in it
+                winners = empty[table[wanted, 2] == empty + 1]
+                table[slots[winners], :2] = words[winners]
                 self.count += len(winners)
-            ours = (self._first[at] == hashes[left, 0]) & (self._second[at] == hashes[left, 1])
-            self._newest[at[ours]] = offsets[left[ours]]  # ascending: the last assignment is the newest
-            left = left[~ours]
-            slots[left] = (slots[left] + 1) % self._slots
+                entries[empty] = table.take(wanted, axis=0)
+            ours = (entries[:, 0] == words[:, 0]) & (entries[:, 1] == words[:, 1])
+            table[slots[ours], 2] = newest[ours]  # ascending: the last assignment is the newest
+            on = np.flatnonzero(~ours)
+            words, newest = words[on], newest[on]
+            slots = (slots[on] + 1) % self._slots
         assert self.count <= self.capacity, "H2"

@@ -44,6 +44,7 @@ from broker.storage.read import NeedsRepair
 from broker.storage.segment import Segment
 
 WINDOW_BYTES: Final = 4 << 20
+LARGE_BYTES: Final = 256 << 10
 Mask = npt.NDArray[np.bool_]
 Source = tuple[Segment, IndexView]
 _NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
@@ -284,12 +285,19 @@ class _Rewrite:
             old.close()
 
     def flush(self) -> int:
-        """Write what is waiting. Returns its bytes."""
-        data = b"".join(self.parts)
-        self.parts = []
-        if self.file is not None and data:
-            self.file.write(data)
-        return len(data)
+        """Write what is waiting, large messages without another copy. Returns its bytes."""
+        parts, self.parts = self.parts, []
+        file, begin, total = self.file, 0, 0
+        for at, part in enumerate(parts):
+            total += len(part)
+            if len(part) >= LARGE_BYTES and file is not None:
+                if begin < at:
+                    file.write(b"".join(parts[begin:at]))
+                file.write(part)
+                begin = at + 1
+        if begin < len(parts) and file is not None:
+            file.write(b"".join(parts[begin:]))
+        return total
 
     def finish(self) -> Staged | None:
         self.close_run()

@@ -71,6 +71,21 @@ def test_slice_is_stored_without_its_neighbours(seed: int) -> None:
     assert len(message) == len(encode_batch(pa.RecordBatch.from_pylist(rows.to_pylist(), schema=SCHEMA), HEADER))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_that_were_filtered_or_put_together_are_stored_as_if_they_had_been_built_alone(seed: int) -> None:
+    """What compaction and coalescing make: whole arrays, with spare room at their ends, or slices."""
+    rng = random.Random(seed)
+    parts = [random_rows(rng, rng.randint(1, 20)) for _ in range(3)]
+    keep = pa.array([rng.random() < rng.choice([0.0, 0.5, 1.0]) for _ in range(parts[0].num_rows)])
+    some = parts[0].filter(keep)
+    for rows in (some, pa.concat_batches(parts), pa.concat_batches([some, parts[1].slice(1), parts[2]])):
+        alone = pa.RecordBatch.from_pylist(rows.to_pylist(), schema=SCHEMA)
+        assert encode_batch(rows, HEADER) == encode_batch(alone, HEADER)
+        for cut in (rows.slice(0, rows.num_rows // 2), rows.slice(rows.num_rows // 2)):
+            alone = pa.RecordBatch.from_pylist(cut.to_pylist(), schema=SCHEMA)
+            assert encode_batch(cut, HEADER) == encode_batch(alone, HEADER)
+
+
 def test_columns_of_nulls_cost_what_they_hold() -> None:
     """`pa.nulls` makes list children whose offsets are as long as the list; they are not stored."""
     count = 1000
