@@ -16,11 +16,14 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 from crc32c import crc32c
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, seal, verify_batch
+from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, LiftlogError, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
 from broker.cli.datafolder import DataFolder as UpFolder
@@ -47,6 +50,7 @@ from tests.fuzz.decoder import Decoder
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log, plan_bytes, row_batch, stamped
 from tests.support.simdisk import Inode, SimDisk
 
+GOLDEN: Final = Path(__file__).parents[1] / "golden" / "format-v1"
 SETTINGS: Final = LogSettings(segment_bytes=3_000)
 COMPACTION: Final = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_ms=0)
 STATE_OFFSET: Final = 4
@@ -93,7 +97,8 @@ def covered(disk: SimDisk) -> set[tuple[int, bytes | None]]:
         data = bytes(inode.content) if path.endswith(".arrows") else b""
         at = data.find(b"\xff\xff\xff\xff")
         while at >= 0:
-            length = 888 + int.from_bytes(data[at + 48 : at + 56], "little", signed=True)
+            length = 8 + int.from_bytes(data[at + 4 : at + 8], "little", signed=True)
+            length += int.from_bytes(data[at + 48 : at + 56], "little", signed=True)
             if 888 <= length <= len(data) - at:
                 found |= _records_of(data[at : at + length])
             at = data.find(b"\xff\xff\xff\xff", at + 1)
@@ -192,20 +197,6 @@ def seal_tail(inner: bytes) -> bytes:
     return inner + crc32c(inner).to_bytes(4, "little")
 
 
-def seal_batches(inner: bytes) -> bytes:
-    """Right CRCs, where batches begin, over changed headers: the 176 characters only, for what is behind them would
-    be believed (a CRC is no protection from whoever can compute it)."""
-    data = bytearray(inner)
-    at = len(SCHEMA_BYTES)
-    while at + 888 <= len(data):
-        length = 888 + int.from_bytes(data[at + 48 : at + 56], "little", signed=True)
-        if data[at : at + 4] != b"\xff\xff\xff\xff" or not 888 <= length <= len(data) - at:
-            break
-        seal(memoryview(data)[at : at + length])
-        at += length
-    return bytes(data)
-
-
 def seal_index(inner: bytes) -> bytes:
     """The footer of a sealed segment's index over these entries."""
     inner = inner[: len(inner) // 32 * 32]
@@ -248,6 +239,32 @@ def check_batch(data: bytes) -> None:
     if header.next_offset - header.first_offset == rows.num_rows:
         restamped = RestampedBatch(data, 5)
         verify_batch(restamped.compose(first_offset=3, leader_epoch=1, high_watermark=2))
+
+
+@functools.cache
+def compressed_header() -> bytes:
+    """That of the first batch of the golden file."""
+    data = (GOLDEN / "compressed-lz4.arrows").read_bytes()
+    return data[len(SCHEMA_BYTES) :][:PACKED_HEADER_BYTES]
+
+
+def seal_compressed(inner: bytes) -> bytes:
+    """A compressed batch with this body, its length and CRC right: what is behind them must stand any body."""
+    inner = inner.ljust(-(-len(inner) // 8) * 8, b"\0")
+    message = bytearray(compressed_header() + inner)
+    message[48:56] = len(inner).to_bytes(8, "little")
+    seal(message)
+    return bytes(message)
+
+
+def check_compressed(data: bytes) -> None:
+    """Decompressing stays in its bounds; rows that cannot be are for whoever could write a right CRC."""
+    rows = decode_batch(data)
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid:
+        return
+    rows.drop_columns(["timestamp"]).to_pylist()
 
 
 def check_state(data: bytes) -> None:
@@ -423,6 +440,15 @@ FILES: Final = (
         modules=("broker/api/batch.py", "broker/sinks/restamp.py"),
         check=check_batch,
         errors=(BadBatch, UnknownFormatVersion),
+    ),
+    Decoder(
+        name="batch-compressed",
+        modules=("broker/api/compression.py",),
+        check=check_compressed,
+        errors=(BadBatch, UnknownFormatVersion),
+        unseal=lambda data: data[PACKED_HEADER_BYTES:],
+        seal=seal_compressed,
+        weight=2,
     ),
     Decoder(
         name="state",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker.api.batch import split_messages
 from broker.api.errors import NotLeader, OffsetOutOfRange, StreamExists
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.groups.offsets import ConsumerOffset
@@ -77,6 +78,15 @@ def of_the_disk() -> Inputs:
 
 def of_values() -> Inputs:
     yield "batch", "all-columns", good_batch()
+    for codec in ("lz4", "zstd"):
+        golden = (ROOT / f"tests/golden/format-v1/compressed-{codec}.arrows").read_bytes()
+        yield "segment", f"compressed-{codec}", golden
+        yield "client-frames", f"compressed-{codec}", golden
+        for number, found in enumerate(split_messages(golden)):
+            if len(found) > 904 and found[4:8] == (896).to_bytes(4, "little"):
+                yield "batch-compressed", f"{codec}-{number}", bytes(found)
+                yield "batch", f"{codec}-{number}", bytes(found)
+    yield "segment", "rewritten", (ROOT / "tests/golden/format-v1/rewritten.arrows").read_bytes()
     yield "batch", "compacted", message(0, 9, keep=[3, 5])
     table = ProducerTable()
     for i in range(7):

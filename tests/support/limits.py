@@ -1,0 +1,246 @@
+"""The page docs/limits.md, written from the code: `python -m tests.support.limits` after a limit has changed.
+
+Configuration keys and stream settings come from their own tables; of the other limits, the constants, each has a row
+in `FIXED`, with what meets who goes beyond it. `tests/unit/test_limits.py` holds page, tables and code together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from broker.api.stream import LIMITS, StreamSettings
+from broker.runtime.settings import SETTINGS, Setting
+
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "docs" / "limits.md"
+
+
+LIMIT_NAME: Final = re.compile(r"^(_?[A-Z0-9_]+_MAX(?:_S)?|MAX_[A-Z_]+(?:MS|BYTES))\b.*=", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    """A limit that is not configured: `module:NAME`, its unit, what it bounds, what happens beyond it."""
+
+    place: str
+    unit: str
+    what: str
+    beyond: str
+
+
+FIXED: Final = (
+    Row("broker.api.stream:NAME_BYTES_MAX", "bytes", "name of a stream, consumer, group, sink", "`invalid_name`"),
+    Row("broker.api.stream:SUBJECT_BYTES_MAX", "bytes", "subject", "`invalid_subject`"),
+    Row("broker.ingest.rules:INFO_LINE_BYTES_MAX", "bytes", "INFO line of nats-server", "the connection is made anew"),
+    Row("broker.ingest.rules:HEADER_PEEK_BYTES_MAX", "bytes", "headers read of a record that is too large", "no ack"),
+    Row("broker.ingest.rules:BATCH_BYTES_HARD", "bytes", "one batch in memory, whatever its settings", "closed before"),
+    Row("broker.storage.scan:MESSAGE_BYTES_MAX", "bytes", "one batch on disk", "counts as damage"),
+    Row("broker.api.compression:DECODED_BYTES_MAX", "bytes", "one batch once decompressed", "`bad_batch`"),
+    Row(
+        "broker.storage.producers:WINDOW_GROUPS",
+        "requests",
+        "an idempotent producer's that may be repeated",
+        "`out_of_sequence`",
+    ),
+    Row("broker.storage.producers:PRODUCERS_MAX", "producers", "that one partition remembers", "`overloaded`"),
+    Row(
+        "broker.metadata.catalog:PRODUCER_NAMES_MAX",
+        "names",
+        "of idempotent producers, per cluster",
+        "`invalid_request`",
+    ),
+    Row(
+        "broker.runtime.partition:APPENDS_WAITING_MAX",
+        "requests",
+        "HTTP appends that wait for one partition",
+        "`overloaded`",
+    ),
+    Row(
+        "broker.runtime.intake:WRITE_PENDING_BYTES_MAX",
+        "bytes",
+        "acks not yet taken by NATS",
+        "reading from NATS pauses",
+    ),
+    Row("broker.serving.body:JSON_BYTES_MAX", "bytes", "JSON request body", "`request_too_large`"),
+    Row("broker.serving.framing:BATCHES_MAX", "batches", "in one appended Arrow stream", "`request_too_large`"),
+    Row("broker.serving.framing:RECORDS_MAX", "records", "in one appended Arrow stream", "`request_too_large`"),
+    Row(
+        "broker.serving.framing:SCHEMA_BYTES_MAX", "bytes", "schema of an appended Arrow stream", "`request_too_large`"
+    ),
+    Row(
+        "broker.serving.append:DECODED_FACTOR",
+        "x `http.body_bytes_max`",
+        "an appended stream once decompressed",
+        "`request_too_large`",
+    ),
+    Row(
+        "broker.serving.schemas:ITEMS_MAX",
+        "items",
+        "positions, offsets, partitions or stages of one request",
+        "`invalid_request`",
+    ),
+    Row("broker.serving.schemas:PARTS_MAX", "parts", "of one stage", "`invalid_request`"),
+    Row("broker.serving.schemas:ATTRIBUTES_MAX", "entries", "attributes of a sink's commit", "`invalid_request`"),
+    Row(
+        "broker.serving.schemas:METADATA_LENGTH_MAX",
+        "characters",
+        "metadata of a committed offset",
+        "`invalid_request`",
+    ),
+    Row(
+        "broker.serving.schemas:INCARNATION_LENGTH_MAX",
+        "characters",
+        "incarnation that a request names",
+        "`invalid_request`",
+    ),
+    Row("broker.serving.watch:PATTERNS_MAX", "names", "in one watch", "`invalid_request`"),
+    Row("broker.serving.endpoint:WAIT_MS_MAX", "ms", "`max_wait_ms` of a read", "`invalid_request`"),
+    Row("broker.serving.endpoint:TIMEOUT_MS_MAX", "ms", "`timeout_ms` of a request", "`invalid_request`"),
+    Row("broker.serving.producers:PRODUCER_EPOCH_MAX", "", "epoch of a producer", "`invalid_request`"),
+    Row(
+        "broker.serving.sending:STALLED_S", "s", "an answer of which the client takes nothing", "the connection is cut"
+    ),
+    Row(
+        "broker.client.calls:ANSWER_BYTES_MAX", "bytes", "JSON answer that the Python client takes", "an error, no JSON"
+    ),
+    Row("broker.client.brokers:PROBLEM_BYTES_MAX", "bytes", "error answer that the Python client takes", "cut there"),
+    Row("broker.client.brokers:REDIRECTS_MAX", "redirects", "to a leader, of one call", "`not_leader`"),
+    Row("broker.client.producer:BATCH_BYTES_MAX", "bytes", "one request of a Python producer", "sent in several"),
+    Row("broker.cli.nats_server:PAYLOAD_BYTES_MAX", "bytes", "message to the NATS of `liftlog up`", "NATS refuses it"),
+    Row("spark_liftlog.options:PARTITIONS_MAX", "partitions", "`minPartitions`, `maxPartitions`", "`invalid_setting`"),
+    Row("spark_liftlog.options:BATCH_ROWS_MAX", "rows", "`batchRows`", "`invalid_setting`"),
+    Row("spark_liftlog.session:ROWS_MAX", "rows", "shown of a stream in a notebook", "cut there"),
+)
+
+NO_LIMIT: Final = frozenset(
+    {
+        # sizes of windows, pauses and texts; the type of a field; what something is made of
+        "OFFSET_MAX INT64_MAX INT32_MAX LEADER_EPOCH_MAX TIMESTAMP_US_MAX VALUE_SHOWN_MAX _SHOWN_MAX ROWS_AT_ONCE_MAX",
+        "INLINE_BYTES_MAX SMALL_BYTES_MAX RETRY_S_MAX PAUSE_S_MAX IDLE_S_MAX IDLE_PER_ADDRESS_MAX ERRORS_MAX",
+        "EXCERPT_BYTES_MAX HORIZONS_MAX REPAIRS_PER_CALL_MAX DEPTH_MAX SEGMENTS_PER_PLAN_MAX SHORT_BYTES_MAX",
+        "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
+        "MAX_WAIT_MS PLAIN_BODY_BYTES_MAX",
+    }
+)
+
+
+def constants() -> dict[str, str]:
+    """Every constant of the code whose name ends like a limit: `module:NAME` -> NAME."""
+    found = {}
+    for folder in ("broker", "spark_liftlog"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for name in re.findall(
+                r"^(_?[A-Z0-9_]+_MAX(?:_S)?|MAX_[A-Z_]+(?:MS|BYTES))\b.*=", path.read_text(), re.MULTILINE
+            ):
+                found[f"{module}:{name}"] = name
+    return found
+
+
+def value_of(place: str) -> int | float:
+    module, _, name = place.partition(":")
+    found: int | float = getattr(importlib.import_module(module), name)
+    return found
+
+
+def number(value: float | None, unit: str | None) -> str:
+    """As people write it: 8 MiB, 7 days, 65,536."""
+    if value is None:
+        return "none"
+    if value >= 1 << 50 and unit != "bytes":
+        return f"2^{int(value).bit_length() - 1}{f' {unit}' if unit else ''}"
+    if unit == "bytes":
+        for power, name in ((60, "EiB"), (50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if value >= 1 << power and value % (1 << power) == 0:
+                return f"{int(value) >> power} {name}"
+    if unit == "ms":
+        for size, name in ((86_400_000, "days"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
+            if value >= size and value % size == 0:
+                return f"{int(value) // size:,} {'day' if value == size == 86_400_000 else name}"
+    return f"{value:,.0f} {unit}" if unit and not unit.startswith("x ") else f"{value:,.0f}{f' {unit}' if unit else ''}"
+
+
+def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def configured() -> list[tuple[str, ...]]:
+    """Keys of the broker that are numbers with limits; the defaults of streams come in their own table."""
+
+    def row(setting: Setting) -> tuple[str, ...]:
+        assert setting.limit is not None
+        least, greatest = (number(float(bound), setting.unit) for bound in setting.limit)
+        default = str(setting.default) if setting.key.endswith("port") else number(setting.default, setting.unit)
+        return f"`{setting.key}`", default, f"{least} to {greatest}", setting.doc
+
+    wanted = [s for s in SETTINGS if s.kind == "int" and s.limit and not s.key.startswith("defaults.")]
+    return [row(setting) for setting in wanted]
+
+
+def of_streams() -> list[tuple[str, ...]]:
+    """Settings of a stream that are numbers."""
+    units = {setting.key.removeprefix("defaults."): setting.unit for setting in SETTINGS}
+    rows = []
+    for field in fields(StreamSettings):
+        if field.name in LIMITS:
+            unit = units.get(field.name)
+            least, greatest = (number(bound, unit) for bound in LIMITS[field.name])
+            rows.append((f"`{field.name}`", number(field.default, unit), f"{least} to {greatest}"))  # type: ignore[arg-type]
+    return rows
+
+
+def fixed() -> list[tuple[str, ...]]:
+    return [
+        (row.what, number(value_of(row.place), row.unit or None), row.beyond, f"`{row.place.partition(':')[0]}`")
+        for row in FIXED
+    ]
+
+
+def page() -> str:
+    """All of docs/limits.md."""
+    return HEAD.format(
+        configured=table(("key", "default", "may be", "what it bounds"), configured()),
+        streams=table(("setting", "default", "may be"), of_streams()),
+        fixed=table(("what", "at most", "beyond it", "where"), fixed()),
+    )
+
+
+HEAD: Final = """# Limits
+
+Every limit, its default, and what meets who goes beyond it. Errors have a reason code (`invalid_setting` ...), name
+what, where and the limit, and carry the limit as a field. This page is written from the code
+(`python -m tests.support.limits`), and a test holds the two together.
+
+## Of a broker
+
+Keys of the configuration ([conf/liftlog.toml](../conf/liftlog.toml); in the environment `LIFTLOG_` and the key in
+capitals). A value beyond what it may be stops the start with `invalid_setting`. What is met while the broker runs:
+creating beyond `limits.*` is `invalid_request`, a body over `http.body_bytes_max` is `request_too_large`,
+`intake.pending_bytes_max` pauses reading from NATS, `sinks.stage_bytes_max` answers `stages_full`, a commit over
+`sinks.group_bytes_max` is `invalid_request`; the others are rates and times.
+
+{configured}
+## Of a stream
+
+Settings at creation or by `liftlog stream alter`; as defaults of new streams in the section `[defaults]`. A value
+beyond what it may be is `invalid_setting`. A record over `record_bytes_max` is refused with `record_too_large`, by
+itself: over NATS the others of its batch are stored, an HTTP request is refused whole. What they mean:
+[cli.md](cli.md) and `broker/api/stream.py`.
+
+{streams}
+## Fixed
+
+{fixed}
+## What has no limit of its own
+
+Connections to the HTTP port, consumers and their offsets (one record each in `__offsets`), keys of a compacted stream
+(more than `compaction.map_bytes` holds take more passes), segments of a partition. Offsets are 63 bits. A
+partition is on one disk; no space for an append is `disk_full`.
+"""
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
