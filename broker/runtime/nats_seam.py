@@ -121,6 +121,10 @@ def make_client(
 
 
 async def barrier(client: nats.aio.client.Client, timeout_s: float) -> None:
-    """Return when the server has answered a PING: all that it sent before has been parsed."""
+    """Return when the server has answered a PING: all that it sent before has been parsed.
+
+    nats-py writes a PING past the commands that it still holds; an UNSUB among them would come after the barrier.
+    """
+    await client._flush_pending(force_flush=True)
     await client.flush(timeout=max(1, round(timeout_s)))
     await asyncio.sleep(0)

@@ -61,6 +61,7 @@ async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(
         for i in range(100):
             await publisher.publish("s", b"%d" % i, reply="r")
         await publisher.flush()
+        await publisher.flush()  # nats-py's PING may overtake what it still holds; the second one cannot
         await publisher.close()
         await barrier(client, 5)  # UNSUB/PING/PONG as drain barrier: all that was sent before has been parsed
         assert builder.record_count == 100
@@ -71,6 +72,33 @@ async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(
     finally:
         await client.close()
         server.stop()
+
+
+async def test_a_barrier_comes_after_the_commands_before_it() -> None:
+    """By a server that writes down what it is told: nats-py alone sends PING first."""
+    told: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"s","version":"2.11.0","headers":true,"max_payload":1048576}\r\n')
+        while line := await reader.readline():
+            told.append(line.split()[0])
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = make_client(Intake(), lambda n: None, _nothing, wide=True)
+    try:
+        await client.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for _ in range(20):
+            subscription = await client.subscribe("s")
+            await subscription.unsubscribe()
+            await barrier(client, 5)
+    finally:
+        await client.close()
+        server.close()
+    assert told[:2] == [b"CONNECT", b"PING"]
+    assert told[2:62] == [b"SUB", b"UNSUB", b"PING"] * 20
 
 
 async def test_reconnect_replays_subscriptions_with_their_ids(tmp_path: Path) -> None:
