@@ -51,6 +51,8 @@ class StreamSettings:
         coalesce_min_batch_bytes: Sealed segments whose batches are smaller on average are written anew with large ones,
             and small segments are joined; 0: never.
         compression: `none`, `lz4` or `zstd`, for sealed segments that are written anew. What is appended never is.
+        dedup_window_ms: A message whose `Nats-Msg-Id` was stored in this time is not stored again; 0: ids mean nothing.
+        dedup_ids_max: So many ids a partition keeps (40 bytes each); publishers of more are told to try again.
     """
 
     subject: str | None = None
@@ -76,6 +78,8 @@ class StreamSettings:
     delete_retention_ms: int = 24 * 3_600_000
     coalesce_min_batch_bytes: int = 64 << 10
     compression: str = "none"
+    dedup_window_ms: int = 120_000
+    dedup_ids_max: int = 1 << 22
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -99,6 +103,8 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "min_cleanable_dirty_percent": (0, 100),
     "delete_retention_ms": (0, 1 << 50),
     "coalesce_min_batch_bytes": (0, 64 << 20),
+    "dedup_window_ms": (0, 7 * 24 * 3_600_000),
+    "dedup_ids_max": (1, 1 << 26),
 }
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "acks": ("all", "leader", "none"),

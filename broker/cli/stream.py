@@ -103,6 +103,11 @@ CoalesceMinBatchBytes = Annotated[
 Compression = Annotated[
     str | None, _option("--compression", "Of sealed segments that are written anew.", metavar="none|lz4|zstd")
 ]
+DedupWindow = Annotated[
+    Any,
+    _option("--dedup-window-ms", "How long an Nats-Msg-Id is known; 0: off.", metavar="DURATION", parser=duration_ms),
+]
+DedupIdsMax = Annotated[int | None, _option("--dedup-ids-max", "So many ids a partition keeps.", metavar="N")]
 
 
 @app.command()
@@ -132,6 +137,8 @@ def create(
     delete_retention_ms: DeleteRetention = None,
     coalesce_min_batch_bytes: CoalesceMinBatchBytes = None,
     compression: Compression = None,
+    dedup_window_ms: DedupWindow = None,
+    dedup_ids_max: DedupIdsMax = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -232,6 +239,8 @@ def alter(
     delete_retention_ms: DeleteRetention = None,
     coalesce_min_batch_bytes: CoalesceMinBatchBytes = None,
     compression: Compression = None,
+    dedup_window_ms: DedupWindow = None,
+    dedup_ids_max: DedupIdsMax = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

@@ -169,22 +169,34 @@ cdef class Builder:
 
 
 cdef class PendingBatch:
-    """Records that left their Builder: immutable, usable in any thread. Implements storage's Encodable.
+    """Records that left their Builder, usable in any thread. Implements storage's Encodable and Conditional.
 
     Attributes:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
-        awaited_count: Records whose publisher awaits an ack.
+        awaited_count: Answers that `acks` will give.
         max_timestamp_us: Latest timestamp among them.
+        condition_count, id_count, minds_ids, last_id: See `Conditional`.
+        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id.
     """
 
     cdef Columns* columns
+    cdef Buffer dropped         # Dropped
+    cdef Buffer dropped_text    # replies and ids of them
+    cdef int64_t told_count
+    cdef int64_t ids_max        # that NO_ROOM speaks of
+    cdef readonly tuple settled
     cdef bytes stream_json
     cdef readonly str stream
     cdef readonly int partition
 
+    def __cinit__(self):
+        self.settled = (0, 0, 0)
+
     def __dealloc__(self):
         give_columns(self.columns)
+        release(&self.dropped)
+        release(&self.dropped_text)
 
     def __repr__(self):
         return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
@@ -199,7 +211,129 @@ cdef class PendingBatch:
 
     @property
     def awaited_count(self):
-        return count_awaited(self.columns) if self.columns != NULL else 0
+        return (count_awaited(self.columns) if self.columns != NULL else 0) + self.told_count
+
+    @property
+    def condition_count(self):
+        return count_conditions(self.columns) if self.columns != NULL else 0
+
+    @property
+    def id_count(self):
+        return self.columns.id_count if self.columns != NULL else 0
+
+    @property
+    def minds_ids(self):
+        return self.columns != NULL and self.columns.id_count + self.columns.expected_id_count > 0
+
+    @property
+    def last_id(self):
+        cdef const Condition* last
+        cdef const char* text
+        cdef Py_ssize_t size, count = self.condition_count
+        if count == 0:
+            return b""
+        last = <const Condition*>self.columns.conditions.data + (count - 1)
+        if last.row != self.columns.rows - 1 or last.id_header < 0:
+            return b""
+        text = header_of(self.columns, last.id_header, &size)
+        return text[:size]
+
+    def settle(self, ids, *, int64_t next_offset, int64_t window_us, int64_t ids_max):
+        """Drop the records that are not to be stored: see `Conditional`."""
+        cdef Settling settling
+        cdef Table table
+        cdef int64_t[:, ::1] entries
+        cdef int32_t[::1] index
+        cdef int64_t[::1] places
+        cdef bytes last = b""
+        cdef const char* last_data
+        cdef Py_ssize_t last_size
+        cdef Columns* kept = NULL
+        cdef int result
+        if self.condition_count == 0:
+            return
+        settling.table = NULL
+        if ids is not None:
+            entries, index, places = ids.entries, ids.index, ids.places
+            point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
+            expire_ids(&table, least_time(self.columns) - window_us)
+            ids.reserve(min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))))
+            entries, index, places = ids.entries, ids.index, ids.places
+            point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
+            settling.table = &table
+            last = ids.last_id
+        settling.next_offset, settling.window_us, settling.ids_max = next_offset, window_us, ids_max
+        settling.dropped, settling.text = &self.dropped, &self.dropped_text
+        self.ids_max = ids_max
+        last_data, last_size = last, len(last)
+        if self.condition_count >= NOGIL_ANSWERS_MIN:
+            with nogil:
+                result = settle_rows(&settling, self.columns, last_data, last_size)
+        else:
+            result = settle_rows(&settling, self.columns, last_data, last_size)
+        if result < 0:
+            raise MemoryError()
+        if self.dropped.size == 0:
+            return
+        self.count_dropped()
+        if self.dropped.size // <Py_ssize_t>sizeof(Dropped) < self.columns.rows:
+            with nogil:
+                kept = without(self.columns, &self.dropped)
+            if kept == NULL:
+                raise MemoryError()
+        give_columns(self.columns)
+        self.columns = kept
+
+    cdef int count_dropped(self) except -1:
+        cdef const Dropped* dropped = <const Dropped*>self.dropped.data
+        cdef int64_t repeats = 0, wrong = 0, full = 0
+        cdef Py_ssize_t i
+        self.told_count = 0
+        for i in range(self.dropped.size // <Py_ssize_t>sizeof(Dropped)):
+            repeats += dropped[i].kind == REPEAT
+            full += dropped[i].kind == NO_ROOM
+            wrong += dropped[i].kind != REPEAT and dropped[i].kind != NO_ROOM
+            self.told_count += dropped[i].told
+        self.settled = (repeats, wrong, full)
+        return 0
+
+    cdef bytes dropped_answers(self, bytes error):
+        """What the publishers of dropped records are told, in order; all the same `error` unless that is None."""
+        cdef const Dropped* dropped = <const Dropped*>self.dropped.data
+        cdef const char* text = self.dropped_text.data
+        cdef bytes head = b'{"stream":%b,"seq":' % self.stream_json
+        cdef bytes tail = ack_tail(self.partition, duplicate=True)
+        cdef Py_ssize_t i
+        cdef list parts = []
+        cdef bytes reply
+        for i in range(self.dropped.size // <Py_ssize_t>sizeof(Dropped)):
+            if not dropped[i].told:
+                continue
+            reply = text[dropped[i].reply_at:dropped[i].reply_at + dropped[i].reply_size]
+            if error is not None:
+                parts.append(publish(reply, error))
+            elif dropped[i].kind == REPEAT:
+                parts.append(
+                    publish(reply, b'%b%d,"offset":%d%b' % (head, dropped[i].offset + 1, dropped[i].offset, tail))
+                )
+            else:
+                parts.append(publish(reply, self.verdict_error(
+                    dropped[i].kind, dropped[i].offset, text[dropped[i].id_at:dropped[i].id_at + dropped[i].id_size]
+                    if dropped[i].kind == WRONG_ID else b""
+                )))
+        return b"".join(parts)
+
+    cdef bytes verdict_error(self, int kind, int64_t sequence, bytes last_id):
+        if kind == WRONG_SEQUENCE:
+            error, value = WRONG_SEQUENCE_ERROR, str(sequence)
+        elif kind == WRONG_ID:
+            error, value = WRONG_MSG_ID, last_id.decode("utf-8", "replace")
+        elif kind == IDS_ARE_OFF:
+            error, value = IDS_OFF, ""
+        else:
+            error, value = IDS_FULL, str(self.ids_max)
+        code, err_code, description = error
+        return error_body(self.stream, code, err_code, description.replace("{}", value))
 
     @property
     def max_timestamp_us(self):
@@ -269,11 +403,14 @@ cdef class PendingBatch:
         """
         cdef bytes head = b'{"stream":%b,"seq":' % self.stream_json
         cdef bytes tail = ack_tail(self.partition, duplicate=duplicate)
-        return self.answer_all(head, tail, first_offset, True)
+        cdef bytes blob = self.answer_all(head, tail, first_offset, True)
+        return blob + self.dropped_answers(None) if self.told_count else blob
 
     def errors(self, int code, int err_code, str description):
         """The same blob with a JetStream error for each awaited record: nothing was stored."""
-        return self.answer_all(error_body(self.stream, code, err_code, description), b"", 0, False)
+        cdef bytes body = error_body(self.stream, code, err_code, description)
+        cdef bytes blob = self.answer_all(body, b"", 0, False)
+        return blob + self.dropped_answers(body) if self.told_count else blob
 
     cdef bytes answer_all(self, bytes head, bytes tail, int64_t first_offset, bint numbered):
         cdef Py_ssize_t size

@@ -58,6 +58,9 @@ cdef struct Columns:
     Texts reply
     Py_ssize_t header_rows
     Buffer awaited              # int32: rows whose publisher awaits an ack
+    Buffer conditions           # Condition: rows with an id or expectations
+    Py_ssize_t id_count
+    Py_ssize_t expected_id_count
     Columns* next_pooled
 
 
@@ -164,7 +167,8 @@ cdef void clear_texts(Texts* column) noexcept nogil:
 cdef void clear(Columns* columns) noexcept nogil:
     columns.rows = columns.byte_count = columns.weight = columns.header_rows = 0
     columns.max_timestamp_us = INT64_MIN
-    columns.timestamps.size = columns.awaited.size = 0
+    columns.timestamps.size = columns.awaited.size = columns.conditions.size = 0
+    columns.id_count = columns.expected_id_count = 0
     clear_texts(&columns.subject)
     clear_texts(&columns.key)
     clear_texts(&columns.value)
@@ -181,6 +185,7 @@ cdef Py_ssize_t texts_capacity(const Texts* column) noexcept nogil:
 cdef Py_ssize_t capacity_of(const Columns* columns) noexcept nogil:
     return (
         <Py_ssize_t>sizeof(Columns) + columns.timestamps.capacity + columns.awaited.capacity
+        + columns.conditions.capacity
         + texts_capacity(&columns.subject) + texts_capacity(&columns.key) + texts_capacity(&columns.value)
         + texts_capacity(&columns.headers) + texts_capacity(&columns.header_key)
         + texts_capacity(&columns.header_value) + texts_capacity(&columns.reply)
@@ -196,6 +201,7 @@ cdef void free_texts(Texts* column) noexcept nogil:
 cdef void free_columns(Columns* columns) noexcept nogil:
     release(&columns.timestamps)
     release(&columns.awaited)
+    release(&columns.conditions)
     free_texts(&columns.subject)
     free_texts(&columns.key)
     free_texts(&columns.value)

@@ -73,12 +73,6 @@ cdef int decide(Connection* self) noexcept nogil:
         no_options(options)
     elif read_headers(options, self.header_data, self.message.header_size, &self.spans) < 0:
         return -1
-    if (
-        slot.reply_acks and options.expected_stream.size != OPTION_ABSENT
-        and not span_is(self.header_data, &options.expected_stream, slot.stream, slot.stream_size)
-    ):
-        self.fate = SKIPPED_EXPECTED_STREAM
-        return 0
     if route.by != BY_FIXED:
         slot = route.slots[partition_of(self, route)]
         if slot == NULL:
@@ -105,7 +99,7 @@ cdef int partition_of(Connection* self, const Route* route) noexcept nogil:
 
 
 cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t subject_size) noexcept nogil:
-    """Stored or refused, and whether an ack is awaited: rules 4 to 10."""
+    """Stored or refused, and whether an ack is awaited: rules 3 to 10."""
     cdef Options* options = &self.options
     cdef const char* block = self.header_data
     if options.malformed:
@@ -115,8 +109,15 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
         and is_utf8(self.line_data + self.message.reply_at, self.message.reply_size)
     ):
         return REFUSED_BAD_UTF8
-    if options.expected_last and slot.reply_acks:
-        return REFUSED_EXPECTED_LAST_SEQUENCE if options.expected_last == 1 else REFUSED_EXPECTED_LAST_MSG_ID
+    if slot.reply_acks:
+        if options.expected_stream.size > 0 and not span_is(
+            block, &options.expected_stream, slot.stream, slot.stream_size
+        ):
+            return REFUSED_EXPECTED_STREAM
+        if options.expects_last and slot.partition_count > 1:
+            return REFUSED_EXPECTED_LAST_PARTITIONS
+        if options.expects_unknown:
+            return REFUSED_EXPECTED_LAST_UNKNOWN
     self.awaits = slot.awaits_by_default
     if options.ack.size != OPTION_ABSENT:
         if span_is(block, &options.ack, b"all", 3) or span_is(block, &options.ack, b"leader", 6):
@@ -187,7 +188,7 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
     row = columns.rows
     if row == 0 and touch(self, slot) < 0:
         return -1
-    if reserve(&columns.timestamps, sizeof(int64_t)) < 0:
+    if reserve(&columns.timestamps, sizeof(int64_t)) < 0 or reserve(&columns.conditions, sizeof(Condition)) < 0:
         return -1
     (<int64_t*>(columns.timestamps.data + columns.timestamps.size))[0] = now_us
     columns.timestamps.size += sizeof(int64_t)
@@ -234,6 +235,7 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
             if append(&columns.awaited, <const char*>&row_number, sizeof(int32_t)) < 0:
                 return -1
     if message.has_headers:
+        note_condition(self, columns)
         columns.header_rows += options.count
     columns.rows = row + 1
     columns.byte_count += size
@@ -242,6 +244,34 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
         columns.max_timestamp_us = now_us
     slot.arrived = slot.arriving = 0
     return 0
+
+
+cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
+    """Remember what the record about to be counted depends on, if anything (R6, R7). There is room for it."""
+    cdef Options* options = &self.options
+    cdef Condition* condition = <Condition*>(columns.conditions.data + columns.conditions.size)
+    cdef bint minds_expectations = self.slot.reply_acks
+    condition.id_header = condition.expected_header = -1
+    condition.expected_sequence = -1
+    if options.msg_id.size > 0:
+        condition.id_header = <int32_t>(columns.header_rows + options.msg_id_at)
+    if minds_expectations and options.expected_id.size > 0:
+        condition.expected_header = <int32_t>(columns.header_rows + options.expected_id_at)
+    if minds_expectations and options.expected_sequence.size > 0:
+        condition.expected_sequence = sequence_of(self.header_data + options.expected_sequence.at,
+                                                  options.expected_sequence.size)
+    if condition.id_header < 0 and condition.expected_header < 0 and condition.expected_sequence < 0:
+        return
+    condition.row = <int32_t>columns.rows
+    condition.may_be_told = self.slot.reply_acks and self.message.reply_size > 0 and is_answerable(self)
+    columns.id_count += condition.id_header >= 0
+    columns.expected_id_count += condition.expected_header >= 0
+    columns.conditions.size += sizeof(Condition)
+
+
+cdef inline int64_t sequence_of(const char* text, Py_ssize_t size) noexcept nogil:
+    cdef uint64_t number
+    return <int64_t>number if read_number(text, size, &number) else NO_SEQUENCE
 
 
 cdef int touch(Connection* self, Slot* slot) noexcept nogil:

@@ -16,7 +16,7 @@ I3  Every slot that a route, the dirty list or a message in part points to belon
     Intake holds a reference to.
 
 Files, each for one idea, included in this order: _columns.pxi (buffers, columns, pool), _message.pxi (reading
-one message), _compose.pxi (columns to bytes), _batch.pxi (Builder, PendingBatch), _routes.pxi (subscriptions),
+one message), _ids.pxi (the table of message ids), _settle.pxi (settling.py), _compose.pxi (columns to bytes), _batch.pxi (Builder, PendingBatch), _routes.pxi (subscriptions),
 _refusals.pxi (fates and answers), _fate.pxi (rules.py), _connection.pxi (the state machine). This one is Intake.
 """
 
@@ -40,7 +40,7 @@ from broker.api.batch import (
     VALUE_AT,
 )
 from broker.ingest import answers, partitioning, rules
-from broker.ingest.answers import ack_tail, error_body, json_text
+from broker.ingest.answers import IDS_FULL, IDS_OFF, WRONG_MSG_ID, WRONG_SEQUENCE as WRONG_SEQUENCE_ERROR, ack_tail, error_body, json_text, publish
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
 from broker.ingest.settings import check_builder, check_intake, check_place, check_route
 
@@ -66,10 +66,14 @@ cdef Py_ssize_t INFO_LINE_BYTES_MAX = rules.INFO_LINE_BYTES_MAX
 cdef Py_ssize_t ANSWER_ARGUMENT_BYTES = rules.ANSWER_ARGUMENT_BYTES
 cdef Py_ssize_t RECORD_WEIGHT_BYTES = rules.RECORD_WEIGHT_BYTES
 cdef Py_ssize_t HEADER_WEIGHT_BYTES = rules.HEADER_WEIGHT_BYTES
+cdef int64_t NO_SEQUENCE = rules.NO_SEQUENCE
+assert rules.SEQUENCE_DIGITS_MAX == 18  # as read_number has it
 cdef Py_ssize_t SCRATCH_BYTES_KEPT = 64 << 10
 
 include "_columns.pxi"
 include "_message.pxi"
+include "_ids.pxi"
+include "_settle.pxi"
 include "_compose.pxi"
 include "_batch.pxi"
 include "_routes.pxi"

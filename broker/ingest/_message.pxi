@@ -22,7 +22,13 @@ cdef struct HeaderSpan:
 cdef struct Options:
     bint malformed
     bint names_utf8
-    int expected_last           # 0 none, 1 a sequence, 2 a message id; the first one counts
+    bint expects_last           # some Nats-Expected-Last-*
+    bint expects_unknown        # one that is not checked
+    Span expected_sequence
+    Span expected_id
+    Py_ssize_t expected_id_at   # the how-manieth header it is
+    Span msg_id
+    Py_ssize_t msg_id_at
     Span key
     Span ack
     Span tombstone
@@ -157,8 +163,20 @@ cdef void note_option(Options* options, const char* block, const HeaderSpan* hea
     elif name[0] == c'N':
         if size == 20 and memcmp(name, b"Nats-Expected-Stream", 20) == 0:
             span = &options.expected_stream
-        elif size >= 19 and memcmp(name, b"Nats-Expected-Last-", 19) == 0 and options.expected_last == 0:
-            options.expected_last = 2 if size == 25 and memcmp(name + 19, b"Msg-Id", 6) == 0 else 1
+        elif size == 11 and memcmp(name, b"Nats-Msg-Id", 11) == 0:
+            span = &options.msg_id
+            if span.size == OPTION_ABSENT:
+                options.msg_id_at = options.count - 1
+        elif size >= 19 and memcmp(name, b"Nats-Expected-Last-", 19) == 0:
+            options.expects_last = True
+            if size == 27 and memcmp(name + 19, b"Sequence", 8) == 0:
+                span = &options.expected_sequence
+            elif size == 25 and memcmp(name + 19, b"Msg-Id", 6) == 0:
+                span = &options.expected_id
+                if span.size == OPTION_ABSENT:
+                    options.expected_id_at = options.count - 1
+            else:
+                options.expects_unknown = True
     if span != NULL and span.size == OPTION_ABSENT:
         span.at = header.value_at
         span.size = header.value_size
@@ -167,8 +185,9 @@ cdef void note_option(Options* options, const char* block, const HeaderSpan* hea
 cdef void no_options(Options* options) noexcept nogil:
     options.malformed = False
     options.names_utf8 = True
-    options.expected_last = 0
+    options.expects_last = options.expects_unknown = False
     options.count = 0
+    options.expected_sequence.size = options.expected_id.size = options.msg_id.size = OPTION_ABSENT
     options.key.size = options.ack.size = OPTION_ABSENT
     options.tombstone.size = options.expected_stream.size = OPTION_ABSENT
 

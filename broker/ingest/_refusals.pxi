@@ -7,13 +7,13 @@ cdef enum:
     UNROUTED = 0
     STORED
     SKIPPED_INBOX
-    SKIPPED_EXPECTED_STREAM
     SKIPPED_OTHER_PARTITION
     FIRST_REFUSAL
     REFUSED_BAD_HEADER = FIRST_REFUSAL
     REFUSED_BAD_UTF8
-    REFUSED_EXPECTED_LAST_SEQUENCE
-    REFUSED_EXPECTED_LAST_MSG_ID
+    REFUSED_EXPECTED_STREAM
+    REFUSED_EXPECTED_LAST_PARTITIONS
+    REFUSED_EXPECTED_LAST_UNKNOWN
     REFUSED_BAD_ACK
     REFUSED_BAD_TOMBSTONE
     REFUSED_TOMBSTONE_WITHOUT_KEY
@@ -48,7 +48,7 @@ cdef struct Template:
 
 OPERATION_NAMES = ("PING", "PONG", "OK", "ERR", "INFO")
 FATE_COUNTERS = (
-    "unrouted", "stored", "skipped_inbox", "skipped_expected_stream", "skipped_other_partition",
+    "unrouted", "stored", "skipped_inbox", "skipped_other_partition",
     *(refusal.counter for refusal in answers.REFUSALS),
 )
 assert len(FATE_COUNTERS) == FATE_COUNT

@@ -41,17 +41,18 @@ REFUSALS: Final = (
     Refusal(
         "refused_bad_utf8", 400, 10003, "bad request: subject, reply or a header name is not UTF-8 [invalid_records]"
     ),
+    Refusal("refused_expected_stream", 400, 10060, "expected stream does not match [expectation_failed]"),
     Refusal(
         "refused_expected_last",
         400,
-        10071,
-        "wrong last sequence: this release does not check expected sequences, so it stores nothing [not_supported]",
+        10003,
+        "bad request: Nats-Expected-Last-* needs a stream of one partition [invalid_request]",
     ),
     Refusal(
         "refused_expected_last",
         400,
-        10070,
-        "wrong last msg ID: this release does not check expected ids, so it stores nothing [not_supported]",
+        10003,
+        "bad request: of Nats-Expected-Last-* only Sequence and Msg-Id are checked [not_supported]",
     ),
     Refusal("refused_bad_option", 400, 10003, "bad request: Liftlog-Ack must be all, leader or none [invalid_request]"),
     Refusal(
@@ -79,14 +80,21 @@ REFUSALS: Final = (
 (
     BAD_HEADER,
     BAD_UTF8,
-    EXPECTED_LAST_SEQUENCE,
-    EXPECTED_LAST_MSG_ID,
+    EXPECTED_STREAM,
+    EXPECTED_LAST_PARTITIONS,
+    EXPECTED_LAST_UNKNOWN,
     BAD_ACK,
     BAD_TOMBSTONE,
     TOMBSTONE_WITHOUT_KEY,
     TOO_LARGE,
     BATCH_FULL,
 ) = REFUSALS
+
+WRONG_SEQUENCE: Final = (400, 10071, "wrong last sequence: {} [expectation_failed]")
+WRONG_MSG_ID: Final = (400, 10070, "wrong last msg ID: {} [expectation_failed]")
+IDS_FULL: Final = (429, 10167, "too many requests: dedup_ids_max={} ids are in their window, try again [overloaded]")
+IDS_OFF: Final = (400, 10003, "bad request: Nats-Expected-Last-Msg-Id needs dedup_window_ms over 0 [invalid_request]")
+"""What settling.py answers with: code, err_code, description."""
 
 ERROR_CODES: Final[Mapping[str, tuple[int, int]]] = {
     "disk_full": (500, 10047),  # insufficient storage resources available

@@ -279,6 +279,10 @@ class Intake:
                     headers=message.headers,
                     reply=line.reply or None,
                     awaited=message.awaits and answerable,
+                    may_be_told=builder._reply_acks and bool(line.reply) and answerable,
+                    msg_id=message.msg_id,
+                    expected_id=message.expected_id,
+                    expected_sequence=message.expected_sequence,
                     wire_bytes=message.wire_bytes,
                 )
             )

@@ -3,11 +3,12 @@
 Written to be read: this is what the compiled twin (_batch.pxi) must equal, row for row and byte for byte.
 
 P1  A Builder's rows change only when a message is complete.
-P2  A PendingBatch never changes, so any thread may compose it.
+P2  A PendingBatch changes once at most, when it is settled; after that any thread may compose it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from broker.api.schema import SCHEMA
 from broker.ingest.answers import ack_head, ack_tail, error_body, publish
 from broker.ingest.rules import BATCH_BYTES_HARD, HEADER_WEIGHT_BYTES, RECORD_WEIGHT_BYTES
 from broker.ingest.settings import check_builder, check_place
+from broker.ingest.settling import DUPLICATE, FULL, WRONG, Ids, Verdict, is_told, settle, verdict_body
 
 _NONE = -(1 << 63)
 
@@ -29,6 +31,9 @@ class Row:
     Attributes:
         headers: None without a header block.
         awaited: Its publisher gets an ack.
+        may_be_told: Its publisher gets an error, if it comes to that.
+        msg_id, expected_id: Of its headers; empty: none.
+        expected_sequence: Of the record before it; -1: any.
         wire_bytes: Subject, reply, header block and payload as they came.
     """
 
@@ -39,7 +44,16 @@ class Row:
     headers: list[tuple[bytes, bytes]] | None
     reply: bytes | None
     awaited: bool
+    may_be_told: bool
     wire_bytes: int
+    msg_id: bytes
+    expected_id: bytes
+    expected_sequence: int
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether it depends on the log if it is stored."""
+        return bool(self.msg_id or self.expected_id) or self.expected_sequence >= 0
 
     @property
     def byte_count(self) -> int:
@@ -153,13 +167,15 @@ class Builder:
 
 
 class PendingBatch:
-    """Records that left their Builder: immutable, usable in any thread. Implements storage's Encodable.
+    """Records that left their Builder, usable in any thread. Implements storage's Encodable and Conditional.
 
     Attributes:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
-        awaited_count: Records whose publisher awaits an ack.
+        awaited_count: Answers that `acks` will give.
         max_timestamp_us: Latest timestamp among them.
+        condition_count, id_count, minds_ids, last_id: See `Conditional`.
+        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id.
     """
 
     def __init__(self, stream: str, partition: int, rows: list[Row], byte_count: int, awaited_count: int) -> None:
@@ -169,10 +185,42 @@ class PendingBatch:
         self.byte_count = byte_count
         self.awaited_count = awaited_count
         self.max_timestamp_us = max((row.timestamp_us for row in rows), default=0)
+        self.settled = (0, 0, 0)
         self._rows = rows
+        self._dropped: list[tuple[Row, Verdict]] = []
 
     def __repr__(self) -> str:
         return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
+
+    @property
+    def condition_count(self) -> int:
+        return sum(row.is_conditional for row in self._rows)
+
+    @property
+    def id_count(self) -> int:
+        return sum(bool(row.msg_id) for row in self._rows)
+
+    @property
+    def minds_ids(self) -> bool:
+        return any(row.msg_id or row.expected_id for row in self._rows)
+
+    @property
+    def last_id(self) -> bytes:
+        return self._rows[-1].msg_id if self._rows else b""
+
+    def settle(self, ids: Ids | None, *, next_offset: int, window_us: int, ids_max: int) -> None:
+        """Drop the records that are not to be stored: see `Conditional`."""
+        kept, self._dropped = settle(self._rows, ids, next_offset=next_offset, window_us=window_us, ids_max=ids_max)
+        if not self._dropped:
+            return
+        counts = Counter(verdict.kind for _, verdict in self._dropped)
+        self.settled = (counts[DUPLICATE], counts[WRONG], counts[FULL])
+        told = sum(is_told(row, verdict) for row, verdict in self._dropped)
+        self.awaited_count = sum(row.awaited for row in kept) + told
+        self.record_count = len(kept)
+        self.byte_count = sum(row.byte_count for row in kept)
+        self.max_timestamp_us = max((row.timestamp_us for row in kept), default=0)
+        self._rows = kept
 
     def compose(
         self,
@@ -208,23 +256,28 @@ class PendingBatch:
         return bytes(encode_batch(_to_arrow(self._rows, first_offset), header))
 
     def acks(self, first_offset: int, *, duplicate: bool = False) -> bytes:
-        """Acks of the awaited records, as one blob of PUBs for the connection.
+        """Acks of the awaited records, as one blob of PUBs for the connection; then what the dropped ones are told.
 
         Args:
             first_offset: Of the batch, as it was appended.
             duplicate: Say that the records were there already.
         """
         head, tail = ack_head(self.stream), ack_tail(self.partition, duplicate=duplicate)
-        return b"".join(
+        acks = [
             publish(row.reply, b'%b%d,"offset":%d%b' % (head, offset + 1, offset, tail))
             for offset, row in enumerate(self._rows, first_offset)
             if row.awaited and row.reply is not None
-        )
+        ]
+        told = [(row, verdict) for row, verdict in self._dropped if is_told(row, verdict)]
+        acks += [publish(row.reply or b"", verdict_body(self.stream, self.partition, verdict)) for row, verdict in told]
+        return b"".join(acks)
 
     def errors(self, code: int, err_code: int, description: str) -> bytes:
         """The same blob with a JetStream error for each awaited record: nothing was stored."""
         body = error_body(self.stream, code, err_code, description)
-        return b"".join(publish(row.reply, body) for row in self._rows if row.awaited and row.reply is not None)
+        rows = [row for row in self._rows if row.awaited]
+        rows += [row for row, verdict in self._dropped if is_told(row, verdict)]
+        return b"".join(publish(row.reply, body) for row in rows if row.reply is not None)
 
 
 def _to_arrow(rows: list[Row], first_offset: int) -> pa.RecordBatch:

@@ -44,6 +44,7 @@ class Message:
         fate: A name in `rules.COUNTERS`, or a Refusal.
         builder: Where it goes, or who answers for it.
         key, headers, tombstone, awaits: For its row, if its fate is "stored".
+        msg_id, expected_id, expected_sequence: Likewise, as in `Row`.
         value: What has arrived of it, then.
     """
 
@@ -54,6 +55,9 @@ class Message:
     headers: Headers | None = None
     tombstone: bool = False
     awaits: bool = False
+    msg_id: bytes = b""
+    expected_id: bytes = b""
+    expected_sequence: int = -1
     value: bytearray = field(default_factory=bytearray)
 
     @property
@@ -66,7 +70,7 @@ class Message:
 
 
 def decide(message: Message, block: bytes | None, route: Route | None, intake: object) -> None:
-    """Set the fate of a message, and what is needed to store or answer it. Rules 1 to 3: is it ours at all?
+    """Set the fate of a message, and what is needed to store or answer it. Rules 1 and 2: is it ours at all?
 
     Args:
         block: Its header block; None: it has none, or it was not looked at (R3).
@@ -86,10 +90,6 @@ def decide(message: Message, block: bytes | None, route: Route | None, intake: o
     else:
         headers = parse_headers(block)
     options = dict(reversed(headers or []))  # the first of each name (R1)
-    stream = options.get(rules.EXPECTED_STREAM)
-    if route.lead._reply_acks and stream is not None and stream != route.lead.stream.encode():
-        message.fate = "skipped_expected_stream"
-        return
     message.key = options.get(rules.KEY)
     builder: Builder | None = route.lead
     if route.by != FIXED:
@@ -109,18 +109,23 @@ def decide(message: Message, block: bytes | None, route: Route | None, intake: o
 def _judge(
     message: Message, builder: Builder, headers: Headers | None, options: Mapping[bytes, bytes], *, oversize: bool
 ) -> str | Refusal:
-    """Rules 4 to 10: stored, or why not."""
+    """Rules 3 to 10: stored, or why not."""
     if headers is None:
         return answers.BAD_HEADER
     names = [name for name, _ in headers]
     if not all(_is_utf8(text) for text in (message.line.subject, message.line.reply, *names)):
         return answers.BAD_UTF8
+    message.msg_id = options.get(rules.MSG_ID, b"")
     if builder._reply_acks:
-        for name in names:
-            if name == rules.EXPECTED_LAST_MSG_ID:
-                return answers.EXPECTED_LAST_MSG_ID
-            if name.startswith(rules.EXPECTED_LAST):
-                return answers.EXPECTED_LAST_SEQUENCE
+        if options.get(rules.EXPECTED_STREAM, b"") not in (b"", builder.stream.encode()):
+            return answers.EXPECTED_STREAM
+        expected = [name for name in names if name.startswith(rules.EXPECTED_LAST)]
+        if expected and builder.partition_count > 1:
+            return answers.EXPECTED_LAST_PARTITIONS
+        if any(name not in (rules.EXPECTED_LAST_SEQUENCE, rules.EXPECTED_LAST_MSG_ID) for name in expected):
+            return answers.EXPECTED_LAST_UNKNOWN
+        message.expected_id = options.get(rules.EXPECTED_LAST_MSG_ID, b"")
+        message.expected_sequence = _sequence(options.get(rules.EXPECTED_LAST_SEQUENCE, b""))
     ack = options.get(rules.ACK)
     if ack is not None and ack not in rules.ACK_VALUES:
         return answers.BAD_ACK
@@ -138,6 +143,15 @@ def _judge(
     awaits = builder._awaits_by_default if ack is None else rules.ACK_VALUES[ack]
     message.awaits = awaits and builder._reply_acks and bool(message.line.reply)
     return "stored"
+
+
+def _sequence(text: bytes) -> int:
+    """The number of `Nats-Expected-Last-Sequence`; -1: there is none (R7)."""
+    if not text:
+        return -1
+    if len(text) > rules.SEQUENCE_DIGITS_MAX or not text.isdigit():
+        return rules.NO_SEQUENCE
+    return int(text)
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -4,28 +4,31 @@ A message is stored, skipped in silence, or refused (counted, and answered with 
 reply subject and the stream answers). The first rule that applies decides:
 
     1  subject under `_INBOX.`                                      skipped   skipped_inbox
-    2  `Nats-Expected-Stream` names another stream, reply_acks on   skipped   skipped_expected_stream
-    3  its partition is led elsewhere                               skipped   skipped_other_partition
-    4  header block malformed                                       refused   refused_bad_header
-    5  subject, reply or a header name is not UTF-8                 refused   refused_bad_utf8
-    6  a `Nats-Expected-Last-*` header, reply_acks on               refused   refused_expected_last
+    2  its partition is led elsewhere                               skipped   skipped_other_partition
+    3  header block malformed                                       refused   refused_bad_header
+    4  subject, reply or a header name is not UTF-8                 refused   refused_bad_utf8
+    5  `Nats-Expected-Stream` names another stream, reply_acks on   refused   refused_expected_stream
+    6  a `Nats-Expected-Last-*` that cannot be checked here, ditto  refused   refused_expected_last
     7  `Liftlog-Ack` or `Liftlog-Tombstone` of unknown value        refused   refused_bad_option
     8  a tombstone without `Liftlog-Key`                            refused   refused_tombstone_without_key
     9  larger than record_bytes_max                                 refused   refused_too_large
     10 the partition's batch is as large as a batch may be          refused   refused_batch_full
 
-Skipping comes before refusing, so that among several streams on a subject only the one that is meant
-answers. A message for a subscription that is gone is `unrouted`. Every message is counted once:
-messages = stored + unrouted + everything skipped_ or refused_.
+A message for a subscription that is gone is `unrouted`. Every message is counted once: messages = stored + unrouted +
+everything skipped_ or refused_. What its id and its expectations come to is settled later, when its batch is appended
+(settling.py): until then it counts as stored.
 
 R1  Header names are compared exactly, case included, as NATS does. Of a repeated option the first counts.
 R2  A record's size is subject + reply + header block + payload, as they came, so it is known before the
     header block or payload has arrived, and a record that is too large is never buffered.
 R3  Without the header block (malformed, or too large to look into) a message has no options: it is
-    hashed by its subject, and no `Nats-Expected-Stream` silences its refusal.
+    hashed by its subject.
 R4  `Liftlog-Ack: none` silences the ack of a stored record, not a refusal.
 R5  A reply subject that begins with `$`, or is so long that the server would cut us off, is never answered:
     the broker would publish to the server's own subjects ($JS, $SYS, $KV) for someone who may not.
+R6  A stream that sends no acks is a silent copy: expectations speak of another stream's numbers, and are not minded.
+    Ids are: a repeat is stored nowhere.
+R7  An empty id or expectation is none, as in JetStream.
 """
 
 from __future__ import annotations
@@ -38,11 +41,16 @@ TOMBSTONE: Final = b"Liftlog-Tombstone"
 EXPECTED_STREAM: Final = b"Nats-Expected-Stream"
 EXPECTED_LAST: Final = b"Nats-Expected-Last-"
 EXPECTED_LAST_MSG_ID: Final = b"Nats-Expected-Last-Msg-Id"
+EXPECTED_LAST_SEQUENCE: Final = b"Nats-Expected-Last-Sequence"
+MSG_ID: Final = b"Nats-Msg-Id"
 INBOX: Final = b"_INBOX."
 SYSTEM: Final = b"$"
 
 ACK_VALUES: Final = {b"all": True, b"leader": True, b"none": False}
 """Value of `Liftlog-Ack` -> is an ack awaited."""
+SEQUENCE_DIGITS_MAX: Final = 18
+NO_SEQUENCE: Final = (1 << 63) - 1
+"""What an expected sequence counts as that is no number, or has too many digits: none is that long."""
 TOMBSTONE_VALUES: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
 HEADER_START: Final = b"NATS/1.0"
@@ -68,10 +76,10 @@ COUNTERS: Final = (
     "unrouted",
     "unanswerable",
     "skipped_inbox",
-    "skipped_expected_stream",
     "skipped_other_partition",
     "refused_bad_header",
     "refused_bad_utf8",
+    "refused_expected_stream",
     "refused_expected_last",
     "refused_bad_option",
     "refused_tombstone_without_key",

@@ -11,6 +11,7 @@ N1  A record is acked only after the fsync (or, with fsync=interval, the append)
 N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
     so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
 N3  A refused or failed record is answered and counted; the rest of its batch is not touched.
+N4  A repeat (by its id) is answered like a record of the batch that it came with: its original was appended before it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,17 @@ class Flusher:
         self._resume.set()
         self._loop = loop
         self.counts = dict.fromkeys(
-            ("acks_sent", "batches", "append_failed_records", "refused_stream_closed", "pauses"), 0
+            (
+                "acks_sent",
+                "batches",
+                "append_failed_records",
+                "duplicate_records",
+                "refused_stream_closed",
+                "refused_expectation",
+                "refused_ids_full",
+                "pauses",
+            ),
+            0,
         )
 
     def add(self, info: StreamInfo, partition: Partition) -> Slot:
@@ -189,12 +200,19 @@ class Flusher:
             log.exception("intake.flush_bug partition=%s", slot.partition)
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
+        self._count_settled(pending)
         slot.flushed_s = self._loop.time()
         slot.in_flight += 1
         slot.idle.clear()
         self._pending_bytes += result.bytes
         self.counts["batches"] += 1
         BATCH_RECORDS.observe(pending.record_count)
+
+    def _count_settled(self, pending: PendingBatch) -> None:
+        repeats, wrong, full = pending.settled
+        self.counts["duplicate_records"] += repeats
+        self.counts["refused_expectation"] += wrong
+        self.counts["refused_ids_full"] += full
 
     def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
         if isinstance(error, CLOSED):

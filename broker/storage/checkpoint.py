@@ -42,6 +42,7 @@ class LogSettings:
 
     `producer_id_expiry_ms`: a producer that has not appended for so long is forgotten; `producer_ids_max`: so many are
     kept. Both are the broker's.
+    `dedup_window_ms` 0: ids are not minded, and those that were are forgotten.
     """
 
     segment_bytes: int = 256 << 20
@@ -51,6 +52,8 @@ class LogSettings:
     retention_records: int | None = None
     producer_id_expiry_ms: int = 7 * 24 * 3_600_000
     producer_ids_max: int = 1 << 16
+    dedup_window_ms: int = 0
+    dedup_ids_max: int = 1 << 22
 
     @classmethod
     def of(cls, settings: StreamSettings, broker: LogSettings | None = None) -> LogSettings:
@@ -65,6 +68,8 @@ class LogSettings:
             retention_records=settings.retention_records if by_retention else None,
             producer_id_expiry_ms=broker.producer_id_expiry_ms,
             producer_ids_max=broker.producer_ids_max,
+            dedup_window_ms=settings.dedup_window_ms,
+            dedup_ids_max=settings.dedup_ids_max,
         )
 
 

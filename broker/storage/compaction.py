@@ -241,7 +241,7 @@ class _Pass:
         segments = cleanable(
             self.disk,
             self.log.sealed_segments(),
-            high_watermark=self.log.high_watermark,
+            high_watermark=min(self.log.high_watermark, self.log.rewritable_end()),
             before_us=self.now_us - self.settings.min_compaction_lag_ms * 1_000,
         )
         sizes = [(end, segment.size(self.disk)) for segment, end in segments]

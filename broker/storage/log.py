@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from broker.api.batch import crc_of, message_bytes
 from broker.api.errors import StorageFailed
 from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.dedup import Found
 from broker.storage.disk import storage_error
 from broker.storage.read import ReadPlan, bytes_between, find_time, plan_read
 from broker.storage.recovery import RecoveryReport, merge_ranges
@@ -45,6 +46,7 @@ class AppendResult:
     """Where an append went: offsets [first_offset, next_offset), and how many bytes were written.
 
     `duplicate`: nothing was, its producer had appended it before; the offsets are those of then, maybe not yet durable.
+    (Or none of its records stays, by their ids and expectations; both offsets are the log end, above the originals.)
     """
 
     first_offset: int
@@ -81,10 +83,6 @@ class PartitionLog(TailLog):
             found.lost_ranges,
         ) != (self.high_watermark, self.log_start_offset, self.durable_end, self.lost_ranges)
 
-    def update_settings(self, settings: LogSettings) -> None:
-        """Take other limits from now on."""
-        self.settings = settings
-
     # --- append ---------------------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[Encodable], *, leader_epoch: int, now_us: int) -> AppendResult:
@@ -110,13 +108,17 @@ class PartitionLog(TailLog):
                 found = self._check_stamp(stamp, sum(batch.record_count for batch in batches), now_us)
                 if found is not None:
                     return AppendResult(found.first_offset, found.next_offset, 0, duplicate=True)
-            messages, offset = self._compose(batches, leader_epoch)
-            data = messages[0] if len(messages) == 1 else b"".join(messages)
-            with self._guarded("append"):
-                index = self._tail_for(len(data), now_us)
-                self._begin_epoch(leader_epoch)
-                position = index.view().end
-                self._chain.write(data, position)
+            with self._settled(batches):
+                if not any(batch.record_count for batch in batches):
+                    return AppendResult(self.log_end_offset, self.log_end_offset, 0, duplicate=True)
+                messages, offset = self._compose(batches, leader_epoch)
+                data = messages[0] if len(messages) == 1 else b"".join(messages)
+                ids = [self._ids_of(message, batch) for message, batch in zip(messages, batches, strict=True)]
+                with self._guarded("append"):
+                    index = self._tail_for(len(data), now_us)
+                    self._begin_epoch(leader_epoch)
+                    position = index.view().end
+                    self._chain.write(data, position)
             first = at = self.log_end_offset
             for batch, message in zip(batches, messages, strict=True):
                 index.append(at, position, batch.max_timestamp_us, len(message), crc_of(message))
@@ -125,6 +127,7 @@ class PartitionLog(TailLog):
             self.log_end_offset = offset
             if stamp is not None:
                 self._note_stamp(stamp, first, offset)
+            self._note_ids(ids)
             return AppendResult(first, offset, len(data))
 
     def append_group(self, group: StoredGroup, *, leader_epoch: int, now_us: int) -> AppendResult:
@@ -141,6 +144,7 @@ class PartitionLog(TailLog):
             self._check_writable()
             self._latest_us = now_us
             entries: list[tuple[int, int, int, int, int]] = []
+            ids: list[Found | None] = []
             with self._guarded("append"):
                 index = self._tail_for(group.byte_count, now_us)
                 self._begin_epoch(leader_epoch)
@@ -149,6 +153,7 @@ class PartitionLog(TailLog):
                 try:
                     for batch in group.batches:
                         message = self._message(batch, offset, leader_epoch, len(entries), group.batch_count)
+                        ids.append(self._ids_of(message))
                         self._chain.write(message, begin)
                         entries.append((offset, position, batch.max_timestamp_us, len(message), crc_of(message)))
                         offset += batch.record_count
@@ -160,6 +165,7 @@ class PartitionLog(TailLog):
             for entry in entries:
                 index.append(*entry)
             self.log_end_offset = offset
+            self._note_ids(ids)
             return AppendResult(first, offset, position - begin)
 
     def sync(self) -> int:
@@ -293,6 +299,7 @@ class PartitionLog(TailLog):
             StorageFailed, DiskFull: the old checkpoint stands.
         """
         with self._checkpoint_lock, self._guarded("checkpoint"):
+            self._keep_due_state(self.sync)
             with self._lock:
                 point = self._point(clean=clean)
             found = self._checkpointed

@@ -34,6 +34,8 @@ from broker.storage.recovery import RecoveryReport, list_segments, merge_ranges,
 from broker.storage.segment import INDEX_ENDING
 
 COPY_BYTES: Final = 4 << 20
+KEEP_MS: Final = 1 << 50
+"""The window of ids of a log that is mended: none is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ def mend(
     mending.deeds = work.deeds
     _note_losses(work, folder, mending.before, findings)
     _rebuild(work, folder, findings)
-    log = PartitionLog.open(work, folder, LogSettings(), boot_id="", now_us=now_us)
+    log = PartitionLog.open(work, folder, LogSettings(dedup_window_ms=KEEP_MS), boot_id="", now_us=now_us)
     try:
         log.checkpoint()
     finally:

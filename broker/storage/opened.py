@@ -232,6 +232,10 @@ class OpenLog:
         ends = [*(segment.base_offset for segment in segments[1:]), end]
         return [(segment, end) for segment, end in zip(segments, ends, strict=False) if segment is not tail]
 
+    def rewritable_end(self) -> int:
+        """Only what lies below it may be written anew with fewer records."""
+        return self.log_end_offset
+
     def needs_stamp(self, header: BatchHeader) -> bool:
         """Whether the producer stamp of a stored batch may still decide an append."""
         return header.producer_id != 0

@@ -1,34 +1,46 @@
-"""A log that knows its producers: the table of `producers.py`, kept by the files of `state.py`.
+"""A log that knows its producers and its latest message ids: the tables of `producers.py` and `dedup.py`, kept by the
+files of `state.py`.
 
-    append   check ─ write ─ note        under the append lock, so that two requests cannot race
-    roll     the table as of the roll    so that the next open reads the headers of one segment at most
-    close    the table as of the end     so that it reads none
+    append   check ─ write ─ note         under the append lock, so that two requests cannot race
+    roll     the tables as of the roll    so that the next open reads one segment at most; large ones soon after it
+    close    the tables as of the end     so that it reads none
 
-The table is read when the first stamped append, or the first roll, needs it. A log without a state file has no
-producers and does none of this (T1).
+The tables are read when the first append with a stamp or an id, or the first roll, needs them. A log without a state
+file has neither and does none of this (T1).
+
+M1  Whatever an id is answered with was decided under the append lock, from what is in the log: nothing is pending.
+M2  An append that fails leaves no id behind.
 
 Design: docs/storage.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
+
+import numpy as np
 
 from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import BadBatch, CorruptLog, LiftlogError
 from broker.storage.checkpoint import Checkpoint, LogIdentity, LogSettings
+from broker.storage.dedup import Found, IdTable, ids_in
 from broker.storage.disk import Disk
 from broker.storage.opened import OpenLog
 from broker.storage.producers import Group, ProducerTable, Stamp
 from broker.storage.read import LogView, plan_read, verified_messages
 from broker.storage.recovery import RecoveryReport
-from broker.storage.rows import Encodable, RowBatch
+from broker.storage.rows import Encodable, RowBatch, is_conditional
 from broker.storage.segment import Segment
-from broker.storage.state import PRODUCERS, list_states, load_state, save_state, state_name
+from broker.storage.state import IDS, PRODUCERS, list_states, load_state, save_state, state_name
 
 BATCHES_READ_BYTES: Final = 4 << 20
+_NONE: Final = np.zeros(0, np.int64)
+IDS_KEPT_AT_ONCE: Final = 1 << 14
+"""A roll writes a table of so many ids itself, half a megabyte; a larger one is left to the next checkpoint."""
 
 
 class RememberingLog(OpenLog):
@@ -37,13 +49,16 @@ class RememberingLog(OpenLog):
     def __init__(self, disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings, boot_id: str) -> None:
         super().__init__(disk, folder, identity, settings, boot_id)
         self._producers: ProducerTable | None = None  # None: not read yet
+        self._ids: IdTable | None = None  # likewise; both or none
+        self._is_state_due = False  # a roll has left it to `_keep_due_state`
+        self._state_lock = threading.Lock()  # innermost: one state file is written at a time
         self._states: list[int] | None = None  # offsets of the state files, the newest first; None: not listed yet
         self._latest_us = 0  # the clock, as last told: who is found in the log by its batches counts as used then
 
     def _recover(self, checkpoint: Checkpoint | None, report: RecoveryReport, now_us: int) -> None:
         super()._recover(checkpoint, report, now_us)
         self._latest_us = max(self._latest_us, now_us)
-        self._producers = self._states = None
+        self._producers = self._ids = self._states = None
         if any(offset > self.log_end_offset for offset in self._known_states()):
             self._cut_state()
 
@@ -60,8 +75,7 @@ class RememberingLog(OpenLog):
             ids_max=self.settings.producer_ids_max,
         )
         if found is None and not self._known_states():
-            with self._guarded("write state"):
-                self._save_state(table, self.durable_end)  # T1: nothing is stamped yet, so any durable offset does
+            self._begin_state()
         return found
 
     def _note_stamp(self, stamp: Stamp, first_offset: int, next_offset: int) -> None:
@@ -74,7 +88,76 @@ class RememberingLog(OpenLog):
         with self._lock:
             return self._known_producers().needs(stamp, self.high_watermark)
 
+    @contextmanager
+    def _settled(self, batches: Sequence[Encodable]) -> Iterator[None]:
+        """Let a batch drop the records that are not to be stored, while it is appended; M2.
+
+        Raises:
+            StorageFailed, DiskFull: the ids are not known, or there is no place to keep them.
+        """
+        batch = batches[0]
+        if not is_conditional(batch) or not batch.condition_count:
+            yield
+            return
+        assert len(batches) == 1, "the conditions of a group are not settled"
+        table, tail = None, 0
+        if self._window_us and batch.minds_ids:
+            table = self._known_ids()
+            if batch.id_count and not self._known_states():
+                self._begin_state()
+            tail = int(table.places[1])
+        try:
+            batch.settle(
+                table,
+                next_offset=self.log_end_offset,
+                window_us=self._window_us,
+                ids_max=self.settings.dedup_ids_max,
+            )
+            yield
+        except BaseException:
+            if table is not None:
+                table.take_back(tail)
+            raise
+
+    def _ids_of(self, message: bytes | bytearray | memoryview, batch: Encodable | None = None) -> Found | None:
+        """Before it is written: what is to be noted of a message. The first id of a log makes its state file (T1)."""
+        if not self._window_us:
+            return None
+        if batch is not None and is_conditional(batch):  # its ids are noted already
+            return Found([], _NONE, _NONE, batch.last_id)
+        if self._ids is None and self._known_states():
+            return None  # they are found in the log when they are needed
+        found = ids_in(message)
+        if found.texts and not self._known_states():
+            self._begin_state()
+        return found
+
+    def _note_ids(self, found: Sequence[Found | None]) -> None:
+        """Remember what was just appended."""
+        table = self._ids
+        for ids in found:
+            if table is not None and ids is not None:
+                table.note(ids.texts, ids.offsets, ids.times_us)
+                table.last_id = ids.last_id
+
+    @property
+    def _window_us(self) -> int:
+        return self.settings.dedup_window_ms * 1_000
+
+    def update_settings(self, settings: LogSettings) -> None:
+        """Take other limits from now on."""
+        with self._lock:
+            if (settings.dedup_window_ms == 0) != (self.settings.dedup_window_ms == 0):
+                self._producers = self._ids = None  # what is known of ids is another matter now: read it anew
+            self.settings = settings
+
     # --- keep ---------------------------------------------------------------------------------------------------
+
+    def _begin_state(self) -> None:
+        """T1: there is nothing to tell yet, so any durable offset does."""
+        self._known_producers()
+        with self._guarded("write state"):
+            self._save_state(self.durable_end)
 
     def _keep_state(self, *, at_close: bool = False) -> None:
         """At a roll or a close, if there is anything to keep. Where it fails the older file stands, and T3 minds it."""
@@ -86,9 +169,30 @@ class RememberingLog(OpenLog):
             try:
                 states = self._known_states()
                 if states and states[0] != self.log_end_offset:
-                    self._save_state(self._known_producers(), self.log_end_offset)
+                    if not at_close and len(self._known_ids()) > IDS_KEPT_AT_ONCE:
+                        self._is_state_due = True
+                    else:
+                        self._save_state(self.log_end_offset)
             except (OSError, LiftlogError) as error:
                 self.recovery.notes.append(f"{self.folder}: no new state file: {error}")
+
+    def _keep_due_state(self, sync: Callable[[], int]) -> None:
+        """What a roll has left to do. The caller holds the checkpoint lock; appends go on during the write.
+
+        Raises:
+            OSError, StorageFailed, DiskFull: the older file stands.
+        """
+        with self._lock:
+            if not self._is_state_due or self.failure is not None:
+                return
+            end, self._is_state_due = self.log_end_offset, False
+            sections = self._sections(end)
+        try:
+            sync()  # T2
+            self._write_state(sections, end)
+        except BaseException:
+            self._is_state_due = True
+            raise
 
     def _keep_state_of(self, start: int) -> None:
         """Before the segments below `start` go, write what only they would tell (T3).
@@ -108,18 +212,40 @@ class RememberingLog(OpenLog):
                 if self.durable_end < self.log_end_offset and self._chain.file is not None:
                     self._chain.file.sync()
                     self.durable_end = self.log_end_offset
-                self._save_state(self._known_producers(), self.durable_end)
+                self._save_state(self.durable_end)
 
-    def _save_state(self, table: ProducerTable, offset: int) -> None:
-        save_state(self._disk, self.folder, offset, {PRODUCERS: table.snapshot()})
-        self._states = [offset]
+    def rewritable_end(self) -> int:
+        """Below it, sealed segments may be written anew with fewer records: no scan has to tell of them (T3)."""
+        with self._lock:
+            states = self._known_states()
+            return states[0] if states and self._window_us else self.log_end_offset
+
+    def _sections(self, offset: int) -> dict[str, bytes]:
+        """The state of all below `offset`; what is above it the scan tells."""
+        sections = {PRODUCERS: self._known_producers().snapshot()}
+        table = self._known_ids()
+        if self._window_us and (len(table) or table.last_id):
+            sections[IDS] = table.snapshot(end=offset, since_us=self._latest_us - self._window_us)
+        return sections
+
+    def _save_state(self, offset: int) -> None:
+        self._write_state(self._sections(offset), offset)
+        self._is_state_due = False
+
+    def _write_state(self, sections: Mapping[str, bytes], offset: int) -> None:
+        with self._state_lock:
+            states = self._known_states()
+            if states and offset <= states[0] <= self.log_end_offset:
+                return  # a newer one came first
+            save_state(self._disk, self.folder, offset, sections)
+            self._states = [offset]
 
     def _cut_state(self) -> None:
         """Files of records that are cut off would count for the ones that take their offsets."""
         end = self.log_end_offset
-        table = self._known_producers()
-        table.cut(end)
-        self._save_state(table, end)
+        self._known_producers().cut(end)
+        self._known_ids().cut(end)
+        self._save_state(end)
 
     # --- read ---------------------------------------------------------------------------------------------------
 
@@ -132,22 +258,29 @@ class RememberingLog(OpenLog):
         """The table as of the log end."""
         if self._producers is None:
             with self._guarded("read state"):
-                self._producers = self._read_producers()
+                self._read_tables()
+        assert self._producers is not None
         return self._producers
 
-    def _read_producers(self) -> ProducerTable:
-        states = self._known_states()
-        if not states:
-            return ProducerTable()
-        table, start = ProducerTable(), 0
-        for offset in states:
+    def _known_ids(self) -> IdTable:
+        """The table as of the log end; without those that came while ids were not minded."""
+        self._known_producers()
+        assert self._ids is not None
+        return self._ids
+
+    def _read_tables(self) -> None:
+        producers, ids, start = ProducerTable(), IdTable(), -1
+        for offset in self._known_states():
             sections = load_state(self._disk, self.folder, offset)
             if sections is not None and PRODUCERS in sections:
-                table, start = ProducerTable.restore(sections[PRODUCERS]), offset
+                producers, start = ProducerTable.restore(sections[PRODUCERS]), offset
+                if self._window_us and IDS in sections:
+                    ids = IdTable.restore(sections[IDS])
                 break
             self.recovery.notes.append(f"{self.folder}/{state_name(offset)} is damaged: passed over")
+            start = 0
         segments = self._chain.segments
-        start = max(start, segments[0].base_offset if segments else self.log_end_offset)
+        start = max(start, segments[0].base_offset) if segments and start >= 0 else self.log_end_offset
         if start < self.log_end_offset:
             for message in self._messages(start, self.log_end_offset, whole=True):
                 header = read_header(message)
@@ -155,8 +288,21 @@ class RememberingLog(OpenLog):
                     stamp = Stamp(header.producer_id, header.producer_epoch, header.sequence)
                     now_us = self._latest_us or header.max_timestamp_us
                     continues = header.group_index > 0
-                    table.note(stamp, header.first_offset, header.next_offset, now_us=now_us, continues=continues)
-        return table
+                    producers.note(stamp, header.first_offset, header.next_offset, now_us=now_us, continues=continues)
+                self._read_ids(ids, message, header, start)
+        self._producers, self._ids = producers, ids
+
+    def _read_ids(self, table: IdTable, message: memoryview, header: BatchHeader, start: int) -> None:
+        """Note the ids of the records from `start` on; a batch that was joined may begin before it."""
+        table.last_id = b""
+        is_last = header.next_offset == self.log_end_offset
+        since_us = self._latest_us - self._window_us
+        if self._window_us and (is_last or header.max_timestamp_us > since_us):
+            found = ids_in(message)
+            skip = int(np.searchsorted(found.offsets, start))
+            table.expire(since_us)
+            table.note(found.texts[skip:], found.offsets[skip:], found.times_us[skip:])
+            table.last_id = found.last_id
 
     def _messages(self, offset: int, end: int | None, *, whole: bool = False) -> Iterator[memoryview]:
         """Verified messages of [offset, min(end, high watermark)); `whole`: of all that is stored, committed or not."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Unpack
+from typing import TYPE_CHECKING, Final, Protocol, TypeGuard, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,10 @@ from broker.api.batch import BUFFER_COUNT, HEADER_BYTES, BatchHeader, encode_bat
 from broker.api.encodable import Encodable, Place
 from broker.api.schema import SCHEMA
 
-__all__ = ["ROW_COLUMNS", "Encodable", "RowBatch", "StoredGroup"]
+if TYPE_CHECKING:
+    from broker.storage.dedup import IdTable
+
+__all__ = ["ROW_COLUMNS", "Conditional", "Encodable", "RowBatch", "StoredGroup", "is_conditional"]
 
 ROW_COLUMNS = tuple(name for name in SCHEMA.names if name != "offset")
 OFFSET_BYTES: Final = 8
@@ -38,6 +41,43 @@ class StoredGroup:
     batches: Iterable[Encodable]
     batch_count: int
     byte_count: int
+
+
+class Conditional(Encodable, Protocol):
+    """A batch that came with message ids and expectations of its records' publishers.
+
+    Attributes:
+        condition_count: Records with either. 0: nothing is to be settled.
+        id_count: Records with an id.
+        minds_ids: Settling needs the table: some record has an id, or expects one.
+        last_id: That of the last record that stays; empty: it has none.
+    """
+
+    @property
+    def condition_count(self) -> int: ...
+    @property
+    def id_count(self) -> int: ...
+    @property
+    def minds_ids(self) -> bool: ...
+    @property
+    def last_id(self) -> bytes: ...
+
+    def settle(self, ids: IdTable | None, *, next_offset: int, window_us: int, ids_max: int) -> None:
+        """Drop the records that are not to be stored, once, before `compose`; note the ids of the others.
+
+        What was dropped and why stays with the batch, for its answers. `record_count` becomes that of what is left.
+
+        Args:
+            ids: Of this log; those of the batch are in it afterwards. None: ids mean nothing here.
+            next_offset: Of the first record.
+            window_us: How long an id is known.
+            ids_max: A new id over that is refused.
+        """
+
+
+def is_conditional(batch: Encodable) -> TypeGuard[Conditional]:
+    """Whether a batch knows its ids. (Asking for the whole protocol takes longer than settling a message.)"""
+    return hasattr(batch, "settle")
 
 
 class RowBatch:

@@ -7,10 +7,10 @@
 
 The state of now is the newest such file plus the headers of the batches after it.
 
-T1  No file: no batch of the log has a stamp. The first stamped append writes one before anything else; so a log that
-    no producer ever wrote to is never scanned, and has no file.
+T1  No file: no batch of the log has a stamp, no record an id. The first append with either writes one before anything
+    else; so a log that no producer and no id ever came to is never scanned, and has no file.
 T2  What a file says is durable in the log: it is written when all up to its offset has been fsynced.
-T3  No batch is removed that only the scan would tell of: a file at or above its end is there first.
+T3  No batch is removed, or written anew, that only the scan would tell of: a file at or above its end is there first.
 T4  A new file is durable before the older ones are removed. A damaged one is passed over: the scan begins
     at the next older one, or with the log.
 
@@ -34,6 +34,8 @@ from broker.storage.disk import Disk
 FORMAT_VERSION: Final = 1
 PRODUCERS: Final = "producers"
 """Section: a `ProducerTable`."""
+IDS: Final = "ids"
+"""Section: an `IdTable`. A file without it: no record below it has an id that is still in its window."""
 
 _MAGIC: Final = b"liftlogS"
 _HEAD: Final = struct.Struct("<8sIIQ")

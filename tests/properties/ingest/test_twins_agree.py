@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from broker.api.batch import decode_batch
 from broker.ingest import load
+from broker.storage.dedup import IdTable
 from tests.support.effort import examples
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
 from tests.unit.ingest.wire import hmsg, msg
@@ -43,7 +44,11 @@ option = st.sampled_from(
         ("Nats-Expected-Stream", "orders"),
         ("Nats-Expected-Stream", "quiet"),
         ("Nats-Expected-Last-Sequence", "4"),
+        ("Nats-Expected-Last-Sequence", "2"),
+        ("Nats-Expected-Last-Msg-Id", "7"),
+        ("Nats-Expected-Last-Subject-Sequence", "7"),
         ("Nats-Msg-Id", "7"),
+        ("Nats-Msg-Id", "a-longer-id"),
     ]
 )
 key = st.tuples(st.just("Liftlog-Key"), st.sampled_from(["", "k1", "k2", "é"]))
@@ -126,6 +131,8 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
         for route in ROUTES
     ]
     every = [target for targets in streams for target in targets]
+    tables = [IdTable(bytes(16)) for _ in every]
+    ends = [0] * len(every)
     seen: list[Any] = []
     at = 0
 
@@ -142,9 +149,20 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
             case "take":
                 batch = every[argument].take()
                 seen.append((batch.record_count, batch.byte_count, batch.awaited_count, batch.max_timestamp_us))
+                seen.append((batch.condition_count, batch.id_count, batch.minds_ids, batch.last_id))
                 if batch.record_count:
-                    seen.append(bytes(batch.compose(first_offset=now, leader_epoch=1, high_watermark=0)))
-                    seen.append(batch.acks(now))
+                    table, end = tables[argument], ends[argument]
+                    if batch.condition_count:
+                        table_or_none = table if batch.minds_ids and argument != 0 else None
+                        batch.settle(table_or_none, next_offset=end, window_us=20, ids_max=3)
+                        seen.append((batch.settled, batch.record_count, batch.byte_count, batch.awaited_count))
+                        seen.append((batch.max_timestamp_us, batch.last_id, table.entries.tolist()))
+                        seen.append((table.index.tolist(), table.places.tolist()))
+                    seen += [batch.acks(end), batch.errors(1, 2, "x")]
+                if batch.record_count:
+                    seen.append(bytes(batch.compose(first_offset=end, leader_epoch=1, high_watermark=0)))
+                    table.last_id = batch.last_id
+                    ends[argument] += batch.record_count
             case "unroute":
                 intake.unroute(argument)
             case "route":

@@ -84,7 +84,7 @@ def test_a_stock_client_gets_its_acks_and_errors(twin: ModuleType, server: NatsS
             js.publish("orders.eu.1", b"\r\nvalue", headers={"Liftlog-Key": "k", "X": "y z"})
         )
         refused = asyncio.ensure_future(js.publish("orders.big", bytes(3000)))
-        last = {"Nats-Expected-Last-Sequence": "4"}
+        last = {"Nats-Expected-Stream": "another"}
         conditional = asyncio.ensure_future(js.publish("orders.last", b"", headers=last))
         await asyncio.to_thread(subscriber.receive_messages, 4)
         rows = await asyncio.to_thread(subscriber.rows)
@@ -94,7 +94,7 @@ def test_a_stock_client_gets_its_acks_and_errors(twin: ModuleType, server: NatsS
             await refused
         with pytest.raises(nats.js.errors.BadRequestError) as raised:
             await conditional
-        assert raised.value.err_code == 10071
+        assert raised.value.err_code == 10060
         assert [(row["subject"], row["key"], row["value"]) for row in rows] == [
             ("orders.plain", None, b"no reply"),
             ("orders.eu.1", b"k", b"\r\nvalue"),

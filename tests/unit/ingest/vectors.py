@@ -169,23 +169,24 @@ EXPECTED = [
     Vector("the expected stream", hmsg("a", b"v", ("Nats-Expected-Stream", "orders"), reply="r"),
            [row("a", b"v", headers=[("Nats-Expected-Stream", b"orders")], reply="r")], {"stored": 1}, acked=["r"]),
     Vector("another stream is expected", hmsg("a", b"v", ("Nats-Expected-Stream", "order"), reply="r"), [],
-           {"skipped_expected_stream": 1}),
+           {"refused_expected_stream": 1}, answers=[("r", 10060)]),
     Vector("another stream is expected, and more is wrong",
-           hmsg("a", b"v", ("Nats-Expected-Stream", "x"), ("Liftlog-Ack", "?"), ("\x80", "y"), reply="r"), [],
-           {"skipped_expected_stream": 1}),
+           hmsg("a", b"v", ("Nats-Expected-Stream", "x"), ("Liftlog-Ack", "?"), reply="r"), [],
+           {"refused_expected_stream": 1}, answers=[("r", 10060)]),
+    Vector("no stream is expected", hmsg("a", b"v", ("Nats-Expected-Stream", ""), reply="r"),
+           [row("a", b"v", headers=[("Nats-Expected-Stream", b"")], reply="r")], {"stored": 1}, acked=["r"]),
     Vector("another stream is expected of an observer", hmsg("a", b"v", ("Nats-Expected-Stream", "x"), reply="r"),
            [row("a", b"v", headers=[("Nats-Expected-Stream", b"x")], reply="r")], {"stored": 1}, settings=QUIET),
     *(
         Vector(name, hmsg("a", b"v", (name, "1"), reply="r"), [], {"refused_expected_last": 1},
-               answers=[("r", err_code)])
-        for name, err_code in (
-            ("Nats-Expected-Last-Sequence", 10071), ("Nats-Expected-Last-Subject-Sequence", 10071),
-            ("Nats-Expected-Last-Msg-Id", 10070), ("Nats-Expected-Last-", 10071),
-        )
+               answers=[("r", 10003)])
+        for name in ("Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-", "Nats-Expected-Last-Sequences")
     ),
-    Vector("the first of two expectations answers",
-           hmsg("a", b"", ("Nats-Expected-Last-Msg-Id", "1"), ("Nats-Expected-Last-Sequence", "1"), reply="r"), [],
-           {"refused_expected_last": 1}, answers=[("r", 10070)]),
+    *(
+        Vector(f"{name} waits for the append", hmsg("a", b"v", (name, "1"), reply="r"),
+               [row("a", b"v", headers=[(name, b"1")], reply="r")], {"stored": 1}, acked=["r"])
+        for name in ("Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id", "Nats-Msg-Id")
+    ),
     Vector("an observer does not mind expectations", hmsg("a", b"v", ("Nats-Expected-Last-Sequence", "1"), reply="r"),
            [row("a", b"v", headers=[("Nats-Expected-Last-Sequence", b"1")], reply="r")], {"stored": 1},
            settings=QUIET),
@@ -213,8 +214,8 @@ REFUSED = [
     Vector("the header block counts", hmsg("a", b"x", KEY, reply="r") + msg("a", b"y"), [row("a", b"y")],
            {"stored": 1, "refused_too_large": 1}, answers=[("r", 10054)], settings={"record_bytes_max": 30}),
     Vector("over the limit, and meant for another stream",
-           hmsg("a", b"x" * 50, ("Nats-Expected-Stream", "x"), reply="r"), [], {"skipped_expected_stream": 1},
-           settings={"record_bytes_max": 30}),
+           hmsg("a", b"x" * 50, ("Nats-Expected-Stream", "x"), reply="r"), [], {"refused_expected_stream": 1},
+           answers=[("r", 10060)], settings={"record_bytes_max": 30}),
     Vector("a header block too large to look into",
            hmsg("a", b"x", ("Nats-Expected-Stream", "x"), ("A", "y" * 70_000), reply="r"), [],
            {"refused_too_large": 1}, answers=[("r", 10054)], settings={"record_bytes_max": 30}),

@@ -103,10 +103,22 @@ def test_identity_that_is_missing_damaged_or_later_is_refused(disk: SimDisk) -> 
 
 def test_settings_are_the_storage_part_of_a_streams() -> None:
     stream = StreamSettings(
-        segment_bytes=1 << 16, segment_age_ms=5, retention_ms=6, retention_bytes=7, retention_records=8
+        segment_bytes=1 << 16,
+        segment_age_ms=5,
+        retention_ms=6,
+        retention_bytes=7,
+        retention_records=8,
+        dedup_window_ms=9,
+        dedup_ids_max=10,
     )
     assert LogSettings.of(stream) == LogSettings(
-        segment_bytes=1 << 16, segment_age_ms=5, retention_ms=6, retention_bytes=7, retention_records=8
+        segment_bytes=1 << 16,
+        segment_age_ms=5,
+        retention_ms=6,
+        retention_bytes=7,
+        retention_records=8,
+        dedup_window_ms=9,
+        dedup_ids_max=10,
     )
 
 

@@ -1,0 +1,230 @@
+# What becomes of records with an id or expectations, when their batch is about to be appended: settling.py, applied to
+# columns.
+#
+# The records that stay are copied into new columns only if some do not: repeats are rare, and then come in crowds.
+
+cdef enum Kind:
+    REPEAT = 1                  # those of settling.py, but that the wrong are told apart here
+    WRONG_SEQUENCE
+    WRONG_ID
+    IDS_ARE_OFF
+    NO_ROOM
+
+
+cdef struct Condition:
+    int32_t row
+    int32_t id_header           # row of the header columns; -1: none
+    int32_t expected_header     # likewise
+    int32_t may_be_told
+    int64_t expected_sequence   # -1: any
+
+
+cdef struct Dropped:
+    int32_t row
+    int32_t kind
+    int32_t told                # its publisher gets an answer,
+    int32_t reply_size          # on the subject
+    Py_ssize_t reply_at         # in the text that goes with it
+    Py_ssize_t id_at            # WRONG_ID: the id that the record before has
+    Py_ssize_t id_size
+    int64_t offset              # REPEAT: of the record that is there; WRONG_SEQUENCE: that sequence
+
+
+cdef struct Settling:
+    Table* table                # NULL: ids mean nothing
+    int64_t next_offset
+    int64_t window_us
+    int64_t ids_max
+    Buffer* dropped             # Dropped
+    Buffer* text
+
+
+cdef inline Py_ssize_t count_conditions(const Columns* columns) noexcept nogil:
+    return columns.conditions.size // <Py_ssize_t>sizeof(Condition)
+
+
+cdef inline const char* header_of(const Columns* columns, int32_t header, Py_ssize_t* size) noexcept nogil:
+    cdef const int32_t* ends = <const int32_t*>columns.header_value.ends.data
+    size[0] = ends[header + 1] - ends[header]
+    return columns.header_value.data.data + ends[header]
+
+
+cdef int64_t least_time(const Columns* columns) noexcept nogil:
+    cdef const int64_t* times = <const int64_t*>columns.timestamps.data
+    cdef int64_t least = times[0]
+    cdef Py_ssize_t i
+    for i in range(1, columns.rows):
+        least = min(least, times[i])
+    return least
+
+
+cdef int settle_rows(Settling* self, const Columns* columns, const char* last, Py_ssize_t last_size) noexcept nogil:
+    """Judge every condition in order; note the ids of what stays. `last`: the id before. Returns 0; -1: no memory."""
+    cdef const Condition* conditions = <const Condition*>columns.conditions.data
+    cdef const int32_t* awaited = <const int32_t*>columns.awaited.data
+    cdef const int64_t* times = <const int64_t*>columns.timestamps.data
+    cdef const Condition* condition
+    cdef const char* text = NULL
+    cdef const char* expected
+    cdef Py_ssize_t i, size = 0, expected_size, awaits = 0, awaited_count = count_awaited(columns), gone = 0
+    cdef int64_t offset, found, at = -1
+    cdef int32_t before = -1
+    cdef Dropped verdict
+    cdef Hash id
+    cdef bint has_id, is_awaited
+    for i in range(count_conditions(columns)):
+        condition = &conditions[i]
+        if condition.row != before + 1:
+            last_size = 0
+        before = condition.row
+        offset = self.next_offset + condition.row - gone
+        has_id = condition.id_header >= 0 and self.table != NULL
+        if condition.id_header >= 0:
+            text = header_of(columns, condition.id_header, &size)
+        else:
+            size = 0
+        verdict.kind = 0
+        verdict.id_size = 0
+        verdict.offset = -1
+        if has_id:
+            id = siphash(self.table.key, text, size)
+            found = find_id(self.table, id, times[condition.row] - self.window_us, &at)
+            if found >= 0:
+                verdict.kind = REPEAT
+                verdict.offset = found
+        if verdict.kind == 0 and condition.expected_sequence >= 0 and condition.expected_sequence != offset:
+            verdict.kind = WRONG_SEQUENCE
+            verdict.offset = offset
+        if verdict.kind == 0 and condition.expected_header >= 0:
+            expected = header_of(columns, condition.expected_header, &expected_size)
+            if self.table == NULL:
+                verdict.kind = IDS_ARE_OFF
+            elif expected_size != last_size or memcmp(expected, last, last_size) != 0:
+                verdict.kind = WRONG_ID
+                verdict.id_at = self.text.size
+                verdict.id_size = last_size
+                if append(self.text, last, last_size) < 0:
+                    return -1
+        if verdict.kind == 0 and has_id and self.table.places[1] - self.table.places[0] >= self.ids_max:
+            verdict.kind = NO_ROOM
+        if verdict.kind == 0:
+            if has_id:
+                add_id(self.table, id, at, offset, times[condition.row])
+            last = text
+            last_size = size
+            continue
+        while awaits < awaited_count and awaited[awaits] < condition.row:
+            awaits += 1
+        is_awaited = awaits < awaited_count and awaited[awaits] == condition.row
+        verdict.row = condition.row
+        verdict.told = is_awaited if verdict.kind == REPEAT else condition.may_be_told
+        if note_dropped(self, columns, &verdict) < 0:
+            return -1
+        gone += 1
+    return 0
+
+
+cdef int note_dropped(Settling* self, const Columns* columns, Dropped* verdict) noexcept nogil:
+    cdef const int32_t* ends = <const int32_t*>columns.reply.ends.data
+    verdict.reply_size = 0
+    verdict.reply_at = self.text.size
+    if verdict.told:
+        verdict.reply_size = ends[verdict.row + 1] - ends[verdict.row]
+        if append(self.text, columns.reply.data.data + ends[verdict.row], verdict.reply_size) < 0:
+            return -1
+    return append(self.dropped, <const char*>verdict, sizeof(Dropped))
+
+
+cdef Columns* without(const Columns* columns, const Buffer* dropped) noexcept nogil:
+    """New columns without the rows that were dropped, which are some but not all. NULL: no memory."""
+    cdef const Dropped* gone = <const Dropped*>dropped.data
+    cdef const Dropped* end = <const Dropped*>(dropped.data + dropped.size)
+    cdef const Condition* condition = <const Condition*>columns.conditions.data
+    cdef const Condition* last_condition = condition + count_conditions(columns)
+    cdef const int32_t* awaited = <const int32_t*>columns.awaited.data
+    cdef const int32_t* last_awaited = awaited + count_awaited(columns)
+    cdef Columns* kept = take_columns()
+    cdef Py_ssize_t row
+    cdef bint is_gone
+    if kept == NULL:
+        return NULL
+    for row in range(columns.rows):
+        is_gone = gone < end and gone.row == row
+        if is_gone:
+            gone += 1
+        elif copy_row(
+            kept, columns, row,
+            condition if condition < last_condition and condition.row == row else NULL,
+            awaited < last_awaited and awaited[0] == row,
+        ) < 0:
+            give_columns(kept)
+            return NULL
+        if condition < last_condition and condition.row == row:
+            condition += 1
+        if awaited < last_awaited and awaited[0] == row:
+            awaited += 1
+    return kept
+
+
+cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Condition* condition,
+                  bint is_awaited) noexcept nogil:
+    cdef Py_ssize_t at = to.rows, first = 0, end = 0, header, shift
+    cdef int64_t time_us = (<const int64_t*>source.timestamps.data)[row]
+    cdef int32_t row_number = <int32_t>at
+    cdef const int32_t* ends = <const int32_t*>source.headers.ends.data
+    cdef Condition moved
+    cdef bint has_headers = is_valid(&source.headers, row)
+    if has_headers:
+        first, end = ends[row], ends[row + 1]
+    shift = to.header_rows - first
+    for header in range(first, end):
+        if (
+            copy_text(&to.header_key, &source.header_key, header, header + shift) < 0
+            or copy_text(&to.header_value, &source.header_value, header, header + shift) < 0
+        ):
+            return -1
+    if has_headers:
+        to.header_rows += end - first
+    if (
+        append(&to.timestamps, <const char*>&time_us, sizeof(int64_t)) < 0
+        or copy_text(&to.subject, &source.subject, row, at) < 0
+        or copy_text(&to.key, &source.key, row, at) < 0
+        or copy_text(&to.value, &source.value, row, at) < 0
+        or mark(&to.headers, at, has_headers, to.header_rows) < 0
+        or copy_text(&to.reply, &source.reply, row, at) < 0
+    ):
+        return -1
+    if is_awaited and append(&to.awaited, <const char*>&row_number, sizeof(int32_t)) < 0:
+        return -1
+    if condition != NULL:
+        moved = condition[0]
+        moved.row = row_number
+        if moved.id_header >= 0:
+            moved.id_header += <int32_t>shift
+            to.id_count += 1
+        if moved.expected_header >= 0:
+            moved.expected_header += <int32_t>shift
+            to.expected_id_count += 1
+        if append(&to.conditions, <const char*>&moved, sizeof(Condition)) < 0:
+            return -1
+    to.max_timestamp_us = max(to.max_timestamp_us, time_us)
+    to.rows = at + 1
+    to.byte_count = (
+        to.subject.data.size + to.key.data.size + to.value.data.size + to.reply.data.size
+        + to.header_key.data.size + to.header_value.data.size
+    )
+    return 0
+
+
+cdef inline bint is_valid(const Texts* column, Py_ssize_t row) noexcept nogil:
+    if column.ends.size == 0:
+        return False
+    return column.nulls == 0 or (column.validity.data[row >> 3] >> (row & 7)) & 1
+
+
+cdef int copy_text(Texts* to, const Texts* source, Py_ssize_t row, Py_ssize_t at) noexcept nogil:
+    cdef const int32_t* ends = <const int32_t*>source.ends.data
+    cdef bint valid = is_valid(source, row)
+    if valid and append(&to.data, source.data.data + ends[row], ends[row + 1] - ends[row]) < 0:
+        return -1
+    return mark(to, at, valid, to.data.size)

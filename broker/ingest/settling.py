@@ -1,0 +1,120 @@
+"""What becomes of a message with an id or expectations, when its batch is about to be appended.
+
+    Nats-Msg-Id                   known within the window: not stored, acked with the first offset, `duplicate` true
+    Nats-Expected-Last-Sequence   must be that of the record before it in the log, 0 for none
+    Nats-Expected-Last-Msg-Id     must be the id of the record before it in the log
+
+The log calls this under its append lock, with the offset that the batch will get; so what is decided here holds,
+whoever else appends to the partition. Records are settled in order, each after those before it in its batch.
+
+G1  First the id, then the sequence, then the id before it, then the room for a new id. (As clustered JetStream does it:
+    who repeats a conditional message whose ack was lost is told that it is stored, not that it comes too late.)
+G2  A record that is dropped changes nothing: no offset, no id.
+G3  What is told of a dropped record is true once all below the batch's offset is durable, and is told then.
+G4  A repeat is acked if the record would be; `Liftlog-Ack: none` silences that, and no refusal.
+
+Source: nats-server, server/stream.go and server/jetstream_batching.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from broker.ingest.answers import IDS_FULL, IDS_OFF, WRONG_MSG_ID, WRONG_SEQUENCE, ack_head, ack_tail, error_body
+
+if TYPE_CHECKING:
+    from broker.ingest.pure_batch import Row
+
+DUPLICATE: Final = 1
+WRONG: Final = 2
+FULL: Final = 3
+
+
+class Ids(Protocol):
+    """What settling needs of `broker.storage.dedup.IdTable`; the compiled twin works on its arrays."""
+
+    entries: Any
+    index: Any
+    places: Any
+    key: bytes
+    last_id: bytes
+
+    def __len__(self) -> int: ...
+    def find(self, text: bytes, since_us: int) -> int: ...
+    def add(self, text: bytes, offset: int, time_us: int) -> None: ...
+    def expire(self, since_us: int) -> None: ...
+    def reserve(self, count: int) -> None: ...
+
+
+class Verdict(NamedTuple):
+    """Why a record is not stored.
+
+    Attributes:
+        kind: DUPLICATE, WRONG or FULL.
+        offset: DUPLICATE: of the record that is there.
+        error: Else: code, err_code, description.
+    """
+
+    kind: int
+    offset: int = -1
+    error: tuple[int, int, str] = (0, 0, "")
+
+
+def settle(
+    rows: Sequence[Row], ids: Ids | None, *, next_offset: int, window_us: int, ids_max: int
+) -> tuple[list[Row], list[tuple[Row, Verdict]]]:
+    """Split rows into those to be stored, whose ids are in `ids` now, and those that are not, and why."""
+    kept: list[Row] = []
+    dropped: list[tuple[Row, Verdict]] = []
+    last_id = b""
+    if ids is not None:
+        ids.expire(min(row.timestamp_us for row in rows) - window_us)
+        ids.reserve(min(sum(bool(row.msg_id) for row in rows), max(0, ids_max - len(ids))))
+        last_id = ids.last_id
+    for row in rows:
+        verdict = _judge(row, ids, next_offset + len(kept), last_id, window_us, ids_max)
+        if verdict is not None:
+            dropped.append((row, verdict))
+            continue
+        if row.msg_id and ids is not None:
+            ids.add(row.msg_id, next_offset + len(kept), row.timestamp_us)
+        kept.append(row)
+        last_id = row.msg_id
+    return kept, dropped
+
+
+def _judge(row: Row, ids: Ids | None, offset: int, last_id: bytes, window_us: int, ids_max: int) -> Verdict | None:
+    """None: it is stored at `offset`."""
+    if row.msg_id and ids is not None:
+        found = ids.find(row.msg_id, row.timestamp_us - window_us)
+        if found >= 0:
+            return Verdict(DUPLICATE, found)
+    if row.expected_sequence >= 0 and row.expected_sequence != offset:  # that of the record before: offset - 1 + 1
+        return Verdict(WRONG, error=_filled(WRONG_SEQUENCE, offset))
+    if row.expected_id:
+        if ids is None:
+            return Verdict(WRONG, error=IDS_OFF)
+        if row.expected_id != last_id:
+            return Verdict(WRONG, error=_filled(WRONG_MSG_ID, last_id.decode(errors="replace")))
+    if row.msg_id and ids is not None and len(ids) >= ids_max:
+        return Verdict(FULL, error=_filled(IDS_FULL, ids_max))
+    return None
+
+
+def _filled(error: tuple[int, int, str], value: object) -> tuple[int, int, str]:
+    code, err_code, description = error
+    return code, err_code, description.replace("{}", str(value))
+
+
+def is_told(row: Row, verdict: Verdict) -> bool:
+    """Whether the publisher of a dropped record gets an answer (G4)."""
+    return row.awaited if verdict.kind == DUPLICATE else row.may_be_told
+
+
+def verdict_body(stream: str, partition: int, verdict: Verdict) -> bytes:
+    """What the publisher of a dropped record reads."""
+    if verdict.kind != DUPLICATE:
+        return error_body(stream, *verdict.error)
+    tail = ack_tail(partition, duplicate=True)
+    return b'%b%d,"offset":%d%b' % (ack_head(stream), verdict.offset + 1, verdict.offset, tail)

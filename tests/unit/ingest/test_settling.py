@@ -1,0 +1,212 @@
+"""Goal: an id is stored once in its window, an expectation holds or its message is refused, and each publisher is told.
+
+Method: messages go through either twin and are settled against a table, as a log does before it appends them; the log's
+place is given. What is told is read as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from broker.api.batch import decode_batch
+from broker.storage.dedup import IdTable
+from tests.unit.ingest.twins import builder
+from tests.unit.ingest.wire import answers_in, hmsg, msg
+
+WINDOW_US = 100
+ID, SEQUENCE, LAST_ID = "Nats-Msg-Id", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id"
+
+
+class Publisher:
+    """One partition's intake, its table of ids and its log end."""
+
+    def __init__(self, twin: ModuleType, **settings: Any) -> None:
+        self.builder = builder(twin, **settings)
+        self.intake = twin.Intake()
+        self.intake.route(1, [self.builder], partition_by="subject_suffix")
+        self.ids = IdTable()
+        self.end = 0
+
+    def settle(self, *wires: bytes, now_us: int = 1_000, ids_max: int = 1_000, window_us: int = WINDOW_US) -> Any:
+        for wire in wires:
+            self.intake.feed(wire, now_us)
+        batch = self.builder.take()
+        table = self.ids if window_us and batch.minds_ids else None
+        batch.settle(table, next_offset=self.end, window_us=window_us, ids_max=ids_max)
+        return batch
+
+    def publish(self, *wires: bytes, **options: int) -> tuple[list[Any], dict[str, Any]]:
+        """Settle and append; the values that were stored, and the answer on each reply subject."""
+        batch = self.settle(*wires, **options)
+        told = {reply.decode(): json.loads(body) for reply, body in answers_in(batch.acks(self.end))}
+        assert len(told) == batch.awaited_count
+        if not batch.record_count:
+            return [], told
+        rows = decode_batch(bytes(batch.compose(first_offset=self.end, leader_epoch=0, high_watermark=0)))
+        assert rows.num_rows == batch.record_count
+        self.end += rows.num_rows
+        self.ids.last_id = batch.last_id
+        return rows.column("value").to_pylist(), told
+
+
+@pytest.fixture
+def publisher(twin: ModuleType) -> Publisher:
+    return Publisher(twin)
+
+
+def ack(offset: int, *, duplicate: bool) -> dict[str, Any]:
+    body = {"stream": "orders", "seq": offset + 1, "offset": offset, "partition": 0}
+    return {**body, "duplicate": True} if duplicate else body
+
+
+def error(answer: dict[str, Any]) -> tuple[int, int, str]:
+    return answer["error"]["code"], answer["error"]["err_code"], answer["error"]["description"]
+
+
+def test_a_repeat_is_answered_with_the_first_offset_and_not_stored(publisher: Publisher) -> None:
+    assert publisher.publish(msg("a", b"0"), hmsg("a", b"1", (ID, "x"), reply="r")) == (
+        [b"0", b"1"],
+        {"r": ack(1, duplicate=False)},
+    )
+    assert publisher.publish(hmsg("b", b"2", (ID, "x"), reply="r")) == ([], {"r": ack(1, duplicate=True)})
+    assert publisher.publish(hmsg("b", b"3", (ID, "y"), reply="r")) == ([b"3"], {"r": ack(2, duplicate=False)})
+
+
+def test_of_two_equal_ids_in_one_batch_the_second_is_a_repeat_of_the_first(publisher: Publisher) -> None:
+    wires = [
+        msg("a", b"0"),
+        *(hmsg("a", b"%d" % i, (ID, "x"), reply=f"r{i}") for i in (1, 2)),
+        msg("a", b"3", reply="q"),
+    ]
+    stored, told = publisher.publish(*wires)
+    assert stored == [b"0", b"1", b"3"]
+    assert told == {"r1": ack(1, duplicate=False), "r2": ack(1, duplicate=True), "q": ack(2, duplicate=False)}
+
+
+def test_an_id_is_known_for_its_window_and_no_longer(publisher: Publisher) -> None:
+    assert publisher.publish(hmsg("a", b"1", (ID, "x")), now_us=1_000)[0] == [b"1"]
+    assert publisher.publish(hmsg("a", b"2", (ID, "x")), now_us=1_000 + WINDOW_US - 1)[0] == []
+    assert publisher.publish(hmsg("a", b"3", (ID, "x")), now_us=1_000 + WINDOW_US)[0] == [b"3"]
+    assert publisher.publish(hmsg("a", b"4", (ID, "x"), reply="r"), now_us=1_000 + WINDOW_US + 1) == (
+        [],
+        {"r": ack(1, duplicate=True)},
+    )
+
+
+def test_without_a_window_and_without_a_text_ids_mean_nothing(publisher: Publisher) -> None:
+    assert publisher.publish(*[hmsg("a", b"1", (ID, "x"))] * 2, window_us=0)[0] == [b"1", b"1"]
+    assert publisher.publish(*[hmsg("a", b"1", (ID, ""), (ID, "x"))] * 2)[0] == [b"1", b"1"]
+    assert len(publisher.ids) == 0
+
+
+def test_repeats_on_a_stream_without_acks_are_dropped_in_silence(twin: ModuleType) -> None:
+    quiet = Publisher(twin, reply_acks=False)
+    assert quiet.publish(*[hmsg("a", b"1", (ID, "x"), (SEQUENCE, "9"), reply="r")] * 2) == ([b"1"], {})
+
+
+def test_no_ack_is_sent_for_a_repeat_whose_publisher_wants_none_but_errors_are(publisher: Publisher) -> None:
+    silent = ("Liftlog-Ack", "none")
+    assert publisher.publish(*[hmsg("a", b"1", (ID, "x"), silent, reply="r")] * 2) == ([b"1"], {})
+    stored, told = publisher.publish(hmsg("a", b"1", (SEQUENCE, "7"), silent, reply="r"))
+    assert (stored, error(told["r"])[1]) == ([], 10071)
+
+
+def test_an_expected_sequence_is_that_of_the_record_before(publisher: Publisher) -> None:
+    stored, told = publisher.publish(
+        hmsg("a", b"1", (SEQUENCE, "0"), reply="a"),
+        hmsg("a", b"2", (SEQUENCE, "0"), reply="b"),
+        hmsg("a", b"3", (SEQUENCE, "1"), reply="c"),
+        msg("a", b"4"),
+        hmsg("a", b"5", (SEQUENCE, "3"), reply="d"),
+        hmsg("a", b"6", (SEQUENCE, "four"), reply="e"),
+        hmsg("a", b"7", (SEQUENCE, "9" * 30), reply="f"),
+        hmsg("a", b"8", (SEQUENCE, ""), reply="g"),
+    )
+    assert stored == [b"1", b"3", b"4", b"5", b"8"]
+    assert told["a"] == ack(0, duplicate=False)
+    assert error(told["b"]) == (400, 10071, "wrong last sequence: 1 [expectation_failed]")
+    assert told["b"]["stream"] == "orders"
+    assert error(told["e"])[2] == error(told["f"])[2] == "wrong last sequence: 4 [expectation_failed]"
+    assert (told["c"], told["d"], told["g"]) == tuple(ack(offset, duplicate=False) for offset in (1, 3, 4))
+
+
+def test_an_expected_id_is_that_of_the_record_before(publisher: Publisher) -> None:
+    assert publisher.publish(hmsg("a", b"1", (ID, "x")))[0] == [b"1"]
+    stored, told = publisher.publish(
+        hmsg("a", b"2", (LAST_ID, "y"), reply="a"),
+        hmsg("a", b"3", (LAST_ID, "x"), (ID, 'y"\x01'), reply="b"),
+        hmsg("a", b"4", (ID, "x"), (LAST_ID, "wrong"), reply="c"),
+        hmsg("a", b"5", (LAST_ID, "z"), reply="d"),
+        hmsg("a", b"6", (LAST_ID, 'y"\x01'), reply="e"),
+        hmsg("a", b"7", (LAST_ID, 'y"\x01'), reply="f"),
+    )
+    assert stored == [b"3", b"6"]
+    assert error(told["a"]) == (400, 10070, "wrong last msg ID: x [expectation_failed]")
+    assert told["c"] == ack(0, duplicate=True)  # G1
+    assert error(told["d"])[2] == 'wrong last msg ID: y"\x01 [expectation_failed]'
+    assert error(told["f"])[2] == "wrong last msg ID:  [expectation_failed]"
+    stored, told = publisher.publish(hmsg("a", b"8", (LAST_ID, "x"), reply="r"), window_us=0)
+    assert (stored, error(told["r"])[:2]) == ([], (400, 10003))
+
+
+def test_a_full_table_refuses_new_ids_and_knows_the_old_ones(publisher: Publisher) -> None:
+    wires = [hmsg("a", b"%d" % i, (ID, f"id{i % 3}"), reply=f"r{i}") for i in range(5)]
+    stored, told = publisher.publish(*wires, ids_max=2)
+    assert stored == [b"0", b"1"]
+    assert error(told["r2"])[:2] == (429, 10167)
+    assert "dedup_ids_max=2 " in error(told["r2"])[2]
+    assert (told["r3"], told["r4"]) == (ack(0, duplicate=True), ack(1, duplicate=True))
+    assert publisher.publish(msg("a", b"without"), ids_max=2)[0] == [b"without"]
+    assert publisher.publish(wires[2], ids_max=2, now_us=1_000 + WINDOW_US)[0] == [b"2"]  # room again
+
+
+def test_whoever_awaits_an_answer_gets_the_error_when_nothing_was_appended(publisher: Publisher) -> None:
+    batch = publisher.settle(
+        hmsg("a", b"1", (ID, "x"), reply="a"),
+        hmsg("a", b"2", (ID, "x"), reply="b"),
+        hmsg("a", b"3", (SEQUENCE, "9"), reply="c"),
+    )
+    assert batch.settled == (1, 1, 0)
+    told = [
+        (reply, json.loads(body)["error"]["err_code"]) for reply, body in answers_in(batch.errors(503, 10077, "no"))
+    ]
+    assert told == [(b"a", 10077), (b"b", 10077), (b"c", 10077)]
+
+
+def test_what_stays_is_stored_as_if_nothing_else_had_come(twin: ModuleType) -> None:
+    """Columns are copied row by row: keys, nulls, headers and replies must go to their new places."""
+    kinds = [
+        lambda i: msg("a", b"%d" % i),
+        lambda i: hmsg("bb", b"%d" % i, ("A", str(i)), ("B", ""), reply=f"r{i}"),
+        lambda i: hmsg("c", b"", ("Liftlog-Key", f"k{i}"), ("Liftlog-Tombstone", "1"), (ID, f"id{i}")),
+        lambda i: hmsg("d", b"%d" % i, (ID, f"id{i}"), (SEQUENCE, ""), ("C", "x"), reply=f"r{i}"),
+        lambda i: hmsg("d", b"%d" % i, block=b"NATS/1.0\r\n\r\n"),
+    ]
+    wires = [kinds[(7 * i + i // 3) % 5](i) for i in range(60)]
+    mixed = [part for wire in wires for part in (wire, hmsg("x", b"gone", (ID, "old"), ("D", "y"), reply="q"))]
+    plain, dropping = Publisher(twin), Publisher(twin)
+    for one in (plain, dropping):
+        one.publish(hmsg("x", b"first", (ID, "old")))
+    expected, found = plain.settle(*wires), dropping.settle(*mixed)
+    assert found.settled == (60, 0, 0)
+    place = {"first_offset": 1, "leader_epoch": 2, "high_watermark": 0}
+    assert bytes(found.compose(**place)) == bytes(expected.compose(**place))
+    assert found.acks(1)[: len(expected.acks(1))] == expected.acks(1)
+    for name in ("record_count", "byte_count", "max_timestamp_us", "condition_count", "id_count", "last_id"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+def test_expectations_need_one_partition(twin: ModuleType) -> None:
+    split = Publisher(twin, partition_count=2)
+    assert split.publish(hmsg("a", b"1", (ID, "x"), reply="r"))[0] == [b"1"]
+    split.intake.feed(hmsg("a", b"2", (SEQUENCE, "1"), reply="r"), 1)
+    [(_, body)] = answers_in(split.intake.refusals())
+    assert error(json.loads(body)) == (
+        400,
+        10003,
+        "bad request: Nats-Expected-Last-* needs a stream of one partition [invalid_request]",
+    )

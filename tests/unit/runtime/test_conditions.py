@@ -1,0 +1,104 @@
+# ruff: noqa: F401, F811 - fixtures of the neighbour
+"""Goal: what a repeat or a failed expectation is answered with is true when it is sent, whoever else appends.
+
+Method: the real partition over the fake disk, with an fsync that is held back until the test lets it go, or fails;
+batches as they come from NATS, raced by appends as they come over HTTP.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from broker.api.errors import StorageFailed
+from broker.ingest import PendingBatch
+from broker.runtime.partition import Outcome, Partition
+from broker.storage.log import AppendResult
+from tests.support.published import batch_from_nats, with_id
+from tests.support.simdisk import SimDisk
+from tests.unit.ingest.wire import answers_in
+from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
+
+
+class Waiting:
+    """One batch from NATS on its way, and what its publishers were told, once they were."""
+
+    def __init__(self, partition: Partition, batch: PendingBatch) -> None:
+        self.batch = batch
+        self.outcome: Outcome | None = None
+        self.told: list[bytes] = []
+        self.is_told = threading.Event()
+        self.result = partition.append_now([batch], self.on_durable)
+
+    def on_durable(self, result: AppendResult, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if isinstance(outcome, int):
+            self.told = [body for _, body in answers_in(self.batch.acks(result.first_offset))]
+        self.is_told.set()
+
+
+def test_a_repeat_is_acked_only_when_its_original_is_durable(partition: Partition, pool: HeldPool) -> None:
+    first = Waiting(partition, batch_from_nats([(b"x", with_id("a"))], 1))
+    again = Waiting(partition, batch_from_nats([(b"x", with_id("a"))], 2))
+    assert again.batch.record_count == 0
+    assert (again.result.first_offset, again.result.next_offset) == (1, 1)
+    assert not first.is_told.is_set()
+    assert not again.is_told.is_set()
+    pool.go.release(5)
+    assert again.is_told.wait(10)
+    assert isinstance(again.outcome, int)
+    assert again.outcome >= 1
+    assert b'"offset":0,"partition":0,"duplicate":true' in again.told[0]
+
+
+@pytest.fixture
+def broken(disk: SimDisk) -> Iterator[None]:
+    disk.fail("sync", errno.EIO, path=".arrows")
+    yield
+    disk.heal()
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_repeat_gets_the_error_of_its_original(partition: Partition, pool: HeldPool, disk: SimDisk) -> None:
+    first = Waiting(partition, batch_from_nats([(b"x", with_id("a"))], 1))
+    again = Waiting(partition, batch_from_nats([(b"x", with_id("a"))], 2))
+    pool.go.release(5)
+    assert first.is_told.wait(10)
+    assert again.is_told.wait(10)
+    assert isinstance(first.outcome, StorageFailed)
+    assert isinstance(again.outcome, StorageFailed)
+    disk.heal()
+    later = Waiting(partition, batch_from_nats([(b"x", with_id("a"))], 3))  # recovers first, and asks the log
+    assert later.is_told.wait(10)
+    assert later.batch.settled == ((1, 0, 0) if partition.log.log_end_offset == 1 else (0, 0, 0))
+    assert partition.log.log_end_offset == 1
+
+
+def test_of_those_that_race_for_a_sequence_one_wins(partition: Partition, pool: HeldPool) -> None:
+    pool.go.release(10_000)
+    stop = threading.Event()
+
+    def append_over_http() -> None:
+        while not stop.is_set():
+            partition.append([rows(b"http")]).result(10)
+
+    racer = threading.Thread(target=append_over_http)
+    racer.start()
+    won = 0
+    try:
+        while won < 20:
+            end = partition.log.log_end_offset
+            expecting = (("Nats-Expected-Last-Sequence", str(end)),)
+            batch = batch_from_nats([(b"one", expecting), (b"two", expecting)], 1)
+            waiting = Waiting(partition, batch)
+            assert waiting.is_told.wait(10)
+            if batch.record_count:
+                assert (batch.record_count, waiting.result.first_offset) == (1, end)
+                won += 1
+            assert waiting.told[-1].count(b"wrong last sequence: %d " % waiting.result.next_offset) == 1
+    finally:
+        stop.set()
+        racer.join()
