@@ -1,8 +1,9 @@
 """Staged appends: what a sink's batch costs beside a plain append of the same records, both durable, over HTTP.
 
-The same Arrow batches, one request after the other, to the same partition. `append` is answered when the records are
-durable; `liftlog` stages them, durable but invisible, and commits them as one batch: `stage_s`, `commit_s`, and
-`seconds` for both. `cpu_s` is what the broker's process used. The records are made before the clock starts.
+The same Arrow batches to the same partition, in the same requests. `append` sends one after the other, each answered
+when its records are durable; `liftlog` stages them, durable but invisible, two requests at a time as the client's
+`stage` does it, and commits them as one batch: `stage_s`, `commit_s`, and `seconds` for both. `cpu_s` is what the
+broker's process used. The records are made before the clock starts.
 """
 
 from __future__ import annotations
