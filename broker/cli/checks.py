@@ -14,7 +14,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -167,12 +167,39 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
             folder = f"{path}/{STREAMS_FOLDER}/{info.name}/{info.incarnation}/{number}"
             if not os.path.exists(f"{folder}/partition.json"):
                 missing.append(folder)
+    known = {(info.name, info.incarnation) for info in catalog.streams.values()}
+    unknown = _unknown_folders(path, known)
     if missing:
         found = f"{len(missing)} partition folders are missing or have no partition.json, the first: {missing[0]}"
         advice = "put the folders back, or delete the stream; it stays offline until then"
-        return [Check(name="catalog", status=WRONG, found=found, advice=advice, values={"missing": missing})], count
+        wrong = Check(name="catalog", status=WRONG, found=found, advice=advice, values={"missing": missing})
+        return [wrong, *unknown], count
     found = f"{len(catalog.streams)} streams, {count} partitions"
-    return [Check(name="catalog", status=OK, found=found, values={"partitions": count})], count
+    return [Check(name="catalog", status=OK, found=found, values={"partitions": count}), *unknown], count
+
+
+def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Check]:
+    """Folders of streams that the catalog does not name."""
+    from broker.runtime.orphans import unnamed_folders
+    from broker.storage.disk import OsDisk
+
+    try:
+        found = [
+            f"{path}/{STREAMS_FOLDER}/{a}/{b}" for a, b in unnamed_folders(OsDisk(), f"{path}/{STREAMS_FOLDER}", known)
+        ]
+    except OSError:
+        return []  # the check of the folder tells
+    if not found:
+        return []
+    return [
+        Check(
+            name="stream folders",
+            status=WARNING,
+            found=f"{len(found)} that the catalog does not name, the first: {found[0]}",
+            advice="left by a change that was cut short, or copied there: look (liftlog log dump), then remove it",
+            values={"unknown": found},
+        )
+    ]
 
 
 def check_disk(path: str) -> Iterator[Check]:

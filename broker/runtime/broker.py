@@ -23,7 +23,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -31,9 +31,9 @@ from typing import Any
 
 import broker
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
-from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.runtime import metrics
-from broker.runtime.catalog_store import CatalogStore
+from broker.runtime.catalog_store import CatalogStore, Deleted
 from broker.runtime.cleaner import Cleaner
 from broker.runtime.compactor import Compactor
 from broker.runtime.config import Config, describe
@@ -43,7 +43,9 @@ from broker.runtime.dataplane import DataPlane
 from broker.runtime.expiry import expire_offsets
 from broker.runtime.intake import IntakeDriver
 from broker.runtime.metrics import Sample
+from broker.runtime.orphans import remove_orphans
 from broker.runtime.partition import Partition
+from broker.runtime.room import Room
 from broker.runtime.scrubber import Scrubber
 from broker.runtime.sink_service import SinkService
 from broker.runtime.stages import StageLimits
@@ -52,7 +54,7 @@ from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.serving.app import build_app
 from broker.storage.disk import OsDisk
-from broker.storage.folder import DataFolder
+from broker.storage.folder import STREAMS_FOLDER, DataFolder
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +72,24 @@ class Broker:
         self._disk = OsDisk()
         self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id)
         self.cluster_id = self._folder.cluster_id
-        store = CatalogStore(self._disk, str(Path(config.data_dir) / "catalog.log"))
+        store = CatalogStore(
+            self._disk, str(Path(config.data_dir) / "catalog.log"), before_rewrite=self._finish_deletions
+        )
         self._pool = SyncPool(config.fsync.threads)
         self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
         self._dataplane = DataPlane()
         self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
         self._intake = IntakeDriver(config) if config.intake.enabled else None
+        self._room = Room(config.data_dir, config.limits.disk_reserve_bytes)
         self._streams = Streams(
-            config, self._disk, self._folder, store, pool=self._pool, appender=self._appender, hub=self._hub
+            config,
+            self._disk,
+            self._folder,
+            store,
+            pool=self._pool,
+            appender=self._appender,
+            hub=self._hub,
+            room=self._room,
         )
         self._control = Control(
             config, self._streams, self._intake, self._hub, on_removed=lambda gone: self.sinks.forget(gone)
@@ -131,6 +143,11 @@ class Broker:
             self._intake.implementation if self._intake else "off",
             (time.monotonic() - begun) * 1000,
         )
+
+    def _finish_deletions(self, catalog: Catalog, deleted: Sequence[Deleted]) -> None:
+        known = {(info.name, info.incarnation) for info in catalog.streams.values()}
+        root = str(Path(self.config.data_dir) / STREAMS_FOLDER)
+        remove_orphans(self._disk, root, cluster_id=self.cluster_id, known=known, deleted=deleted)
 
     def _register(self) -> None:
         grpc = self.config.grpc
@@ -263,6 +280,7 @@ class Broker:
         )
         yield from self._compactor.samples()
         yield from self._scrubber.samples()
+        yield from self._room.samples()
 
 
 async def _serve(config: Config) -> int:

@@ -2,19 +2,23 @@
 
 K1  A command is on disk, fsynced, before it is applied and its result told.
 K2  The rewrite replaces the file atomically, so a crash leaves the old or the new one whole.
+K3  The rewrite forgets which streams were deleted since the last one; `before_rewrite` is told first.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from broker.api.errors import CorruptLog, LiftlogError, StorageFailed, from_problem
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.storage.disk import Disk
+
+Deleted = tuple[str, str]
+"""Name and incarnation of a stream."""
 
 
 class CatalogStore:
@@ -23,18 +27,27 @@ class CatalogStore:
     Args:
         disk: For the atomic rewrite.
         path: The file; need not exist.
+        before_rewrite: Called with the catalog and the streams that were deleted since the last start (K3).
     Raises:
         CorruptLog: the file is damaged; nothing is changed then.
     """
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        *,
+        before_rewrite: Callable[[Catalog, Sequence[Deleted]], None] = lambda catalog, deleted: None,
+    ) -> None:
         self._path = path
         self._lock = threading.Lock()
         self.catalog = Catalog()
+        self._deleted: list[Deleted] = []
         if disk.exists(path):
             lines, _ = decode_lines(disk.read_file(path), where=path)
             for line in lines:
                 self._replay(line)
+        before_rewrite(self.catalog, self._deleted)
         disk.replace_file(path, encode_line({"snapshot": self.catalog.snapshot()}))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
@@ -45,7 +58,10 @@ class CatalogStore:
             except (LiftlogError, KeyError, TypeError, ValueError, AttributeError) as error:
                 raise CorruptLog(f"{self._path}: unreadable snapshot: {error}") from error
         else:
-            self.catalog.apply(line)
+            result = self.catalog.apply(line)
+            if line.get("kind") == "delete_stream" and "ok" in result:
+                stream = result["ok"]["stream"]
+                self._deleted.append((stream["name"], stream["incarnation"]))
 
     def execute(self, command: Mapping[str, Any]) -> Any:
         """Journal and apply one command; return its result.

@@ -125,6 +125,8 @@ class Compactor:
         def pace(size: int) -> None:
             if self._stop.wait(size / self._bytes_per_s) or partition.removed:
                 raise _Stopped
+            if partition.room is not None:
+                partition.room.check()  # a rewrite must not eat what is kept for checkpoints
 
         return pace
 

@@ -26,6 +26,7 @@ from concurrent.futures import Executor, Future
 from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import FSYNC_SECONDS
+from broker.runtime.room import Room
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogSettings
@@ -53,6 +54,7 @@ class Partition:
         pool: SyncPool,
         appender: Executor,
         hub: ChangeHub,
+        room: Room | None = None,
     ) -> None:
         self.stream = info.name
         self.partition = partition
@@ -68,6 +70,7 @@ class Partition:
         self._pool = pool
         self._appender = appender
         self._hub = hub
+        self.room = room  # None: a stream of the broker's own, for which the reserve is
         self._lock = threading.Lock()
         self._info = info
         self._generation = 0
@@ -104,6 +107,8 @@ class Partition:
             UnknownStream: it was deleted.
         """
         self.check_open(decided=decided)
+        if self.room is not None:
+            self.room.check()
         now_us = time.time_ns() // 1000
         try:
             if self.log.failure is not None and not self.removed:
@@ -119,6 +124,8 @@ class Partition:
         if not result.duplicate:  # else it may still not be durable: then it is answered when it is
             self.record_count += result.next_offset - result.first_offset
         self.byte_count += result.bytes
+        if self.room is not None:
+            self.room.took(result.bytes)
         if not self.fsync_each_batch:
             self.log.advance_high_watermark(result.next_offset)
             self._hub.note(self)

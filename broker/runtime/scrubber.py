@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Final
 
 from broker.api.errors import LiftlogError
@@ -61,11 +61,13 @@ class Position:
 
 def load_position(disk: Disk, path: str) -> Position:
     """What the file says; the beginning where it is missing, damaged or of a later release."""
+    beginning = Position()
     with suppress(OSError, LiftlogError, TypeError):
         values = open_json(disk.read_file(path), where=path)
-        if values is not None:
-            return Position(**values)
-    return Position()
+        found = beginning if values is None else Position(**values)
+        if all(type(getattr(found, f.name)) is type(getattr(beginning, f.name)) for f in fields(found)):
+            return found
+    return beginning
 
 
 class _Stopped(Exception):

@@ -106,6 +106,8 @@ class StageStore:
             is_new = not table.has_part(note)
             if is_new:
                 table.check_room(self.limits.stage_bytes_max)
+                if self.main.room is not None:
+                    self.main.room.check()
                 self._hidden.append([note], batches, decision=int(stage, 16))
             generation = self._hidden.generation
         self._hidden.make_durable(generation)

@@ -29,6 +29,7 @@ from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.compactor import Chores
 from broker.runtime.config import Config
 from broker.runtime.partition import Partition
+from broker.runtime.room import Room
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import PARTITION_FILE, LogIdentity, LogSettings
@@ -64,6 +65,7 @@ class Streams:
         folder: The data folder, locked.
         store: The catalog.
         pool, appender, hub: For the partitions.
+        room: For those of users.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Streams:
         pool: SyncPool,
         appender: Executor,
         hub: ChangeHub,
+        room: Room,
     ) -> None:
         self.store = store
         self.by_name: dict[str, list[Partition]] = {}  # the open ones
@@ -88,6 +91,7 @@ class Streams:
         self._pool = pool
         self._appender = appender
         self._hub = hub
+        self._room = room
 
     # --- what there is --------------------------------------------------------------------------------------
 
@@ -213,6 +217,7 @@ class Streams:
             pool=self._pool,
             appender=self._appender,
             hub=self._hub,
+            room=None if info.internal else self._room,
         )
 
     def make_folders(self, name: str, incarnation: str, numbers: Iterable[int]) -> None:

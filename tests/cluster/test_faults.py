@@ -18,6 +18,8 @@ import nats.errors
 import pyarrow as pa
 import pytest
 
+from broker.api.errors import DiskFull
+from broker.cli.checks import check_catalog
 from broker.client import connect
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running
 
@@ -224,6 +226,59 @@ async def test_full_disk_is_answered_and_passes_without_a_restart(tmp_path: Path
         subprocess.run(["umount", str(disk)], check=False)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system: needs root")
+async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tmp_path: Path) -> None:
+    """Publishers and HTTP appends get disk_full; streams are made and altered, consumers commit; room comes back."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], check=True)
+    nats_server = NatsServer(tmp_path / "nats").start()
+    env = {"LIFTLOG_DATA_DIR": str(disk / "data"), "LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "50"}
+    broker = BrokerProcess(tmp_path / "broker", nats_server, env=env)
+    try:
+        broker.start()
+        broker.request("POST", "/v1/streams", {"name": "s", "subject": "s"})
+        client = await nats.connect(nats_server.url)
+        filler = disk / "filler"
+        filler.write_bytes(b"x" * (12 << 20))
+        acked, refused = 0, b""
+        for _ in range(100):
+            answer = (await client.request("s", b"y" * 100_000, timeout=5)).data
+            if b'"error"' in answer:
+                refused = answer
+                break
+            acked += 1
+        assert b"disk_full" in refused, refused
+        assert b"disk_reserve_bytes" in refused, refused
+        found = os.statvfs(disk)
+        assert found.f_bavail * found.f_frsize > (16 << 20) // 16 - 200_000, "the reserve is still there"
+        with connect(broker.address, deadline_s=0) as reader:
+            with pytest.raises(DiskFull):
+                reader.append("s", 0, pa.table({"value": [b"x"]}))
+            reader.commit("c", {"s": {0: 3}})
+            assert reader.read("s").to_table().num_rows == acked
+        broker.request("POST", "/v1/streams", {"name": "new", "subject": "new"})
+        broker.request("PATCH", "/v1/streams/s", {"retention_ms": 3_600_000})
+        assert b"liftlog_disk_reserve_reached 1" in broker.get("/metrics")
+        assert "cleaner.failed" not in broker.output()
+        filler.unlink()
+
+        def is_stored(answer: bytes) -> bool:
+            return b'"error"' not in answer
+
+        deadline = asyncio.get_running_loop().time() + 10
+        while not is_stored((await client.request("s", b"after", timeout=5)).data):
+            assert asyncio.get_running_loop().time() < deadline
+        assert is_stored((await client.request("new", b"after", timeout=5)).data)
+        await client.close()
+        assert "disk.reserve_reached" in broker.output()
+        assert "disk.room_again" in broker.output()
+    finally:
+        broker.stop()
+        nats_server.stop()
+        subprocess.run(["umount", str(disk)], check=False)
+
+
 async def test_stream_created_while_nats_is_away_captures_once_it_is_back(tmp_path: Path) -> None:
     """And one deleted meanwhile does not come back."""
     with running(tmp_path) as (nats_server, broker):
@@ -282,3 +337,30 @@ def test_rot_on_the_disk_is_marked_lost_and_read_around(tmp_path: Path, finder: 
             assert broker.get("/v1/streams/s")["partitions"][0]["lost_ranges"] == [[start, end]]
     finally:
         broker.stop()
+
+
+def test_a_deletion_that_was_cut_short_by_a_kill_is_finished_at_the_next_start(tmp_path: Path) -> None:
+    """The journal has the deletion, the folder is still there. One that nobody knows is left, and doctor names it."""
+    broker = BrokerProcess(tmp_path / "broker", None).start()
+    try:
+        streams = tmp_path / "broker" / "data" / "streams"
+        for name in ("kept", "gone"):
+            broker.request("POST", "/v1/streams", {"name": name})
+        (incarnation,) = (streams / "gone").iterdir()
+        shutil.copytree(streams / "gone", tmp_path / "copy")
+        broker.request("DELETE", "/v1/streams/gone")
+        broker.kill9()
+        assert not incarnation.exists()
+        shutil.copytree(tmp_path / "copy", streams / "gone", dirs_exist_ok=True)
+        shutil.copytree(incarnation, streams / "gone" / "f00d")
+        broker.start()
+        assert not incarnation.exists()
+        assert "stream.folder_removed" in broker.output()
+        assert (streams / "gone" / "f00d" / "0" / "partition.json").exists()
+        assert "stream.folders_unknown count=1" in broker.output()
+        assert len(list((streams / "kept").iterdir())) == 1
+    finally:
+        broker.stop()
+    checks, _ = check_catalog(str(tmp_path / "broker" / "data"))
+    (unknown,) = (check for check in checks if check.name == "stream folders")
+    assert unknown.values["unknown"] == [str(streams / "gone" / "f00d")]

@@ -20,7 +20,7 @@ from broker.runtime.partition import Partition
 from broker.runtime.scrubber import Scrubber, load_position
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.checkpoint import LogIdentity, LogSettings, seal_json
 from broker.storage.log import PartitionLog
 from tests.support.logs import commit, row_batch
 from tests.support.processes import eventually
@@ -140,7 +140,17 @@ def test_a_partition_that_cannot_be_read_is_passed_over_and_not_marked(
     assert samples(made)["failed_partitions_total"] == failed
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", b'{"format_version":1,"stream":1} 00000000'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nonsense",
+        b'{"format_version":1,"stream":"a"} 00000000',
+        seal_json({"stream": 1}),
+        seal_json({"offset": None}),
+        seal_json({"other": 1}),
+    ],
+)
 def test_a_damaged_position_is_a_pass_from_the_beginning(disk: SimDisk, content: bytes) -> None:
     disk.replace_file(PATH, content)
     assert load_position(disk, PATH) == scrubber.Position()

@@ -1,0 +1,92 @@
+"""Folders of streams that the catalog does not name, found at the start.
+
+    streams/<name>/<incarnation>/      named by the catalog: a stream's
+                                       deletion in the journal: removed, the broker was killed before it had done so
+                                       neither: left as it is, and named in a line and by `liftlog doctor`
+
+O1  A folder is removed only if the journal holds the deletion of exactly that incarnation, and every partition in it
+    says in its `partition.json` that it is of this cluster, stream and incarnation. Everything else may be somebody's
+    only copy.
+O2  The journal is rewritten, and so forgets deletions, only after this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from broker.api.errors import LiftlogError
+from broker.storage.checkpoint import PARTITION_FILE, read_identity
+from broker.storage.disk import Disk
+
+log = logging.getLogger(__name__)
+
+Incarnation = tuple[str, str]
+"""Stream and incarnation."""
+SHOWN_MAX: Final = 20
+
+
+def unnamed_folders(disk: Disk, root: str, known: Collection[Incarnation]) -> Iterator[Incarnation]:
+    """The incarnations that have a folder in `root` and are not known. OSError passes through."""
+    if not disk.exists(root):
+        return
+    for stream in sorted(disk.listdir(root)):
+        for incarnation in sorted(_folders(disk, f"{root}/{stream}")):
+            if (stream, incarnation) not in known:
+                yield stream, incarnation
+
+
+def remove_orphans(
+    disk: Disk, root: str, *, cluster_id: str, known: Collection[Incarnation], deleted: Collection[Incarnation]
+) -> None:
+    """Finish the deletions that were cut short (O1); say what else lies there.
+
+    Args:
+        root: The folder `streams`.
+        known: What the catalog names.
+        deleted: What the journal says was deleted.
+    """
+    left = []
+    try:
+        for stream, incarnation in unnamed_folders(disk, root, known):
+            folder = f"{root}/{stream}/{incarnation}"
+            if (stream, incarnation) in deleted and _is_ours(disk, folder, cluster_id, stream, incarnation):
+                disk.remove_tree(folder)
+                log.info("stream.folder_removed path=%s (its deletion had been cut short)", folder)
+            else:
+                left.append(folder)
+    except OSError as error:
+        log.warning("stream.folders_unread path=%s error=%s", root, error)
+    if left:
+        shown = ", ".join(left[:SHOWN_MAX]) + (", ..." if len(left) > SHOWN_MAX else "")
+        log.warning("stream.folders_unknown count=%d paths=%s", len(left), shown)
+
+
+def _is_ours(disk: Disk, folder: str, cluster_id: str, stream: str, incarnation: str) -> bool:
+    """Whether nothing but partitions of that incarnation is in it."""
+    for number in _folders(disk, folder):
+        try:
+            found = read_identity(disk, f"{folder}/{number}")
+        except LiftlogError:
+            if not disk.listdir(f"{folder}/{number}"):
+                continue  # its files were already removed
+            return False
+        if (found.cluster_id, found.stream, found.incarnation, str(found.partition)) != (
+            cluster_id,
+            stream,
+            incarnation,
+            number,
+        ):
+            return False
+    return True
+
+
+def _folders(disk: Disk, path: str) -> list[str]:
+    try:
+        return disk.listdir(path)
+    except NotADirectoryError:
+        return []
+
+
+assert PARTITION_FILE == "partition.json", "named above"

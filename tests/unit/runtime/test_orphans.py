@@ -1,0 +1,80 @@
+"""What a killed deletion leaves is removed; what nobody can vouch for is not."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from broker.runtime.orphans import remove_orphans
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.log import PartitionLog
+from tests.support.simdisk import SimDisk
+
+ROOT = "/data/streams"
+
+
+def partition(
+    disk: SimDisk, stream: str, incarnation: str, number: int = 0, other: dict[str, str] | None = None
+) -> str:
+    """A log in the folder of a partition; `other`: its identity says something else."""
+    folder = f"{ROOT}/{stream}/{incarnation}/{number}"
+    values = {"cluster_id": "c", "stream": stream, "incarnation": incarnation, **(other or {})}
+    log = PartitionLog.create(disk, folder, LogIdentity(partition=number, **values), LogSettings(), now_us=0)
+    log.close()
+    return folder
+
+
+def run(disk: SimDisk, *, known: set[tuple[str, str]], deleted: list[tuple[str, str]]) -> None:
+    remove_orphans(disk, ROOT, cluster_id="c", known=known, deleted=deleted)
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+def test_a_deletion_that_was_cut_short_is_finished(disk: SimDisk) -> None:
+    """All partitions; the stream that was made again under the name stays."""
+    gone = [partition(disk, "s", "old", number) for number in range(2)]
+    kept = partition(disk, "s", "new")
+    run(disk, known={("s", "new")}, deleted=[("s", "old")])
+    assert not any(disk.exists(f"{folder}/partition.json") for folder in gone)
+    assert disk.exists(f"{kept}/partition.json")
+
+
+def test_a_removal_that_was_cut_short_itself_is_finished(disk: SimDisk) -> None:
+    first, second = (partition(disk, "s", "old", number) for number in range(2))
+    for name in disk.listdir(first):
+        disk.unlink(f"{first}/{name}")
+    run(disk, known=set(), deleted=[("s", "old")])
+    assert not disk.exists(f"{second}/partition.json")
+
+
+@pytest.mark.parametrize("other", [{"cluster_id": "another"}, {"stream": "t"}, {"incarnation": "x"}])
+def test_a_folder_that_says_it_is_something_else_stays(
+    disk: SimDisk, other: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = partition(disk, "s", "old", other=other)
+    with caplog.at_level(logging.WARNING):
+        run(disk, known=set(), deleted=[("s", "old")])
+    assert disk.exists(f"{folder}/partition.json")
+    assert f"{ROOT}/s/old" in caplog.text
+
+
+def test_a_folder_whose_deletion_nobody_remembers_stays_and_is_named(
+    disk: SimDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = partition(disk, "s", "unknown")
+    with caplog.at_level(logging.WARNING):
+        run(disk, known=set(), deleted=[])
+    assert disk.exists(f"{folder}/partition.json")
+    assert "stream.folders_unknown count=1" in caplog.text
+
+
+def test_known_streams_and_an_empty_root_say_nothing(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        run(disk, known=set(), deleted=[])
+        partition(disk, "s", "i")
+        run(disk, known={("s", "i")}, deleted=[])
+    assert caplog.text == ""

@@ -1,0 +1,87 @@
+"""The reserve: refused in time, seldom asked for, over by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import DiskFull
+from broker.runtime.room import LOOK_S, SHARE, Room, free_and_total
+
+
+class Place:
+    """A file system and a clock, as the test says."""
+
+    def __init__(self, free: int, total: int) -> None:
+        self.free, self.total = free, total
+        self.now_s = 0.0
+        self.looks = 0
+
+    def look(self, path: str) -> tuple[int, int]:
+        self.looks += 1
+        return self.free, self.total
+
+    def room(self, reserve_bytes: int) -> Room:
+        return Room("/data", reserve_bytes, look=self.look, clock=lambda: self.now_s)
+
+
+def test_records_are_refused_before_the_reserve_is_touched_and_again_accepted_when_there_is_room() -> None:
+    place = Place(free=1_000, total=100_000)
+    room = place.room(400)
+    room.check()
+    place.free, place.now_s = 400, 1.0
+    with pytest.raises(DiskFull) as caught:
+        room.check()
+    assert (caught.value.fields["free_bytes"], caught.value.fields["limit"]) == (400, 400)
+    assert room.is_short
+    place.free, place.now_s = 401, 2.0
+    room.check()
+    assert not room.is_short
+
+
+def test_what_was_written_counts_without_asking_the_system() -> None:
+    """A fast writer cannot run through the reserve between two looks; a slow one causes one look in a while."""
+    place = Place(free=1_000, total=100_000)
+    room = place.room(400)
+    for _ in range(5):
+        room.check()
+        room.took(100)
+    assert place.looks == 1
+    room.took(100)  # 600 since the look: as far as is known the reserve is reached
+    place.free = 400
+    with pytest.raises(DiskFull):
+        room.check()
+    assert place.looks == 2
+    for _ in range(100):
+        with pytest.raises(DiskFull):
+            room.check()
+    assert place.looks == 2, "it is not asked for each refusal"
+    place.now_s += LOOK_S
+    place.free = 5_000
+    room.check()
+    assert place.looks == 3
+
+
+def test_a_small_disk_keeps_a_share_and_zero_keeps_nothing() -> None:
+    place = Place(free=SHARE, total=SHARE * 10)
+    room = place.room(1 << 30)
+    room.check()
+    assert room.reserve_bytes == 10
+    nothing = Place(free=0, total=100)
+    nothing.room(0).check()
+    assert nothing.looks == 0
+
+
+def test_a_disk_that_does_not_answer_refuses_nothing() -> None:
+    """The write itself will tell."""
+
+    def look(path: str) -> tuple[int, int]:
+        raise OSError(5, "Input/output error")
+
+    Room("/data", 100, look=look).check()
+
+
+def test_the_system_says_what_is_free(tmp_path: Path) -> None:
+    free, total = free_and_total(str(tmp_path))
+    assert 0 < free <= total
