@@ -30,7 +30,19 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 OURS = "liftlog"
-WORKLOADS = ("intake", "integrity", "acked", "fetch", "spark_read", "memory", "idle", "restart", "staged")
+WORKLOADS = (
+    "intake",
+    "integrity",
+    "acked",
+    "fetch",
+    "spark_read",
+    "memory",
+    "idle",
+    "many",
+    "restart",
+    "staged",
+    "background",
+)
 
 Measures = dict[str, float]
 Side = Callable[[], Measures]

@@ -61,7 +61,7 @@ class JetStream:
             self.pid = nats.process.popen.pid
             self._api = self._stack.enter_context(Wire(nats.port))
             eventually(self._jetstream_answers, what="JetStream answers")
-            self._ask(f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": [f"{SUBJECT}.>"], "storage": "file"})
+            self.ask(f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": [f"{SUBJECT}.>"], "storage": "file"})
             self._stack = self._stack.pop_all()
         return self
 
@@ -69,7 +69,7 @@ class JetStream:
         self._stack.close()
 
     def stored(self) -> int:
-        return int(self._ask(f"STREAM.INFO.{STREAM}")["state"]["messages"])
+        return int(self.ask(f"STREAM.INFO.{STREAM}")["state"]["messages"])
 
     def _jetstream_answers(self) -> bool:
         try:
@@ -77,7 +77,8 @@ class JetStream:
         except TimeoutError:
             return False
 
-    def _ask(self, what: str, body: Any = None) -> Any:
+    def ask(self, what: str, body: Any = None) -> Any:
+        """Ask JetStream's API. Raises RuntimeError with its answer."""
         answer = self._api.request(f"$JS.API.{what}", body, timeout_s=60.0)
         if "error" in answer:
             raise RuntimeError(f"JetStream: {what}: {answer['error']}")

@@ -59,7 +59,10 @@ def test_spark_read(tmp_path: Path) -> None:
     assert "liftlog/memory" in line["ratios"]
 
 
-@pytest.mark.parametrize("workload,measure", [("memory", "rss_mib"), ("idle", "rss_mib"), ("restart", "start_s")])
+@pytest.mark.parametrize(
+    "workload,measure",
+    [("memory", "rss_mib"), ("idle", "rss_mib"), ("many", "rss_mib"), ("restart", "start_s"), ("background", "p99_ms")],
+)
 def test_footprint(workload: str, measure: str, tmp_path: Path) -> None:
     for line in run_tiny(workload, tmp_path):
         for side in line["sides"]:
