@@ -38,9 +38,11 @@ BELOW: Final = {"nats-py": (2, 17), "aiohttp": (4,)}
 FREE_SHARE_WRONG: Final = 0.01
 FREE_SHARE_LOW: Final = 0.10
 FREE_BYTES_WRONG: Final = 256 << 20
-FILES_PER_PARTITION: Final = 2
 FILES_BESIDE: Final = 512
 """Descriptors for sockets, readers and libraries."""
+OPEN_LOGS: Final = 8_192
+RAISED_TO: Final = 1 << 20
+"""Defaults of the broker: logs that keep their file open, and the limit that it asks for at most."""
 FSYNC_PROBES: Final = 12
 FSYNC_SLOW_MS: Final = 50.0
 FSYNC_UNBELIEVABLE_MS: Final = 0.02
@@ -241,13 +243,14 @@ def check_disk(path: str) -> Iterator[Check]:
 def check_limits(partitions: int, pid: int | None) -> Iterator[Check]:
     """Open files: of the running broker where it can be seen, else of this shell."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = hard if hard != resource.RLIM_INFINITY else RAISED_TO  # a broker raises the soft limit by itself
     whose = "here"
     found = _limit_of(pid) if pid else None
     if found is not None:
         soft, whose = found, f"of process {pid}"
-    wanted = FILES_BESIDE + FILES_PER_PARTITION * partitions
+    wanted = FILES_BESIDE + min(OPEN_LOGS, partitions)
     advice = f"raise it to {max(65_536, wanted)}: `ulimit -n`, or LimitNOFILE= of the service"
-    status = WRONG if soft < min(wanted, FILES_BESIDE + partitions) else WARNING if soft < wanted else OK
+    status = WRONG if soft < FILES_BESIDE + 16 else WARNING if soft < wanted else OK
     yield Check(
         name="open files",
         status=status,

@@ -43,6 +43,7 @@ from broker.runtime.dataplane import DataPlane
 from broker.runtime.expiry import expire_offsets
 from broker.runtime.intake import IntakeDriver
 from broker.runtime.metrics import Sample
+from broker.runtime.open_logs import OpenLogs, files_within, raise_limit
 from broker.runtime.orphans import remove_orphans
 from broker.runtime.partition import Partition
 from broker.runtime.room import Room
@@ -90,6 +91,7 @@ class Broker:
             appender=self._appender,
             hub=self._hub,
             room=self._room,
+            open_logs=OpenLogs(files_within(config.limits.open_files_max, raise_limit()), self._pool),
         )
         self._control = Control(
             config, self._streams, self._intake, self._hub, on_removed=lambda gone: self.sinks.forget(gone)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 Incarnation = tuple[str, str]
 """Stream and incarnation."""
-SHOWN_MAX: Final = 20
+SHOWN: Final = 20
 
 
 def unnamed_folders(disk: Disk, root: str, known: Collection[Incarnation]) -> Iterator[Incarnation]:
@@ -59,7 +59,7 @@ def remove_orphans(
     except OSError as error:
         log.warning("stream.folders_unread path=%s error=%s", root, error)
     if left:
-        shown = ", ".join(left[:SHOWN_MAX]) + (", ..." if len(left) > SHOWN_MAX else "")
+        shown = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
         log.warning("stream.folders_unknown count=%d paths=%s", len(left), shown)
 
 

@@ -26,6 +26,7 @@ from concurrent.futures import Executor, Future
 from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import FSYNC_SECONDS
+from broker.runtime.open_logs import OpenLogs
 from broker.runtime.room import Room
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
@@ -55,6 +56,7 @@ class Partition:
         appender: Executor,
         hub: ChangeHub,
         room: Room | None = None,
+        open_logs: OpenLogs | None = None,
     ) -> None:
         self.stream = info.name
         self.partition = partition
@@ -70,6 +72,7 @@ class Partition:
         self._pool = pool
         self._appender = appender
         self._hub = hub
+        self._open_logs = open_logs
         self.room = room  # None: a stream of the broker's own, for which the reserve is
         self._lock = threading.Lock()
         self._info = info
@@ -126,6 +129,8 @@ class Partition:
         self.byte_count += result.bytes
         if self.room is not None:
             self.room.took(result.bytes)
+        if self._open_logs is not None:
+            self._open_logs.touch(self.log)
         if not self.fsync_each_batch:
             self.log.advance_high_watermark(result.next_offset)
             self._hub.note(self)
@@ -184,8 +189,9 @@ class Partition:
 
     def rest_if_quiet(self) -> None:
         """Give back the file of a log to which nothing was appended since the last call."""
-        if self.record_count == self._record_count_seen:
-            self.log.idle()
+        is_quiet = self.record_count == self._record_count_seen
+        if is_quiet and self.log.idle() and self._open_logs is not None:
+            self._open_logs.forget(self.log)
         self._record_count_seen = self.record_count
 
     def note_change(self) -> None:
@@ -194,6 +200,8 @@ class Partition:
 
     def note_removed(self) -> None:
         """Take no more, and wake who waits for records: there will be none, the stream was deleted."""
+        if self._open_logs is not None:
+            self._open_logs.forget(self.log)
         self.removed = True  # before the log is closed, so that no append sees that without the reason
         self._hub.note(self)
 

@@ -212,6 +212,11 @@ class LimitsConfig:
 
     streams_max: int = _key(10_000, "Streams in the catalog; creating one more is refused.", limit=(1, 1_000_000))
     partitions_max: int = _key(20_000, "Partitions of all streams together.", limit=(1, 1_000_000))
+    open_files_max: int = _key(
+        8_192,
+        "Logs that keep their file open between appends. Less if the system allows fewer files.",
+        limit=(16, 1 << 20),
+    )
     disk_reserve_bytes: int = _key(
         64 << 20,
         "Kept free for catalog, checkpoints, consumer offsets: below it records are refused. At most 1/16 of the disk.",

@@ -28,6 +28,7 @@ from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.compactor import Chores
 from broker.runtime.config import Config
+from broker.runtime.open_logs import OpenLogs
 from broker.runtime.partition import Partition
 from broker.runtime.room import Room
 from broker.runtime.sync import SyncPool
@@ -66,6 +67,7 @@ class Streams:
         store: The catalog.
         pool, appender, hub: For the partitions.
         room: For those of users.
+        open_logs: Bounds their descriptors.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Streams:
         appender: Executor,
         hub: ChangeHub,
         room: Room,
+        open_logs: OpenLogs,
     ) -> None:
         self.store = store
         self.by_name: dict[str, list[Partition]] = {}  # the open ones
@@ -92,6 +95,7 @@ class Streams:
         self._appender = appender
         self._hub = hub
         self._room = room
+        self._open_logs = open_logs
 
     # --- what there is --------------------------------------------------------------------------------------
 
@@ -218,6 +222,7 @@ class Streams:
             appender=self._appender,
             hub=self._hub,
             room=None if info.internal else self._room,
+            open_logs=self._open_logs,
         )
 
     def make_folders(self, name: str, incarnation: str, numbers: Iterable[int]) -> None:

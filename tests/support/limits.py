@@ -106,6 +106,12 @@ FIXED: Final = (
     Row(
         "broker.client.calls:ANSWER_BYTES_MAX", "bytes", "JSON answer that the Python client takes", "an error, no JSON"
     ),
+    Row(
+        "broker.storage.around:UNREADABLE_BYTES_MAX",
+        "bytes",
+        "of one segment that the disk cannot read, marked as lost",
+        "none of it is marked: the disk counts as away",
+    ),
     Row("broker.client.brokers:PROBLEM_BYTES_MAX", "bytes", "error answer that the Python client takes", "cut there"),
     Row("broker.client.brokers:REDIRECTS_MAX", "redirects", "to a leader, of one call", "`not_leader`"),
     Row("broker.client.producer:BATCH_BYTES_MAX", "bytes", "one request of a Python producer", "sent in several"),
@@ -219,7 +225,8 @@ what, where and the limit, and carry the limit as a field. This page is written 
 
 Keys of the configuration ([conf/liftlog.toml](../conf/liftlog.toml); in the environment `LIFTLOG_` and the key in
 capitals). A value beyond what it may be stops the start with `invalid_setting`. What is met while the broker runs:
-creating beyond `limits.*` is `invalid_request`, a body over `http.body_bytes_max` is `request_too_large`,
+creating beyond `limits.streams_max` and `limits.partitions_max` is `invalid_request`, records that would go into
+`limits.disk_reserve_bytes` are `disk_full`, a body over `http.body_bytes_max` is `request_too_large`,
 `intake.pending_bytes_max` pauses reading from NATS, `sinks.stage_bytes_max` answers `stages_full`, a commit over
 `sinks.group_bytes_max` is `invalid_request`; the others are rates and times.
 

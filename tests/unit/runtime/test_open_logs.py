@@ -1,0 +1,105 @@
+"""However many logs are appended to, only so many keep their file; none that is not durable gives it back.
+
+Method: real logs on the fake disk, whose open files are counted; the real fsync pool.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from broker.runtime.open_logs import BESIDE, LEAST, OpenLogs, files_within, raise_limit
+from broker.runtime.sync import SyncPool
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.log import PartitionLog
+from tests.support.logs import commit, row_batch
+from tests.support.processes import eventually
+from tests.support.simdisk import SimDisk
+
+LIMIT = 4
+
+
+@pytest.fixture
+def pool() -> Iterator[SyncPool]:
+    made = SyncPool(1)
+    yield made
+    made.close()
+
+
+def logs(disk: SimDisk, count: int) -> list[PartitionLog]:
+    return [
+        PartitionLog.create(
+            disk,
+            f"/{number}",
+            LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=number),
+            LogSettings(),
+            now_us=0,
+        )
+        for number in range(count)
+    ]
+
+
+def append(log: PartitionLog) -> None:
+    log.append([row_batch([b"v"])], leader_epoch=1, now_us=0)
+
+
+def test_only_the_latest_keep_their_files_and_all_can_be_appended_to_again(pool: SyncPool) -> None:
+    disk = SimDisk()
+    made, open_logs = logs(disk, 20), OpenLogs(LIMIT, pool)
+    for _ in range(3):
+        for log in made:
+            append(log)
+            commit(log)
+            open_logs.touch(log)
+        eventually(lambda: disk.open_files == LIMIT)
+        assert [log.is_awake for log in made] == [False] * 16 + [True] * LIMIT
+    assert [log.log_end_offset for log in made] == [3] * 20
+
+
+def test_a_log_that_is_not_durable_keeps_its_file_and_is_asked_again(pool: SyncPool) -> None:
+    disk = SimDisk()
+    made, open_logs = logs(disk, LIMIT + 2), OpenLogs(LIMIT, pool)
+    for log in made:
+        append(log)
+        open_logs.touch(log)
+    eventually(lambda: len(open_logs) == LIMIT + 2, what="both that were asked came back")
+    assert all(log.is_awake for log in made)
+    for log in made:
+        commit(log)
+    for log in made[2:]:
+        append(log)
+        commit(log)
+        open_logs.touch(log)
+    eventually(lambda: [log.is_awake for log in made] == [False] * 2 + [True] * LIMIT)
+
+
+def test_one_that_is_forgotten_is_not_asked(pool: SyncPool) -> None:
+    disk = SimDisk()
+    made, open_logs = logs(disk, 2), OpenLogs(LIMIT, pool)
+    for log in made:
+        append(log)
+        open_logs.touch(log)
+    open_logs.forget(made[0])
+    open_logs.forget(made[0])
+    assert len(open_logs) == 1
+
+
+def test_the_limit_of_the_process_bounds_what_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    assert files_within(1_000, 100_000) == 1_000
+    assert caplog.text == ""
+    assert files_within(1_000, 1_024) == 1_024 - BESIDE
+    assert files_within(1_000, 100) == LEAST
+    assert caplog.text.count("broker.open_files_limit") == 2
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] < 256:
+        pytest.skip("the hard limit of this machine is too low to try")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        assert raise_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 255
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
