@@ -83,8 +83,11 @@ class Room:
         self._left -= count  # not under the lock: a lost update is put right by the next look
 
     def samples(self) -> Iterator[Sample]:
-        """For /metrics."""
-        free, _ = self._look(self._path)
+        """For /metrics; -1 free where the system does not say."""
+        try:
+            free, _ = self._look(self._path)
+        except OSError:
+            free = -1
         yield "liftlog_disk_free_bytes", "Free on the disk of the data folder", (), (), free
         yield "liftlog_disk_reserve_reached", "1 while records are refused to keep room", (), (), float(self.is_short)
 

@@ -79,7 +79,9 @@ def test_a_disk_that_does_not_answer_refuses_nothing() -> None:
     def look(path: str) -> tuple[int, int]:
         raise OSError(5, "Input/output error")
 
-    Room("/data", 100, look=look).check()
+    room = Room("/data", 100, look=look)
+    room.check()
+    assert [value for *_, value in room.samples()] == [-1, 0.0]
 
 
 def test_the_system_says_what_is_free(tmp_path: Path) -> None:
