@@ -10,6 +10,8 @@ it was never written before.
 JetStream drops what it cannot take: its rate is what it stored per second. Ours is quoted only where nothing was lost:
 if a flat-out turn loses messages, the turn is repeated ever slower until none is lost, and that rate is quoted
 (`paced` is how often it was slowed down). The same holds for the drain.
+
+`intake-ids`: the same messages with a `Nats-Msg-Id` each, all different, beside the plain ones (`plain`).
 """
 
 from __future__ import annotations
@@ -53,6 +55,15 @@ def cases(*, tiny: bool) -> Sequence[Case]:
         for size in (100, 1024)
         for publishers in (1, 4)
         if not tiny or (size, publishers) in ((100, 1), (1024, 4))
+    ] + [
+        Case(
+            name="intake-ids-100B-1pub",
+            metric="rate",
+            unit="messages/s",
+            parameters={"value_bytes": 100, "publishers": 1, "messages": counts[100] // 2, "seed": SEED},
+            open=_opener_with_ids(100, counts[100] // 2),
+            targets=(Target(of="liftlog/plain", least=0.6),),
+        )
     ]
 
 
@@ -74,6 +85,17 @@ def _opener(size: int, publishers: int, each: int) -> Callable[[Path], Any]:
     return open_sides
 
 
+def _opener_with_ids(size: int, count: int) -> Callable[[Path], Any]:
+    @contextmanager
+    def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
+        yield {
+            "liftlog": lambda: run_lossless(lambda: Liftlog(folder), 1, size=size, count=count, ids=True),
+            "plain": lambda: run_lossless(lambda: Liftlog(folder), 1, size=size, count=count),
+        }
+
+    return open_sides
+
+
 def run_intake(
     place: Place,
     publishers: int,
@@ -88,7 +110,7 @@ def run_intake(
     Args:
         watch: Called at every look at the count.
         reports: Gets what each publisher reported.
-        options: Of each publisher: `count`, `seconds`, `rate`, `hash`; as `publisher.publish` takes them.
+        options: Of each publisher: `count`, `seconds`, `rate`, `ids`, `hash`; as `publisher.publish` takes them.
     Returns:
         rate (stored per second), published, stored, lost, seconds, published_rate (what the server took in per second).
     """

@@ -9,6 +9,8 @@ it is sent again, eight bytes per line by one strided copy:
                                               │ └ block, eight digits
                                               └ publisher, one digit
 
+With ids each line is an HPUB whose `Nats-Msg-Id` is the publisher, block and row of its value: these 13 digits.
+
 P1  Message n of a publisher is row n % rows of block n // rows: seed, publisher, size and n decide every byte.
 P2  No two messages of a run are equal, so equal hashes over values in order mean: none lost, none twice, in order.
 """
@@ -24,6 +26,7 @@ import pyarrow as pa
 ROWS_MAX = 10_000
 VALUE_BYTES_MIN = 16
 _BLOCK_AT, _BLOCK_DIGITS, _ROW_DIGITS = 1, 8, 4
+_ID_DIGITS = _BLOCK_AT + _BLOCK_DIGITS + _ROW_DIGITS
 _ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 
 
@@ -36,6 +39,7 @@ class Messages:
         size: Bytes of a value, >= 16.
         subject: Where they are published.
         reply: A prefix for reply subjects; the row's four digits follow. None: plain messages.
+        ids: Give each message an id.
         block_bytes: About how long a block may be.
     """
 
@@ -47,6 +51,7 @@ class Messages:
         size: int,
         subject: str = "bench",
         reply: str | None = None,
+        ids: bool = False,
         block_bytes: int = 1 << 20,
     ) -> None:
         assert size >= VALUE_BYTES_MIN
@@ -60,9 +65,12 @@ class Messages:
         row_digits = np.frombuffer(rows, dtype=np.uint8).reshape(self.rows, _ROW_DIGITS)
         values[:, _BLOCK_AT + _BLOCK_DIGITS :][:, :_ROW_DIGITS] = row_digits
 
-        head = f"PUB {subject} ".encode()
+        head = f"{'HPUB' if ids else 'PUB'} {subject} ".encode()
         inbox = b"" if reply is None else reply.encode() + b"0" * _ROW_DIGITS + b" "
         tail = f"{size}\r\n".encode()
+        if ids:
+            block = b"NATS/1.0\r\nNats-Msg-Id: " + b"0" * _ID_DIGITS + b"\r\n\r\n"
+            tail = b"%d %d\r\n%b" % (len(block), len(block) + size, block)
         value_at = len(head) + len(inbox) + len(tail)
         self.width = value_at + size + 2
         lines = np.empty((self.rows, self.width), dtype=np.uint8)
@@ -73,15 +81,22 @@ class Messages:
         lines[:, -2:] = np.frombuffer(b"\r\n", dtype=np.uint8)
         self._lines = lines
         self._values = lines[:, value_at : value_at + size]
+        id_at = value_at - len(b"\r\n\r\n") - _ID_DIGITS
+        if ids:
+            lines[:, id_at : id_at + _ID_DIGITS] = values[:, :_ID_DIGITS]
         # One 8-byte item per line: a strided copy of whole items, not of single bytes.
-        self._numbers = np.ndarray(
-            (self.rows,), dtype=f"V{_BLOCK_DIGITS}", buffer=lines, offset=value_at + _BLOCK_AT, strides=(self.width,)
-        )
+        self._numbers = [
+            np.ndarray(
+                (self.rows,), dtype=f"V{_BLOCK_DIGITS}", buffer=lines, offset=at + _BLOCK_AT, strides=(self.width,)
+            )
+            for at in ([value_at, id_at] if ids else [value_at])
+        ]
         self._bytes = memoryview(lines).cast("B")
 
     def block(self, number: int) -> memoryview:
         """The lines of a block, `rows` of them, `width` bytes each; valid until the next call."""
-        self._numbers[:] = np.void(f"{number:0{_BLOCK_DIGITS}d}".encode())
+        for numbers in self._numbers:
+            numbers[:] = np.void(f"{number:0{_BLOCK_DIGITS}d}".encode())
         return self._bytes
 
     def values(self, first: int, count: int) -> list[bytes]:

@@ -67,7 +67,7 @@ class Publishers:
     def __init__(
         self, port: int, publishers: int, *, size: int, subject: str = "bench", seed: int = 1, **options: Any
     ) -> None:
-        """`options` as `publish` takes them (`count` and `rate` of *each*), and `hash`: also report SHA-256."""
+        """`options` as `publish` takes them (`count` and `rate` of *each*), `ids`, and `hash`: also report SHA-256."""
         self._commands = [
             json.dumps(
                 {"port": port, "size": size, "seed": seed, "publisher": n, "subject": f"{subject}.{n}", **options}
@@ -131,6 +131,7 @@ def main(argument: str) -> None:
         publisher=options.pop("publisher"),
         size=options.pop("size"),
         subject=options.pop("subject"),
+        ids=options.pop("ids", False),
     )
     with Wire(options.pop("port")) as wire:
         print("ready", flush=True)

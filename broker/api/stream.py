@@ -52,7 +52,7 @@ class StreamSettings:
             and small segments are joined; 0: never.
         compression: `none`, `lz4` or `zstd`, for sealed segments that are written anew. What is appended never is.
         dedup_window_ms: A message whose `Nats-Msg-Id` was stored in this time is not stored again; 0: ids mean nothing.
-        dedup_ids_max: So many ids a partition keeps (40 bytes each); publishers of more are told to try again.
+        dedup_ids_max: So many ids a partition keeps (48 bytes each); publishers of more are told to try again.
     """
 
     subject: str | None = None

@@ -257,7 +257,7 @@ cdef class PendingBatch:
             entries, index, places = ids.entries, ids.index, ids.places
             point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
             expire_ids(&table, least_time(self.columns) - window_us)
-            ids.reserve(min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))))
+            ids.reserve(min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))), fill_index)
             entries, index, places = ids.entries, ids.index, ids.places
             point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
             settling.table = &table

@@ -165,3 +165,15 @@ cdef int point_at(Table* table, int64_t* entries, Py_ssize_t capacity, int32_t* 
     table.entry_mask, table.index_mask = capacity - 1, index_size - 1
     memcpy(table.key, <const char*>key, 16)
     return 0
+
+
+def fill_index(int64_t[:, ::1] entries, int32_t[::1] index, Py_ssize_t count):
+    """Put the first `count` entries, all of different ids, into the empty index: `IdTable._index`."""
+    cdef uint64_t mask = <uint64_t>index.shape[0] - 1, at
+    cdef Py_ssize_t place
+    with nogil:
+        for place in range(count):
+            at = <uint64_t>entries[place, 0] & mask
+            while index[<Py_ssize_t>at]:
+                at = (at + 1) & mask
+            index[<Py_ssize_t>at] = <int32_t>(place + 1)

@@ -5,14 +5,15 @@
     index     hash -> place in the ring                                                   open addressing, linear
 
 An id is known while its record is younger than the window; the records' own timestamps decide, so that the same log
-gives the same table. `IDS_BYTES` (40) an id at most, twice that while it grows.
+gives the same table. `IDS_BYTES` (48) an id at most, twice that while it grows.
 
 I1  Of the records with one id the last is known. Those from NATS are a window apart, so within a window it is the only
     one, but for what came over HTTP. (The last, not the first: so the log tells the same from wherever it is read.)
 I2  No id is forgotten before its time: a table that is full refuses new ids, and its publishers try again.
 I3  The arrays are the whole state: the compiled twin (broker/ingest/_ids.pxi) works on the same ones, step by step as
     `find`, `add`, `take_back` and `expire` do.
-I4  The index is at most half full, and every entry of the ring but the stale ones is in it, once.
+I4  The index is at most a quarter full, so that an unknown id seldom meets another; every entry of the ring but the
+    stale ones is in it, once.
 
 Ids stand as keyed hashes: siphash.py says why that is enough. Format of a snapshot: docs/storage.md.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -34,7 +35,8 @@ from broker.api.schema import SCHEMA
 from broker.storage.siphash import KEY_BYTES, Hashes, siphash, siphash_all
 
 HEADER_NAME: Final = "Nats-Msg-Id"
-IDS_BYTES: Final = 40
+IDS_BYTES: Final = 48
+INDEX_PER_ENTRY: Final = 4
 SNAPSHOT_VERSION: Final = 1
 CAPACITY_MIN: Final = 64
 STALE: Final = -1
@@ -42,6 +44,7 @@ STALE: Final = -1
 _HEAD: Final = struct.Struct("<HHI16sQ")  # version, zero, bytes of the last id, key, number of entries
 _FIRST, _SECOND, _OFFSET, _TIME = range(4)
 Numbers = npt.NDArray[np.int64]
+Index = npt.NDArray[np.int32]
 
 
 class IdTable:
@@ -52,7 +55,7 @@ class IdTable:
 
     Attributes:
         entries: capacity x 4 int64: the id's two words, offset, microseconds.
-        index: Twice as many int32: place in `entries` + 1; 0: empty.
+        index: `INDEX_PER_ENTRY` times as many int32: place in `entries` + 1; 0: empty.
         places: Head and tail, counted from the beginning of time; modulo the capacity they are places.
         last_id: Id of the last record of the log; empty when it has none.
     """
@@ -66,7 +69,7 @@ class IdTable:
 
     def _clear(self, capacity: int) -> None:
         self.entries = np.zeros((capacity, 4), np.int64)
-        self.index = np.zeros(2 * capacity, np.int32)
+        self.index = np.zeros(INDEX_PER_ENTRY * capacity, np.int32)
         self.places = np.zeros(2, np.int64)
 
     def __len__(self) -> int:
@@ -158,11 +161,15 @@ class IdTable:
 
     # --- many ----------------------------------------------------------------------------------------------------
 
-    def reserve(self, count: int) -> None:
-        """Make room for so many more."""
+    def reserve(self, count: int, fill: Callable[[Numbers, Index, int], object] | None = None) -> None:
+        """Make room for so many more.
+
+        Args:
+            fill: Puts the first n entries into the empty index, as `_index` does, but faster.
+        """
         needed = len(self) + count
         if needed > self.capacity:
-            self._refill(self._held(), 1 << (needed - 1).bit_length())
+            self._refill(self._held(), 1 << (needed - 1).bit_length(), fill)
 
     def note(self, texts: Sequence[bytes], offsets: Numbers, times_us: Numbers) -> None:
         """Note the ids of records that are in the log, in its order."""
@@ -197,11 +204,16 @@ class IdTable:
         found: Numbers = held[held[:, _OFFSET] != STALE]
         return found
 
-    def _refill(self, held: Numbers, capacity: int) -> None:
+    def _refill(
+        self, held: Numbers, capacity: int, fill: Callable[[Numbers, Index, int], object] | None = None
+    ) -> None:
         self._clear(max(capacity, CAPACITY_MIN))
         self.entries[: len(held)] = held
         self.places[1] = len(held)
-        self._index(np.arange(len(held)))
+        if fill is not None:
+            fill(self.entries, self.index, len(held))
+        else:
+            self._index(np.arange(len(held)))
 
     def _knows_any(self, hashes: Hashes) -> bool:
         at = self._homes(hashes)

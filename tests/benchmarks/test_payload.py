@@ -89,3 +89,14 @@ def test_what_nobody_published_is_an_error() -> None:
         ValueHashes(1, 32).update(pa.array([b"0" * 32, None]))
     with pytest.raises(ValueError, match="publisher 3"):
         ValueHashes(1, 32).update(pa.array([b"3" * 32]))
+
+
+def test_ids_are_those_of_their_values_and_all_different() -> None:
+    messages = Messages(seed=1, publisher=3, size=32, subject="bench.3", ids=True, block_bytes=2_000)
+    lines = b"".join(bytes(messages.block(number)) for number in range(2)).split(b"HPUB bench.3 40 72\r\n")[1:]
+    ids = [line.partition(b"Nats-Msg-Id: ")[2][:13] for line in lines]
+    assert len(set(ids)) == len(ids) == 2 * messages.rows
+    for line, text in zip(lines, ids, strict=True):
+        block, _, value = line.partition(b"\r\n\r\n")
+        assert len(block) + 4 == 40
+        assert value.startswith(text)

@@ -45,7 +45,6 @@ FIXED: Final = (
         "an idempotent producer's that may be repeated",
         "`out_of_sequence`",
     ),
-    Row("broker.storage.producers:PRODUCERS_MAX", "producers", "that one partition remembers", "`overloaded`"),
     Row(
         "broker.metadata.catalog:PRODUCER_NAMES_MAX",
         "names",
@@ -128,7 +127,7 @@ NO_LIMIT: Final = frozenset(
         "INLINE_BYTES_MAX SMALL_BYTES_MAX RETRY_S_MAX PAUSE_S_MAX IDLE_S_MAX IDLE_PER_ADDRESS_MAX ERRORS_MAX",
         "EXCERPT_BYTES_MAX HORIZONS_MAX REPAIRS_PER_CALL_MAX DEPTH_MAX SEGMENTS_PER_PLAN_MAX SHORT_BYTES_MAX",
         "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
-        "MAX_WAIT_MS PLAIN_BODY_BYTES_MAX",
+        "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX",
     }
 )
 
