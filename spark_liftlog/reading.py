@@ -1,6 +1,6 @@
 """What an executor does: read the ranges of one input partition. HTTP only, nothing of the driver's.
 
-    ranges of the plan -> fetch_batches (verified, sliced) -> joined -> declared schema -> Spark
+    ranges of the plan -> fetch_batches (verified, sliced) -> joined -> declared schema -> (thread) -> Spark
 
 Sessions are kept per process and set of addresses: workers serve task after task, batch after batch,
 and a fork opens its own. The plan names each leader, so nobody is asked where to read.
@@ -21,7 +21,9 @@ from pyspark.sql.datasource import InputPartition
 
 from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
 from broker.client.fetch import FetchSession, fetch_batches
+from broker.client.interrupt import Interrupt
 from spark_liftlog.advance import Head, expired, truncated
+from spark_liftlog.ahead import read_ahead
 from spark_liftlog.errors import for_spark
 from spark_liftlog.plan import Range
 from spark_liftlog.schema import Projection, joined
@@ -60,19 +62,23 @@ def read_task(
         LiftlogSparkError: a range cannot be read (any more).
     """
 
+    interrupt = Interrupt()
+
     def batches() -> Iterator[pa.RecordBatch]:
         for wanted in partition.value or ():
-            found = _records(wanted, projection.record_columns, brokers, fail_on_data_loss)
+            found = _records(wanted, projection.record_columns, brokers, fail_on_data_loss, interrupt)
             for records in joined(found, rows_max=batch_rows):
                 yield projection.rows(records, wanted.stream, wanted.partition)
 
     try:
-        yield from joined(batches(), rows_max=batch_rows)
+        yield from read_ahead(joined(batches(), rows_max=batch_rows), interrupt)
     except LiftlogError as error:
         raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
 
 
-def _records(wanted: Range, columns: Sequence[str], brokers: str, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
+def _records(
+    wanted: Range, columns: Sequence[str], brokers: str, fail_on_data_loss: bool, interrupt: Interrupt
+) -> Iterator[pa.RecordBatch]:
     """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out."""
     reader = session(brokers)
     key = (wanted.stream, wanted.partition)
@@ -90,6 +96,7 @@ def _records(wanted: Range, columns: Sequence[str], brokers: str, fail_on_data_l
                 incarnation=wanted.incarnation,
                 columns=columns,
                 deadline_s=DEADLINE_S,
+                interrupt=interrupt,
             ):
                 at = records.column("offset")[-1].as_py() + 1
                 yield records

@@ -10,6 +10,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -215,6 +216,21 @@ def test_small_batches_are_joined_and_large_ones_are_not_cut_more_than_asked(str
     assert sum(sizes) == 210
     assert max(sizes) <= 100
     assert len(sizes) <= 4
+    reader.stop()
+
+
+def test_a_read_that_is_closed_early_leaves_no_thread_and_no_connection(stream: Stream) -> None:
+    """As under a LIMIT: Spark closes the iterator while the thread that reads ahead is underway."""
+    for _ in range(20):
+        stream.append(500, partitions=[0], size=2000)
+    reader = reader_of(stream, batchRows="500")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    (task,) = reader.partitions(reader.initialOffset(), end)
+    batches = reader.read(task)
+    assert next(batches).num_rows
+    batches.close()  # type: ignore[attr-defined]
+    assert "liftlog-read-ahead" not in {thread.name for thread in threading.enumerate()}
+    assert sum(batch.num_rows for batch in reader.read(task)) == 10_000, "the next read is whole"
     reader.stop()
 
 
