@@ -41,6 +41,7 @@ WORKLOADS = (
     "many",
     "restart",
     "staged",
+    "rewrite",
     "background",
 )
 

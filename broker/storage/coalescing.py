@@ -40,7 +40,7 @@ from broker.storage.disk import storage_error
 from broker.storage.index import IndexView
 from broker.storage.opened import OpenLog
 from broker.storage.read import NeedsRepair
-from broker.storage.rewrite import Run, Shape, body_bytes, is_joinable, is_packable, stage
+from broker.storage.rewrite import BATCH_COST_BYTES, Run, Shape, body_bytes, is_joinable, is_packable, stage
 from broker.storage.segment import Segment
 
 RETENTION_PARTS: Final = 8
@@ -268,7 +268,7 @@ def _gains(log: OpenLog, settings: CoalescingSettings, known: Known, throttle: C
             elif bytes(head[:8]) != TEMPLATE[:8]:
                 head = file.pread(length, position)
                 size = body_bytes(head)
-            unpaced += len(head)
+            unpaced += BATCH_COST_BYTES
             if unpaced >= PACED_BYTES:
                 throttle(unpaced)
                 unpaced = 0

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from broker.api.batch import CRC_AT, HEADER_BYTES, TEMPLATE, BatchHeader, decode_batch, encode_batch, read_header
+from broker.api.batch import CRC_AT, HEADER_BYTES, TEMPLATE, BatchHeader, encode_batch, verify_batch
 from broker.api.compression import PLAIN_BODY_BYTES_MAX, decoded_bytes
 from broker.api.errors import BadBatch
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
@@ -44,6 +44,10 @@ from broker.storage.read import NeedsRepair
 from broker.storage.segment import Segment
 
 WINDOW_BYTES: Final = 4 << 20
+WINDOW_BATCHES: Final = 256
+MANY_BATCHES: Final = 16
+BATCH_COST_BYTES: Final = 4 << 10
+"""A batch costs the time of so many bytes, however small it is: paced by its bytes alone it would hold up others."""
 LARGE_BYTES: Final = 256 << 10
 Mask = npt.NDArray[np.bool_]
 Source = tuple[Segment, IndexView]
@@ -77,9 +81,15 @@ class Staged(NamedTuple):
 
 
 def windows(
-    disk: Disk, segment: Segment, index: IndexView, throttle: Callable[[int], None], *, start: int = 0
+    disk: Disk,
+    segment: Segment,
+    index: IndexView,
+    throttle: Callable[[int], None],
+    *,
+    start: int = 0,
+    batches_max: int = WINDOW_BATCHES,
 ) -> Iterator[list[Stored]]:
-    """The batches of a segment from the one that holds offset `start` on, some megabytes at a time.
+    """The batches of a segment from the one that holds offset `start` on, some megabytes, or `batches_max`, at a time.
 
     Raises:
         NeedsRepair: one is damaged.
@@ -89,23 +99,32 @@ def windows(
         at = max(0, index.find(start))
         while at < len(index):
             position = int(index.positions[at])
-            end = max(at + 1, bisect_left(index.positions, position + WINDOW_BYTES, at))
+            end = max(
+                at + 1, bisect_left(index.positions, position + WINDOW_BYTES, at, min(len(index), at + batches_max))
+            )
             data = memoryview(file.pread(index.end_of(end - 1) - position, position))
             throttle(len(data))
-            yield [_stored(segment, data, index.entries[i], position) for i in range(at, end)]
+            yield _stored(segment, data, index.entries[at:end], position)
             at = end
     finally:
         file.close()
 
 
-def _stored(segment: Segment, data: memoryview, entry: np.void, start: int) -> Stored:
-    begin = int(entry["position"]) - start
-    message = data[begin : begin + int(entry["length"])]
+def _stored(segment: Segment, data: memoryview, entries: Entries, start: int) -> list[Stored]:
+    """The batches that lie at these places of `data`, which begins at `start` of the segment."""
+    begins = (entries["position"] - start).tolist()
+    messages = [data[at : at + length] for at, length in zip(begins, entries["length"].tolist(), strict=True)]
+    where = f"{segment.path}: "
     try:
-        rows = decode_batch(message, where=f"{segment.path}: ")
-    except BadBatch as error:
+        headers = [verify_batch(message, where=where) for message in messages]
+        if len(messages) < MANY_BATCHES:
+            rows = [pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA) for message in messages]
+        else:  # in one go: of small batches the call costs more than the content
+            with pa.ipc.open_stream(b"".join([SCHEMA_BYTES, *messages, END_OF_STREAM])) as stream:
+                rows = list(stream)
+    except (BadBatch, pa.ArrowException, OSError) as error:
         raise NeedsRepair(segment) from error
-    return Stored(message, read_header(message), rows)
+    return [Stored(*stored) for stored in zip(messages, headers, rows, strict=True)]
 
 
 def stage(
@@ -139,7 +158,7 @@ def stage(
                 for batch in batches:
                     rewrite.take(batch, None if mask is None else mask[row : row + batch.rows.num_rows])
                     row += batch.rows.num_rows
-                throttle(rewrite.flush())
+                throttle(rewrite.flush() + BATCH_COST_BYTES * len(batches))
         return rewrite.finish()
     except Exception:
         rewrite.abandon()

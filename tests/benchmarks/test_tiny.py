@@ -80,3 +80,10 @@ def test_staged(tmp_path: Path) -> None:
         assert found["lost"] == 0
         assert min(found["stage_s"], found["commit_s"]) > 0
         assert set(line["ratios"]) == {"liftlog/append"}
+
+
+def test_rewrite(tmp_path: Path) -> None:
+    compaction, coalescing = run_tiny("rewrite", tmp_path)
+    assert ours(compaction)["lost"] == ours(coalescing)["lost"] == 0
+    assert ours(compaction)["cpu_mb_s"] > 0
+    assert ours(coalescing)["bytes_per_record"] * 4 < ours(coalescing, "as-appended")["bytes_per_record"]
