@@ -8,6 +8,7 @@ and are not.
 
 from __future__ import annotations
 
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ KEY_DIGITS = 10
 
 def cases(*, tiny: bool) -> Sequence[Case]:
     records, keys = (40_000, 10_000) if tiny else (4_000_000, 1_000_000)
-    trickled = 2_000 if tiny else 100_000
+    trickled = 2_000 if tiny else 60_000
     return [
         Case(
             name="compaction-tiny" if tiny else "compaction-1Mkeys",
@@ -85,10 +86,11 @@ def _compaction(folder: Path, records: int, keys: int) -> Iterator[Mapping[str, 
 def _coalescing(folder: Path, records: int) -> Iterator[Mapping[str, Side]]:
     def side(compression: str | None) -> Callable[[], Measures]:
         def turn() -> Measures:
+            rng = random.Random(1)
             log = _log(folder / "trickled", segment_bytes=16 << 20)
-            batch = _rows([None])
-            for _ in range(records):
-                log.append([batch], leader_epoch=1, now_us=0)
+            batches = [_rows([None], [_order(rng)]) for _ in range(5_000)]
+            for number in range(records):
+                log.append([batches[number % len(batches)]], leader_epoch=1, now_us=0)
             before = _seal(log)
             memory: Memory = {}
             shape = Shape(compression=compression or "none")
@@ -124,13 +126,25 @@ def _seal(log: PartitionLog) -> int:
     return log.byte_count
 
 
-def _rows(keys: Sequence[bytes | None]) -> RowBatch:
+def _order(rng: random.Random) -> bytes:
+    """About 100 bytes of JSON, half of them digits."""
+    return b'{"order":%010d,"customer":%08d,"price":%d.%02d,"country":"%s","at":%013d,"state":"paid"}' % (
+        rng.randrange(10**10),
+        rng.randrange(10**8),
+        rng.randrange(1000),
+        rng.randrange(100),
+        rng.choice([b"DE", b"FR", b"IT", b"PL"]),
+        rng.randrange(10**13),
+    )
+
+
+def _rows(keys: Sequence[bytes | None], values: Sequence[bytes] = ()) -> RowBatch:
     n = len(keys)
     columns = [
         pa.array(np.arange(n), pa.timestamp("us", "UTC")),
         pa.array(["orders.created"] * n),
         pa.array(keys, pa.binary()),
-        pa.array([b"x" * 100] * n, pa.binary()),
+        pa.array(values or [b"x" * 100] * n, pa.binary()),
         pa.nulls(n, HEADERS_TYPE),
         pa.nulls(n, pa.string()),
     ]
