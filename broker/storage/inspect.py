@@ -19,6 +19,7 @@ V1  Nothing is written, locked or removed: on a folder in use, all that was fsyn
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -255,7 +256,8 @@ class _Inspector:
                 if bound <= FIRST_POSITION:
                     return
                 file = Bounded(file, bound)
-            found = scan(file, start=FIRST_POSITION, first_offset=segment.base_offset, where=segment.path)
+            known = partial(segment.index, self.disk) if segment.partial is None else lambda: None
+            found = scan(file, start=FIRST_POSITION, first_offset=segment.base_offset, where=segment.path, known=known)
             self.found.segments += 1
             self.found.batches += len(found.batches)
             self.found.bytes += found.size

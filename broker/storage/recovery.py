@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -287,7 +288,8 @@ class _Recovery:
         file = self.disk.open(segment.path, readonly=True)
         try:
             readable = ReadAround(file) if self.around_errors else file
-            found = scan(readable, start=start, first_offset=expected, where=segment.path)
+            known = partial(segment.index, self.disk)
+            found = scan(readable, start=start, first_offset=expected, where=segment.path, known=known)
         finally:
             file.close()
         self.report.scanned_bytes += max(0, found.size - start)

@@ -10,11 +10,13 @@ scan never stops at one; it looks for the next batch behind it:
 1. where the damaged message would end by its own length, or by its own table of buffers (a
    single fault leaves one of the two right); if both agree and run past the end of the file, it is
    a torn write and nothing can follow it;
-2. else at any multiple of 8 where a message prefix stands and a whole message verifies.
+2. else where the index says that the next one begins, if there is an index;
+3. else at any multiple of 8 where a message prefix stands and a whole message verifies.
 
-A record's value may itself hold bytes of a segment. They are met only in step 2, where both lengths of
+A record's value may itself hold bytes of a segment. They are met only in step 3, where both lengths of
 the message around them were destroyed; there a batch must also fit the offsets: later than what
-came before, and no further than records of 16 bytes would fill the gap.
+came before, and no further than records of 16 bytes would fill the gap. (In a compressed segment that is too little:
+there step 2 matters.)
 
 Deciding what a gap means (torn or lost) is recovery's task.
 """
@@ -22,6 +24,8 @@ Deciding what a gap means (torn or lost) is recovery's task.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -43,6 +47,7 @@ from broker.api.batch import (
 from broker.api.errors import UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.disk import Readable
+from broker.storage.index import IndexView
 
 WINDOW_BYTES: Final = 4 << 20
 MESSAGE_BYTES_MAX: Final = 1 << 30
@@ -127,7 +132,9 @@ class Scan:
     schema_is_whole: bool
 
 
-def scan(file: Readable, *, start: int, first_offset: int, where: str) -> Scan:
+def scan(
+    file: Readable, *, start: int, first_offset: int, where: str, known: Callable[[], IndexView | None] = lambda: None
+) -> Scan:
     """Scan from `start` (a batch's position) to the end of the file.
 
     Args:
@@ -135,15 +142,19 @@ def scan(file: Readable, *, start: int, first_offset: int, where: str) -> Scan:
         start: Where a batch begins; `len(SCHEMA_BYTES)` for the first.
         first_offset: Least offset that may come.
         where: The file's name, for errors.
+        known: Its index, if there is one; asked for where something is damaged.
     Raises:
         UnknownFormatVersion: an intact batch of a later release: nothing of this log may be touched.
     """
-    return _Scanner(file, start, first_offset, where).run()
+    return _Scanner(file, start, first_offset, where, known).run()
 
 
 class _Scanner:
-    def __init__(self, file: Readable, start: int, first_offset: int, where: str) -> None:
+    def __init__(
+        self, file: Readable, start: int, first_offset: int, where: str, known: Callable[[], IndexView | None]
+    ) -> None:
         self.file = file
+        self.known = known
         self.size = file.size()
         self.start = start
         self.where = where
@@ -244,7 +255,18 @@ class _Scanner:
             assert header is not None
             if at + header + told > self.size:
                 return self.size
-        return self._search(at)
+        return self._by_index(at) or self._search(at)
+
+    def _by_index(self, damaged: int) -> int | None:
+        index = self.known()
+        if index is None:
+            return None
+        for i in range(bisect_right(index.positions, damaged), len(index)):
+            at = int(index.positions[i])
+            batch = self.verified(at)
+            if batch is not None and self.next_offset <= batch.first_offset == int(index.first_offsets[i]):
+                return at
+        return None
 
     def _continues(self, at: int) -> bool:
         if at >= self.size:

@@ -268,6 +268,29 @@ def test_damage_in_a_compressed_segment_loses_one_batch_wherever_it_strikes() ->
         assert opened.lost_ranges == ((100, 200),)
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_bad_sector_in_a_rewritten_segment_loses_one_batch(compression: str) -> None:
+    """Where a batch begins its header is gone, both lengths with it: the index tells where the next one is."""
+    disk = SimDisk()
+    log = trickled(400, disk=disk)
+    records = verified_records(log)
+    settle(log, compressed(compression, batch_records=100))
+    entries = log._chain.segments[0].index(disk).entries  # type: ignore[union-attr]
+    start = int(entries["position"][1])
+    log.append([row_batch([b"tail"])], leader_epoch=1, now_us=0)
+    commit(log)
+    inode = disk.names[f"{FOLDER}/{0:020d}.arrows"]
+    for content in (inode.content, inode.durable):
+        content[start : start + 512] = bytes(512)
+    with log.read(100) as plan:
+        assert plan.first_offset == 200
+    assert log.lost_ranges == ((100, 200),)
+    assert [record for record in verified_records(log) if record[0] < 400] == records[:100] + records[200:]
+    found = disk.after_kill()
+    (lost,) = inspect_partition(found, FOLDER).of_kind("lost_range")
+    assert (lost.first_offset, lost.next_offset) == (100, 200)
+
+
 def test_compaction_compresses_what_it_writes_anew() -> None:
     log = create_log(SimDisk(), settings=LARGE)
     for i in range(40):
