@@ -94,6 +94,7 @@ class CoalescingSettings:
                 compression=settings.compression,
             ),
             min_batch_bytes=min_batch_bytes,
+            min_age_ms=settings.dedup_window_ms,
             segment_bytes=min(sizes),
             span_ms=span_ms,
             span_records=span_records,

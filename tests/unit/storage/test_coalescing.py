@@ -222,7 +222,9 @@ def test_compression_alone_joins_nothing_and_keeps_stamps_decisions_and_groups()
     commit(log)
     log.roll_if_due(NOW_US)
     before, size = headers_of(log), log.byte_count
-    settings = CoalescingSettings.of(StreamSettings(coalesce_min_batch_bytes=0, compression="zstd", retention_ms=None))
+    settings = CoalescingSettings.of(
+        StreamSettings(coalesce_min_batch_bytes=0, compression="zstd", retention_ms=None, dedup_window_ms=0)
+    )
     assert settings is not None
     assert settle(log, settings) == 1
     assert log.byte_count < size / 2
@@ -375,6 +377,7 @@ def test_retention_takes_joined_segments_no_later_than_an_eighth_of_its_limit() 
     assert compacted is not None
     assert (compacted.span_ms, compacted.is_compacted) == (None, True)
     assert CoalescingSettings.of(StreamSettings(coalesce_min_batch_bytes=0)) is None
+    assert keep_all.min_age_ms == StreamSettings().dedup_window_ms == 120_000
 
 
 def test_retention_by_age_bytes_and_records_works_on_joined_segments() -> None:
