@@ -56,7 +56,7 @@ def _opener(log_bytes: int, seconds: float, warm: int) -> Callable[[Path], Any]:
         def side(env: Mapping[str, str], *, busy: bool) -> Side:
             def turn() -> Measures:
                 with Liftlog(folder, env=env) as place:
-                    place.create_stream("keyed", segment_bytes=16 << 20)
+                    place.create_stream("keyed", segment_bytes=min(16 << 20, max(1 << 16, log_bytes // 8)))
                     _fill(place, log_bytes)
                     if busy:
                         settings = {"cleanup": "compact", "min_cleanable_dirty_percent": 0}
@@ -83,7 +83,7 @@ def _opener(log_bytes: int, seconds: float, warm: int) -> Callable[[Path], Any]:
 def _fill(place: Liftlog, log_bytes: int) -> None:
     """Records of a hundred bytes under keys that come again and again."""
     rng = np.random.default_rng(SEED)
-    rows = 20_000
+    rows = 2_000
     values = pa.array([b"v" * SIZE] * rows, pa.binary())
     with connect(place.address) as client:
         for _ in range(max(1, log_bytes // (rows * (SIZE + 60)))):
