@@ -17,13 +17,16 @@ cdef extern from *:
     #define liftlog_unlock_pool() pthread_mutex_unlock(&liftlog_pool_lock)
     #if defined(__GNUC__) || defined(__clang__)
     #define liftlog_likely(x) __builtin_expect(!!(x), 1)
+    #define liftlog_prefetch(address) __builtin_prefetch(address)
     #else
     #define liftlog_likely(x) (x)
+    #define liftlog_prefetch(address) ((void)(address))
     #endif
     """
     void lock_pool "liftlog_lock_pool"() noexcept nogil
     void unlock_pool "liftlog_unlock_pool"() noexcept nogil
     bint likely "liftlog_likely"(bint) noexcept nogil
+    void prefetch "liftlog_prefetch"(const void*) noexcept nogil
 
 cdef Py_ssize_t POOL_BYTES_MAX = 32 << 20
 cdef Py_ssize_t POOL_COUNT_MAX = 256

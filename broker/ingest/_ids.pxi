@@ -14,6 +14,10 @@ cdef enum:
     STALE = -1
 
 
+cdef enum:
+    LOOKS_AHEAD = 16            # places of the index are asked of memory so many ids before they are looked at
+
+
 cdef struct Hash:
     uint64_t first
     uint64_t second
@@ -170,10 +174,15 @@ cdef int point_at(Table* table, int64_t* entries, Py_ssize_t capacity, int32_t* 
 def fill_index(int64_t[:, ::1] entries, int32_t[::1] index, Py_ssize_t count):
     """Put the first `count` entries, all of different ids, into the empty index: `IdTable._index`."""
     cdef uint64_t mask = <uint64_t>index.shape[0] - 1, at
+    cdef const int64_t* entry = &entries[0, 0]
+    cdef int32_t* places = &index[0]
     cdef Py_ssize_t place
+    assert 0 <= count <= entries.shape[0] and entries.shape[1] == ENTRY_WIDTH and (mask & (mask + 1)) == 0
     with nogil:
         for place in range(count):
-            at = <uint64_t>entries[place, 0] & mask
-            while index[<Py_ssize_t>at]:
+            if place + LOOKS_AHEAD < count:
+                prefetch(places + (<uint64_t>entry[ENTRY_WIDTH * (place + LOOKS_AHEAD)] & mask))
+            at = <uint64_t>entry[ENTRY_WIDTH * place] & mask
+            while places[at]:
                 at = (at + 1) & mask
-            index[<Py_ssize_t>at] = <int32_t>(place + 1)
+            places[at] = <int32_t>(place + 1)

@@ -164,6 +164,18 @@ def test_a_full_table_refuses_new_ids_and_knows_the_old_ones(publisher: Publishe
     assert publisher.publish(wires[2], ids_max=2, now_us=1_000 + WINDOW_US)[0] == [b"2"]  # room again
 
 
+def test_a_table_that_grew_knows_all_its_ids(publisher: Publisher) -> None:
+    """In batches of sizes beside those that the compiled twin hashes ahead."""
+    wires = [hmsg("a", b"%d" % i, (ID, f"id-{i}"), reply=f"r{i}") for i in range(400)]
+    for start, end in ((0, 1), (1, 17), (17, 33), (33, 120), (120, 400)):
+        stored, _ = publisher.publish(*wires[start:end])
+        assert len(stored) == end - start
+    assert publisher.ids.capacity == 512
+    stored, told = publisher.publish(*wires)
+    assert stored == []
+    assert told == {f"r{i}": ack(i, duplicate=True) for i in range(400)}
+
+
 def test_whoever_awaits_an_answer_gets_the_error_when_nothing_was_appended(publisher: Publisher) -> None:
     batch = publisher.settle(
         hmsg("a", b"1", (ID, "x"), reply="a"),
