@@ -37,6 +37,7 @@ from broker.sinks.restamp import RestampedBatch
 from broker.sinks.stages import StageTable
 from broker.storage.checkpoint import LogSettings
 from broker.storage.compaction import CompactionSettings, compact
+from broker.storage.dedup import IdTable
 from broker.storage.disk import OsDisk
 from broker.storage.folder import DataFolder
 from broker.storage.index import counted_entries, sealed_entries
@@ -279,6 +280,12 @@ def check_producers(data: bytes) -> None:
     assert table.snapshot() == data
 
 
+def check_ids(data: bytes) -> None:
+    table = IdTable.restore(data)
+    again = IdTable.restore(table.snapshot(end=(1 << 63) - 1, since_us=-(1 << 63)))
+    assert again.last_id == table.last_id
+
+
 def check_index(data: bytes) -> None:
     for entries in (sealed_entries(data), counted_entries(data, len(data) // 32, crc32c(data))):
         assert entries is None or len(entries) <= len(data) // 32
@@ -459,6 +466,7 @@ FILES: Final = (
         seal=seal_tail,
     ),
     Decoder(name="producers", modules=("broker/storage/producers.py",), check=check_producers, errors=CORRUPT),
+    Decoder(name="ids", modules=("broker/storage/dedup.py",), check=check_ids, errors=CORRUPT),
     Decoder(name="index", modules=("broker/storage/index.py",), check=check_index, errors=()),
     Decoder(
         name="note", modules=("broker/sinks/notes.py",), check=check_note, errors=CORRUPT, form="json", words=JSON_WORDS

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from broker.api.batch import split_messages
@@ -23,6 +24,7 @@ from broker.metadata.catalog import Catalog
 from broker.metadata.journal import encode_line
 from broker.sinks.ledger import Decision, SinkState, StageRef
 from broker.sinks.notes import GroupFinished, PartStored, StageDropped, StagePinned, encode_note
+from broker.storage.dedup import IdTable
 from broker.storage.producers import ProducerTable, Stamp
 from broker.storage.state import encode_state, state_name
 from tests.fuzz.decoder import CORPUS
@@ -97,6 +99,9 @@ def of_values() -> Inputs:
     yield "state", "producers", encode_state(STATE_OFFSET, {"producers": table.snapshot()})
     yield "state", "unknown-section", encode_state(STATE_OFFSET, {"later": b"x" * 9, "producers": table.snapshot()})
     yield "state", "none", encode_state(STATE_OFFSET, {})
+    ids = IdTable(bytes(range(16)))
+    ids.note([b"id-%d" % i for i in range(4)], np.arange(4), np.full(4, 100))
+    yield "ids", "four", ids.snapshot(end=4, since_us=0)
     stage, decision = "0f" * 16, "ab" * 16
     notes = (
         PartStored(stage=stage, sink="q", epoch=1, part=0, is_last=True, rows=3, stored_us=5),

@@ -20,6 +20,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/runtime/stages.py": "reads notes (target note) and verified batches (target batch)",
     "broker/cli/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
     "broker/cli/export.py": "decodes what PartitionLog.batches has verified (target segment)",
+    "broker/storage/siphash.py": "a hash: every bytes have one",
     "broker/storage/coalescing.py": "decodes batches that it has verified (targets batch, segment)",
     "broker/cli/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
