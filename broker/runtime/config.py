@@ -173,7 +173,7 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, _Given]]:
 
 def _from_text(setting: Setting, text: str) -> Any:
     """What the text of a variable means; what cannot be is left as text and refused with the others."""
-    if setting.kind == "int" and re.fullmatch(r"[+-]?\d{1,30}", text.strip()):
+    if setting.kind == "int" and re.fullmatch(r"[+-]?[0-9]{1,30}", text.strip(" \t")):
         return int(text)
     if setting.kind == "bool":
         return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
