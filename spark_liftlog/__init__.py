@@ -16,7 +16,7 @@ Spark finds the format by itself when this distribution is installed (module `py
     plan.py           ranges to tasks                reading.py      what an executor does
     writer.py         the sink                       partitioner.py  which partition a row of it goes to
     cluster.py        what the driver asks brokers   query_lag.py    how far behind a query is
-    errors.py         LIFTLOG_<REASON>
+    errors.py         LIFTLOG_<REASON>               ahead.py         a thread that reads ahead of Spark
 
 Names are loaded when they are asked for: importing this costs and risks nothing.
 """
