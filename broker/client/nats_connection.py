@@ -84,6 +84,16 @@ def _without_secrets(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
+async def flush(client: Client, timeout_s: float) -> None:
+    """Return when the server has taken in all that was published and subscribed.
+
+    Raises:
+        nats.errors.Error, TimeoutError: it did not answer.
+    """
+    await client._flush_pending(force_flush=True)  # nats-py writes a PING at once, ahead of what waits to be written
+    await client.flush(timeout=max(1, round(timeout_s)))
+
+
 async def close(client: Client) -> None:
     """Close a connection that may be broken."""
     with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.api.errors import InvalidRequest, LiftlogError, Unavailable
 from broker.api.plain import parse_json
 from broker.api.stream import check_subject
-from broker.client.nats_connection import NatsConnection, close
+from broker.client.nats_connection import NatsConnection, close, flush
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -176,7 +176,7 @@ class _Publish:
         """Subscribe to the acks."""
         self.inbox = self.client.new_inbox()
         await self.client.subscribe(f"{self.inbox}.*", cb=self._on_answer)
-        await self.client.flush()
+        await flush(self.client, self.ack_timeout_s)
 
     async def run(self, payloads: AsyncIterator[bytes], on_progress: Progress | None) -> PublishReport:
         began_s = time.perf_counter()
@@ -246,7 +246,7 @@ class _Publish:
         from nats import errors
 
         try:
-            await self.client.flush(timeout=max(1, round(self.ack_timeout_s)))
+            await flush(self.client, self.ack_timeout_s)
         except (errors.Error, OSError, TimeoutError) as error:
             raise self._lost(str(error) or "no answer") from error
 

@@ -30,6 +30,7 @@ import pytest
 from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownStream
 from broker.client import connect
 from broker.client.client import Client
+from broker.client.nats_connection import flush
 from tests.support.processes import BrokerProcess, NatsServer, eventually, running
 
 Create = Callable[..., dict[str, object]]
@@ -83,7 +84,7 @@ async def test_paused_stream_stores_what_was_delivered_and_then_nothing(
     publisher = await nats.connect(nats_server.url)
     for i in range(3000):
         await publisher.publish(name, b"%d" % i)  # nobody awaits an ack: they linger in the broker
-    await publisher.flush()
+    await flush(publisher, 10)
     with connect(broker.address) as client:
         assert (await asyncio.to_thread(client.pause, name)).paused
         expected = [b"%d" % i for i in range(3000)]
@@ -210,7 +211,7 @@ async def test_read_only_stream_tells_every_publisher_so(
         assert stored(client, name) == [b"before"]
         for _ in range(100):
             await publisher.publish(name, b"no")
-        await publisher.flush()
+        await flush(publisher, 10)
         await asyncio.to_thread(
             eventually, lambda: b'liftlog_intake_refused_total{reason="stream_closed"} 1' in broker.get("/metrics")
         )

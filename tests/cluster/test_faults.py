@@ -21,6 +21,7 @@ import pytest
 from broker.api.errors import DiskFull
 from broker.cli.checks import check_catalog
 from broker.client import connect
+from broker.client.nats_connection import flush
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running
 
 
@@ -100,7 +101,7 @@ async def test_slow_consumer_cut_is_survived(tmp_path: Path) -> None:
         os.kill(broker.pid, signal.SIGSTOP)
         for _ in range(400):
             await client.publish("s", b"x" * 100_000)
-        await client.flush()
+        await flush(client, 10)
         log = tmp_path / "nats" / "nats.log"
         await asyncio.to_thread(eventually, lambda: "Slow Consumer" in log.read_text(), what="nats-server cuts it off")
         os.kill(broker.pid, signal.SIGCONT)
@@ -132,7 +133,7 @@ async def test_sigterm_keeps_what_nats_had_accepted(tmp_path: Path) -> None:
         client = await nats.connect(nats_server.url)
         for i in range(5000):
             await client.publish("s", b"%d" % i)
-        await client.flush()
+        await flush(client, 10)
         await client.close()
         assert await asyncio.to_thread(broker.stop) == 0
         await asyncio.to_thread(broker.start)

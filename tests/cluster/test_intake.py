@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from broker.client import connect
+from broker.client.nats_connection import flush
 from tests.support.processes import BrokerProcess, NatsServer, eventually
 
 
@@ -110,7 +111,7 @@ async def test_records_go_where_their_key_hashes(
             partition = zlib.crc32(hashed.encode()) % 3
         expected[partition].append(b"%d" % i)
         await client.publish(subject, b"%d" % i, headers=headers)
-    await client.flush()
+    await flush(client, 10)
     await client.close()
     with connect(broker.address) as reader:
         eventually(lambda: sum(p.high_watermark for p in reader.describe(name).partitions) == 60)
@@ -141,7 +142,7 @@ async def test_streams_of_one_group_share_the_messages(
     client = await nats.connect(nats_server.url)
     for i in range(200):
         await client.publish(name, b"%d" % i)
-    await client.flush()
+    await flush(client, 10)
     await client.close()
 
     def values() -> list[bytes]:

@@ -17,6 +17,7 @@ import nats
 import pandas as pd
 import pytest
 
+from broker.client.nats_connection import flush
 from examples import flights
 from examples.publish_flights import NotAcked, Publisher, replay
 from tests.support.processes import NatsServer
@@ -54,7 +55,7 @@ async def received_by_subscriber(server: NatsServer, frame: pd.DataFrame, **opti
 
     connection = await nats.connect(server.url)
     await connection.subscribe(flights.SUBJECTS, cb=on_message)
-    await connection.flush()
+    await flush(connection, 10)
     assert await replay(server.url, frame, acks=False, **options) == len(frame)
     await asyncio.wait_for(done.wait(), 20)
     await connection.close()

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 
 from broker.api.errors import InvalidRequest, InvalidSubject, NatsRefused, Unavailable
 from broker.client.client import Client, connect
+from broker.client.nats_connection import flush
 from broker.client.nats_publish import publish, publish_async
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running
 
@@ -46,7 +47,7 @@ def responder(url: str, subject: str, answer: Callable[[Msg], Awaitable[None]]) 
     async def run() -> None:
         connection = await nats.connect(url)
         await connection.subscribe(subject, cb=answer)
-        await connection.flush()
+        await flush(connection, 10)
         ready.set()
         await end.wait()
         await connection.close()

@@ -60,8 +60,8 @@ async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(
         publisher = await nats.connect(server.url)
         for i in range(100):
             await publisher.publish("s", b"%d" % i, reply="r")
-        await publisher.flush()
-        await publisher.flush()  # nats-py's PING may overtake what it still holds; the second one cannot
+        await barrier(publisher, 5)
+        await barrier(publisher, 5)  # nats-py's PING may overtake what it still holds; the second one cannot
         await publisher.close()
         await barrier(client, 5)  # UNSUB/PING/PONG as drain barrier: all that was sent before has been parsed
         assert builder.record_count == 100
@@ -115,13 +115,13 @@ async def test_reconnect_replays_subscriptions_with_their_ids(tmp_path: Path) ->
             server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, reconnected_cb=on_reconnected
         )
         await client.subscribe("s")
-        await client.flush()
+        await barrier(client, 5)
         server.kill9()
         server.start()
         await asyncio.wait_for(reconnected.wait(), 20)
         publisher = await nats.connect(server.url)
         await publisher.publish("s", b"x")
-        await publisher.flush()
+        await barrier(publisher, 5)
         await publisher.close()
         await barrier(client, 5)
         assert intake.counters["unrouted"] == 1
