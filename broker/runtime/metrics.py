@@ -44,7 +44,7 @@ def render(samples: Iterable[Sample] = ()) -> bytes:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines = families[name] = [f"# HELP {name} {_help(text)}", f"# TYPE {name} {kind}"]
         at = ",".join([f'{label}="{_quoted(found)}"' for label, found in zip(labels, values, strict=True)])
-        lines.append(f"{name}{{{at}}} {value}" if at else f"{name} {value}")
+        lines.append(f"{name}{{{at}}} {float(value)}" if at else f"{name} {float(value)}")
     text = "".join(line + "\n" for lines in families.values() for line in lines)
     return generate_latest(REGISTRY) + text.encode()
 
