@@ -8,6 +8,7 @@ rules.py        what decides whether a message is stored, skipped or refused; na
 answers.py      the JSON that publishers get: JetStream's PubAck and errors
 headers.py      the header block of a message
 partitioning.py which partition a message belongs to
+settling.py     what becomes of a message with an id or expectations, at the append
 pure.py         Intake in Python; pure_batch.py: Builder and PendingBatch. The specification that runs
 _intake.pyx     the same, compiled: no Python object per message. Optional; same results, byte for byte
 

@@ -13,8 +13,9 @@ jetstream.py   whether JetStream captures the same subject
 consumers.py   consumer offsets over the offset stream; expiry.py  which are forgotten
 stages.py      staged batches of sinks; stage_log.py  where they lie
 sinks.py       the coordinator of sinks; sink_service.py  its threads
-cleaner.py     retention, rolling, checkpoints; compactor.py  key compaction
-dataplane.py   the HTTP server's thread
+cleaner.py     retention, rolling, checkpoints; compactor.py  compaction and coalescing; scrubber.py  checks all
+room.py        what is kept free on the disk; open_logs.py  how many files are open; orphans.py  folders of nobody
+dataplane.py   the HTTP server's thread; pacing.py  nothing is paced over loopback
 metrics.py     what Prometheus sees; samples.py  what is read when it asks
 settings.py    every setting of the broker; config.py  how they are read; logs.py  how it logs
 """

@@ -1,17 +1,12 @@
 """The HTTP server's thread: a loop of its own, so that a cold page read by sendfile holds up no intake.
 
-D1  Who reads over loopback is not paced: BBR, where it is the system's default, sends at a measured rate by
-    timers, also to the same machine. Tried (sendfile of 2.2 GB, both ends): BBR 0.39 s of CPU a GB, Reno 0.17.
-    What goes out to others is sent as the system says.
+D1  Who reads over loopback is not paced: pacing.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import ipaddress
-import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -20,6 +15,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
+from broker.runtime.pacing import unpace_loopback
 from broker.serving.app import RUNNER_OPTIONS
 
 T = TypeVar("T")
@@ -66,7 +62,7 @@ class DataPlane:
                 raise PortInUse(f"http.port={port}: another process listens on {host}:{port}", port=port) from error
             raise InvalidSetting(f"http.host={host!r}: cannot listen there: {error}", key="http.host") from error
         for listening in self._server.sockets:
-            _unpace_loopback(listening)
+            unpace_loopback(listening, listening.getsockname())
         return int(self._server.sockets[0].getsockname()[1])
 
     async def _cleanup(self, runner: web.AppRunner) -> None:
@@ -80,12 +76,3 @@ class DataPlane:
             self.call(self._cleanup(self._runner)).result(STOP_TIMEOUT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
-
-
-def _unpace_loopback(listening: socket.socket) -> None:
-    """Have connections to a loopback address sent without pacing (D1). They inherit it from the listening socket."""
-    option = getattr(socket, "TCP_CONGESTION", None)  # Linux
-    if option is None or not ipaddress.ip_address(listening.getsockname()[0]).is_loopback:
-        return
-    with contextlib.suppress(OSError):  # forbidden here: slower, that is all
-        listening.setsockopt(socket.IPPROTO_TCP, option, b"reno")

@@ -207,9 +207,9 @@ class IntakeDriver:
 
     async def _on_reconnected(self) -> None:
         self.state, self._error_shown = "connected", ""
-        self.counts["reconnects"] += 1
         self._count_missing()
         await self._subscribe_missing()
+        self.counts["reconnects"] += 1  # now everything is captured again
 
     def _count_missing(self) -> None:
         away_s = time.monotonic() - self._last_read

@@ -19,6 +19,7 @@ from nats.errors import ProtocolError
 
 from broker.api.plain import parse_json
 from broker.ingest import Intake, IntakeProtocolError
+from broker.runtime.pacing import unpace_loopback
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class WideTransport(nats.aio.transport.TcpTransport):
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         await super().connect(uri, READ_BYTES, connect_timeout)
+        if self._io_writer is not None and (sock := self._io_writer.get_extra_info("socket")) is not None:
+            unpace_loopback(sock, sock.getpeername())
 
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(READ_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(
     try:
         await client.connect(server.url)
         assert isinstance(client._transport, WideTransport)
+        sock = client._transport._io_writer.get_extra_info("socket")
+        if hasattr(socket, "TCP_CONGESTION"):  # acks over loopback are not paced
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
         intake.route(client._sid + 1, [builder], partition_by="subject_suffix")
         subscription = await client.subscribe("s")
         assert subscription._id == 1
