@@ -223,6 +223,7 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cpuinfo = Path("/proc/cpuinfo")
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control")  # BBR paces over loopback, too
     if cpuinfo.exists():
         names = [s.partition(":")[2].strip() for s in cpuinfo.read_text().splitlines() if s.startswith("model name")]
         cpu = names[0] if names else cpu
@@ -231,6 +232,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory_bytes / 2**30, 1),
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
+        "tcp": congestion.read_text().strip() if congestion.exists() else "",
     }
 
 

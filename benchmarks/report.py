@@ -137,7 +137,7 @@ def _provenance(lines: Sequence[Line]) -> str:
         machine = line["machine"]
         text = (
             f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']:g} GiB, {machine['system']}, "
-            f"{machine['file_system']}"
+            f"{machine['file_system']}" + (f", TCP {machine['tcp']}" if machine.get("tcp") else "")
         )
         commit = line["commit"][:9] + (" with changes" if line["changed"] else "")
         rows.append([line["case"], line["at"][:16].replace("T", " "), commit, text, str(line["repeats"])])

@@ -25,8 +25,9 @@ from benchmarks.payload import Messages
 from spark_liftlog import configure, register
 from spark_liftlog.schema import ROW
 
-BATCH_ROWS = 65_536
-DISTINCT = 8
+BATCH_ROWS = 17_000
+"""As many as liftlog's source yields at a time: what it joins of such rows, on average."""
+DISTINCT = 30
 """Different batches that a worker keeps, so that not one batch in the processor's cache is all that is read."""
 
 

@@ -2,8 +2,8 @@
 
 The peer is a Python data source that yields batches of the same rows from memory (`memory`): what Spark's API for
 Python sources costs by itself. Both run in one session, in turns. Batch: rows by the time of the whole query. Stream:
-Trigger.AvailableNow, rows by the duration of the micro-batches that Spark reports. All columns are read, in batches of
-65,536 rows; Spark's Kafka source is not on this machine unless you bring it.
+Trigger.AvailableNow, rows by the duration of the micro-batches that Spark reports. All columns are read, in batches as
+large as liftlog's source yields them; Spark's Kafka source is not on this machine unless you bring it.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_targets_are_judged_by_medians(tmp_path: Path) -> None:
 def test_line_says_where_a_figure_comes_from_but_not_the_host(tmp_path: Path) -> None:
     line = run_case(Sides(liftlog=1).case(), tiny=True, repeats=1, data=tmp_path)
     assert {"case", "at", "commit", "machine", "versions", "parameters", "repeats", "sides", "ratios"} <= line.keys()
-    assert {"cpu", "cores", "memory_gib", "file_system"} <= line["machine"].keys()
+    assert {"cpu", "cores", "memory_gib", "file_system", "tcp"} <= line["machine"].keys()
     assert json.loads(json.dumps(line)) == line
     assert not set(line["machine"]) & {"host", "node", "name"}
 
