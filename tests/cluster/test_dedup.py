@@ -37,7 +37,7 @@ async def test_a_repeat_is_answered_with_the_sequence_of_the_first(
     assert (again.seq, again.duplicate, again.stream) == (1, True, name)
     await client.close()
     assert table(broker, name).column("value").to_pylist() == [b"1", b"2"]
-    assert b"liftlog_intake_duplicate_records_total 1\n" in broker.get("/metrics")
+    assert b"liftlog_intake_duplicate_records_total 1.0\n" in broker.get("/metrics")
 
 
 async def test_expectations_are_answered_with_jetstreams_errors(

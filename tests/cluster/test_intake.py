@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,9 @@ import pytest
 from broker.client import connect
 from broker.client.nats_connection import flush
 from tests.support.processes import BrokerProcess, NatsServer, eventually
+
+URLLIB = "import sys, urllib.request as u; sys.stdout.buffer.write(u.urlopen(sys.argv[1]).read())"
+"""Where there is no curl."""
 
 
 def table(broker: BrokerProcess, stream: str) -> pa.Table:
@@ -181,7 +186,8 @@ async def test_curl_reads_ndjson_and_polars_opens_the_active_segment(
         await client.jetstream().publish(name, b"v%d" % i)
     await client.close()
     url = f"http://{broker.address}/v1/streams/{name}/partitions/0/records?format=json"
-    lines = subprocess.run(["curl", "-sf", url], capture_output=True, check=True, text=True).stdout.splitlines()
+    get = ["curl", "-sf"] if shutil.which("curl") else [sys.executable, "-c", URLLIB]
+    lines = subprocess.run([*get, url], capture_output=True, check=True, text=True).stdout.splitlines()
     assert [json.loads(line)["value"] for line in lines] == ["v0", "v1", "v2"]
     (segment,) = Path(broker.folder / "data" / "streams" / name / str(stream["incarnation"]) / "0").glob("*.arrows")
     assert polars.read_ipc_stream(segment)["value"].to_list() == [b"v0", b"v1", b"v2"]
