@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], *, timeout_s: float = 20.0, what: str = "") -> T:
+def eventually(condition: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
     """Call until the result is true; return it. A deadline, no luck."""
     deadline = time.monotonic() + timeout_s
     while True:
