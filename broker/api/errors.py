@@ -8,6 +8,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
       Retryable                 nothing was done that would have to be undone; the same call may succeed later
         Unavailable             unavailable            nobody answers at the address
         DeadlineExceeded        deadline_exceeded      retries and patience are used up
+        RequestTimedOut         request_timed_out      it stopped half-way, nothing was done: `key` names the limit
         NotReady                not_ready              the broker is starting, draining or not connected
         NotLeader               not_leader             another broker leads the partition: `leader`
         DiskFull                disk_full              no space for the append; reads go on
@@ -112,6 +113,11 @@ class Unavailable(Retryable):
 class DeadlineExceeded(Retryable):
     reason = "deadline_exceeded"
     status = 504
+
+
+class RequestTimedOut(Retryable):
+    reason = "request_timed_out"
+    status = 408
 
 
 class NotReady(Retryable):

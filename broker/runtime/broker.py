@@ -43,7 +43,7 @@ from broker.runtime.dataplane import DataPlane
 from broker.runtime.expiry import expire_offsets
 from broker.runtime.intake import IntakeDriver
 from broker.runtime.metrics import Sample
-from broker.runtime.open_logs import OpenLogs, files_within, raise_limit
+from broker.runtime.open_logs import OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.orphans import remove_orphans
 from broker.runtime.partition import Partition
 from broker.runtime.room import Room
@@ -54,6 +54,7 @@ from broker.runtime.streams import Streams
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.serving.app import build_app
+from broker.serving.connections import ConnectionLimits
 from broker.storage.disk import OsDisk
 from broker.storage.folder import STREAMS_FOLDER, DataFolder
 
@@ -82,6 +83,8 @@ class Broker:
         self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
         self._intake = IntakeDriver(config) if config.intake.enabled else None
         self._room = Room(config.data_dir, config.limits.disk_reserve_bytes)
+        files = raise_limit()
+        self._connections_max = connections_within(config.http.connections_max, files)
         self._streams = Streams(
             config,
             self._disk,
@@ -91,7 +94,7 @@ class Broker:
             appender=self._appender,
             hub=self._hub,
             room=self._room,
-            open_logs=OpenLogs(files_within(config.limits.open_files_max, raise_limit()), self._pool),
+            open_logs=OpenLogs(files_within(config.limits.open_files_max, files - self._connections_max), self._pool),
         )
         self._control = Control(
             config, self._streams, self._intake, self._hub, on_removed=lambda gone: self.sinks.forget(gone)
@@ -120,7 +123,13 @@ class Broker:
             boot_id=self._folder.boot_id(),
         )
         await asyncio.to_thread(self.sinks.start, self._streams.all_partitions())
-        app = build_app(self, body_bytes_max=http.body_bytes_max)
+        limits = ConnectionLimits(
+            connections_max=self._connections_max,
+            header_timeout_s=http.header_timeout_ms / 1000,
+            body_timeout_s=http.body_timeout_ms / 1000,
+            idle_timeout_s=http.idle_timeout_ms / 1000,
+        )
+        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits)
         port = await asyncio.to_thread(self._dataplane.serve, app, http.host, http.port)
         self.http_address = http.advertised or f"{http.host}:{port}"
         self._register()

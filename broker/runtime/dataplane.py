@@ -16,7 +16,7 @@ from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.pacing import unpace_loopback
-from broker.serving.app import RUNNER_OPTIONS
+from broker.serving.app import CONNECTIONS, RUNNER_OPTIONS
 
 T = TypeVar("T")
 STOP_TIMEOUT_S = 4 * RUNNER_OPTIONS["shutdown_timeout"]
@@ -43,7 +43,7 @@ class DataPlane:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def serve(self, app: web.Application, host: str, port: int) -> int:
-        """Begin to serve; return the port.
+        """Begin to serve an application of `build_app`; return the port.
 
         Raises:
             PortInUse, InvalidSetting: host and port cannot be listened on.
@@ -54,8 +54,9 @@ class DataPlane:
         self._runner = web.AppRunner(app, **RUNNER_OPTIONS)
         await self._runner.setup()
         assert self._runner.server is not None
+        factory = app[CONNECTIONS].protocol_factory(self._runner.server)
         try:
-            self._server = await self.loop.create_server(self._runner.server, host, port, backlog=512)
+            self._server = await self.loop.create_server(factory, host, port, backlog=512)
         except OSError as error:
             await self._runner.cleanup()
             if error.errno == errno.EADDRINUSE:

@@ -56,6 +56,17 @@ def files_within(wanted: int, limit: int) -> int:
     return found
 
 
+def connections_within(wanted: int, limit: int) -> int:
+    """How many HTTP connections the process takes where it may have `limit` files; says so if that is less than wanted.
+
+    A quarter of them: a connection that reads has files open besides.
+    """
+    found = min(wanted, max(LEAST, limit // 4))
+    if found < wanted:
+        log.warning("broker.open_files_limit limit=%d connections_max=%d used=%d", limit, wanted, found)
+    return found
+
+
 class OpenLogs:
     """The order of the last appends. Thread-safe.
 

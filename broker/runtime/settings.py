@@ -55,6 +55,26 @@ class HttpConfig:
     body_bytes_max: int = _key(
         64 << 20, "Largest request body that is accepted.", limit=(1 << 10, 1 << 30), unit="bytes"
     )
+    connections_max: int = _key(
+        4_096,
+        "Connections at once; a further one is told so and closed. Less if the system allows fewer files.",
+        limit=(8, 1 << 20),
+    )
+    header_timeout_ms: int = _key(
+        30_000,
+        "Time for the headers of a request, from its first byte on; on a new connection from the accept on.",
+        limit=(100, 3_600_000),
+        unit="ms",
+    )
+    body_timeout_ms: int = _key(
+        30_000, "Without a byte of a request body that is not complete.", limit=(100, 3_600_000), unit="ms"
+    )
+    idle_timeout_ms: int = _key(
+        3_600_000,
+        "Without a request; the connection is then closed. A long poll is a request.",
+        limit=(60_000, 86_400_000),  # clients keep theirs for 50 s
+        unit="ms",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

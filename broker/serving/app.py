@@ -17,11 +17,12 @@ from aiohttp import web
 
 from broker.serving import append, changes, cluster, consumers, producers, records, resolve, sinks, streams, watch
 from broker.serving.backend import Backend
-from broker.serving.body import BodyBudget
+from broker.serving.body import BODY_TIMEOUT_S, METERS, BodyBudget
+from broker.serving.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
 from broker.serving.endpoint import Endpoint, Serving
 from broker.serving.meters import Meters
 from broker.serving.openapi import endpoint_for
-from broker.serving.problems import problems, protocol_log
+from broker.serving.problems import problems
 
 WORKER_THREADS: Final = 4
 BODIES_AT_ONCE: Final = 4
@@ -43,21 +44,22 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_TABLE, endpoint_for(_TABLE))
 """All that the server answers, besides HEAD for each GET."""
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
-    "access_log": None,  # ours is a DEBUG line of `problems`
     "handle_signals": False,
     "handler_cancellation": True,  # a long poll ends with its client
-    "logger": protocol_log,
     "shutdown_timeout": 5.0,  # for answers under way; a reader that takes longer is cut off
 }
 """How `web.AppRunner` should run the application."""
 
 SERVING: Final = web.AppKey("serving", Serving)
+CONNECTIONS: Final = web.AppKey("connections", Connections)
+"""Whose `protocol_factory` is to be listened with."""
 
 
 def build_app(
     backend: Backend,
     *,
     body_bytes_max: int,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
 ) -> web.Application:
     """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
@@ -65,6 +67,7 @@ def build_app(
     Args:
         backend: The broker.
         body_bytes_max: Limit of a request body of records, in bytes; twice that when decompressed.
+        limits: Of connections.
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()
@@ -78,6 +81,9 @@ def build_app(
     )
     app = web.Application(middlewares=[problems(meters)])
     app[SERVING] = serving
+    app[METERS] = meters
+    app[BODY_TIMEOUT_S] = limits.body_timeout_s
+    app[CONNECTIONS] = Connections(limits, meters)
     for endpoint in ENDPOINTS:
         handler = endpoint.bind(serving)
         if endpoint.method == "GET":
@@ -100,4 +106,5 @@ async def _drain(app: web.Application) -> None:
 
 async def _worker(app: web.Application) -> AsyncIterator[None]:
     yield
+    app[CONNECTIONS].close()
     app[SERVING].worker.shutdown(wait=True)

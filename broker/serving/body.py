@@ -6,6 +6,7 @@ page to a broker on this machine without asking, but neither JSON nor Arrow.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -14,10 +15,14 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, Overloaded, RequestTooLarge
+from broker.api.errors import InvalidRequest, Overloaded, RequestTimedOut, RequestTooLarge
+from broker.serving.meters import Meters
 
 JSON_BYTES_MAX: Final = 4 << 20
 JSON_MEDIA: Final = "application/json"
+BODY_TIMEOUT_S: Final = web.AppKey("body_timeout_s", float)
+"""How long nothing may come of a body that is not complete."""
+METERS: Final = web.AppKey("meters", Meters)
 _ENCODINGS: Final = ("", "identity", "gzip", "deflate")  # what aiohttp undoes while reading
 
 
@@ -83,6 +88,7 @@ async def read_body(request: web.Request, bytes_max: int, reservation: Reservati
     Raises:
         RequestTooLarge: more than `bytes_max`, as declared or as read (after gzip or deflate).
         InvalidRequest: cut off, or broken in its encoding.
+        RequestTimedOut: nothing more came.
         Overloaded: the reservation cannot grow.
     """
     declared = request.content_length
@@ -92,7 +98,7 @@ async def read_body(request: web.Request, bytes_max: int, reservation: Reservati
         reservation.grow_to(declared)
     body = bytearray()
     try:
-        async for chunk in request.content.iter_any():
+        while chunk := await _more(request, len(body)):
             body += chunk
             if len(body) > bytes_max:
                 _too_large(len(body), bytes_max)
@@ -101,6 +107,25 @@ async def read_body(request: web.Request, bytes_max: int, reservation: Reservati
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"the request body is broken after {len(body)} bytes: {error}") from error
     return body
+
+
+async def _more(request: web.Request, byte_count: int) -> bytes:
+    """What has come next of a body of which so many bytes were read; empty at its end."""
+    content, timeout_s = request.content, request.app[BODY_TIMEOUT_S]
+    while True:
+        came = content.total_bytes
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await content.readany()
+        except TimeoutError:
+            if content.total_bytes != came or content.is_eof():  # it was this loop that was late
+                continue
+            request.app[METERS].timeouts.labels("body").inc()
+            raise RequestTimedOut(
+                f"after {byte_count} bytes of the request body nothing came for {timeout_s:g} s: http.body_timeout_ms",
+                key="http.body_timeout_ms",
+                limit=round(1000 * timeout_s),
+            ) from None
 
 
 def _too_large(byte_count: int, bytes_max: int) -> NoReturn:

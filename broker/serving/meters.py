@@ -25,6 +25,16 @@ class Meters:
         self.in_flight = Gauge(
             "liftlog_http_requests_in_flight", "Requests that have no complete answer yet", registry=self._registry
         )
+        self.connections = Gauge("liftlog_http_connections", "Open HTTP connections", registry=self._registry)
+        self.refused_connections = Counter(
+            "liftlog_http_connections_refused", "Connections beyond http.connections_max", registry=self._registry
+        )
+        self.timeouts = Counter(
+            "liftlog_http_timeouts",
+            "Requests that stopped half-way: in their `head` or their `body`",
+            ["what"],
+            registry=self._registry,
+        )
         self.sent_bytes = Counter(
             "liftlog_http_records_sent_bytes", "Bytes of record batches sent to readers", registry=self._registry
         )

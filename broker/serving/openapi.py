@@ -15,7 +15,7 @@ from aiohttp import web
 
 import broker
 from broker.api import http
-from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, NotReady
+from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, NotReady, RequestTimedOut
 from broker.serving.body import JSON_MEDIA
 from broker.serving.endpoint import TIMEOUT, Content, Endpoint, Parameter, Query, Serving
 from broker.serving.schemas import COMPONENTS, NAME, OFFSET, PARTITION, ref
@@ -69,7 +69,8 @@ def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
     responses: dict[str, Any] = {str(status): _content(content) for status, content in endpoint.answers.items()}
-    for status, errors in sorted(_by_status((*ANY_OPERATION, *endpoint.errors)).items()):
+    of_bodies = (RequestTimedOut,) if endpoint.request is not None else ()
+    for status, errors in sorted(_by_status((*ANY_OPERATION, *of_bodies, *endpoint.errors)).items()):
         if status in endpoint.answers:
             continue
         responses[str(status)] = _problem(", ".join(f"`{error.reason}`" for error in errors))

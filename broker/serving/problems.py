@@ -14,10 +14,9 @@ import time
 from typing import Any, Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api.errors import InvalidRequest, LiftlogError, Retryable
+from broker.api.errors import InvalidRequest, LiftlogError, RequestTimedOut, Retryable
 from broker.api.http import PROBLEM_JSON
 from broker.serving.endpoint import operation_now
 from broker.serving.meters import Meters
@@ -28,21 +27,7 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S: Final = 1
 
 protocol_log = logging.getLogger(f"{__name__}.protocol")
-"""For aiohttp itself: what is no HTTP."""
-
-
-def _shorten(record: logging.LogRecord) -> bool:
-    """Bytes that are no HTTP are one short line, not an error with a traceback as long as the sender likes."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError):
-        if record.levelno > logging.WARNING:
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
-        record.msg, record.args = "http.malformed error=%r", (str(error.message)[:200],)
-        record.exc_info = record.exc_text = None
-    return True
-
-
-protocol_log.addFilter(_shorten)
+"""For aiohttp itself."""
 
 
 def problem_response(
@@ -64,10 +49,19 @@ def problem_response(
     )
     if isinstance(error, Retryable):
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, RequestTimedOut):
+        response.force_close()  # the rest of the request may still come
     return response
 
 
-def from_http(error: web.HTTPException, request: web.Request) -> web.Response:
+def internal_error(request: web.BaseRequest, error: BaseException | None) -> LiftlogError:
+    """The error for what nobody foresaw: an id, under which the log says more."""
+    error_id = secrets.token_hex(6)
+    log.error("http.bug id=%s method=%s path=%s", error_id, request.method, request.path[:500], exc_info=error)
+    return LiftlogError(f"internal error {error_id}: the broker's log says more under this id", id=error_id)
+
+
+def from_http(error: web.HTTPException, request: web.BaseRequest) -> web.Response:
     """aiohttp's own refusals, in our shape."""
     path = request.path[:200]
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -92,6 +86,8 @@ def problems(meters: Meters) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
         meters.in_flight.inc()
+        if begin := getattr(request.protocol, "request_began", None):  # a `connections.Connection`
+            begin(request.content)
         status: Any = "gone"
         try:
             response, reason = await _answer(request, handler)
@@ -130,13 +126,8 @@ async def _answer(request: web.Request, handler: Handler) -> tuple[web.StreamRes
         reason = InvalidRequest.reason if error.status < 500 else LiftlogError.reason
     except ConnectionError:  # the client went away: nobody reads this
         return web.Response(status=499, reason="Client Closed Request"), None
-    except Exception:
-        error_id = secrets.token_hex(6)
-        log.exception("http.bug id=%s method=%s path=%s", error_id, request.method, request.path[:500])
-        response = problem_response(
-            LiftlogError(f"internal error {error_id}: the broker's log says more under this id", id=error_id)
-        )
-        reason = LiftlogError.reason
+    except Exception as error:
+        response, reason = problem_response(internal_error(request, error)), LiftlogError.reason
     if request.writer.output_size > 0:  # a half-sent answer cannot become another one
         abort(request)
         raise ConnectionResetError("the answer had begun")

@@ -113,7 +113,7 @@ async def _copy(serving: Serving, response: web.StreamResponse, piece: FileRange
     return sent
 
 
-def abort(request: web.Request) -> None:
+def abort(request: web.BaseRequest) -> None:
     """Close the connection at once: what was announced does not come."""
     if request.transport is not None:
         request.transport.abort()

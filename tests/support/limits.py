@@ -63,6 +63,14 @@ FIXED: Final = (
         "acks not yet taken by NATS",
         "reading from NATS pauses",
     ),
+    Row("broker.serving.connections:TARGET_BYTES_MAX", "bytes", "path and query of a request", "`request_too_large`"),
+    Row("broker.serving.connections:HEADER_BYTES_MAX", "bytes", "one header of a request", "`request_too_large`"),
+    Row(
+        "broker.serving.connections:FAREWELLS_MAX",
+        "connections",
+        "that are being told why they are cut",
+        "cut without a word",
+    ),
     Row("broker.serving.body:JSON_BYTES_MAX", "bytes", "JSON request body", "`request_too_large`"),
     Row("broker.serving.framing:BATCHES_MAX", "batches", "in one appended Arrow stream", "`request_too_large`"),
     Row("broker.serving.framing:RECORDS_MAX", "records", "in one appended Arrow stream", "`request_too_large`"),
@@ -128,6 +136,7 @@ NO_LIMIT: Final = frozenset(
         "EXCERPT_BYTES_MAX HORIZONS_MAX REPAIRS_PER_CALL_MAX DEPTH_MAX SEGMENTS_PER_PLAN_MAX SHORT_BYTES_MAX",
         "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
+        "ERROR_SHOWN_MAX",
     }
 )
 
@@ -226,6 +235,7 @@ Keys of the configuration ([conf/liftlog.toml](../conf/liftlog.toml); in the env
 capitals). A value beyond what it may be stops the start with `invalid_setting`. What is met while the broker runs:
 creating beyond `limits.streams_max` and `limits.partitions_max` is `invalid_request`, records that would go into
 `limits.disk_reserve_bytes` are `disk_full`, a body over `http.body_bytes_max` is `request_too_large`,
+a connection beyond `http.connections_max` is `overloaded`, a request that stops half-way `request_timed_out`,
 `intake.pending_bytes_max` pauses reading from NATS, `sinks.stage_bytes_max` answers `stages_full`, a commit over
 `sinks.group_bytes_max` is `invalid_request`; the others are rates and times.
 

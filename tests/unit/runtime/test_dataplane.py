@@ -14,6 +14,9 @@ from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.dataplane import DataPlane
+from broker.serving.app import CONNECTIONS
+from broker.serving.connections import DEFAULT_LIMITS, Connections
+from broker.serving.meters import Meters
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="congestion control is chosen per socket on Linux only")
 
@@ -56,6 +59,7 @@ def _served(host: str, port: int = 0) -> Iterator[int]:
         return web.Response(body=sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0"))
 
     app = web.Application()
+    app[CONNECTIONS] = Connections(DEFAULT_LIMITS, Meters())
     app.router.add_get("/", congestion_control)
     dataplane = DataPlane()
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.runtime.open_logs import BESIDE, LEAST, OpenLogs, files_within, raise_limit
+from broker.runtime.open_logs import BESIDE, LEAST, OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.sync import SyncPool
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.log import PartitionLog
@@ -92,6 +92,14 @@ def test_the_limit_of_the_process_bounds_what_is_wanted(caplog: pytest.LogCaptur
     assert files_within(1_000, 1_024) == 1_024 - BESIDE
     assert files_within(1_000, 100) == LEAST
     assert caplog.text.count("broker.open_files_limit") == 2
+
+
+def test_connections_leave_files_for_the_logs(caplog: pytest.LogCaptureFixture) -> None:
+    assert connections_within(4_096, 1 << 20) == 4_096
+    assert not caplog.records
+    assert connections_within(4_096, 4_096) == 1_024
+    assert connections_within(4_096, 20) == LEAST
+    assert [record.message.split()[0] for record in caplog.records] == ["broker.open_files_limit"] * 2
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:

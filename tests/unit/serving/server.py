@@ -21,7 +21,8 @@ from jsonschema import Draft202012Validator
 from broker.api.batch import decode_batch, split_messages
 from broker.api.http import ARROW_STREAM, PROBLEM_JSON
 from broker.api.schema import SCHEMA
-from broker.serving.app import ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
+from broker.serving.app import CONNECTIONS, ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
+from broker.serving.connections import DEFAULT_LIMITS, ConnectionLimits
 from broker.serving.endpoint import Serving
 from broker.serving.openapi import document
 from tests.support.backend import LogBackend
@@ -61,21 +62,33 @@ class Answer:
 class Server:
     """The application in a thread with its own loop, as a broker runs it."""
 
-    def __init__(self, folder: Path, *, body_bytes_max: int, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, *, body_bytes_max: int, limits: ConnectionLimits = DEFAULT_LIMITS, **options: Any
+    ) -> None:
         self.loop = asyncio.new_event_loop()
+        self._listening: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
         self._thread.start()
-        self.call(self._start(folder, body_bytes_max, {**RUNNER_OPTIONS, **options}))
+        self.call(self._start(folder, body_bytes_max, limits, {**RUNNER_OPTIONS, **options}))
         self.api = Api(self.port)
 
-    async def _start(self, folder: Path, body_bytes_max: int, options: dict[str, Any]) -> None:
+    async def _start(
+        self, folder: Path, body_bytes_max: int, limits: ConnectionLimits, options: dict[str, Any]
+    ) -> None:
         self.backend = LogBackend(folder)
-        self.app = build_app(self.backend, body_bytes_max=body_bytes_max)
+        self.app = build_app(self.backend, body_bytes_max=body_bytes_max, limits=limits)
         self._runner = web.AppRunner(self.app, **options)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.port = int(self._runner.addresses[0][1])
+        self.port = await self.listen()
         self.backend.http = f"127.0.0.1:{self.port}"
+
+    async def listen(self, **options: Any) -> int:
+        """Listen on a port of the system's choice, as a broker does. Returns it."""
+        assert self._runner.server is not None
+        factory = self.app[CONNECTIONS].protocol_factory(self._runner.server)
+        server = await self.loop.create_server(factory, "127.0.0.1", 0, **options)
+        self._listening.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     @property
     def serving(self) -> Serving:
@@ -86,7 +99,12 @@ class Server:
 
     def shut_down(self) -> None:
         """Stop serving; the loop goes on."""
-        self.call(self._runner.cleanup())
+        self.call(self._cleanup())
+
+    async def _cleanup(self) -> None:
+        for server in self._listening:
+            server.close()
+        await self._runner.cleanup()
 
     def close(self) -> None:
         self.shut_down()
@@ -190,9 +208,11 @@ def _check_body(where: str, schema: dict[str, Any], answer: Answer) -> None:
 
 
 @contextmanager
-def running(folder: Path, *, body_bytes_max: int = 1 << 20, **options: Any) -> Iterator[Server]:
+def running(
+    folder: Path, *, body_bytes_max: int = 1 << 20, limits: ConnectionLimits = DEFAULT_LIMITS, **options: Any
+) -> Iterator[Server]:
     """A server for one test."""
-    server = Server(folder, body_bytes_max=body_bytes_max, **options)
+    server = Server(folder, body_bytes_max=body_bytes_max, limits=limits, **options)
     try:
         yield server
     finally:

@@ -5,10 +5,8 @@ Goal: always a problem body, never a traceback, and a log line where a person is
 
 from __future__ import annotations
 
-import http.client
 import logging
 import re
-import socket
 
 import pytest
 
@@ -84,28 +82,10 @@ def test_every_error_of_the_tree_makes_a_round_trip() -> None:
         response = problem_response(error)
         assert response.status == kind.status
         assert response.content_type == "application/problem+json"
-        assert ("Retry-After" in response.headers) == (response.status in (421, 429, 503, 504, 507))
+        assert ("Retry-After" in response.headers) == (response.status in (408, 421, 429, 503, 504, 507))
         again = from_problem(error.to_problem())
         assert (type(again), again.reason, again.limit) == (kind, reason, 5)
     assert BY_REASON["internal"] is LiftlogError
-
-
-@pytest.mark.parametrize(
-    "junk", [b"hello\r\n\r\n", b"\x00\xff" * 100 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 20_000]
-)
-def test_what_is_no_http_is_refused_and_cannot_flood_the_log(
-    server: Server, api: Api, junk: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
-        client.sendall(junk)
-        assert client.recv(1000).startswith(b"HTTP/1.0 400 ")
-    lines = [record for record in caplog.records if record.levelno >= logging.INFO]
-    assert len(lines) <= 1
-    for line in lines:
-        assert line.getMessage().startswith("http.malformed")
-        assert len(line.getMessage()) < 300
-        assert (line.exc_info, line.levelname) == (None, "WARNING")
-    assert api.get("/livez").status == 200
 
 
 def test_a_log_line_per_request_at_debug_only(api: Api, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,10 +123,3 @@ def test_requests_and_refusals_are_counted(api: Api) -> None:
 def test_no_answer_tells_what_software_serves(api: Api) -> None:
     for path in ("/livez", "/nothing", "/v1/streams/nothing"):
         assert api.get(path).headers["Server"] == "liftlog"
-
-
-def test_a_request_with_a_huge_header_is_refused(server: Server) -> None:
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-    client.request("GET", "/livez", headers={"X": "y" * 100_000})
-    assert client.getresponse().status in (400, 431)
-    client.close()

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from broker.api import http as names
 from broker.api.http import ARROW_STREAM
@@ -211,12 +210,7 @@ def test_over_tls_the_same_bytes_arrive(tmp_path: Path) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
 
-        async def listen() -> int:
-            site = web.TCPSite(server._runner, "127.0.0.1", 0, ssl_context=context)
-            await site.start()
-            return int(site._server.sockets[0].getsockname()[1])  # type: ignore[union-attr]
-
-        port = server.call(listen())
+        port = server.call(server.listen(ssl=context))
         client = http.client.HTTPSConnection("127.0.0.1", port, context=ssl._create_unverified_context(), timeout=20)
         for _ in range(2):
             client.request("GET", "/v1/streams/big/partitions/0/records")

@@ -1,0 +1,343 @@
+"""Connections that are too many, too slow, or no HTTP.
+
+Goal: each hears why it is cut, in the shape of every other error, and whoever behaves notices nothing: neither its
+requests nor its waiting. Method: a real server, raw sockets, time-outs of a few hundred milliseconds; what is waited
+for is always the close.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.api.http import ARROW_STREAM, PROBLEM_JSON
+from broker.serving import connections
+from broker.serving.app import CONNECTIONS
+from broker.serving.connections import HEADER_BYTES_MAX, TARGET_BYTES_MAX, ConnectionLimits, Connections
+from tests.support.processes import eventually
+from tests.unit.serving.arrow import stream_of, values
+from tests.unit.serving.server import Api, Server, running
+from tests.unit.serving.test_sending import make_certificate
+
+POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LINGER_S", 60.0)
+
+
+def hurry(server: Server) -> None:
+    """From now on heads have 0.3 s. (What was sent before by those who behave has had as long as it took.)"""
+
+    async def on_loop() -> None:
+        owner = owner_of(server)
+        assert not owner._heads
+        owner.limits = ConnectionLimits(header_timeout_s=0.3)
+        if owner._timer is not None:
+            owner._timer.cancel()
+            owner._timer = None
+
+    server.call(on_loop())
+
+
+def owner_of(server: Server) -> Connections:
+    return server.app[CONNECTIONS]
+
+
+def answered(client: socket.socket) -> None:
+    """One good request."""
+    client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    head = b""
+    while not head.endswith(b"}"):
+        head += client.recv(1 << 16)
+    assert head.startswith(b"HTTP/1.1 200 ")
+
+
+@contextmanager
+def connected(server: Server) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        yield client
+
+
+def heard(client: socket.socket) -> bytes:
+    """All that comes until the server closes; a reset would be an error."""
+    found = b""
+    while data := client.recv(1 << 16):
+        found += data
+    return found
+
+
+def problem_in(answer: bytes, status: int) -> dict[str, Any]:
+    """The problem body of a raw answer, checked as a client would."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
+    assert lines[0].split(" ")[1] == str(status), lines[0]
+    assert headers["content-type"].startswith(PROBLEM_JSON)
+    assert headers["server"] == "liftlog"
+    assert int(headers["content-length"]) == len(body)
+    found: dict[str, Any] = json.loads(body)
+    assert found["status"] == status
+    return found
+
+
+# --- what is no HTTP ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"hello\r\n\r\n",
+        b"\x00\xff" * 100 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"PUB orders.1 5\r\nhello\r\n",
+    ],
+)
+def test_what_is_no_http_gets_a_problem_body(
+    server: Server, api: Api, junk: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connected(server) as client:
+        client.sendall(junk)
+        problem = problem_in(heard(client), 400)
+    assert problem["reason"] == "invalid_request"
+    assert len(problem["detail"]) < 300
+    (line,) = [record for record in caplog.records if record.levelno >= logging.INFO]
+    assert line.getMessage().startswith("http.malformed ")
+    assert (line.levelname, line.exc_info) == ("WARNING", None)
+    assert len(line.getMessage()) < 400
+    assert api.get("/livez").status == 200
+
+
+@pytest.mark.parametrize(
+    "head, status, limit",
+    [
+        (b"GET /" + b"x" * TARGET_BYTES_MAX + b" HTTP/1.1\r\nHost: x\r\n", 414, TARGET_BYTES_MAX),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * (HEADER_BYTES_MAX + 1) + b"\r\n", 431, HEADER_BYTES_MAX),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(200)), 431, 128),
+    ],
+)
+def test_headers_over_a_limit_name_it(server: Server, head: bytes, status: int, limit: int) -> None:
+    """Sent whole, with a megabyte behind: what is not read any more does not cost the client its answer."""
+    with connected(server) as client:
+        client.sendall(head + b"\r\n" + b"z" * (1 << 20))
+        client.shutdown(socket.SHUT_WR)
+        problem = problem_in(heard(client), status)
+    assert (problem["reason"], problem["limit"]) == ("request_too_large", limit)
+    assert str(limit) in problem["detail"]
+
+
+def test_a_path_as_long_as_a_watch_may_be_is_taken(api: Api) -> None:
+    assert api.get("/v1/watch", streams=",".join("s" * 128 for _ in range(256))).status == 200
+
+
+def test_an_expectation_that_nobody_meets_is_a_problem_body(api: Api) -> None:
+    answer = api.request("GET", "/livez", headers={"Expect": "a-wonder"})
+    assert (answer.status, answer.reason) == (417, "invalid_request")
+
+
+def test_who_sends_what_is_no_http_again_and_again_fills_no_log(
+    server: Server, api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line in a while, and the next says how many there were."""
+    for _ in range(20):
+        with connected(server) as client:
+            client.sendall(b"hello\r\n\r\n")
+            problem_in(heard(client), 400)
+    assert len([record for record in caplog.records if "http.malformed" in record.getMessage()]) == 1
+    text = api.get("/metrics").body.decode()
+    assert 'liftlog_http_problems_total{reason="invalid_request"} 20.0' in text
+    assert 'liftlog_http_requests_total{operation="none",status="400"} 20.0' in text
+    monkeypatch.setattr(owner_of(server)._malformed, "_next_s", 0.0)
+    with connected(server) as client:
+        client.sendall(b"hello\r\n\r\n")
+        problem_in(heard(client), 400)
+    assert "count=20" in caplog.records[-1].getMessage()
+
+
+def test_over_tls_what_is_no_http_is_answered_too(tmp_path: Path) -> None:
+    """There is no half-close under TLS: the answer is sent and the connection closed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(make_certificate(tmp_path))
+    with running(tmp_path / "data") as server:
+        port = server.call(server.listen(ssl=context))
+        plain = socket.create_connection(("127.0.0.1", port), timeout=30)
+        with ssl._create_unverified_context().wrap_socket(plain) as client:
+            client.sendall(b"hello\r\n\r\n")
+            assert problem_in(heard(client), 400)["reason"] == "invalid_request"
+
+
+# --- too slow ----------------------------------------------------------------------------------------------
+
+
+def test_a_head_that_comes_byte_by_byte_is_cut_and_hears_why(server: Server) -> None:
+    with connected(server) as client:
+        answered(client)
+        hurry(server)
+        client.settimeout(0.02)
+        answer = b""
+        for byte in b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 5000:
+            try:
+                client.sendall(bytes([byte]))
+                answer = client.recv(1 << 16)
+                break
+            except TimeoutError:
+                continue
+        client.settimeout(30)
+        problem = problem_in(answer + heard(client), 408)
+    assert (problem["reason"], problem["key"]) == ("request_timed_out", "http.header_timeout_ms")
+    assert problem["limit"] == 300
+
+
+def test_who_connects_and_says_nothing_is_closed_without_a_word(tmp_path: Path) -> None:
+    with running(tmp_path, limits=ConnectionLimits(header_timeout_s=0.3)) as server, connected(server) as client:
+        assert heard(client) == b""
+
+
+def test_a_body_that_stops_half_way_is_cut_and_nothing_is_stored(tmp_path: Path) -> None:
+    with running(tmp_path, limits=ConnectionLimits(body_timeout_s=0.3)) as server:
+        server.call(server.backend.create_stream("orders", {}))
+        body = stream_of(values(100))
+        head = b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\n"
+        for framing, sent in (
+            (b"Content-Length: %d\r\n\r\n" % len(body), body[:-20]),
+            (b"Transfer-Encoding: chunked\r\n\r\n", b"%x\r\n" % len(body) + body[:-20]),
+        ):
+            with connected(server) as client:
+                client.sendall(head % ARROW_STREAM.encode() + framing + sent)
+                problem = problem_in(heard(client), 408)
+            assert (problem["reason"], problem["key"]) == ("request_timed_out", "http.body_timeout_ms")
+        assert server.api.read("orders").rows().num_rows == 0
+        assert server.serving.budget.bytes_now == 0
+        assert b'liftlog_http_timeouts_total{what="body"} 2.0' in server.api.get("/metrics").body
+
+
+def test_a_body_that_nobody_wants_is_not_waited_for(tmp_path: Path) -> None:
+    with running(tmp_path, limits=ConnectionLimits(body_timeout_s=0.3)) as server, connected(server) as client:
+        client.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nabc")
+        assert problem_in(heard(client), 404)["reason"] == "invalid_request"
+
+
+def test_who_waits_is_not_cut_while_others_are(server: Server, api: Api) -> None:
+    """A long poll, and a connection that is kept between requests, outlive several of the slow."""
+    api.create("orders")
+    with connected(server) as poller, ExitStack() as stack:
+        poller.sendall(POLL)
+        eventually(lambda: server.backend._hub._waiter_count, what="the poll waits")
+        slow = [stack.enter_context(connected(server)) for _ in range(3)]
+        for client in slow:
+            answered(client)
+        hurry(server)
+        for client in slow:
+            client.sendall(b"GET /")
+            problem_in(heard(client), 408)
+        assert server.backend._hub._waiter_count, "it waits still"
+        kept = api._connection.sock
+        assert api.append("orders", values(1)).status == 200
+        assert api._connection.sock is kept
+        assert poller.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert b'liftlog_http_timeouts_total{what="head"} 3.0' in api.get("/metrics").body
+
+
+def test_the_rest_of_a_body_after_its_answer_is_no_head(server: Server) -> None:
+    """Refused before its body was read, a request leaves its connection good for the next."""
+    with connected(server) as client, connected(server) as slow:
+        answered(slow)
+        client.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nabc")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+        hurry(server)
+        client.sendall(b"def")
+        slow.sendall(b"GET /")
+        problem_in(heard(slow), 408)
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert heard(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_loop_that_was_held_up_cuts_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came meanwhile lies unread in the kernel: the time begins anew."""
+    monkeypatch.setattr(connections, "LATE_S", -1.0)  # every look is a late one
+    with connected(server) as client:
+        answered(client)
+        hurry(server)
+        client.sendall(b"GET /livez HTTP/1.1\r\n")
+        seen: set[float] = set()
+        eventually(lambda: seen.update(owner_of(server)._heads.values()) or len(seen) > 2, what="it began anew")
+        client.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
+        assert heard(client).startswith(b"HTTP/1.1 200 ")
+
+
+# --- too many ----------------------------------------------------------------------------------------------
+
+
+def test_a_connection_too_many_hears_so_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(tmp_path, limits=ConnectionLimits(connections_max=3)) as server, ExitStack() as stack:
+        api = server.api
+        assert api.get("/livez").status == 200
+        others = [stack.enter_context(connected(server)) for _ in range(2)]
+        for other in others:
+            answered(other)
+        for _ in range(10):
+            with connected(server) as client:
+                client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100_000)
+                problem = problem_in(heard(client), 503)
+            assert (problem["reason"], problem["key"]) == ("overloaded", "http.connections_max")
+            assert problem["limit"] == 3
+        text = api.get("/metrics").body.decode()
+        assert "liftlog_http_connections_refused_total 10.0" in text
+        assert "liftlog_http_connections 3.0" in text
+        lines = [record.getMessage() for record in caplog.records if "http.connections_refused" in record.getMessage()]
+        assert len(lines) == 1
+        assert "connections_max=3 count=1 " in lines[0]
+        others[0].close()
+        eventually(lambda: server.api.another().get("/livez").status == 200, what="there is room again")
+
+
+def test_who_never_leaves_is_cut_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that goes on sending after it was turned away holds its connection for `LINGER_S` at most."""
+    monkeypatch.setattr(connections, "LINGER_S", 0.2)
+    with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server:
+        assert server.api.get("/livez").status == 200
+        with connected(server) as client:
+            assert problem_in(heard(client), 503)["reason"] == "overloaded"
+            owner = owner_of(server)
+            eventually(lambda: not owner._farewells, what="it is cut")
+
+
+def test_farewells_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "FAREWELLS_MAX", 0)
+    with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server:
+        assert server.api.get("/livez").status == 200
+        with connected(server) as client:
+            assert heard(client) == b""
+        assert server.api.get("/livez").status == 200
+
+
+def test_hundreds_of_bad_clients_hold_up_no_good_one(server: Server, api: Api) -> None:
+    api.create("orders")
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connected(server)) for _ in range(210)]
+        for client in clients:
+            answered(client)
+        hurry(server)
+        for number, client in enumerate(clients):
+            client.sendall((b"GET /", b"hello\r\n\r\n", POLL)[number % 3])
+        for _ in range(20):
+            assert api.append("orders", values(10)).status == 200
+        for number, client in enumerate(clients):
+            if number % 3 < 2:
+                problem_in(heard(client), (408, 400)[number % 3])
+            else:
+                assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    assert api.read("orders").rows().num_rows == 200
+    eventually(lambda: owner_of(server)._open_count == 1, what="all of them are gone")
