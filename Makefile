@@ -37,7 +37,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest
+	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -n 2
 
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks

@@ -153,7 +153,7 @@ def _publish(port: int, pid: int, streams: int, seconds: float, stored: Callable
 
 def _settled(stored: Callable[[], int], wanted: int) -> int:
     try:
-        eventually(lambda: stored() >= wanted, timeout_s=10)
+        eventually(lambda: stored() >= wanted)
     except AssertionError:
         return stored()
     return stored()

@@ -248,7 +248,7 @@ class Streams:
         """Close the partitions of a deleted stream, and remove its folder."""
         for partition in partitions:
             try:
-                partition.log.close(clean=True)
+                partition.log.close(clean=False)  # nobody opens it again
             except (LiftlogError, OSError) as error:  # it goes anyway
                 log.info("partition.close_failed partition=%s error=%s", partition, error)
         folder = str(self._root / info.name / info.incarnation)

@@ -292,7 +292,7 @@ class PartitionLog(TailLog):
         """Write down how far the log is, so that the next open starts there. Nothing new: nothing is written.
 
         Args:
-            clean: Also set the clean mark; only for a log that is wholly durable.
+            clean: Also set the clean mark, if the log is wholly durable; an append may have come since it was synced.
             withdraw: Take the clean mark away although nothing is new: an append is about to come (K2). Otherwise
                 it stays as long as it holds, so thousands of idle logs are written neither after a start nor at a stop.
         Raises:
@@ -301,7 +301,7 @@ class PartitionLog(TailLog):
         with self._checkpoint_lock, self._guarded("checkpoint"):
             self._keep_due_state(self.sync)
             with self._lock:
-                point = self._point(clean=clean)
+                point = self._point(clean=clean and self.durable_end == self.log_end_offset)
             found = self._checkpointed
             if clean or withdraw or found is None or point != replace(found, clean_boot_id=None):
                 self._write_checkpoint(point)

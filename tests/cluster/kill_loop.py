@@ -97,7 +97,7 @@ class Publishers:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -136,7 +136,7 @@ def run(folder: Path, rounds: int, seed: int) -> Figures:
             assert publishers is not None
             assert query is not None
             goal, last = publishers.acks + acks, query.acked + batches
-            eventually(lambda: publishers.acks >= goal and query.acked >= last, timeout_s=60, what="all go on")
+            eventually(lambda: publishers.acks >= goal and query.acked >= last, timeout_s=120, what="all go on")
 
         for _ in range(rounds):
             go_on(rng.randint(30, 150), rng.randint(0, 3))
@@ -148,6 +148,7 @@ def run(folder: Path, rounds: int, seed: int) -> Figures:
                 broker.kill9()
             broker.start()
         go_on(100, 2)
+        eventually(lambda: "compaction.done" in broker.output(), what="a pass of compaction, while all go on")
         publishers.stop()
         query.stop()
         assert broker.stop() == 0

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,22 +22,10 @@ import pytest
 
 from broker.cli.processes import Identity
 from broker.client import connect
-from tests.support.processes import NatsServer, eventually
+from tests.support.processes import NatsServer, eventually, free_port
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
 COMMAND = [sys.executable, "-P", "-m", "broker.cli.main"]
-
-
-def _free_base() -> int:
-    """Four free ports in a row, below those that the system hands out by itself."""
-    for _ in range(1000):
-        base = random.randrange(20_000, 32_000)
-        with suppress(OSError):
-            for port in range(base, base + 4):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-            return base
-    raise AssertionError("no four free ports in a row")
 
 
 @dataclass
@@ -59,7 +45,7 @@ class Folder:
 
     def liftlog(self, *arguments: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [*COMMAND, *arguments], capture_output=True, text=True, check=False, env=self.env, timeout=120, **options
+            [*COMMAND, *arguments], capture_output=True, text=True, check=False, env=self.env, timeout=150, **options
         )
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
@@ -98,7 +84,7 @@ class Folder:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Iterator[list[Folder]]:
-    made = [Folder(tmp_path / name, _free_base()) for name in ("one", "two")]
+    made = [Folder(tmp_path / name, free_port(4)) for name in ("one", "two")]
     yield made
     for folder in made:
         if folder.path.exists():
@@ -232,7 +218,7 @@ def _foreground(folder: Folder, log: Path) -> subprocess.Popen[bytes]:
         child = subprocess.Popen(
             [*COMMAND, *folder.up_arguments()], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=folder.env
         )
-    eventually(lambda: child.poll() is not None or b"liftlog is up" in log.read_bytes(), timeout_s=60)
+    eventually(lambda: child.poll() is not None or b"liftlog is up" in log.read_bytes(), timeout_s=120)
     assert child.poll() is None, log.read_text()
     return child
 
@@ -257,7 +243,7 @@ def test_down_stops_a_foreground_up_from_outside(one: Folder, tmp_path: Path) ->
     child = _foreground(one, tmp_path / "up.log")
     assert "already up" in one.up().stdout
     assert set(one.down()["stopped"]) == {"up", "broker-0", "nats"}
-    assert child.wait(30) == 0
+    assert child.wait(60) == 0
     assert one.listening() == []
 
 
@@ -300,7 +286,7 @@ def test_down_leaves_a_process_alone_that_only_has_the_same_pid(one: Folder) -> 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
     """One `up` for the tests that only add streams."""
-    folder = Folder(tmp_path_factory.mktemp("house") / "data", _free_base())
+    folder = Folder(tmp_path_factory.mktemp("house") / "data", free_port(4))
     folder.up()
     yield folder
     folder.down("--force")
@@ -375,10 +361,10 @@ def test_tail_begins_ends_and_follows_where_it_is_told(house: Folder) -> None:
             house.liftlog("publish", "t", "new")
             return follower.stdout.read()  # type: ignore[union-attr]
 
-        line = eventually(came_through, timeout_s=60)
+        line = eventually(came_through, timeout_s=120)
         assert json.loads(line.splitlines()[0])["value"] == "new"
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(30) == 130
+        assert follower.wait(60) == 130
 
 
 def test_tail_ends_quietly_when_its_reader_has_seen_enough(house: Folder) -> None:
@@ -391,7 +377,7 @@ def test_tail_ends_quietly_when_its_reader_has_seen_enough(house: Folder) -> Non
         assert tail.stderr is not None
         tail.stdout.readline()
         tail.stdout.close()
-        assert tail.wait(30) == 0
+        assert tail.wait(60) == 0
         assert tail.stderr.read() == b""
 
 

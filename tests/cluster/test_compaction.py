@@ -138,7 +138,7 @@ def test_a_client_reads_a_compacted_stream_by_offsets_not_by_places(broker: Brok
 def test_a_stream_is_compacted_from_the_command_line_and_that_can_be_changed(broker: BrokerProcess) -> None:
     def liftlog(*arguments: str) -> None:
         command = [sys.executable, "-m", "broker.cli.main", "stream", *arguments, "--brokers", broker.address]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
 
     liftlog("create", "keyed", "--cleanup", "both", "--min-compaction-lag-ms", "5m", "--delete-retention-ms", "2h")
     liftlog("alter", "keyed", "--min-cleanable-dirty-percent", "20", "--cleanup", "compact")

@@ -84,8 +84,9 @@ async def test_restart_of_nats_is_survived_and_reported(tmp_path: Path) -> None:
         await asyncio.to_thread(eventually, lambda: len(acked) >= before + 20)
         stop.set()
         await publishing
-        assert "missing_estimated_records" in broker.output()
-        assert b"liftlog_intake_reconnects_total 1.0" in broker.get("/metrics")
+        # Counted and logged when all is captured again: the first acks may come before.
+        await asyncio.to_thread(eventually, lambda: broker.metric("liftlog_intake_reconnects_total") == 1)
+        await asyncio.to_thread(eventually, lambda: "missing_estimated_records" in broker.output())
         with connect(broker.address) as client:
             values = client.read("s").to_table().column("value").to_pylist()
         assert {b"%d" % n for n, _ in acked} <= set(values)
@@ -101,26 +102,24 @@ async def test_slow_consumer_cut_is_survived(tmp_path: Path) -> None:
         os.kill(broker.pid, signal.SIGSTOP)
         for _ in range(400):
             await client.publish("s", b"x" * 100_000)
-        await flush(client, 10)
+        await flush(client, 60)
         log = tmp_path / "nats" / "nats.log"
         await asyncio.to_thread(eventually, lambda: "Slow Consumer" in log.read_text(), what="nats-server cuts it off")
         os.kill(broker.pid, signal.SIGCONT)
 
         async def acked() -> bool:
             try:
-                await client.request("s", b"after", timeout=1)
+                await client.request("s", b"after", timeout=5)
             except nats.errors.Error:
                 return False
             return True
 
-        for _ in range(30):
-            if await acked():
-                break
+        deadline = asyncio.get_running_loop().time() + 60
+        while not await acked():
+            assert asyncio.get_running_loop().time() < deadline, broker.output()[-3000:]
             await asyncio.sleep(0.1)
-        else:
-            raise AssertionError(broker.output()[-3000:])
         await client.close()
-        assert b"liftlog_intake_disconnects_total 1.0" in broker.get("/metrics")
+        assert broker.metric("liftlog_intake_disconnects_total") >= 1
     finally:
         broker.stop()
         nats_server.stop()
@@ -133,7 +132,7 @@ async def test_sigterm_keeps_what_nats_had_accepted(tmp_path: Path) -> None:
         client = await nats.connect(nats_server.url)
         for i in range(5000):
             await client.publish("s", b"%d" % i)
-        await flush(client, 10)
+        await flush(client, 60)
         await client.close()
         assert await asyncio.to_thread(broker.stop) == 0
         await asyncio.to_thread(broker.start)
@@ -149,7 +148,7 @@ def test_second_broker_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     second.start(wait=False)
     assert second.process is not None
     try:
-        assert second.process.popen.wait(30) == 1
+        assert second.process.popen.wait(60) == 1
         assert "folder_in_use" in second.output()
         assert first.get("/livez")
     finally:
@@ -162,7 +161,7 @@ def test_port_in_use_is_named(tmp_path: Path) -> None:
     second.start(wait=False)
     assert second.process is not None
     try:
-        assert second.process.popen.wait(30) == 1
+        assert second.process.popen.wait(60) == 1
         assert "port_in_use" in second.output()
         assert str(first.port) in second.output()
     finally:
@@ -183,7 +182,7 @@ def test_lost_stream_folder_takes_only_that_stream_offline(tmp_path: Path) -> No
             assert not client.ready().ready
         assert "stream.offline stream=lost" in broker.output()
         broker.request("DELETE", "/v1/streams/lost")
-        eventually(lambda: broker.get("/readyz"))
+        eventually(broker.is_ready)
     finally:
         broker.stop()
 
@@ -200,11 +199,11 @@ async def test_full_disk_is_answered_and_passes_without_a_restart(tmp_path: Path
         broker.request("POST", "/v1/streams", {"name": "s", "subject": "s"})
         client = await nats.connect(nats_server.url)
         filler = disk / "filler"
-        acked = [(await client.request("s", b"before", timeout=5)).data]
+        acked = [(await client.request("s", b"before", timeout=60)).data]
         filler.write_bytes(b"x" * (4 << 20))
         refused = b""
         for _ in range(40):
-            answer = (await client.request("s", b"y" * 200_000, timeout=5)).data
+            answer = (await client.request("s", b"y" * 200_000, timeout=60)).data
             if b'"error"' in answer:
                 refused = answer
                 break
@@ -213,8 +212,9 @@ async def test_full_disk_is_answered_and_passes_without_a_restart(tmp_path: Path
         with connect(broker.address) as reader:
             assert reader.read("s").to_table().num_rows == len(acked)
         filler.unlink()
-        answer = (await client.request("s", b"after", timeout=5)).data
-        assert b'"error"' not in answer, answer
+        deadline = asyncio.get_running_loop().time() + 60  # the broker looks at the disk once in a while
+        while b'"error"' in (answer := (await client.request("s", b"after", timeout=60)).data):
+            assert asyncio.get_running_loop().time() < deadline, answer
         await client.close()
         with connect(broker.address) as reader:
             values = reader.read("s").to_table().column("value").to_pylist()
@@ -244,7 +244,7 @@ async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tm
         filler.write_bytes(b"x" * (12 << 20))
         acked, refused = 0, b""
         for _ in range(100):
-            answer = (await client.request("s", b"y" * 100_000, timeout=5)).data
+            answer = (await client.request("s", b"y" * 100_000, timeout=60)).data
             if b'"error"' in answer:
                 refused = answer
                 break
@@ -267,10 +267,10 @@ async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tm
         def is_stored(answer: bytes) -> bool:
             return b'"error"' not in answer
 
-        deadline = asyncio.get_running_loop().time() + 10
-        while not is_stored((await client.request("s", b"after", timeout=5)).data):
+        deadline = asyncio.get_running_loop().time() + 60
+        while not is_stored((await client.request("s", b"after", timeout=60)).data):
             assert asyncio.get_running_loop().time() < deadline
-        assert is_stored((await client.request("new", b"after", timeout=5)).data)
+        assert is_stored((await client.request("new", b"after", timeout=60)).data)
         await client.close()
         assert "disk.reserve_reached" in broker.output()
         assert "disk.room_again" in broker.output()
@@ -292,10 +292,10 @@ async def test_stream_created_while_nats_is_away_captures_once_it_is_back(tmp_pa
         await asyncio.to_thread(eventually, lambda: b"liftlog_intake_connected 1.0" in broker.get("/metrics"))
         client = await nats.connect(nats_server.url)
         await asyncio.to_thread(eventually, lambda: b"intake_reconnects_total 1.0" in broker.get("/metrics"))
-        answer = await client.request("new", b"x", timeout=5)
+        answer = await client.request("new", b"x", timeout=60)
         assert b'"offset":0' in answer.data.replace(b" ", b"")
         with pytest.raises(nats.errors.NoRespondersError):
-            await client.request("old", b"x", timeout=5)
+            await client.request("old", b"x", timeout=60)
         await client.close()
 
 
@@ -330,8 +330,8 @@ def test_rot_on_the_disk_is_marked_lost_and_read_around(tmp_path: Path, finder: 
         ((start, end),) = broker.get("/v1/streams/s")["partitions"][0]["lost_ranges"]
         assert values == [b"%d" % n for n in range(20) if not start <= n < end]
         assert end - start == 1
-        assert b'liftlog_partition_lost_ranges{stream="s",partition="0"} 1' in broker.get("/metrics")
-        assert f"partition.damaged partition=s/0 lost=(({start}, {end}),)" in broker.output()
+        assert broker.metric('liftlog_partition_lost_ranges{stream="s",partition="0"}') == 1
+        eventually(lambda: f"partition.damaged partition=s/0 lost=(({start}, {end}),)" in broker.output())
         if finder == "reader":
             broker.kill9()
             broker.start()

@@ -39,7 +39,7 @@ async def test_stock_js_publish_returns_a_puback(
 ) -> None:
     create(subject=f"{name}.*")
     client = await nats.connect(nats_server.url)
-    jetstream = client.jetstream()
+    jetstream = client.jetstream(timeout=60)
     for i in range(5):
         ack = await jetstream.publish(f"{name}.1", b"m%d" % i, headers={"Nats-Msg-Id": f"id-{i}"})
         assert (ack.stream, ack.seq, bool(ack.duplicate)) == (name, i + 1, False)
@@ -57,7 +57,7 @@ async def test_publisher_is_told_what_is_refused_and_the_rest_is_stored(
 ) -> None:
     create(subject=name, record_bytes_max=1000)
     client = await nats.connect(nats_server.url)
-    jetstream = client.jetstream()
+    jetstream = client.jetstream(timeout=60)
     with pytest.raises(nats.js.errors.APIError) as too_large:
         await jetstream.publish(name, b"x" * 2000)
     assert "1000" in str(too_large.value.description)
@@ -82,8 +82,8 @@ async def test_key_tombstone_and_duplicate_headers_are_kept(
 ) -> None:
     create(subject=name)
     client = await nats.connect(nats_server.url)
-    await client.jetstream().publish(name, b"", headers={"Liftlog-Key": "k", "Liftlog-Tombstone": "1"})
-    await client.jetstream().publish(name, b"", headers={"Liftlog-Key": "k"})
+    await client.jetstream(timeout=60).publish(name, b"", headers={"Liftlog-Key": "k", "Liftlog-Tombstone": "1"})
+    await client.jetstream(timeout=60).publish(name, b"", headers={"Liftlog-Key": "k"})
     await client.close()
     rows = table(broker, name).to_pylist()
     assert [(r["key"], r["value"]) for r in rows] == [(b"k", None), (b"k", b"")]
@@ -116,7 +116,7 @@ async def test_records_go_where_their_key_hashes(
             partition = zlib.crc32(hashed.encode()) % 3
         expected[partition].append(b"%d" % i)
         await client.publish(subject, b"%d" % i, headers=headers)
-    await flush(client, 10)
+    await flush(client, 60)
     await client.close()
     with connect(broker.address) as reader:
         eventually(lambda: sum(p.high_watermark for p in reader.describe(name).partitions) == 60)
@@ -132,7 +132,7 @@ async def test_overlapping_streams_get_a_copy_each_and_one_answers(
     second = broker.request("POST", "/v1/streams", {"name": f"{name}-copy", "subject": f"{name}.a"})
     assert any("acks are off" in warning for warning in second["warnings"])
     client = await nats.connect(nats_server.url)
-    ack = await client.jetstream().publish(f"{name}.a", b"v")
+    ack = await client.jetstream(timeout=60).publish(f"{name}.a", b"v")
     await client.close()
     assert ack.stream == name
     eventually(lambda: table(broker, f"{name}-copy").num_rows == 1)
@@ -147,7 +147,7 @@ async def test_streams_of_one_group_share_the_messages(
     client = await nats.connect(nats_server.url)
     for i in range(200):
         await client.publish(name, b"%d" % i)
-    await flush(client, 10)
+    await flush(client, 60)
     await client.close()
 
     def values() -> list[bytes]:
@@ -164,7 +164,7 @@ async def test_altering_settings_leaves_no_gap(
     """Publish with acks while settings change under the publisher: every ack comes, every offset is there."""
     create(subject=name)
     client = await nats.connect(nats_server.url)
-    jetstream = client.jetstream()
+    jetstream = client.jetstream(timeout=60)
 
     async def publish() -> list[int]:
         return [(await jetstream.publish(name, b"%d" % i)).seq for i in range(300)]
@@ -183,7 +183,7 @@ async def test_curl_reads_ndjson_and_polars_opens_the_active_segment(
     stream = create(subject=name)
     client = await nats.connect(nats_server.url)
     for i in range(3):
-        await client.jetstream().publish(name, b"v%d" % i)
+        await client.jetstream(timeout=60).publish(name, b"v%d" % i)
     await client.close()
     url = f"http://{broker.address}/v1/streams/{name}/partitions/0/records?format=json"
     get = ["curl", "-sf"] if shutil.which("curl") else [sys.executable, "-c", URLLIB]
@@ -199,7 +199,7 @@ async def test_jetstream_on_the_same_subject_is_warned_about(tmp_path: Path) -> 
     broker = BrokerProcess(tmp_path / "broker", nats_server).start()
     try:
         client = await nats.connect(nats_server.url)
-        await client.jetstream().add_stream(name="ORDERS", subjects=["orders.*"])
+        await client.jetstream(timeout=60).add_stream(name="ORDERS", subjects=["orders.*"])
         await client.close()
         stream = await asyncio.to_thread(broker.request, "POST", "/v1/streams", {"name": "o", "subject": "orders.>"})
         assert any("ORDERS" in warning for warning in stream["warnings"])

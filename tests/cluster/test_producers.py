@@ -35,10 +35,10 @@ def test_kill_9_in_the_middle_of_a_producing_client_neither_loses_nor_doubles_a_
             sending.start()
             try:
                 for goal in (500, 1_500, 2_500):
-                    eventually(lambda goal=goal: sent > goal, timeout_s=60, what=f"{goal} records sent")
+                    eventually(lambda goal=goal: sent > goal, timeout_s=120, what=f"{goal} records sent")
                     broker.kill9()
                     broker.start()
-                eventually(lambda: sent > 3_500, timeout_s=60, what="the last records sent")
+                eventually(lambda: sent > 3_500, timeout_s=120, what="the last records sent")
             finally:
                 done.set()
                 sending.join(60)

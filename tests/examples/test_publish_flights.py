@@ -32,13 +32,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 async def capture(server: NatsServer, name: str, subject: str) -> None:
     connection = await nats.connect(server.url)
-    await connection.jetstream().add_stream(name=name, subjects=[subject])
+    await connection.jetstream(timeout=60).add_stream(name=name, subjects=[subject])
     await connection.close()
 
 
 async def stored(server: NatsServer, name: str) -> int:
     connection = await nats.connect(server.url)
-    count = (await connection.jetstream().stream_info(name)).state.messages
+    count = (await connection.jetstream(timeout=60).stream_info(name)).state.messages
     await connection.close()
     return count
 
@@ -55,9 +55,9 @@ async def received_by_subscriber(server: NatsServer, frame: pd.DataFrame, **opti
 
     connection = await nats.connect(server.url)
     await connection.subscribe(flights.SUBJECTS, cb=on_message)
-    await flush(connection, 10)
+    await flush(connection, 60)
     assert await replay(server.url, frame, acks=False, **options) == len(frame)
-    await asyncio.wait_for(done.wait(), 20)
+    await asyncio.wait_for(done.wait(), 60)
     await connection.close()
     return received
 
@@ -142,7 +142,7 @@ def test_the_command_publishes_a_slice(server: NatsServer, tmp_path: Path) -> No
 
 def test_the_command_says_when_there_is_no_server() -> None:
     command = [sys.executable, "-m", "examples.publish_flights", "--nats", "nats://127.0.0.1:1", "--end", "2013-01-02"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert "not published" in done.stderr
     assert "Traceback" not in done.stderr

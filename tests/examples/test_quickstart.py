@@ -53,7 +53,7 @@ def test_spark_and_pandas_agree_and_nothing_is_left(folder: Path) -> None:
     assert lag[:4] == ["quickstart", "flights", "2", "0"], "consumer, stream, partitions, lag"
     assert done.stderr == "", "Spark's log goes to a file"
     assert not folder.exists()
-    assert processes_of(folder) == []
+    eventually(lambda: not processes_of(folder), what="the JVM ends")
 
 
 @contextmanager
@@ -88,13 +88,13 @@ def test_interrupted_it_cleans_up(folder: Path, tmp_path: Path, number: signal.S
         )
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        assert process.wait(60) == 130, output.read_text()
+        assert process.wait(120) == 130, output.read_text()
     assert "interrupted" in output.read_text()
     assert "Traceback" not in output.read_text()
     assert not folder.exists()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
-    assert processes_of(folder) == []
+    eventually(lambda: not processes_of(folder), what="nothing is left")
 
 
 def test_what_a_killed_run_left_is_stopped_and_removed_by_the_next(folder: Path) -> None:
@@ -152,7 +152,10 @@ def test_a_wrong_window_fails_and_is_printed(a_week: pd.DataFrame) -> None:
 
 def is_running(pid: int) -> bool:
     """A zombie does not run: its parent was killed, and whoever inherited it may not care."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def quiet() -> Console:

@@ -40,13 +40,13 @@ def _in_time() -> Iterator[None]:
 @pytest.mark.parametrize("decoder", DECODERS.values(), ids=list(DECODERS))
 def test_any_bytes_give_a_value_or_the_documented_error(decoder: Decoder) -> None:
     for path in decoder.corpus():
-        signal.alarm(20)
+        signal.alarm(60)
         try:
             decoder.meet(path.read_bytes())
         except Exception as error:
             raise AssertionError(f"python -m tests.fuzz --decoder {decoder.name} --input {path}") from error
     for seed in range(max(5, CASES // decoder.weight)):
-        signal.alarm(20)
+        signal.alarm(60)
         try:
             decoder.meet(decoder.case(seed))
         except Exception as error:

@@ -36,7 +36,7 @@ def test_the_notebook_runs_and_plots(
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     NotebookClient(
-        notebook, timeout=120, kernel_name="python3", record_timing=False, resources={"metadata": {"path": tmp_path}}
+        notebook, timeout=240, kernel_name="python3", record_timing=False, resources={"metadata": {"path": tmp_path}}
     ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2

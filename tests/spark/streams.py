@@ -90,6 +90,6 @@ def wait_published(stream: Stream, consumer: str) -> None:
     wanted = dict(enumerate(stream.counts))
     eventually(
         lambda: published(stream.client, consumer, stream.name) == wanted,
-        timeout_s=30,
+        timeout_s=120,
         what=f"{consumer} published {wanted}, last {published(stream.client, consumer, stream.name)}",
     )

@@ -164,7 +164,7 @@ finally:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert published(stream.client, "terminated", stream.name) == {0: 5, 1: 5, 2: 5}
 
 
@@ -180,7 +180,7 @@ def test_a_broker_that_is_away_is_waited_for_and_progress_is_not_lost(tmp_path: 
             assert reader.latestOffset(end, ALL) is end, "from memory"
             planning = pool.submit(reader.partitions, reader.initialOffset(), end)
             broker.start()
-            assert sum(r.record_count for task in planning.result(60) for r in task.value) == 10
+            assert sum(r.record_count for task in planning.result(120) for r in task.value) == 10
             wait_published(stream, "away")
             stream.append(5)
             later = eventually(lambda: _advanced(reader, end), what="the watch goes on")

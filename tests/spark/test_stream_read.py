@@ -165,7 +165,7 @@ def test_a_killed_broker_is_a_pause(spark: SparkSession, checkpoint: str, tmp_pa
         try:
             for _ in range(2):
                 seen = len(query.recentProgress)
-                eventually(lambda seen=seen: len(query.recentProgress) > seen + 1, timeout_s=60, what="batches go on")
+                eventually(lambda seen=seen: len(query.recentProgress) > seen + 1, timeout_s=120, what="batches go on")
                 broker.kill9()
                 broker.start()
                 stream.append(1000)

@@ -1,7 +1,8 @@
 """How hard the property tests try, and where their luck begins: `make prop` sets both, else they are as in CI.
 
 LIFTLOG_PROP_EFFORT   times the number of examples, 1 unless given
-LIFTLOG_PROP_SEED     moves every seed that a test fixes itself: fault positions, what a power cut leaves
+LIFTLOG_PROP_SEED     moves every seed that a test fixes itself: fault positions, what a power cut leaves;
+                      and Hypothesis tries other examples than in CI
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_luck = random.SystemRandom()  # not the common generator: Hypothesis sets its seed, and two test runs would agree
+_given: set[int] = set()
 
 
 def eventually(condition: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
@@ -32,16 +35,29 @@ def eventually(condition: Callable[[], T], *, timeout_s: float = 60.0, what: str
         time.sleep(0.01)
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on now, below those that the system gives to outgoing connections."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+def free_port(count: int = 1) -> int:
+    """The first of `count` TCP ports in a row that nobody listens on now and that were not handed out before.
+
+    They lie below those that the system gives to outgoing connections: nobody gets one by chance before it is used, or
+    while the process that used it is started again.
+    """
+    end = min(32_000, int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_000)
+    for _ in range(1_000):
+        first = _luck.randrange(min(20_000, end // 2), end - count)
+        ports = range(first, first + count)
+        if _given.isdisjoint(ports) and all(map(_is_free, ports)):
+            _given.update(ports)
+            return first
+    raise AssertionError(f"no {count} free ports in a row")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def nats_server_path() -> str:
@@ -69,7 +85,7 @@ class Process:
         self.popen.kill()
         self.popen.wait()
 
-    def terminate(self, timeout_s: float = 30.0) -> int:
+    def terminate(self, timeout_s: float = 60.0) -> int:
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
         try:
@@ -103,7 +119,7 @@ class NatsServer:
         assert self.process is not None
         assert self.process.popen.poll() is None, self.process.output()
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            socket.create_connection(("127.0.0.1", self.port), timeout=10).close()
         except OSError:
             return False
         return True
@@ -151,13 +167,14 @@ class BrokerProcess:
         self.process = Process(command, self.folder / "broker.log", self._env)
         if wait:
             try:
-                eventually(self._ready, timeout_s=60, what="broker ready")
+                eventually(self.is_ready, timeout_s=120, what="broker ready")
             except AssertionError as error:
                 self.kill9()
                 raise AssertionError(f"{error}\n{self.output()[-4000:]}") from None
         return self
 
-    def _ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it says so; AssertionError: it has ended."""
         assert self.process is not None
         assert self.process.popen.poll() is None, self.process.output()[-4000:]
         try:
@@ -166,7 +183,7 @@ class BrokerProcess:
             return False
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{self.address}{path}", timeout=60) as answer:
             body = answer.read()
         return json.loads(body) if body[:1] in (b"{", b"[") else body
 
@@ -178,6 +195,11 @@ class BrokerProcess:
         with urllib.request.urlopen(request, timeout=60) as answer:
             raw = answer.read()
         return json.loads(raw) if raw else None
+
+    def metric(self, name: str) -> float:
+        """The value of a sample of /metrics, named with its labels; 0: there is none."""
+        lines = self.get("/metrics").decode().splitlines()
+        return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == name), 0.0)
 
     @property
     def pid(self) -> int:

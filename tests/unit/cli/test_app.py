@@ -126,7 +126,9 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert _run("--help")[0] == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5  # CPU: others may be busy
+    assert (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
+    )  # CPU: others may be busy, and some machines are slow
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
-    with connect(f"127.0.0.1:{server.port}", deadline_s=10) as client:
+    with connect(f"127.0.0.1:{server.port}", deadline_s=60) as client:
         yield client
 
 

@@ -90,7 +90,7 @@ class RawServer:
         self.stop_listening()
         self.drop_connections()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a handler does not end"
         if error is None and self.failures:
             raise self.failures[0]

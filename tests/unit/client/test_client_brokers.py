@@ -39,7 +39,7 @@ def problem(error: LiftlogError) -> Callable[[Request, Reply], None]:
     return answers(json.dumps(error.to_problem()).encode(), error.status)
 
 
-def calls(*addresses: str, deadline_s: float = 5, timeout_s: float = 5) -> Calls:
+def calls(*addresses: str, deadline_s: float = 60, timeout_s: float = 60) -> Calls:
     return Calls(Brokers(addresses), timeout_s=timeout_s, deadline_s=deadline_s)
 
 
@@ -56,17 +56,17 @@ def test_at_most_so_many_idle_connections_are_kept() -> None:
 
     def together(request: Request, reply: Reply) -> None:
         if request.query:
-            barrier.wait(10)
+            barrier.wait(60)
         reply.answer(200, b"{}")
 
     with RawServer(together) as server:
         brokers = Brokers(server.address, pool=Pool(idle_max=2))
-        api = Calls(brokers, timeout_s=10, deadline_s=0)
+        api = Calls(brokers, timeout_s=60, deadline_s=0)
         threads = [threading.Thread(target=api.json, args=("GET", "/v1/x?wait=1")) for _ in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert server.connection_count == 5
         assert len(brokers.pool._idle[parse_address(server.address)]) == 2
         brokers.pool.close()
@@ -115,7 +115,7 @@ def test_the_broker_that_worked_is_asked_first_from_then_on() -> None:
     with RawServer(answers(b"{}")) as alive:
         dead = f"127.0.0.1:{free_port()}"
         brokers = Brokers([dead, alive.address])
-        api = Calls(brokers, timeout_s=5, deadline_s=0)
+        api = Calls(brokers, timeout_s=60, deadline_s=0)
         api.json("GET", "/v1/x")
         assert brokers.candidates()[0] == parse_address(alive.address)
 
@@ -131,11 +131,11 @@ def test_the_leader_is_asked_first_and_forgotten_when_it_cannot_be_reached() -> 
         brokers = Brokers(configured.address)
         key = ("orders", 3)
         brokers.note_leader(key, leader.address)
-        brokers.exchange("GET", "/v1/x", key=key, timeout_s=5).close()
-        brokers.exchange("GET", "/v1/x", key=("orders", 4), timeout_s=5).close()
+        brokers.exchange("GET", "/v1/x", key=key, timeout_s=60).close()
+        brokers.exchange("GET", "/v1/x", key=("orders", 4), timeout_s=60).close()
         assert (len(leader.requests), len(configured.requests)) == (1, 1)
         brokers.note_leader(key, f"127.0.0.1:{free_port()}")
-        brokers.exchange("GET", "/v1/x", key=key, timeout_s=5).close()
+        brokers.exchange("GET", "/v1/x", key=key, timeout_s=60).close()
         assert brokers.candidates(key) == [parse_address(configured.address)]
         brokers.note_leader(key, "no address at all")
         assert brokers.candidates(key) == [parse_address(configured.address)]
@@ -183,7 +183,7 @@ def test_any_answer_that_is_no_success_becomes_an_error_that_names_the_address(
 ) -> None:
     with RawServer(answers(body, status)) as server:
         with pytest.raises(LiftlogError) as caught:
-            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=5)
+            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=60)
         assert type(caught.value) is kind
         assert caught.value.address == server.address
 
@@ -195,7 +195,7 @@ def test_what_is_no_http_at_all_is_an_error() -> None:
 
     with RawServer(greets) as server:
         with pytest.raises(Unavailable, match=server.address) as caught:
-            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=5)
+            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=60)
         assert caught.value.sent
 
 
@@ -265,7 +265,7 @@ def test_patience_ends_with_the_deadline_and_tells_the_last_error() -> None:
 
     with pytest.raises(DeadlineExceeded) as caught:
         for_ever()
-    assert 0.1 < time.monotonic() - began < 3
+    assert 0.1 < time.monotonic() - began < 30
     assert str(caught.value).startswith("doing it: gave up after ")
     assert str(caught.value).endswith("still starting")
     assert isinstance(caught.value.__cause__, NotReady)
@@ -291,7 +291,7 @@ def test_an_interrupt_ends_pauses_and_waits_for_ever() -> None:
     interrupt = Interrupt()
     interrupt.set()
     began = time.monotonic()
-    interrupt.pause(60)
+    interrupt.pause(120)
     with RawServer(lambda request, reply: None) as server, pytest.raises(Unavailable):
-        Brokers(server.address).exchange("GET", "/v1/x", timeout_s=60, interrupt=interrupt)
-    assert time.monotonic() - began < 10
+        Brokers(server.address).exchange("GET", "/v1/x", timeout_s=120, interrupt=interrupt)
+    assert time.monotonic() - began < 60

@@ -193,7 +193,7 @@ def test_a_silent_broker_ends_in_an_error_within_the_deadline() -> None:
     silent = threading.Event()
 
     def twist(request: Request, reply: Reply, data: bytes, headers: dict[str, str]) -> bool:
-        silent.wait(10)
+        silent.wait(60)
         return True
 
     with RawServer(serve(Log.of(10, per_batch=10), twist)) as server:
@@ -368,9 +368,9 @@ def test_an_interrupt_ends_a_read_that_waits() -> None:
             target=lambda: found.extend(offsets(server, 0, 10, interrupt=interrupt, timeout_s=60))
         )
         reading.start()
-        assert waits.wait(10)
+        assert waits.wait(60)
         interrupt.set()
-        reading.join(10)
+        reading.join(60)
         assert not reading.is_alive()
         assert found == []
 

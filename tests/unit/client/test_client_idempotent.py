@@ -51,7 +51,7 @@ class Relay:
             reply.close()
             return
         target = request.path + "?" + "&".join(f"{name}={value}" for name, value in request.query.items())
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         kind = {"Content-Type": request.headers.get("content-type", "application/json")}
         connection.request(request.method, target, body=request.body or None, headers=kind)
         answer = connection.getresponse()
@@ -79,7 +79,7 @@ def test_each_record_is_stored_once_and_in_order_whatever_answers_are_lost(
     rng = random.Random(seed)
     name = new_stream(partitions=3)
     relay = Relay(server.port, lambda: rng.choice(["ok", "ok", "lost answer", "lost"]))
-    with RawServer(relay) as between, connect(between.address, deadline_s=30) as far:
+    with RawServer(relay) as between, connect(between.address, deadline_s=60) as far:
         with far.producer(name, partitioner="key", batch_records=9, linger_ms=1) as producer:
             futures = [producer.send(b"%d" % i, key=b"%d" % (i % 7)) for i in range(200)]
         places = [future.result() for future in futures]
@@ -100,12 +100,12 @@ def test_when_no_answer_ever_comes_the_error_says_so_and_what_follows_is_stored_
     with RawServer(relay) as between, connect(between.address) as far:
         producer = far.producer(name, deadline_s=0.5)
         first = producer.send(b"first")
-        error = first.exception(30)
+        error = first.exception(60)
         assert isinstance(error, DeadlineExceeded)
         assert error.sent
         healed.set()
         second = producer.send(b"second")
-        assert second.result(30) == (0, 1)
+        assert second.result(60) == (0, 1)
         with pytest.raises(DeadlineExceeded):
             producer.close()
     assert values(client, name) == [b"first", b"second"]
@@ -114,14 +114,14 @@ def test_when_no_answer_ever_comes_the_error_says_so_and_what_follows_is_stored_
 def test_a_newer_producer_of_the_name_fences_the_older_one(client: Client, new_stream: NewStream) -> None:
     name = new_stream()
     with client.producer(name, name="job-1") as older:
-        assert older.send(b"0").result(10) == (0, 0)
+        assert older.send(b"0").result(60) == (0, 0)
         with client.producer(name, name="job-1") as newer:
-            assert newer.send(b"1").result(10) == (0, 1)
+            assert newer.send(b"1").result(60) == (0, 1)
             for _ in range(2):  # and it does not fence the newer one in its turn
-                error = older.send(b"never").exception(10)
+                error = older.send(b"never").exception(60)
                 assert isinstance(error, ProducerFenced)
                 assert error.producer_epoch == 1
-            assert newer.send(b"2").result(10) == (0, 2)
+            assert newer.send(b"2").result(60) == (0, 2)
         with pytest.raises(ProducerFenced):
             older.flush()
     assert values(client, name) == [b"0", b"1", b"2"]
@@ -133,11 +133,11 @@ def test_a_producer_that_the_partition_has_forgotten_gets_an_error_and_begins_an
     name = new_stream()
     log = server.backend.partition(name, 0).log
     with client.producer(name) as producer:
-        assert producer.send(b"0").result(10) == (0, 0)
+        assert producer.send(b"0").result(60) == (0, 0)
         log._known_producers().cut(0)  # as if it had expired
         with pytest.raises(UnknownProducer):
-            producer.send(b"1").result(10)
-        assert producer.send(b"2").result(10) == (0, 1)
+            producer.send(b"1").result(60)
+        assert producer.send(b"2").result(60) == (0, 1)
         with pytest.raises(UnknownProducer):
             producer.flush()
     assert values(client, name) == [b"0", b"2"]
@@ -145,9 +145,9 @@ def test_a_producer_that_the_partition_has_forgotten_gets_an_error_and_begins_an
 
 def test_what_is_refused_costs_no_other_record(client: Client, new_stream: NewStream) -> None:
     with client.producer(new_stream()) as producer:
-        assert producer.send(b"x").result(10) == (0, 0)
-        assert isinstance(producer.send_batch(pa.table({"value": [1]})).exception(10), InvalidRecords)
-        assert [producer.send(b"x").result(10) for _ in range(2)] == [(0, 1), (0, 2)]
+        assert producer.send(b"x").result(60) == (0, 0)
+        assert isinstance(producer.send_batch(pa.table({"value": [1]})).exception(60), InvalidRecords)
+        assert [producer.send(b"x").result(60) for _ in range(2)] == [(0, 1), (0, 2)]
         with pytest.raises(InvalidRecords):
             producer.flush()
 
@@ -174,6 +174,6 @@ def test_names_that_cannot_be_and_options_that_contradict_each_other(client: Cli
     with pytest.raises(InvalidRequest, match="idempotent"):
         client.producer(new_stream(), idempotent=False, name="x")
     with client.producer(new_stream(), name="no spaces") as producer:
-        assert isinstance(producer.send(b"x").exception(10), InvalidName)
+        assert isinstance(producer.send(b"x").exception(60), InvalidName)
         with pytest.raises(LiftlogError):
             producer.flush()

@@ -12,7 +12,7 @@ ALWAYS_ABSENT = {"nats", "aiohttp", "grpc", "pandas", "polars", "pyspark", "pysy
 
 def loaded_after(code: str) -> set[str]:
     script = f"{code}\nimport sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     return set(done.stdout.split())
 
 

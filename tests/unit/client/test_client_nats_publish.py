@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from broker.api.errors import InvalidRequest, InvalidSubject, NatsRefused, Unavailable
 from broker.client.client import Client, connect
 from broker.client.nats_connection import flush
-from broker.client.nats_publish import publish, publish_async
+from broker.client.nats_publish import PublishReport, publish, publish_async
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running
 
 Cluster = tuple[NatsServer, BrokerProcess]
@@ -47,7 +47,7 @@ def responder(url: str, subject: str, answer: Callable[[Msg], Awaitable[None]]) 
     async def run() -> None:
         connection = await nats.connect(url)
         await connection.subscribe(subject, cb=answer)
-        await flush(connection, 10)
+        await flush(connection, 60)
         ready.set()
         await end.wait()
         await connection.close()
@@ -55,11 +55,11 @@ def responder(url: str, subject: str, answer: Callable[[Msg], Awaitable[None]]) 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         yield
     finally:
         loop.call_soon_threadsafe(end.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 
@@ -138,10 +138,14 @@ def test_a_missing_ack_is_an_error_after_its_time_and_a_late_one_changes_nothing
         if message.data != b"never":
             await message.respond(json.dumps({"stream": "s", "seq": 5, "offset": 4, "partition": 2}).encode())
 
+    def report() -> PublishReport:
+        return publish(cluster[0].url, "acks.test", [b"now", b"never", b"now", b"late"], window=1, ack_timeout_s=0.2)
+
     with responder(cluster[0].url, "acks.test", every_second):
-        report = publish(cluster[0].url, "acks.test", [b"now", b"never", b"now", b"late"], window=1, ack_timeout_s=0.2)
-    assert report.errors == {"no ack within 0.2 s": 2}
-    assert (report.published, report.acked, report.offsets) == (4, 2, {("s", 2): (4, 4)})
+        # A machine that stands still for as long as the patience makes an ack late that was not meant to be.
+        found = eventually(lambda: (r := report()).acked == 2 and r, what="two acks in time")
+    assert found.errors == {"no ack within 0.2 s": 2}
+    assert (found.published, found.offsets) == (4, {("s", 2): (4, 4)})
 
 
 def test_an_answer_that_is_no_ack_is_counted_as_such(cluster: Cluster) -> None:
@@ -173,7 +177,7 @@ def test_payloads_from_a_pipe_are_sent_as_they_come(cluster: Cluster, client: Cl
         eventually(lambda: client.describe("piped").record_count == 2)
         pipe.write(b"three\n")
         eventually(lambda: client.describe("piped").record_count == 3)
-    thread.join(10)
+    thread.join(60)
     assert reports[0].acked == 3
 
 

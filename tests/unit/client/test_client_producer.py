@@ -67,7 +67,7 @@ def test_futures_say_where_each_record_went(client: Client, new_stream: NewStrea
         futures = [producer.send(b"%d" % i) for i in range(100)]
         called: list[tuple[int, int]] = []
         futures[50].add_done_callback(lambda future: called.append(future.result()))
-        assert [future.result(10) for future in futures] == [(0, i) for i in range(100)]
+        assert [future.result(60) for future in futures] == [(0, i) for i in range(100)]
     assert called == [(0, 50)]
     assert all(future.done() and future.exception() is None for future in futures)
     assert stored(client, name) == [b"%d" % i for i in range(100)]
@@ -75,7 +75,7 @@ def test_futures_say_where_each_record_went(client: Client, new_stream: NewStrea
 
 def test_a_single_record_is_sent_without_a_flush(client: Client, new_stream: NewStream) -> None:
     with client.producer(new_stream(), linger_ms=1) as producer:
-        assert producer.send(b"x").result(10) == (0, 0)
+        assert producer.send(b"x").result(60) == (0, 0)
 
 
 def test_many_threads_may_send(client: Client, new_stream: NewStream) -> None:
@@ -102,8 +102,8 @@ def test_keys_go_where_the_broker_would_put_them(client: Client, new_stream: New
     with client.producer(name, partitioner="key") as producer:
         futures = [producer.send(b"v", key=key) for key in keys]
         no_key = producer.send(b"v", subject="orders.7")
-        assert [f.result(10)[0] for f in futures] == [zlib.crc32(key) % 5 for key in keys]
-        assert no_key.result(10)[0] == zlib.crc32(b"orders.7") % 5
+        assert [f.result(60)[0] for f in futures] == [zlib.crc32(key) % 5 for key in keys]
+        assert no_key.result(60)[0] == zlib.crc32(b"orders.7") % 5
     for key in (*keys, None):
         mine = partition_of(b"orders.7" if key is None else key, 5)
         assert mine == brokers_partition_of(b"orders.7", key, "key", 5)
@@ -184,7 +184,7 @@ def test_what_cannot_be_a_record_is_refused_at_once(client: Client, new_stream: 
             producer.send(b"x", timestamp=datetime(2024, 1, 1))
         with pytest.raises(InvalidRecords):
             producer.send(b"x", timestamp=1 << 64)
-        assert producer.send(b"y").result(10) == (0, 0)
+        assert producer.send(b"y").result(60) == (0, 0)
 
 
 def test_what_the_broker_refuses_reaches_the_future_and_the_flush_and_the_rest_goes_on(
@@ -194,10 +194,10 @@ def test_what_the_broker_refuses_reaches_the_future_and_the_flush_and_the_rest_g
         wrong = producer.send_batch(pa.table({"value": [1, 2]}))
         right = producer.send(b"x")
         with pytest.raises(InvalidRecords):
-            producer.flush(10)
+            producer.flush(60)
         assert isinstance(wrong.exception(), InvalidRecords)
         assert right.result() == (0, 0)
-        producer.flush(10)
+        producer.flush(60)
 
 
 def test_options_out_of_their_limits_are_named(client: Client, new_stream: NewStream) -> None:
@@ -220,7 +220,7 @@ def test_a_closed_producer_takes_nothing(client: Client, new_stream: NewStream) 
 
 def test_a_producer_is_not_used_after_a_fork(client: Client, new_stream: NewStream) -> None:
     with client.producer(new_stream()) as producer:
-        producer.send(b"x").result(10)
+        producer.send(b"x").result(60)
         receive, send = os.pipe()
         child = os.fork()
         if child == 0:  # no pytest machinery in here
@@ -234,7 +234,7 @@ def test_a_producer_is_not_used_after_a_fork(client: Client, new_stream: NewStre
         with os.fdopen(receive, "rb") as pipe:
             assert b"fork" in pipe.read()
         os.waitpid(child, 0)
-        assert producer.send(b"z").result(10) == (0, 1)
+        assert producer.send(b"z").result(60) == (0, 1)
 
 
 DESCRIPTION: dict[str, Any] = {
@@ -263,7 +263,7 @@ DESCRIPTION: dict[str, Any] = {
 
 
 def producer_to(server: RawServer, **options: Any) -> Producer:
-    return Producer(Brokers(server.address), StreamDescription.of(DESCRIPTION), **{"deadline_s": 5, **options})
+    return Producer(Brokers(server.address), StreamDescription.of(DESCRIPTION), **{"deadline_s": 60, **options})
 
 
 class Appends:
@@ -302,7 +302,7 @@ def say(error: LiftlogError) -> Callable[[Reply], None]:
 def test_what_was_certainly_not_stored_is_sent_again() -> None:
     appends = Appends(say(Overloaded("full")), say(StorageFailed("recovering")))
     with RawServer(appends) as server, producer_to(server) as producer:
-        assert producer.send(b"x").result(10) == (0, 0)
+        assert producer.send(b"x").result(60) == (0, 0)
     assert appends.stored == [b"x"]
     assert appends.stamps == [(7, 2, 0)] * 3
 
@@ -312,12 +312,12 @@ def test_without_idempotence_an_answer_that_was_lost_is_an_error_and_nothing_is_
     with RawServer(appends) as server, producer_to(server, idempotent=False) as producer:
         lost = producer.send(b"x")
         with pytest.raises(Unavailable) as caught:
-            lost.result(10)
+            lost.result(60)
         assert caught.value.sent
         assert server.address in str(caught.value)
         with pytest.raises(Unavailable):
             producer.flush()
-        assert producer.send(b"y").result(10) == (0, 1)
+        assert producer.send(b"y").result(60) == (0, 1)
     assert appends.stored == [b"x", b"y"]
     assert appends.stamps == [(-1, -1, -1)] * 2
 
@@ -325,7 +325,7 @@ def test_without_idempotence_an_answer_that_was_lost_is_an_error_and_nothing_is_
 def test_at_least_once_sends_again_when_an_answer_was_lost() -> None:
     appends = Appends(Reply.close)
     with RawServer(appends) as server, producer_to(server, idempotent=False, at_least_once=True) as producer:
-        assert producer.send(b"x").result(10) == (0, 1)
+        assert producer.send(b"x").result(60) == (0, 1)
     assert appends.stored == [b"x", b"x"]
 
 
@@ -333,9 +333,9 @@ def test_a_kept_connection_that_died_meanwhile_costs_no_record() -> None:
     """It is seen before the request is sent, so nothing is ambiguous."""
     appends = Appends()
     with RawServer(appends) as server, producer_to(server) as producer:
-        producer.send(b"x").result(10)
+        producer.send(b"x").result(60)
         server.drop_connections()
-        assert producer.send(b"y").result(10) == (0, 1)
+        assert producer.send(b"y").result(60) == (0, 1)
     assert appends.stored == [b"x", b"y"]
 
 
@@ -352,7 +352,7 @@ def test_a_refusal_before_the_body_was_read_is_understood() -> None:
 
     with RawServer(refuses, on_head=early) as server, producer_to(server) as producer:
         future = producer.send_batch(pa.table({"value": [bytes(8 << 20)]}))
-        error = future.exception(10)
+        error = future.exception(60)
         assert isinstance(error, RecordTooLarge | Unavailable)
         with pytest.raises(LiftlogError):
             producer.flush()
@@ -360,7 +360,7 @@ def test_a_refusal_before_the_body_was_read_is_understood() -> None:
 
 def test_send_blocks_while_the_queue_is_full_and_goes_on_when_there_is_room() -> None:
     go = threading.Event()
-    appends = Appends(lambda reply: (go.wait(10), say(Overloaded("full"))(reply))[1])
+    appends = Appends(lambda reply: (go.wait(60), say(Overloaded("full"))(reply))[1])
     with RawServer(appends) as server, producer_to(server, batch_records=1, in_flight=2) as producer:
         producer.send(b"0")
         producer.send(b"1")
@@ -369,15 +369,15 @@ def test_send_blocks_while_the_queue_is_full_and_goes_on_when_there_is_room() ->
         blocked.join(0.2)
         assert blocked.is_alive()
         go.set()
-        blocked.join(10)
+        blocked.join(60)
         assert not blocked.is_alive()
-        producer.flush(10)
+        producer.flush(60)
     assert appends.stored == [b"0", b"1", b"2"]
 
 
 def test_a_flush_that_takes_too_long_says_so() -> None:
     go = threading.Event()
-    appends = Appends(lambda reply: (go.wait(10), say(Overloaded("full"))(reply))[1])
+    appends = Appends(lambda reply: (go.wait(60), say(Overloaded("full"))(reply))[1])
     with RawServer(appends) as server, producer_to(server) as producer:
         future = producer.send(b"x")
         with pytest.raises(TimeoutError):
@@ -385,4 +385,4 @@ def test_a_flush_that_takes_too_long_says_so() -> None:
         with pytest.raises(TimeoutError):
             future.result(0.05)
         go.set()
-        assert future.result(10) == (0, 0)
+        assert future.result(60) == (0, 0)

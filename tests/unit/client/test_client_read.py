@@ -166,7 +166,7 @@ class Follower:
 
     def end(self) -> None:
         self.reader.close()
-        self.thread.join(10)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
@@ -251,7 +251,7 @@ def test_an_idle_following_read_is_closed_from_another_thread(one: str, follow: 
     eventually(lambda: follower.thread.is_alive())
     began = time.monotonic()
     follower.end()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert (follower.rows, follower.error) == ([], None)
 
 

@@ -53,23 +53,23 @@ def test_following_readers_and_a_producer_survive_a_killed_broker(broker: Broker
         except BaseException as error:
             errors.append(error)
 
-    with connect(broker.address, deadline_s=60) as client:
+    with connect(broker.address, deadline_s=120) as client:
         client.create_stream("orders", partitions=partitions)
         reader = client.read("orders", follow=True)
         threads = [threading.Thread(target=run, args=(client,), daemon=True) for run in (produce, follow)]
         for thread in threads:
             thread.start()
-        eventually(lambda: len(acknowledged) > 20, timeout_s=60)
+        eventually(lambda: len(acknowledged) > 20, timeout_s=120)
         broker.kill9()
         broker.start()
         before = len(acknowledged)
-        eventually(lambda: len(acknowledged) > before + 20, timeout_s=60)
+        eventually(lambda: len(acknowledged) > before + 20, timeout_s=120)
         ends.set()
-        threads[0].join(60)
+        threads[0].join(120)
         heads = {(p.partition, o) for p in client.describe("orders").partitions for o in range(p.high_watermark)}
-        eventually(lambda: len(seen) >= len(heads) or errors, timeout_s=60)
+        eventually(lambda: len(seen) >= len(heads) or errors, timeout_s=120)
         reader.close()
-        threads[1].join(60)
+        threads[1].join(120)
     assert not errors
     assert all(error.sent for error in lost), "only what was cut off under way is an error: nobody knows of it"
     assert len(seen) == len(set(seen)), "an offset was handed out twice"
@@ -80,7 +80,7 @@ def test_following_readers_and_a_producer_survive_a_killed_broker(broker: Broker
 
 
 def test_a_long_bounded_read_goes_on_where_it_was_when_the_broker_was_killed(broker: BrokerProcess) -> None:
-    with connect(broker.address, deadline_s=60) as client:
+    with connect(broker.address, deadline_s=120) as client:
         client.create_stream("orders", batch_records=100)
         rows = pa.record_batch({"value": pa.array([bytes(1000)] * 20_000, pa.binary())})
         client.append("orders", 0, rows)

@@ -84,7 +84,7 @@ def test_appends_to_a_paused_stream_are_tried_again_until_it_is_resumed(client: 
         appended = pool.submit(client.append, name, 0, values(3))
         assert not wait([appended], timeout=0.3).done
         client.resume(name)
-        assert appended.result(20).first_offset == 0
+        assert appended.result(60).first_offset == 0
     assert client.describe(name).record_count == 3
 
 
@@ -147,7 +147,7 @@ def test_a_watch_tells_the_heads_and_waits_for_a_change(client: Client, new_stre
     assert {p: head.high_watermark for p, head in first.streams[name].partitions.items()} == {0: 0, 1: 0}
     assert client.watch(first.version, name, max_wait_s=0.05).streams[name] == first.streams[name]
     client.append(name, 1, values(5))
-    second = client.watch(first.version, [name], max_wait_s=10)
+    second = client.watch(first.version, [name], max_wait_s=60)
     assert second.streams[name].partitions[1].high_watermark == 5
     assert second.version > first.version
 

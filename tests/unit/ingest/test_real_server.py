@@ -21,7 +21,7 @@ from broker.client.nats_connection import flush
 from tests.support.processes import NatsServer
 from tests.unit.ingest.twins import builder
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +127,10 @@ def test_the_longest_reply_subject_that_is_answered_does_not_cost_the_connection
 
         short = reply[:4000]
         await client.subscribe(short, cb=take)
-        await flush(client, 10)
+        await flush(client, 60)
         await client.publish("orders.a", b"1", reply=short)
         await client.publish("orders.a", b"1", reply=reply)
-        await flush(client, 10)
+        await flush(client, 60)
         await asyncio.to_thread(subscriber.receive_messages, 2)
         assert len(await asyncio.to_thread(subscriber.rows)) == 2
         message = await asyncio.wait_for(answers.get(), WAIT_S)

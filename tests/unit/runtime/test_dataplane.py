@@ -69,7 +69,7 @@ def _served(host: str, port: int = 0) -> Iterator[int]:
 
 
 def _congestion_control_of(host: str, port: int) -> str:
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection = http.client.HTTPConnection(host, port, timeout=60)
     try:
         connection.request("GET", "/")
         return connection.getresponse().read().decode()

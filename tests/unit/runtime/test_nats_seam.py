@@ -60,19 +60,19 @@ async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(
         intake.route(client._sid + 1, [builder], partition_by="subject_suffix")
         subscription = await client.subscribe("s")
         assert subscription._id == 1
-        await barrier(client, 5)
+        await barrier(client, 60)
         publisher = await nats.connect(server.url)
         for i in range(100):
             await publisher.publish("s", b"%d" % i, reply="r")
-        await barrier(publisher, 5)
-        await barrier(publisher, 5)  # nats-py's PING may overtake what it still holds; the second one cannot
+        await barrier(publisher, 60)
+        await barrier(publisher, 60)  # nats-py's PING may overtake what it still holds; the second one cannot
         await publisher.close()
-        await barrier(client, 5)  # UNSUB/PING/PONG as drain barrier: all that was sent before has been parsed
+        await barrier(client, 60)  # UNSUB/PING/PONG as drain barrier: all that was sent before has been parsed
         assert builder.record_count == 100
         assert builder.awaited_count == 100
         assert sum(fed) > 100
         await subscription.unsubscribe()
-        await barrier(client, 5)
+        await barrier(client, 60)
     finally:
         await client.close()
         server.stop()
@@ -97,7 +97,7 @@ async def test_a_barrier_comes_after_the_commands_before_it() -> None:
         for _ in range(20):
             subscription = await client.subscribe("s")
             await subscription.unsubscribe()
-            await barrier(client, 5)
+            await barrier(client, 60)
     finally:
         await client.close()
         server.close()
@@ -119,15 +119,16 @@ async def test_reconnect_replays_subscriptions_with_their_ids(tmp_path: Path) ->
             server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, reconnected_cb=on_reconnected
         )
         await client.subscribe("s")
-        await barrier(client, 5)
+        await barrier(client, 60)
         server.kill9()
         server.start()
-        await asyncio.wait_for(reconnected.wait(), 20)
+        await asyncio.wait_for(reconnected.wait(), 60)
+        await barrier(client, 60)  # the server has its subscription again
         publisher = await nats.connect(server.url)
         await publisher.publish("s", b"x")
-        await barrier(publisher, 5)
+        await barrier(publisher, 60)
         await publisher.close()
-        await barrier(client, 5)
+        await barrier(client, 60)
         assert intake.counters["unrouted"] == 1
     finally:
         await client.close()

@@ -53,7 +53,8 @@ def test_only_the_latest_keep_their_files_and_all_can_be_appended_to_again(pool:
             append(log)
             commit(log)
             open_logs.touch(log)
-        eventually(lambda: disk.open_files == LIMIT)
+            eventually(lambda: disk.open_files <= LIMIT)  # or one that is asked late may have been appended to since
+        assert disk.open_files == LIMIT
         assert [log.is_awake for log in made] == [False] * 16 + [True] * LIMIT
     assert [log.log_end_offset for log in made] == [3] * 20
 

@@ -98,7 +98,7 @@ class Waiter:
         self.done.set()
 
     def wait(self) -> Outcome:
-        assert self.done.wait(10)
+        assert self.done.wait(60)
         assert self.outcome is not None
         return self.outcome
 
@@ -170,9 +170,9 @@ def test_refusing_partition_takes_nothing_from_anybody(partition: Partition) -> 
         partition.append_now([rows(b"x")], Waiter())
     partition.alter(info(read_only=True))
     with pytest.raises(ReadOnly):
-        partition.append([rows(b"x")]).result(10)
+        partition.append([rows(b"x")]).result(60)
     partition.alter(info())
-    assert partition.append([rows(b"x")], acks="none").result(10).next_offset == 1
+    assert partition.append([rows(b"x")], acks="none").result(60).next_offset == 1
 
 
 def test_refusal_is_a_new_error_for_each_append(partition: Partition) -> None:
@@ -207,7 +207,7 @@ def test_append_that_meets_a_deleted_stream_says_so_whenever_it_comes(
     with pytest.raises(UnknownStream, match="was deleted"):
         partition.append_now([rows(b"after")], Waiter())
     with pytest.raises(UnknownStream, match="was deleted"):
-        partition.append([rows(b"after")]).result(10)
+        partition.append([rows(b"after")]).result(60)
     assert not between.done.is_set()
     assert [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")] == []
 

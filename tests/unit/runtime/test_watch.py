@@ -18,7 +18,7 @@ async def test_waiter_returns_when_its_condition_holds() -> None:
             hub.note("p")
             hub.note("other")
 
-    waiting = [asyncio.create_task(hub.wait("p", lambda n=n: reached[0] >= n, 10)) for n in (1, 50, 100)]
+    waiting = [asyncio.create_task(hub.wait("p", lambda n=n: reached[0] >= n, 60)) for n in (1, 50, 100)]
     thread = threading.Thread(target=advance)
     thread.start()
     await asyncio.gather(*waiting)
@@ -52,5 +52,5 @@ async def test_change_between_looking_and_waiting_is_not_missed() -> None:
             return False
         return True
 
-    await hub.wait("p", done, 10)
+    await hub.wait("p", done, 60)
     assert len(looks) == 2

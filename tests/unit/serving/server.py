@@ -94,7 +94,7 @@ class Server:
     def serving(self) -> Serving:
         return self.app[SERVING]
 
-    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 30) -> T:
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 60) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     def shut_down(self) -> None:
@@ -117,7 +117,7 @@ class Server:
 class Api:
     """A keep-alive connection. Every answer is held against the OpenAPI document."""
 
-    def __init__(self, port: int, timeout_s: float = 30) -> None:
+    def __init__(self, port: int, timeout_s: float = 90) -> None:
         self.port = port
         self._timeout_s = timeout_s
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)

@@ -159,7 +159,7 @@ def test_a_damaged_later_batch_cuts_the_answer(server: Server, orders: Api, monk
     """What was shown before is intact, and the client sees that the rest is missing."""
     monkeypatch.setattr(ndjson, "CHUNK_BYTES", 100)
     flip(server, 50)
-    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     client.request("GET", "/v1/streams/orders/partitions/0/records?format=json")
     seen = b""
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):  # noqa: PT012

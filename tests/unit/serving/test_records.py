@@ -129,7 +129,7 @@ def test_a_long_poll_ends_with_the_first_new_record(orders: Api) -> None:
 
     def poll() -> None:
         began = time.monotonic()
-        rows = orders.another().read("orders", offset=100, max_wait_ms=20_000).rows()
+        rows = orders.another().read("orders", offset=100, max_wait_ms=60_000).rows()
         polled.extend((offsets(rows), time.monotonic() - began))
 
     thread = threading.Thread(target=poll)
@@ -137,17 +137,17 @@ def test_a_long_poll_ends_with_the_first_new_record(orders: Api) -> None:
     thread.join(0.2)
     assert thread.is_alive(), "it did not wait"
     orders.append("orders", values(1))
-    thread.join(10)
+    thread.join(60)
     assert polled[0] == [100]
     assert isinstance(polled[1], float)
-    assert polled[1] < 10
+    assert polled[1] < 50
 
 
 def test_a_long_poll_without_news_is_empty_when_time_is_up(orders: Api) -> None:
     began = time.monotonic()
     answer = orders.read("orders", offset=100, max_wait_ms=100)
     assert answer.body == SCHEMA_BYTES + END_OF_STREAM
-    assert 0.09 < time.monotonic() - began < 5
+    assert 0.09 < time.monotonic() - began < 50
 
 
 def test_a_long_poll_ends_before_its_timeout_without_an_error(orders: Api) -> None:
@@ -157,19 +157,19 @@ def test_a_long_poll_ends_before_its_timeout_without_an_error(orders: Api) -> No
 
 def test_no_long_poll_where_there_is_something_or_nothing_can_come(orders: Api) -> None:
     began = time.monotonic()
-    assert orders.read("orders", offset=99, max_wait_ms=20_000).rows().num_rows
-    assert not orders.read("orders", offset=100, end=100, max_wait_ms=20_000).rows().num_rows
-    assert time.monotonic() - began < 10
+    assert orders.read("orders", offset=99, max_wait_ms=60_000).rows().num_rows
+    assert not orders.read("orders", offset=100, end=100, max_wait_ms=60_000).rows().num_rows
+    assert time.monotonic() - began < 50
 
 
 def test_a_long_poll_on_a_stream_that_is_deleted_says_so(server: Server, orders: Api) -> None:
     answers = []
     poller = orders.another()
-    thread = threading.Thread(target=lambda: answers.append(poller.read("orders", offset=100, max_wait_ms=20_000)))
+    thread = threading.Thread(target=lambda: answers.append(poller.read("orders", offset=100, max_wait_ms=60_000)))
     thread.start()
     eventually(lambda: server.backend._hub._waiter_count, what="the poll waits")
     assert orders.request("DELETE", "/v1/streams/orders").status == 204
-    thread.join(10)
+    thread.join(60)
     assert answers[0].reason == "unknown_stream"
 
 

@@ -105,9 +105,9 @@ def test_a_reader_that_stands_still_is_cut(loaded: Server, monkeypatch: pytest.M
     monkeypatch.setattr(sending, "STALLED_S", 0.3)
     with socket.create_connection(("127.0.0.1", loaded.port)) as still:
         still.sendall(b"GET /v1/streams/big/partitions/0/records HTTP/1.1\r\nHost: x\r\n\r\n")
-        eventually(open_segments, what="the answer begins")
-        eventually(lambda: not open_segments(), what="it is cut")
-    assert b'liftlog_http_answers_cut_total{by="reader"} 1.0' in loaded.api.get("/metrics").body
+        cut = b'liftlog_http_answers_cut_total{by="reader"} 1.0'
+        eventually(lambda: cut in loaded.api.get("/metrics").body, what="it is cut")
+        eventually(lambda: not open_segments(), what="its plan is closed")
 
 
 def test_record_bytes_are_sent_by_the_kernel(loaded: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_a_file_that_shrinks_while_it_is_sent_cuts_the_answer(tmp_path: Path, ca
         for _ in range(8):
             server.api.append("big", values(1000, RECORD_BYTES))
         (path,) = tmp_path.glob("big/*/0/*.arrows")
-        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         client.request("GET", "/v1/streams/big/partitions/0/records")
         response = client.getresponse()
         assert response.read(1000)
@@ -187,8 +187,8 @@ def test_shutting_down_lets_long_polls_go_and_big_answers_end(tmp_path: Path) ->
         eventually(lambda: server.backend._hub._waiter_count, what="the poll waits")
         began = time.monotonic()
         server.shut_down()
-        thread.join(10)
-        assert time.monotonic() - began < 5
+        thread.join(60)
+        assert time.monotonic() - began < 30
         assert answers[0].body == SCHEMA_BYTES + END_OF_STREAM
 
 
@@ -211,7 +211,7 @@ def test_over_tls_the_same_bytes_arrive(tmp_path: Path) -> None:
         context.load_cert_chain(certificate)
 
         port = server.call(server.listen(ssl=context))
-        client = http.client.HTTPSConnection("127.0.0.1", port, context=ssl._create_unverified_context(), timeout=20)
+        client = http.client.HTTPSConnection("127.0.0.1", port, context=ssl._create_unverified_context(), timeout=60)
         for _ in range(2):
             client.request("GET", "/v1/streams/big/partitions/0/records")
             assert client.getresponse().read() == plain

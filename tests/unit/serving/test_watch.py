@@ -30,7 +30,7 @@ class Poll:
         self.seconds = time.monotonic() - began
 
     def result(self) -> dict[str, Any]:
-        self._thread.join(30)
+        self._thread.join(60)
         assert self.answer is not None
         self._api.close()
         return self.answer
@@ -58,8 +58,8 @@ def test_an_old_or_foreign_version_is_answered_at_once(api: Api) -> None:
     version = api.get("/v1/watch").json()["version"]
     began = time.monotonic()
     for since in (0, version - 1, version + 1_000_000):
-        assert api.get("/v1/watch", since=since, max_wait_ms=20_000).json()["version"] == version
-    assert time.monotonic() - began < 10
+        assert api.get("/v1/watch", since=since, max_wait_ms=60_000).json()["version"] == version
+    assert time.monotonic() - began < 50
 
 
 @pytest.mark.parametrize("change", ["append", "create", "delete", "trim"])
@@ -68,7 +68,7 @@ def test_every_kind_of_change_ends_the_wait(server: Server, api: Api, change: st
     for _ in range(3):
         api.append("orders", values(1000, size=100))
     seen = api.get("/v1/watch").json()
-    poll = Poll(server, since=seen["version"], max_wait_ms=20_000)
+    poll = Poll(server, since=seen["version"], max_wait_ms=60_000)
     if change == "append":
         api.append("orders", values(1))
     elif change == "create":
@@ -82,7 +82,7 @@ def test_every_kind_of_change_ends_the_wait(server: Server, api: Api, change: st
     found = poll.result()
     assert found["version"] > seen["version"]
     assert found["streams"] != seen["streams"]
-    assert poll.seconds < 10
+    assert poll.seconds < 50
 
 
 def test_nothing_new_is_answered_when_time_is_up(server: Server, api: Api) -> None:
@@ -97,7 +97,7 @@ def test_changes_of_others_do_not_end_the_wait(server: Server, api: Api) -> None
     for name in ("orders", "other"):
         api.create(name)
     seen = api.get("/v1/watch", streams="orders").json()
-    poll = Poll(server, since=seen["version"], max_wait_ms=20_000, streams="orders")
+    poll = Poll(server, since=seen["version"], max_wait_ms=60_000, streams="orders")
     api.append("other", values(1))
     assert poll.answer is None
     api.append("orders", values(1))

@@ -12,7 +12,7 @@ from broker.api.errors import BadBatch
 from broker.client.interrupt import Interrupt
 from spark_liftlog.ahead import AHEAD_MAX, read_ahead
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def batch(number: int) -> pa.RecordBatch:

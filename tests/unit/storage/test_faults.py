@@ -240,6 +240,24 @@ def test_clean_mark_that_cannot_be_withdrawn_refuses_the_append(disk: SimDisk, l
     assert found.log_end_offset == 2
 
 
+def test_an_append_that_comes_while_the_log_is_closed_costs_the_clean_mark_and_nothing_else(
+    disk: SimDisk, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a stream is deleted, or a broker stops, under a publisher: the log was just synced."""
+    keep_state = log._keep_state
+
+    def late(**how: bool) -> None:
+        append(log, b"late")
+        keep_state(**how)
+
+    monkeypatch.setattr(log, "_keep_state", late)
+    log.close(clean=True)
+    found = open_log(disk)
+    assert not found.recovery.clean
+    commit(found)
+    assert values(found) == [b"0", b"late"]
+
+
 def test_disk_that_cannot_be_read_is_an_error_of_the_tree(disk: SimDisk, log: PartitionLog) -> None:
     for call in ("open", "pread"):
         disk.fail(call, errno.EIO)

@@ -116,20 +116,20 @@ def test_syncs_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
         def sync(self) -> None:
             calls.append(log.log_end_offset)
             started.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
             real()
 
     log._chain.file = Slow()  # type: ignore[assignment]
     threads = [threading.Thread(target=log.sync)]
     threads[0].start()
-    assert started.wait(30)
+    assert started.wait(60)
     log.append([row_batch([b"1"])], leader_epoch=1, now_us=0)  # not held up by the fsync
     threads += [threading.Thread(target=log.sync) for _ in range(8)]
     for thread in threads[1:]:
         thread.start()
     go_on.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
     assert log.durable_end == 2
     assert calls == [1, 2]
@@ -154,7 +154,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
             first, self.is_first = self.is_first, False
             if first:
                 started.set()
-                assert go_on.wait(30)
+                assert go_on.wait(60)
             file.sync()
 
     log._chain.file = Slow()  # type: ignore[assignment]
@@ -167,7 +167,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
 
     syncing = threading.Thread(target=run, args=(log.sync,))
     syncing.start()
-    assert started.wait(30)
+    assert started.wait(60)
     if when == "roll":
         log.append([row_batch([b"1"])], leader_epoch=1, now_us=0)
         assert log.segment_count == 2
@@ -176,9 +176,9 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
         other = threading.Thread(target=run, args=(log.idle if when == "idle" else log.close,))
         other.start()
         go_on.set()
-        other.join(30)
+        other.join(60)
         assert not other.is_alive()
-    syncing.join(30)
+    syncing.join(60)
     assert not syncing.is_alive()
     assert errors == []
     log.close()
