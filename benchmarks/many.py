@@ -3,6 +3,8 @@
 `many-idle`: `cpu_percent` of one core while nothing happens, and what creating, killing and starting them takes.
 `many-trickle`: every message is stored at once by itself, as nobody sends two; JetStream has as many streams of its
 own. Ours is fsynced before it counts as stored, JetStream's is not.
+`many-burst`: one message to each of a thousand streams at once, until the last ack. `liftlog-each` fsyncs every file
+by itself (`fsync.syncfs_threshold` 0). JetStream acks before it fsyncs.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from benchmarks.harness import Case, Measures, Side, Target
 from benchmarks.ours import Liftlog
 from benchmarks.peers import JetStream
 from benchmarks.proc import cpu_s, rss_mib
+from benchmarks.window import AckCounter
 from benchmarks.wire import Wire
 from tests.support.processes import eventually
 
@@ -51,6 +54,13 @@ def cases(*, tiny: bool) -> Sequence[Case]:
             parameters={"streams": trickling, "messages_per_s": trickling, "seconds": seconds},
             open=_trickle(trickling, seconds),
             repeats_max=1,
+        ),
+        Case(
+            name="many-burst",
+            metric="burst_ms",
+            unit="ms until the last ack",
+            parameters={"streams": trickling, "bursts": 3 if tiny else 40},
+            open=_burst(trickling, 3 if tiny else 40),
         ),
     ]
 
@@ -125,6 +135,65 @@ def _trickle(streams: int, seconds: float) -> Callable[[Path], Any]:
         yield {"liftlog": ours, "jetstream": jetstream}
 
     return open_sides
+
+
+def _burst(streams: int, bursts: int) -> Callable[[Path], Any]:
+    @contextmanager
+    def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
+        def ours(env: Mapping[str, str]) -> Side:
+            def turn() -> Measures:
+                with Liftlog(folder, env=env) as place:
+                    for number in range(streams):
+                        place.create_stream(f"many-{number}", subject=f"{SUBJECT}.{number}")
+                    _bursts(place.port, place.pid, streams, 2)  # every log has its segment
+                    before = _fsyncs(place)
+                    found = _bursts(place.port, place.pid, streams, bursts)
+                    return {**found, "fsyncs": (_fsyncs(place) - before) / bursts}
+
+            return turn
+
+        def jetstream() -> Measures:
+            with JetStream(folder) as place:
+                for number in range(streams):
+                    name, subject = f"many-{number}", f"{SUBJECT}.{number}"
+                    place.ask(f"STREAM.CREATE.{name}", {"name": name, "subjects": [subject], "storage": "file"})
+                _bursts(place.port, place.pid, streams, 2)
+                return _bursts(place.port, place.pid, streams, bursts)
+
+        yield {
+            "liftlog": ours({}),
+            "liftlog-each": ours({"LIFTLOG_FSYNC_SYNCFS_THRESHOLD": "0"}),
+            "jetstream": jetstream,
+        }
+
+    return open_sides
+
+
+def _bursts(port: int, pid: int, streams: int, bursts: int) -> Measures:
+    """One message to each stream, all at once; when all are acked, the next burst."""
+    lines = [
+        b"PUB %s.%d _INBOX.burst.%d %d\r\n%s\r\n" % (SUBJECT.encode(), n, n, len(VALUE), VALUE) for n in range(streams)
+    ]
+    burst, taken_s, used_s = b"".join(lines), [], cpu_s(pid)
+    with Wire(port) as wire:
+        wire.subscribe("_INBOX.burst.*")
+        for _ in range(bursts):
+            acks = AckCounter()
+            begun = time.monotonic()
+            wire.socket.sendall(burst)
+            while acks.count < streams:
+                data = wire.socket.recv(1 << 20)
+                if not data:
+                    raise ConnectionError("nats-server closed the connection")
+                acks.feed(data)
+            taken_s.append(time.monotonic() - begun)
+    taken_ms = sorted(1000 * taken for taken in taken_s)
+    return {
+        "burst_ms": taken_ms[len(taken_ms) // 2],
+        "longest_ms": taken_ms[-1],
+        "cpu_ms": 1000 * (cpu_s(pid) - used_s) / bursts,
+        "rss_mib": rss_mib(pid),
+    }
 
 
 def _publish(port: int, pid: int, streams: int, seconds: float, stored: Callable[[], int]) -> Measures:

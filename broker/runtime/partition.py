@@ -25,25 +25,28 @@ from concurrent.futures import Executor, Future
 
 from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.open_logs import OpenLogs
 from broker.runtime.room import Room
-from broker.runtime.sync import SyncPool
+from broker.runtime.sync import Driver, Outcome, SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import AppendResult, Encodable, PartitionLog, StoredGroup
 from broker.storage.scrub import PIECE_BYTES, Piece, scrub
 
+__all__ = ["OnDurable", "Outcome", "Partition"]
+
 log = logging.getLogger(__name__)
 
 APPENDS_WAITING_MAX = 256
-Outcome = int | LiftlogError
-"""The durable end, or why there is none."""
 OnDurable = Callable[[AppendResult, Outcome], None]
+Waiting = tuple[int, AppendResult, OnDurable]
+"""Since which generation, for what, and how it is told."""
 
 
-class Partition:
+class Partition(Driver[list[Waiting]]):
     """The driver of one partition's log. Thread-safe."""
+
+    log: PartitionLog
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Partition:
         self._lock = threading.Lock()
         self._info = info
         self._generation = 0
-        self._callbacks: list[tuple[int, AppendResult, OnDurable]] = []
+        self._callbacks: list[Waiting] = []
         self._sync_queued = False
         self._synced_s = 0.0
         self._appends_waiting = 0
@@ -205,25 +208,22 @@ class Partition:
         self.removed = True  # before the log is closed, so that no append sees that without the reason
         self._hub.note(self)
 
-    def run_sync(self) -> bool:
-        """For the fsync pool: one group commit."""
+    def sync_begins(self) -> list[Waiting]:
+        """For the fsync pool: who waits for what was appended before now."""
         with self._lock:
-            callbacks, self._callbacks = self._callbacks, []
-        outcome: Outcome
-        begun = time.perf_counter()
-        try:
-            outcome = self.log.sync()
+            waiting, self._callbacks = self._callbacks, []
+        return waiting
+
+    def sync_ends(self, waiting: list[Waiting], outcome: Outcome) -> bool:
+        """For the fsync pool: tell them; return whether others wait already."""
+        if isinstance(outcome, int):
             self.log.advance_high_watermark(outcome)
-        except LiftlogError as error:
-            outcome = self._gone() if self.removed else error
-            if not self.removed:
-                log.error("partition.sync_failed partition=%s error=%s", self, error)
-        except Exception as error:  # a callback must come whatever happens
-            log.exception("partition.sync_bug partition=%s", self)
-            outcome = StorageFailed(f"{self}: sync failed: {error!r}")
-        FSYNC_SECONDS.observe(time.perf_counter() - begun)
+        elif self.removed:
+            outcome = self._gone()
+        else:
+            log.error("partition.sync_failed partition=%s error=%s", self, outcome)
         self._hub.note(self)
-        for generation, result, callback in callbacks:
+        for generation, result, callback in waiting:
             try:
                 callback(result, outcome if generation == self._generation else self._unsure(result))
             except Exception:

@@ -9,6 +9,9 @@ D1  `File.write` appends at the end, whole or not at all as far as it tells: aft
 D2  Bytes are durable after `sync`, names after `sync_dir` of their folder; nothing else is durable.
 D3  `replace_file` leaves the old content or the new under the name, whatever happens.
 D4  A file that is unlinked or replaced stays readable for those who have it open.
+D5  `FileSystem.sync` does what `File.sync` does, for all bytes that were written before it began to the files that it
+    holds. After an error any of them may have lost bytes, and it is not to be asked again: only each file's own `sync`
+    tells more.
 """
 
 from __future__ import annotations
@@ -67,6 +70,19 @@ class File(Protocol):
         """A descriptor that `sendfile` and `pread` take; valid until `close`."""
 
 
+class FileSystem(Protocol):
+    """A file system that can be synced as a whole (D5). `OSError` passes through."""
+
+    def holds(self, file: File) -> bool:
+        """Whether `sync` is for that file too."""
+
+    def sync(self) -> None:
+        """Make durable what was written before (D5). Never called by two threads at a time."""
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+
+
 class Disk(Protocol):
     """Names and files. Paths are absolute strings. `OSError` passes through."""
 
@@ -100,10 +116,11 @@ class Disk(Protocol):
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_device", "_fd", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
+        self._device: int | None = None
         self.path = path
 
     def write(self, data: ReadableBuffer) -> None:
@@ -156,6 +173,12 @@ class OsFile:
 
     def fileno(self) -> int:
         return self._fd
+
+    def device(self) -> int:
+        """Which file system it is on."""
+        if self._device is None:
+            self._device = os.fstat(self._fd).st_dev
+        return self._device
 
 
 class OsDisk:

@@ -14,7 +14,7 @@ L1  Offsets are dense and strictly increasing; one append is one write, or sever
 L2  log start <= high watermark <= log end, durable end <= log end, and none of them ever moves back.
 L3  After a failed fsync, or a write that could not be taken back, the log is failed: it appends and
     syncs nothing until `recover`. Reads go on.
-L4  Locks are taken in this order: checkpoint, sync, append.
+L4  Locks are taken in this order: checkpoint, sync, append. (`sync_together` holds many sync locks and waits for none.)
 
 The clock is an argument. What was found at open is in `recovery`; the caller logs it.
 """
@@ -30,13 +30,13 @@ from broker.api.errors import StorageFailed
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.dedup import Found
 from broker.storage.disk import storage_error
+from broker.storage.durable import SyncedLog
 from broker.storage.read import ReadPlan, bytes_between, find_time, plan_read
 from broker.storage.recovery import RecoveryReport, merge_ranges
 from broker.storage.remembering import stamp_of
 from broker.storage.retention import is_expired, log_start_for
 from broker.storage.rows import Encodable, StoredGroup
 from broker.storage.scan import MESSAGE_BYTES_MAX
-from broker.storage.tail import TailLog
 
 __all__ = ["AppendResult", "Encodable", "LogIdentity", "LogSettings", "PartitionLog", "RecoveryReport", "StoredGroup"]
 
@@ -55,7 +55,7 @@ class AppendResult:
     duplicate: bool = False
 
 
-class PartitionLog(TailLog):
+class PartitionLog(SyncedLog):
     """See the module. Made by `create` and `open`; the attributes are those of `OpenLog`."""
 
     @property
@@ -167,30 +167,6 @@ class PartitionLog(TailLog):
             self.log_end_offset = offset
             self._note_ids(ids)
             return AppendResult(first, offset, position - begin)
-
-    def sync(self) -> int:
-        """Make durable all that was appended before the call. Appends go on meanwhile.
-
-        Returns:
-            The durable end, at least the log end of when the call began.
-        Raises:
-            StorageFailed, DiskFull: the log is failed (L3); what is not durable is once `recover` has succeeded.
-        """
-        wanted = self.log_end_offset
-        with self._sync_lock:
-            with self._lock:
-                self._check_writable()
-                self._chain.close_retired()
-                end, file = self.log_end_offset, self._chain.file
-            if self.durable_end < wanted and file is not None:
-                try:
-                    file.sync()
-                except OSError as error:
-                    with self._lock:
-                        raise self._fail(storage_error(error, f"fsync in {self.folder}")) from error
-                with self._lock:
-                    self.durable_end = max(self.durable_end, end)
-            return self.durable_end
 
     def advance_high_watermark(self, offset: int) -> None:
         """Commit what is below `offset`; one that is not greater changes nothing."""

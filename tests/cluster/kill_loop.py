@@ -19,9 +19,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,7 +105,11 @@ class Publishers:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to. `republished`: records that took more than one try until their ack came."""
+    """What a run came to.
+
+    `republished`: records that took more than one try until their ack came; `synced_together`: group commits of the
+    last process that one sync of the file system served.
+    """
 
     rounds: int
     acks: int
@@ -113,18 +119,25 @@ class Figures:
     sink_batches: int
     compactions: int
     segments: int
+    synced_together: int
     seconds: float
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:,.0f}" for name, value in vars(self).items())
 
 
-def run(folder: Path, rounds: int, seed: int) -> Figures:
-    """Kill the broker so often; raise AssertionError for X1 to X5."""
+def run(
+    folder: Path, rounds: int, seed: int, *, env: Mapping[str, str] | None = None, together: bool = False
+) -> Figures:
+    """Kill a broker, configured by `env`, so often; raise AssertionError for X1 to X5.
+
+    `together`: go on until group commits were served by a sync of the file system.
+    """
     rng = random.Random(seed)
     began_s = time.monotonic()
     nats_server = NatsServer(folder / "nats").start()
-    broker = BrokerProcess(folder / "broker", nats_server, env={"LIFTLOG_CLEANER_INTERVAL_MS": "50"}).start()
+    settings = {"LIFTLOG_CLEANER_INTERVAL_MS": "50", **(env or {})}
+    broker = BrokerProcess(folder / "broker", nats_server, env=settings).start()
     publishers, query = None, None
     try:
         broker.request("POST", "/v1/streams", {"name": PLAIN, "subject": PLAIN, **SMALL})
@@ -149,8 +162,11 @@ def run(folder: Path, rounds: int, seed: int) -> Figures:
             broker.start()
         go_on(100, 2)
         eventually(lambda: "compaction.done" in broker.output(), what="a pass of compaction, while all go on")
+        if together:
+            eventually(lambda: synced_together(broker) > 0, timeout_s=60, what="some are synced together")
         publishers.stop()
         query.stop()
+        synced = synced_together(broker)
         assert broker.stop() == 0
         output = broker.output()
     finally:
@@ -177,8 +193,16 @@ def run(folder: Path, rounds: int, seed: int) -> Figures:
         sink_batches=check_batches(streams / "s", query),
         compactions=output.count("compaction.done"),
         segments=len(list(streams.rglob("*.arrows"))),
+        synced_together=synced,
         seconds=time.monotonic() - began_s,
     )
+
+
+def synced_together(broker: BrokerProcess) -> int:
+    """Group commits that one sync of the file system served."""
+    found = re.search(rb"^liftlog_syncfs_partitions_total (\S+)", broker.get("/metrics"), re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
 
 
 def records_of(folder: Path) -> list[tuple[int, str, int]]:
