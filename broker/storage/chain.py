@@ -65,7 +65,7 @@ class Chain:
             return None
         if tail.live is None:
             view = tail.index(self.disk)
-            if view is None or self.disk.size(tail.path) != view.end:
+            if view is None or not view.contiguous or self.disk.size(tail.path) != view.end:
                 raise NeedsRepair(tail)
             tail.live = GrowingIndex(view.entries)
             INDEX_CACHE.drop(tail.serial)

@@ -37,7 +37,6 @@ from broker.api.errors import BadBatch
 from broker.api.stream import StreamSettings
 from broker.storage.compaction import load_clean_state
 from broker.storage.disk import storage_error
-from broker.storage.index import IndexView
 from broker.storage.opened import OpenLog
 from broker.storage.read import NeedsRepair
 from broker.storage.rewrite import BATCH_COST_BYTES, Run, Shape, body_bytes, is_joinable, is_packable, stage
@@ -239,7 +238,7 @@ def _candidates(log: OpenLog, settings: CoalescingSettings, memory: Memory, now_
 
 
 def _look_at(log: OpenLog, segment: Segment, end: int) -> Known:
-    index = _index(log, segment)
+    index = log.index_of(segment)
     return Known(
         segment=segment,
         end=end,
@@ -256,7 +255,7 @@ def _gains(log: OpenLog, settings: CoalescingSettings, known: Known, throttle: C
     packs = settings.shape.compression != "none"
     if not is_small and not packs:
         return False
-    index, shape = _index(log, known.segment), settings.shape
+    index, shape = log.index_of(known.segment), settings.shape
     entries = index.entries
     after, run, unpaced, packable_bytes = 0, None, 0, 0
     file = log.disk.open(known.segment.path, readonly=True)
@@ -295,7 +294,7 @@ def _write(
     log: OpenLog, settings: CoalescingSettings, group: Sequence[Known], throttle: Callable[[int], None]
 ) -> CoalescingReport | None:
     segments = [known.segment for known in group]
-    sources = [(segment, _index(log, segment)) for segment in segments]
+    sources = [(segment, log.index_of(segment)) for segment in segments]
     staged = stage(log.disk, sources, throttle, shape=settings.shape, needs_stamp=log.needs_stamp)
     if staged is None:
         return None
@@ -310,10 +309,3 @@ def _write(
         bytes_before=sum(known.bytes for known in group),
         bytes_after=staged.bytes,
     )
-
-
-def _index(log: OpenLog, segment: Segment) -> IndexView:
-    index = segment.index(log.disk)
-    if index is None:
-        raise NeedsRepair(segment)
-    return index

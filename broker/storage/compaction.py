@@ -256,9 +256,7 @@ class _Pass:
         for (segment, _), (_, size) in zip(segments, sizes, strict=True):
             if segment.base_offset >= max(self.end, self.tombstone_end):
                 break
-            index = segment.index(self.disk)
-            if index is None:
-                raise NeedsRepair(segment)
+            index = self.log.index_of(segment)
             staged = stage(
                 self.disk,
                 [(segment, index)],
@@ -297,9 +295,7 @@ class _Pass:
         for segment, end in segments:
             if end <= start:
                 continue
-            index = segment.index(self.disk)
-            if index is None:
-                raise NeedsRepair(segment)
+            index = self.log.index_of(segment)
             for batches in windows(self.disk, segment, index, self._reading, start=start):
                 keys, offsets, _ = _columns(batches)
                 rows = np.flatnonzero(~_nulls(keys) & (offsets >= start))

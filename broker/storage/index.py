@@ -17,6 +17,9 @@ its entries count, and their CRC, is in the checkpoint.
 I1  An index is derivable from its segment. One that is missing, short or does not match its CRC is
     rebuilt by scanning, never believed.
 I2  Entries below a published count never change: a view taken from a growing index stays valid.
+I3  Every offset of a segment is in the range of one batch, or lost. So between two entries that do not touch in the
+    file, and before the first and behind the last, offsets may be missing only where they are lost; anything else is an
+    entry that the file lacks, whatever its CRC says. `read.LogView` looks once, when an index has been read.
 """
 
 from __future__ import annotations
@@ -46,9 +49,13 @@ assert ENTRY.itemsize == ENTRY_BYTES == FOOTER.size
 
 
 class IndexView:
-    """The entries of one segment as they were when the view was taken. n >= 0 of them."""
+    """The entries of one segment as they were when the view was taken. n >= 0 of them.
 
-    __slots__ = ("contiguous", "entries", "first_offsets", "max_timestamps", "positions")
+    Attributes:
+        is_complete: No entry is missing, as far as is known. False: it comes from a file, and nobody has looked (I3).
+    """
+
+    __slots__ = ("contiguous", "entries", "first_offsets", "is_complete", "max_timestamps", "positions")
 
     def __init__(self, entries: Entries, *, contiguous: bool | None = None) -> None:
         self.entries = entries
@@ -56,6 +63,7 @@ class IndexView:
         self.positions = entries["position"]
         self.max_timestamps = entries["max_timestamp_us"]
         self.contiguous = is_contiguous(entries) if contiguous is None else contiguous
+        self.is_complete = True
 
     def __len__(self) -> int:
         return len(self.entries)

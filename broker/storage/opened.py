@@ -31,7 +31,7 @@ from broker.storage.checkpoint import (
 )
 from broker.storage.disk import Disk, storage_error
 from broker.storage.epochs import Epochs, derive_epochs, load_epochs, write_epochs
-from broker.storage.index import Entries
+from broker.storage.index import Entries, IndexView
 from broker.storage.joining import announce, retract, settle_joins
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import (
@@ -231,6 +231,14 @@ class OpenLog:
             segments, tail, end = self._chain.segments, self._chain.tail, self.log_end_offset
         ends = [*(segment.base_offset for segment in segments[1:]), end]
         return [(segment, end) for segment, end in zip(segments, ends, strict=False) if segment is not tail]
+
+    def index_of(self, segment: Segment) -> IndexView:
+        """The index of a sealed segment, with an entry for each batch: what is written anew without one is gone.
+
+        Raises:
+            NeedsRepair: there is none, or it lacks entries.
+        """
+        return self._view().index(segment)
 
     def rewritable_end(self) -> int:
         """Only what lies below it may be written anew with fewer records."""

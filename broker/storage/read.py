@@ -6,6 +6,7 @@ scans that segment anew and the question is asked again.
 
 A1  A range holds whole batches and nothing else: no schema message, no end marker, no gap.
 A2  The first batch of each range was checked against its index entry (S4).
+A3  An index that was read from its file is looked at once, whether it has an entry for each batch (`index.py`, I3).
 """
 
 from __future__ import annotations
@@ -110,7 +111,30 @@ class LogView:
         found = segment.index(self.disk)
         if found is None:
             raise NeedsRepair(segment)
+        if not found.is_complete:
+            self._check_complete(segment, found)
         return found
+
+    def _check_complete(self, segment: Segment, index: IndexView) -> None:
+        """Look whether an index that was read from its file lacks an entry (A3): it does where offsets are in no batch
+        that it knows, and are not lost."""
+        after, end = segment.base_offset, self.end_of(self.segment_of(segment.base_offset))
+        file = self.disk.open(segment.path, readonly=True)
+        try:
+            if segment.is_replaced:
+                raise NeedsRepair(segment)
+            for first, stop in _runs(index, 0, len(index)) if len(index) else ():
+                self._must_be_lost(segment, after, int(index.first_offsets[first]))
+                after = read_head(segment, file, index, stop - 1).next_offset
+        finally:
+            file.close()
+        self._must_be_lost(segment, after, end)
+        index.is_complete = True
+
+    def _must_be_lost(self, segment: Segment, start: int, end: int) -> None:
+        start = max(start, self.log_start_offset)
+        if start < end and self.after_lost(start) < end:
+            raise NeedsRepair(segment)
 
     def segment_of(self, offset: int) -> int:
         """Number of the segment whose range holds `offset`; the first one for lesser offsets."""
@@ -204,8 +228,8 @@ def _runs(index: IndexView, begin: int, end: int) -> list[tuple[int, int]]:
         return [(begin, end)]
     entries = index.entries[begin:end]
     ends = entries["position"] + entries["length"]
-    breaks = (np.flatnonzero(entries["position"][1:] != ends[:-1]) + begin + 1).tolist()
-    return list(zip([begin, *breaks], [*breaks, end], strict=True))
+    starts = (np.flatnonzero(entries["position"][1:] != ends[:-1]) + begin + 1).tolist()
+    return list(zip([begin, *starts], [*starts, end], strict=True))
 
 
 def read_head(segment: Segment, file: File, index: IndexView, at: int) -> Peek:

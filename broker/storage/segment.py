@@ -93,6 +93,7 @@ class Segment:
             if entries is None:
                 return None
             view = IndexView(entries)
+            view.is_complete = False
             INDEX_CACHE.put(self.serial, view)
         return view
 
