@@ -1,0 +1,138 @@
+"""The settings of a stream as options of commands: one row each, whichever commands take it.
+
+typer makes options of the parameters of a function; `takes` adds a parameter for each row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from broker.cli.options import byte_count, duration_ms, or_none
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def _option(flag: str, help: str, *, metavar: str | None = None, parser: Any = None) -> Any:
+    return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
+
+
+FIXED: Final[Mapping[str, Any]] = {
+    "subject": Annotated[str | None, _option("--subject", "NATS subject to capture, wildcards allowed.", metavar="S")],
+    "partitions": Annotated[int | None, _option("--partitions", "How many partitions.", metavar="N")],
+    "partition_by": Annotated[
+        str | None, _option("--partition-by", "subject_suffix, key, subject or token:N.", metavar="HOW")
+    ],
+    "group": Annotated[
+        str | None, _option("--group", "Streams of one group share the messages of a subject, each gets a part.")
+    ],
+}
+"""Where a record goes: fixed when the stream is made."""
+
+CHANGEABLE: Final[Mapping[str, Any]] = {
+    "reply_acks": Annotated[
+        bool | None,
+        _option("--reply-acks/--no-reply-acks", "Whether messages are acknowledged on their reply subject."),
+    ],
+    "acks": Annotated[str | None, _option("--acks", "What an ack waits for.", metavar="all|leader|none")],
+    "fsync": Annotated[str | None, _option("--fsync", "When the disk is synced.", metavar="batch|interval")],
+    "fsync_interval_ms": Annotated[
+        Any, _option("--fsync-interval-ms", "With --fsync interval.", metavar="DURATION", parser=duration_ms)
+    ],
+    "linger_ms": Annotated[
+        Any, _option("--linger-ms", "How long an unacknowledged batch waits.", metavar="DURATION", parser=duration_ms)
+    ],
+    "batch_bytes": Annotated[
+        Any, _option("--batch-bytes", "A batch closes at this size.", metavar="SIZE", parser=byte_count)
+    ],
+    "batch_records": Annotated[int | None, _option("--batch-records", "A batch closes at this count.", metavar="N")],
+    "record_bytes_max": Annotated[
+        Any, _option("--record-bytes-max", "Larger records are refused.", metavar="SIZE", parser=byte_count)
+    ],
+    "segment_bytes": Annotated[
+        Any, _option("--segment-bytes", "A segment is sealed at this size.", metavar="SIZE", parser=byte_count)
+    ],
+    "segment_age_ms": Annotated[
+        Any, _option("--segment-age-ms", "A segment is sealed at this age.", metavar="DURATION", parser=duration_ms)
+    ],
+    "retention_ms": Annotated[
+        Any, _option("--retention-ms", "Keep this long, or none.", metavar="DURATION|none", parser=or_none(duration_ms))
+    ],
+    "retention_bytes": Annotated[
+        Any,
+        _option(
+            "--retention-bytes",
+            "Keep this much per partition, or none.",
+            metavar="SIZE|none",
+            parser=or_none(byte_count),
+        ),
+    ],
+    "retention_records": Annotated[
+        Any,
+        _option("--retention-records", "Keep this many per partition, or none.", metavar="N|none", parser=or_none(int)),
+    ],
+    "cleanup": Annotated[
+        str | None,
+        _option(
+            "--cleanup", "By retention, by key (the newest record of each), or both.", metavar="delete|compact|both"
+        ),
+    ],
+    "min_compaction_lag_ms": Annotated[
+        Any,
+        _option(
+            "--min-compaction-lag-ms", "Younger records are not compacted.", metavar="DURATION", parser=duration_ms
+        ),
+    ],
+    "min_cleanable_dirty_percent": Annotated[
+        int | None, _option("--min-cleanable-dirty-percent", "So much must be new before it is compacted.", metavar="N")
+    ],
+    "delete_retention_ms": Annotated[
+        Any, _option("--delete-retention-ms", "How long tombstones stay.", metavar="DURATION", parser=duration_ms)
+    ],
+    "coalesce_min_batch_bytes": Annotated[
+        Any,
+        _option(
+            "--coalesce-min-batch-bytes",
+            "Smaller stored batches are joined; 0: none.",
+            metavar="SIZE",
+            parser=byte_count,
+        ),
+    ],
+    "compression": Annotated[
+        str | None, _option("--compression", "Of sealed segments that are written anew.", metavar="none|lz4|zstd")
+    ],
+    "dedup_window_ms": Annotated[
+        Any,
+        _option(
+            "--dedup-window-ms", "How long an Nats-Msg-Id is known; 0: off.", metavar="DURATION", parser=duration_ms
+        ),
+    ],
+    "dedup_ids_max": Annotated[int | None, _option("--dedup-ids-max", "So many ids a partition keeps.", metavar="N")],
+}
+"""What may change later."""
+
+
+def takes(*tables: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Give a command an option for each row, between its arguments and its own options. It gets `**settings`."""
+    rows = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for table in tables
+        for name, option in table.items()
+    ]
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in signature.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        arguments = [parameter for parameter in own if parameter.default is inspect.Parameter.empty]
+        options = [parameter for parameter in own if parameter.default is not inspect.Parameter.empty]
+        command.__signature__ = signature.replace(parameters=[*arguments, *rows, *options])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
