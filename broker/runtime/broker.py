@@ -105,7 +105,9 @@ class Broker:
             config, self._streams.all_partitions, moved=self._hub.take_moved, also=lambda: self.sinks.sweep()
         )
         self._compactor = Compactor(config, self._streams.chores, also=self._expire_offsets)
-        self._scrubber = Scrubber(config, self._disk, self._streams.all_partitions)
+        self._scrubber = Scrubber(
+            config, self._disk, self._streams.all_partitions, stages=lambda partition: self.sinks.staged_in(partition)
+        )
         self._started = False
         self.http_address = ""
 

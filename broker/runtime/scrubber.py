@@ -4,7 +4,8 @@
            | wait interval_ms | next pass
 
 What is read is paced to `scrub.bytes_per_s` and leaves the page cache as it was. Nothing here is waited for. The
-position is kept in the file `scrub` of the data folder; without it a pass begins anew, no more.
+position is kept in the file `scrub` of the data folder; without it a pass begins anew, no more. What sinks have
+staged in a partition is read after it, from its beginning: it is seldom much, and seldom there for long.
 
 An error of the disk is tried `READ_TRIES` times, `RETRY_S` apart, before what cannot be read counts as lost; where that
 is not possible either, the partition is passed over until the next pass, and a line says so.
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Final
+from typing import Final, Protocol
 
 from broker.api.errors import LiftlogError
 from broker.runtime.config import Config
@@ -70,6 +71,17 @@ def load_position(disk: Disk, path: str) -> Position:
     return beginning
 
 
+class Scrubbed(Protocol):
+    """What is read piece by piece: a partition, or what is staged in one. Written to the log by its name."""
+
+    @property
+    def removed(self) -> bool:
+        """Whether its stream was deleted."""
+
+    def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
+        """As `storage.scrub.scrub`."""
+
+
 class _Stopped(Exception):
     """The broker stops, or the stream was deleted."""
 
@@ -79,14 +91,23 @@ class Scrubber:
 
     Args:
         partitions: All of them, asked for at the beginning of each pass.
+        stages: What is staged in one; None: nothing.
     """
 
-    def __init__(self, config: Config, disk: Disk, partitions: Callable[[], Iterable[Partition]]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        partitions: Callable[[], Iterable[Partition]],
+        *,
+        stages: Callable[[Partition], Scrubbed | None] = lambda _: None,
+    ) -> None:
         self._interval_s = config.scrub.interval_ms / 1000
         self._bytes_per_s = config.scrub.bytes_per_s
         self._disk = disk
         self._path = f"{os.path.abspath(config.data_dir)}/{FILE}"
         self._partitions = partitions
+        self._stages = stages
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scrub", daemon=True)
         self._position = Position()
@@ -161,32 +182,40 @@ class Scrubber:
 
     def _scrub(self, partition: Partition, offset: int) -> None:
         stream, incarnation, number = _place(partition)
-        self._position = replace(self._position, stream=stream, incarnation=incarnation, partition=number)
-        while True:
-            self._position = replace(self._position, offset=offset)
+        self._position = replace(
+            self._position, stream=stream, incarnation=incarnation, partition=number, offset=offset
+        )
+        for checked_to in self._checked(partition, offset):
+            self._position = replace(self._position, offset=checked_to)
             if time.monotonic() - self._remembered_s >= REMEMBER_S:
                 self._remember(self._position)
-            piece = self._piece(partition, offset)
-            if piece is None:
-                return
+        stages = self._stages(partition)
+        if stages is not None:
+            for _ in self._checked(stages, 0):
+                pass
+
+    def _checked(self, what: Scrubbed, offset: int) -> Iterator[int]:
+        """Check all from `offset` on, piece by piece; where each ends."""
+        while (piece := self._piece(what, offset)) is not None:
             self._counts["read_bytes"] += piece.bytes
             self._counts["batches"] += piece.batches
             self._counts["lost_ranges"] += len(piece.lost)
             offset = piece.next_offset
-            self._pause(partition, piece.bytes / self._bytes_per_s)
+            yield offset
+            self._pause(what, piece.bytes / self._bytes_per_s)
 
-    def _piece(self, partition: Partition, offset: int) -> Piece | None:
+    def _piece(self, what: Scrubbed, offset: int) -> Piece | None:
         for _ in range(READ_TRIES):
             try:
-                return partition.scrub(offset)
+                return what.scrub(offset)
             except (LiftlogError, OSError) as error:
-                if not partition.removed:
-                    log.warning("scrub.retry partition=%s offset=%d error=%s", partition, offset, error)
-                self._pause(partition, RETRY_S)
-        return partition.scrub(offset, give_up=True)
+                if not what.removed:
+                    log.warning("scrub.retry partition=%s offset=%d error=%s", what, offset, error)
+                self._pause(what, RETRY_S)
+        return what.scrub(offset, give_up=True)
 
-    def _pause(self, partition: Partition, seconds: float) -> None:
-        if self._stop.wait(seconds) or partition.removed:
+    def _pause(self, what: Scrubbed, seconds: float) -> None:
+        if self._stop.wait(seconds) or what.removed:
             raise _Stopped
 
     def _remember(self, position: Position) -> None:

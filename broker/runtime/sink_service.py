@@ -96,6 +96,12 @@ class SinkService:
         with self._lock:
             return [store for store in self._stores.values() if store.exists]
 
+    def staged_in(self, partition: Partition) -> StageStore | None:
+        """The stages of a partition; None where nothing was ever staged."""
+        with self._lock:
+            store = self._stores.get(partition)
+        return store if store is not None and store.exists else None
+
     def _store_of(self, partition: Partition) -> StageStore:
         with self._lock:
             if partition not in self._stores:

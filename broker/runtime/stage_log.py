@@ -22,11 +22,12 @@ from broker.runtime.partition import Partition
 from broker.sinks.ledger import StageRef
 from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
-from broker.sinks.stages import StageTable
+from broker.sinks.stages import Stage, StageTable
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import Disk
 from broker.storage.log import PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
+from broker.storage.scrub import Piece, scrub
 
 FOLDER: Final = "stages"
 SEGMENT_BYTES: Final = 64 << 20
@@ -122,6 +123,24 @@ class StageLog:
             batches=batches(),
             batch_count=sum(stage.batch_count for stage in stages),
             byte_count=sum(stage.byte_count for stage in stages),
+        )
+
+    def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
+        """Check what is staged from `offset` on; what is damaged is lost from then on, over a restart, too."""
+        with self.lock:
+            self.ready()
+            hidden = self.open()
+        piece = scrub(hidden, offset, give_up=give_up)
+        if piece is not None and piece.lost:
+            hidden.checkpoint()
+        return piece
+
+    def is_intact(self, stage: Stage) -> bool:
+        """Whether nothing of a stage is known to be lost. Under the lock."""
+        return not any(
+            start < part.next_offset and part.first_offset < end
+            for part in stage.parts.values()
+            for start, end in self.open().lost_ranges
         )
 
     def _damaged(self, ref: StageRef, rows: int) -> NoReturn:

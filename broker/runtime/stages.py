@@ -24,15 +24,16 @@ from dataclasses import dataclass
 
 from broker.api.batch import read_header
 from broker.api.encodable import Encodable
-from broker.api.errors import LiftlogError, RequestTooLarge
+from broker.api.errors import LiftlogError, RequestTooLarge, StageLost
 from broker.runtime.partition import Outcome, Partition
-from broker.runtime.stage_log import FOREVER_US, StageLog
+from broker.runtime.stage_log import FOLDER, FOREVER_US, StageLog
 from broker.sinks.ledger import StageRef
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
 from broker.sinks.stages import StageTable
 from broker.storage.disk import Disk
 from broker.storage.log import AppendResult, StoredGroup
 from broker.storage.rows import RowBatch
+from broker.storage.scrub import Piece
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class StageStore:
         Args:
             stages: Each with the number of its parts, None if the driver does not say.
         Raises:
-            StageLost, InvalidRequest: nothing was pinned.
+            StageLost, InvalidRequest: nothing was pinned. (Lost is also what the scrub found damaged.)
         """
         self.main.check_open()
         with self.main.letting_go, self._lock:
@@ -128,7 +129,12 @@ class StageStore:
             now_us = self._clock()
             end_offset = self.main.log.durable_end
             for stage, parts in stages:
-                if table.needs_pin(stage, sink=sink, batch_id=batch_id, parts=parts):
+                is_new = table.needs_pin(stage, sink=sink, batch_id=batch_id, parts=parts)
+                if not self._hidden.is_intact(table.stages[stage]):
+                    raise StageLost(
+                        f"stage {stage} is damaged on the disk; nothing was decided", stage=stage, why="damaged"
+                    )
+                if is_new:
                     new.append(
                         StagePinned(
                             stage=stage,
@@ -237,6 +243,21 @@ class StageStore:
         if notes:
             log.info("sink.stages_dropped partition=%s stages=%d", self.main, len(notes))
         return [pin for pin in open_pins if pin.pinned_us + lease_us <= now_us]
+
+    def __str__(self) -> str:
+        return f"{self.main}#{FOLDER}"
+
+    @property
+    def removed(self) -> bool:
+        """Whether the stream was deleted."""
+        return self.main.removed
+
+    def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
+        """Check what is staged, as `Partition.scrub` does: a stage that is found damaged is not decided any more."""
+        piece = self._hidden.scrub(offset, give_up=give_up)
+        if piece is not None and piece.lost:
+            log.error("partition.damaged partition=%s lost=%s", self, piece.lost)
+        return piece
 
     @property
     def exists(self) -> bool:
