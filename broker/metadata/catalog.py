@@ -40,13 +40,15 @@ from broker.api.errors import (
     InvalidSetting,
     LiftlogError,
     ProducerFenced,
-    StaleIncarnation,
     StreamExists,
     UnknownProducer,
     UnknownStream,
 )
 from broker.api.stream import UNALTERABLE, StreamSettings, check_name, settings_from
+from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
+
+__all__ = ["COMMAND_VERSION", "PRODUCER_NAMES_MAX", "BrokerInfo", "Catalog", "StreamInfo", "differing", "info_from"]
 
 COMMAND_VERSION: Final = 1
 REQUESTS_REMEMBERED: Final = 1024
@@ -55,71 +57,6 @@ _MOVED: Final = (
     "from {before} to {after} partitions: a key that was in one partition may be in another from now on, so its order"
     " across the change is not kept"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamInfo:
-    """One live stream.
-
-    Attributes:
-        settings: As asked for.
-        reply_acks_effective: Whether it sends acks (M3); may be off though asked for.
-        warnings: What its creator should know, one sentence each.
-        paused: Captures nothing and takes no appends until it is resumed; reads go on.
-        read_only: Answers every record with an error; reads go on.
-    """
-
-    name: str
-    incarnation: str
-    created_us: int
-    settings: StreamSettings
-    internal: bool = False
-    reply_acks_effective: bool = True
-    warnings: tuple[str, ...] = ()
-    paused: bool = False
-    read_only: bool = False
-
-    def check_incarnation(self, asked: str) -> None:
-        """Raise StaleIncarnation unless this is the stream that was asked for."""
-        if asked != self.incarnation:
-            raise StaleIncarnation(
-                f"stream {self.name!r} has incarnation {self.incarnation}, not {asked}: it was deleted and re-created",
-                stream=self.name,
-                incarnation=self.incarnation,
-                asked=asked,
-            )
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON values; `info_from` reads it back."""
-        return {
-            "name": self.name,
-            "incarnation": self.incarnation,
-            "created_us": self.created_us,
-            "settings": self.settings.as_dict(),
-            "internal": self.internal,
-            "reply_acks_effective": self.reply_acks_effective,
-            "warnings": list(self.warnings),
-            "paused": self.paused,
-            "read_only": self.read_only,
-        }
-
-
-def info_from(value: Mapping[str, Any]) -> StreamInfo:
-    """Read what `StreamInfo.as_dict` wrote."""
-    return StreamInfo(
-        **{**value, "settings": settings_from(value["settings"]), "warnings": tuple(value["warnings"])},
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerInfo:
-    """One registered broker: its current incarnation and the leader epoch of all it leads."""
-
-    broker_id: str
-    incarnation: str
-    http: str
-    grpc: str
-    leader_epoch: int
 
 
 @dataclass(slots=True)
@@ -225,7 +162,7 @@ class Catalog:
             settings=settings,
             internal=internal,
             reply_acks_effective=effective,
-            warnings=tuple(warnings + _advice(settings)),
+            warnings=tuple(warnings + advice_on(settings)),
         )
         self._set(info)
         return {"stream": info.as_dict(), "created": True}
@@ -248,7 +185,7 @@ class Catalog:
             existing,
             settings=settings,
             reply_acks_effective=effective,
-            warnings=(*extra, *warnings, *_advice(settings)),
+            warnings=(*extra, *warnings, *advice_on(settings)),
         )
         self._set(info)
         return {"stream": info.as_dict()}
@@ -388,25 +325,3 @@ class Catalog:
             producers={name: (producer_id, epoch) for name, producer_id, epoch in named},
             _producer_epochs={producer_id: epoch for _, producer_id, epoch in named},
         )
-
-
-def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ: key -> (left, right)."""
-    a, b = left.as_dict(), right.as_dict()
-    return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
-
-
-def _advice(settings: StreamSettings) -> list[str]:
-    advice = []
-    if settings.group is not None:
-        advice.append(
-            f"streams of group {settings.group!r} share messages at random: ids deduplicate only within one of them"
-        )
-    if settings.partitions > 1 and settings.partition_by != "subject_suffix":
-        advice.append(f"partition_by={settings.partition_by}: every partition leader receives the whole subject")
-    if settings.cleanup == "compact":
-        advice.append(
-            "cleanup=compact: records without a key (header Liftlog-Key, or the column key) are kept for ever, and"
-            " retention_ms, retention_bytes and retention_records do nothing; cleanup=both applies them too"
-        )
-    return advice

@@ -1,0 +1,98 @@
+"""What the catalog knows of one stream and of one broker: values, as JSON and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.api.errors import StaleIncarnation
+from broker.api.stream import StreamSettings, settings_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamInfo:
+    """One live stream.
+
+    Attributes:
+        settings: As asked for.
+        reply_acks_effective: Whether it sends acks (M3); may be off though asked for.
+        warnings: What its creator should know, one sentence each.
+        paused: Captures nothing and takes no appends until it is resumed; reads go on.
+        read_only: Answers every record with an error; reads go on.
+    """
+
+    name: str
+    incarnation: str
+    created_us: int
+    settings: StreamSettings
+    internal: bool = False
+    reply_acks_effective: bool = True
+    warnings: tuple[str, ...] = ()
+    paused: bool = False
+    read_only: bool = False
+
+    def check_incarnation(self, asked: str) -> None:
+        """Raise StaleIncarnation unless this is the stream that was asked for."""
+        if asked != self.incarnation:
+            raise StaleIncarnation(
+                f"stream {self.name!r} has incarnation {self.incarnation}, not {asked}: it was deleted and re-created",
+                stream=self.name,
+                incarnation=self.incarnation,
+                asked=asked,
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values; `info_from` reads it back."""
+        return {
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "created_us": self.created_us,
+            "settings": self.settings.as_dict(),
+            "internal": self.internal,
+            "reply_acks_effective": self.reply_acks_effective,
+            "warnings": list(self.warnings),
+            "paused": self.paused,
+            "read_only": self.read_only,
+        }
+
+
+def info_from(value: Mapping[str, Any]) -> StreamInfo:
+    """Read what `StreamInfo.as_dict` wrote."""
+    return StreamInfo(
+        **{**value, "settings": settings_from(value["settings"]), "warnings": tuple(value["warnings"])},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerInfo:
+    """One registered broker: its current incarnation and the leader epoch of all it leads."""
+
+    broker_id: str
+    incarnation: str
+    http: str
+    grpc: str
+    leader_epoch: int
+
+
+def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ: key -> (left, right)."""
+    a, b = left.as_dict(), right.as_dict()
+    return {key: (a[key], b[key]) for key in a if a[key] != b[key]}
+
+
+def advice_on(settings: StreamSettings) -> list[str]:
+    """What the creator of a stream should know of its settings, one sentence each."""
+    advice = []
+    if settings.group is not None:
+        advice.append(
+            f"streams of group {settings.group!r} share messages at random: ids deduplicate only within one of them"
+        )
+    if settings.partitions > 1 and settings.partition_by != "subject_suffix":
+        advice.append(f"partition_by={settings.partition_by}: every partition leader receives the whole subject")
+    if settings.cleanup == "compact":
+        advice.append(
+            "cleanup=compact: records without a key (header Liftlog-Key, or the column key) are kept for ever, and"
+            " retention_ms, retention_bytes and retention_records do nothing; cleanup=both applies them too"
+        )
+    return advice
