@@ -30,5 +30,14 @@ def test_silent_connections_take_all_there_are_and_are_cut(tmp_path: Path) -> No
         assert b"liftlog_http_connections_refused_total 0.0" not in broker.get("/metrics")
 
 
+def metrics(broker: BrokerProcess) -> bytes:
+    """Nothing while no connection is to be had."""
+    try:
+        found: bytes = broker.get("/metrics")
+    except OSError:  # refused: 503 too, as urllib says it
+        return b""
+    return found
+
+
 def connected(broker: BrokerProcess) -> socket.socket:
     return socket.create_connection(("127.0.0.1", broker.port), timeout=30)
