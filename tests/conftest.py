@@ -3,7 +3,8 @@
 Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_SEED, and then other ones. Nothing
              is timed: the machine may stand still for seconds.
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
-processes    With several workers (`pytest -n 2`) one of them gets all tests that start processes, one after the other.
+processes    With several workers (`pytest -n 2`) the tests that start processes are two groups, each of which one
+             worker runs, one after the other. Beside them goes what needs a core and little else.
 """
 
 from __future__ import annotations
@@ -30,17 +31,24 @@ settings.register_profile(
 )
 settings.load_profile("liftlog")
 
-WITH_PROCESSES = tuple(f"tests/{name}/" for name in ("benchmarks", "cluster", "examples", "notebooks", "spark"))
+GROUPS = {
+    "cluster": "brokers",
+    "benchmarks": "brokers",
+    "spark": "spark",
+    "examples": "spark",
+    "notebooks": "spark",
+}
+"""Of the folders of tests with processes: no two Sparks at once, and each group takes about as long as the other."""
 SECTION_CHARS_MAX = 3_000
 REASON_CHARS_MAX = 600
 
 
 class ByResource(LoadScopeScheduling):
-    """Gives a worker all tests with processes, or all of one file."""
+    """Gives a worker all tests of a group with processes, or all of one file."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "processes" if path.startswith(WITH_PROCESSES) else path
+        return GROUPS.get(path.removeprefix("tests/").partition("/")[0], path)
 
 
 @pytest.hookimpl(optionalhook=True)

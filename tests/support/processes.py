@@ -38,12 +38,15 @@ def eventually(condition: Callable[[], T], *, timeout_s: float = 60.0, what: str
 def free_port(count: int = 1) -> int:
     """The first of `count` TCP ports in a row that nobody listens on now and that were not handed out before.
 
-    They lie below those that the system gives to outgoing connections: nobody gets one by chance before it is used, or
-    while the process that used it is started again.
+    They lie below those that the system gives to outgoing connections, and apart from those of other workers of the
+    same run: nobody gets one by chance before it is used, or while the process that used it is started again.
     """
-    end = min(32_000, int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_000)
+    end = min(20_000, int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 20_000)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share = end // 2 // workers
+    begin = end // 2 + share * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     for _ in range(1_000):
-        first = _luck.randrange(min(20_000, end // 2), end - count)
+        first = _luck.randrange(begin, begin + share - count)
         ports = range(first, first + count)
         if _given.isdisjoint(ports) and all(map(_is_free, ports)):
             _given.update(ports)
