@@ -18,8 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-os.environ.pop("CI", None)  # with it pytest prints differences of lists in full, however long
-os.environ.pop("BUILD_NUMBER", None)
+for name in ("CI", "BUILD_NUMBER"):  # with them pytest prints differences of lists in full, however long
+    if value := os.environ.pop(name, None):
+        os.environ.setdefault("TESTS_RUN_IN_CI", value)
 
 settings.register_profile(
     "liftlog",
