@@ -6,6 +6,7 @@ Goal: what a publisher was told is what is in the log, in its order, whatever th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import subprocess
@@ -201,8 +202,14 @@ async def test_jetstream_on_the_same_subject_is_warned_about(tmp_path: Path) -> 
         client = await nats.connect(nats_server.url)
         await client.jetstream(timeout=60).add_stream(name="ORDERS", subjects=["orders.*"])
         await client.close()
-        stream = await asyncio.to_thread(broker.request, "POST", "/v1/streams", {"name": "o", "subject": "orders.>"})
-        assert any("ORDERS" in warning for warning in stream["warnings"])
+        numbers = itertools.count()
+
+        def is_warned() -> bool:
+            """Of a new stream: the broker gives JetStream a second to say what it has."""
+            settings = {"name": f"o{next(numbers)}", "subject": "orders.>"}
+            return any("ORDERS" in warning for warning in broker.request("POST", "/v1/streams", settings)["warnings"])
+
+        await asyncio.to_thread(eventually, is_warned, what="a warning")
         other = await asyncio.to_thread(broker.request, "POST", "/v1/streams", {"name": "p", "subject": "payments"})
         assert other["warnings"] == []
     finally:
