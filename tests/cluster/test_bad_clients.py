@@ -26,7 +26,7 @@ def test_silent_connections_take_all_there_are_and_are_cut(tmp_path: Path) -> No
 
         eventually(is_refused, timeout_s=60, what="all connections are taken")
         eventually(lambda: broker.is_ready(), timeout_s=60, what="their time is up")
-        assert "http.connections_refused connections_max=8" in broker.output()
+        eventually(lambda: "http.connections_refused connections_max=8" in broker.output(), what="its line")
         assert b"liftlog_http_connections_refused_total 0.0" not in broker.get("/metrics")
 
 

@@ -97,7 +97,7 @@ def test_a_trickling_stream_becomes_large_batches_while_a_reader_follows(
             sizes = [rows.num_rows for rows in stream]
         assert sum(sizes) == COUNT
         assert max(sizes) >= 50
-        assert "coalescing.done partition=slow/0" in broker.output()
+        eventually(lambda: "coalescing.done partition=slow/0" in broker.output(), what="its line")
         broker.kill9()
         broker.start()
         trickle(client, "slow", COUNT, 1)

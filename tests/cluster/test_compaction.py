@@ -98,7 +98,7 @@ def test_a_consumer_that_leaves_records_unread_is_forgotten_and_one_with_nothing
     commit(broker, "behind", "orders", 2)
     commit(broker, "done", "orders", 5)
     eventually(lambda: committed(broker) == {"done": 5}, what="the silent consumer to be forgotten")
-    assert "offsets.expired consumer=behind" in broker.output()
+    eventually(lambda: "offsets.expired consumer=behind" in broker.output(), what="its line, written after the deed")
 
 
 def test_a_client_reads_a_compacted_stream_by_offsets_not_by_places(broker: BrokerProcess, client: Client) -> None:
