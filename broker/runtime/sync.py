@@ -7,7 +7,8 @@ never delays an ack.
 Where many partitions wait at once, one sync of the file system serves all of them (`broker.storage.syncfs` says when
 that may be trusted; `durable` what it means for a log):
 
-Z1  One thread at a time syncs the file system. Who comes meanwhile waits, and takes all that has gathered then.
+Z1  One thread at a time syncs the file system. Who comes meanwhile waits, and takes all that has gathered then: an
+    fsync beside it would only compete for the same journal.
 Z2  After an error the file system is not synced as a whole again until the broker is restarted: the next call could
     say that all is well where it is not. From then on each file is fsynced, and tells its own errors.
 Z3  It pays only while nobody else has much to write there. When it takes long, and longer than fsyncs of each file
@@ -32,9 +33,9 @@ from broker.storage.syncfs import OsFileSystem
 log = logging.getLogger(__name__)
 
 SLOW_S: Final = 0.1
-PAUSE_S: Final = 10.0
+PAUSE: Final = 20.0
 """A sync of the file system that takes longer than `SLOW_S`, and longer than fsyncs of each file would have, was not
-worth it: for so long it is left alone (Z3)."""
+worth it: for so many times as long it is left alone (Z3)."""
 WEIGHT: Final = 0.1
 """Of the latest fsync in the average of all."""
 Outcome = int | LiftlogError
@@ -128,15 +129,19 @@ class SyncPool:
 
     def _work(self) -> None:
         while (partition := self._queue.get()) is not None:
-            if self._is_crowd(1):
+            if self._is_crowd():
                 self._together(partition)
             else:
                 self._alone(partition)
 
-    def _is_crowd(self, in_hand: int) -> bool:
-        if not self._is_trusted or in_hand + self._queue.qsize() < self._threshold:
+    def _may_be_together(self) -> bool:
+        return self._is_trusted and time.monotonic() >= self._paused_until_s
+
+    def _is_crowd(self) -> bool:
+        """Whether others wait with the one in hand, or are being synced together just now (Z1)."""
+        if not self._is_trusted or (self._queue.qsize() + 1 < self._threshold and not self._together_lock.locked()):
             return False
-        return time.monotonic() >= self._paused_until_s
+        return self._may_be_together()
 
     def _alone(self, partition: Syncable) -> None:
         begun = time.perf_counter()
@@ -150,30 +155,41 @@ class SyncPool:
 
     def _together(self, first: Syncable) -> None:
         """Sync all that wait, and the one in hand."""
-        crowd: list[Driver[object]] = []
-        others: list[Syncable] = []
         with self._together_lock:  # Z1
-            taken: Syncable | None = first
-            while True:
-                if isinstance(taken, Driver):
-                    crowd.append(taken)
-                elif taken is not None:
-                    others.append(taken)
-                try:
-                    taken = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if taken is None:
-                    self._queue.put(None)  # the pool is being closed: every thread needs its own
-                    break
-            if self._is_crowd(len(crowd)):
-                self._sync(crowd)
+            crowd, others = self._take_all(first)
+            if self._may_be_together():
+                tell = self._sync(crowd)
             else:
-                others = [*crowd, *others]
+                crowd, others, tell = [], [*crowd, *others], []
+        for driver, waiting, outcome in tell:
+            try:
+                if driver.sync_ends(waiting, outcome):
+                    self._queue.put(driver)
+            except Exception:
+                log.exception("fsync.bug partition=%s", driver)
         for partition in others:
             self._alone(partition)
 
-    def _sync(self, crowd: Sequence[Driver[object]]) -> None:
+    def _take_all(self, first: Syncable) -> tuple[list[Driver[object]], list[Syncable]]:
+        """Those that can be synced together, and the others."""
+        crowd: list[Driver[object]] = []
+        others: list[Syncable] = []
+        taken: Syncable | None = first
+        while True:
+            if isinstance(taken, Driver):
+                crowd.append(taken)
+            elif taken is not None:
+                others.append(taken)
+            try:
+                taken = self._queue.get_nowait()
+            except queue.Empty:
+                return crowd, others
+            if taken is None:
+                self._queue.put(None)  # the pool is being closed: every thread needs its own
+                return crowd, others
+
+    def _sync(self, crowd: Sequence[Driver[object]]) -> list[tuple[Driver[object], object, Outcome]]:
+        """Sync a crowd; returns who is to be told what."""
         assert self._file_system is not None
         waiting = [driver.sync_begins() for driver in crowd]
         begun = time.perf_counter()
@@ -192,14 +208,9 @@ class SyncPool:
             self._is_trusted = False
             log.error("fsync.syncfs_failed partitions=%d error=%s", len(crowd), failed)
         elif taken_s > max(SLOW_S, self._alone_s * len(crowd) / len(self._threads)):  # Z3
-            self._paused_until_s = time.monotonic() + PAUSE_S
+            self._paused_until_s = time.monotonic() + PAUSE * taken_s
             log.info("fsync.syncfs_slow partitions=%d taken_ms=%.1f", len(crowd), taken_s * 1e3)
-        for driver, who, outcome in zip(crowd, waiting, outcomes, strict=True):
-            try:
-                if driver.sync_ends(who, outcome):
-                    self._queue.put(driver)
-            except Exception:
-                log.exception("fsync.bug partition=%s", driver)
+        return list(zip(crowd, waiting, outcomes, strict=True))
 
     def close(self) -> None:
         """Finish what is queued and stop the threads."""

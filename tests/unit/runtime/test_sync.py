@@ -82,6 +82,22 @@ class Blocker:
         return False
 
 
+class Asked:
+    """A lock that says when it is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.asked = threading.Semaphore(0)
+        self.locked = self._lock.locked
+
+    def __enter__(self) -> None:
+        self.asked.release()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 @pytest.fixture
 def disk() -> SimDisk:
     made = SimDisk()
@@ -164,6 +180,30 @@ def test_what_was_appended_after_it_began_is_synced_once_more(pool: SyncPool, di
     assert ones[0].outcomes == [1, 2]
 
 
+def test_who_comes_while_it_is_under_way_is_served_by_the_next_one(disk: SimDisk, held: Held) -> None:
+    """Z1: also a single one, which would only compete for the same journal."""
+    pool = SyncPool(2, held, 3)
+    pool._together_lock = lock = Asked()  # type: ignore[assignment]
+    ones = dirty(disk, 4)
+    blockers = [Blocker(), Blocker()]
+    for blocker in blockers:
+        pool.submit(blocker)
+        assert blocker.runs.wait(WAIT_S)
+    for one in ones[:3]:
+        pool.submit(one)
+    blockers[0].go.set()
+    assert held.begun.acquire(timeout=WAIT_S)
+    assert lock.asked.acquire(timeout=WAIT_S)
+    pool.submit(ones[3])
+    blockers[1].go.set()
+    assert lock.asked.acquire(timeout=WAIT_S)
+    held.go.release(10)
+    assert [one.wait() for one in ones] == [1] * 4
+    pool.close()
+    assert disk.calls["syncfs"] == 2
+    assert pool.counts == {"syncfs": 2, "syncfs_partitions": 4}
+
+
 def test_after_an_error_all_are_told_and_each_file_is_fsynced_from_then_on(
     pool: SyncPool, disk: SimDisk, held: Held, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,6 +228,7 @@ def test_after_an_error_all_are_told_and_each_file_is_fsynced_from_then_on(
 def test_who_comes_while_a_failing_sync_is_under_way_is_not_believed_to_be_written(disk: SimDisk, held: Held) -> None:
     """Z1, Z2: the second crowd waits for the first, and must not ask the file system after that."""
     pool = SyncPool(2, held, 3)
+    pool._together_lock = lock = Asked()  # type: ignore[assignment]
     ones = dirty(disk, 6)
     disk.fail("syncfs", errno.EIO)
     blockers = [Blocker(), Blocker()]
@@ -200,7 +241,9 @@ def test_who_comes_while_a_failing_sync_is_under_way_is_not_believed_to_be_writt
     assert held.begun.acquire(timeout=WAIT_S)
     for one in ones[3:]:
         pool.submit(one)
+    assert lock.asked.acquire(timeout=WAIT_S)
     blockers[1].go.set()
+    assert lock.asked.acquire(timeout=WAIT_S)
     held.go.release(10)
     outcomes = [one.wait() for one in ones]
     assert all(isinstance(outcome, StorageFailed) for outcome in outcomes[:3])
@@ -218,6 +261,7 @@ def test_it_is_left_alone_for_a_while_when_it_did_not_pay(
     """Z3."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(sync, "SLOW_S", -1.0)
+    monkeypatch.setattr(sync, "PAUSE", 1e9)
     pool._alone_s = -1.0
     ones = dirty(disk, 3)
     held.go.release(10)
