@@ -53,6 +53,8 @@ class StreamSettings:
         compression: `none`, `lz4` or `zstd`, for sealed segments that are written anew. What is appended never is.
         dedup_window_ms: A message whose `Nats-Msg-Id` was stored in this time is not stored again; 0: ids mean nothing.
         dedup_ids_max: So many ids a partition keeps (48 bytes each); publishers of more are told to try again.
+        subjects_max: Of so many subjects a partition knows the last record (48 to 96 bytes each), once a publisher
+            expects it; those who expect one of another subject are refused. 0: so is everybody.
     """
 
     subject: str | None = None
@@ -80,6 +82,7 @@ class StreamSettings:
     compression: str = "none"
     dedup_window_ms: int = 120_000
     dedup_ids_max: int = 1 << 22
+    subjects_max: int = 1 << 20
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -105,6 +108,7 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "coalesce_min_batch_bytes": (0, 64 << 20),
     "dedup_window_ms": (0, 7 * 24 * 3_600_000),
     "dedup_ids_max": (1, 1 << 26),
+    "subjects_max": (0, 1 << 26),
 }
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "acks": ("all", "leader", "none"),

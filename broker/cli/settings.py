@@ -111,6 +111,10 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
         ),
     ],
     "dedup_ids_max": Annotated[int | None, _option("--dedup-ids-max", "So many ids a partition keeps.", metavar="N")],
+    "subjects_max": Annotated[
+        int | None,
+        _option("--subjects-max", "Of so many subjects a partition knows the last record; 0: off.", metavar="N"),
+    ],
 }
 """What may change later."""
 

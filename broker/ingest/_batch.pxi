@@ -176,27 +176,32 @@ cdef class PendingBatch:
         record_count, byte_count: Records, and bytes of their data.
         awaited_count: Answers that `acks` will give.
         max_timestamp_us: Latest timestamp among them.
-        condition_count, id_count, minds_ids, last_id: See `Conditional`.
-        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id.
+        condition_count, id_count, minds_ids, minds_subjects, last_id: See `Conditional`.
+        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id,
+            last record of the subject not known.
     """
 
     cdef Columns* columns
     cdef Buffer dropped         # Dropped
     cdef Buffer dropped_text    # replies and ids of them
+    cdef Buffer puts            # Put: what `settle` changed in the table of subjects
+    cdef int64_t missed_end     # of that table, before
     cdef int64_t told_count
     cdef int64_t ids_max        # that NO_ROOM speaks of
+    cdef int64_t subjects_max   # that NOT_KNOWN speaks of
     cdef readonly tuple settled
     cdef bytes stream_json
     cdef readonly str stream
     cdef readonly int partition
 
     def __cinit__(self):
-        self.settled = (0, 0, 0)
+        self.settled = (0, 0, 0, 0)
 
     def __dealloc__(self):
         give_columns(self.columns)
         release(&self.dropped)
         release(&self.dropped_text)
+        release(&self.puts)
 
     def __repr__(self):
         return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
@@ -226,6 +231,10 @@ cdef class PendingBatch:
         return self.columns != NULL and self.columns.id_count + self.columns.expected_id_count > 0
 
     @property
+    def minds_subjects(self):
+        return self.columns != NULL and self.columns.expected_subject_count > 0
+
+    @property
     def last_id(self):
         cdef const Condition* last
         cdef const char* text
@@ -238,10 +247,11 @@ cdef class PendingBatch:
         text = header_of(self.columns, last.id_header, &size)
         return text[:size]
 
-    def settle(self, ids, *, int64_t next_offset, int64_t window_us, int64_t ids_max):
+    def settle(self, ids, subjects, *, int64_t next_offset, int64_t window_us, int64_t ids_max, int64_t subjects_max):
         """Drop the records that are not to be stored: see `Conditional`."""
         cdef Settling settling
         cdef Table table
+        cdef Subjects pointed
         cdef int64_t[:, ::1] entries
         cdef int32_t[::1] index
         cdef int64_t[::1] places
@@ -253,6 +263,11 @@ cdef class PendingBatch:
         if self.condition_count == 0:
             return
         settling.table = NULL
+        settling.subjects = NULL
+        if subjects is not None:
+            point_at_subjects(&pointed, subjects)
+            settling.subjects = &pointed
+            self.missed_end = pointed.counts[SUBJECTS_MISSED_END]
         if ids is not None:
             entries, index, places = ids.entries, ids.index, ids.places
             point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
@@ -264,7 +279,8 @@ cdef class PendingBatch:
             last = ids.last_id
         settling.next_offset, settling.window_us, settling.ids_max = next_offset, window_us, ids_max
         settling.dropped, settling.text = &self.dropped, &self.dropped_text
-        self.ids_max = ids_max
+        settling.subjects_max, settling.puts = subjects_max, &self.puts
+        self.ids_max, self.subjects_max = ids_max, subjects_max
         last_data, last_size = last, len(last)
         if self.condition_count >= NOGIL_ANSWERS_MIN:
             with nogil:
@@ -284,17 +300,40 @@ cdef class PendingBatch:
         give_columns(self.columns)
         self.columns = kept
 
+    def take_back(self, subjects):
+        """Undo what `settle` did to `subjects`: see `Conditional`."""
+        cdef Subjects pointed
+        point_at_subjects(&pointed, subjects)
+        put_all_back(&pointed, &self.puts)
+        subjects.end_take_back(self.missed_end)
+
+    def note_subjects(self, subjects, int64_t first_offset):
+        """Note the subjects of a batch that was appended: see `Conditional`."""
+        cdef Subjects pointed
+        cdef int result
+        if self.columns == NULL:
+            return
+        point_at_subjects(&pointed, subjects)
+        if self.columns.rows >= NOGIL_ANSWERS_MIN:
+            with nogil:
+                result = put_rows(&pointed, self.columns, 0, self.columns.rows, first_offset + 1, NULL)
+        else:
+            result = put_rows(&pointed, self.columns, 0, self.columns.rows, first_offset + 1, NULL)
+        if result < 0:
+            raise MemoryError()
+
     cdef int count_dropped(self) except -1:
         cdef const Dropped* dropped = <const Dropped*>self.dropped.data
-        cdef int64_t repeats = 0, wrong = 0, full = 0
+        cdef int64_t repeats = 0, wrong = 0, full = 0, unsure = 0
         cdef Py_ssize_t i
         self.told_count = 0
         for i in range(self.dropped.size // <Py_ssize_t>sizeof(Dropped)):
             repeats += dropped[i].kind == REPEAT
             full += dropped[i].kind == NO_ROOM
-            wrong += dropped[i].kind != REPEAT and dropped[i].kind != NO_ROOM
+            unsure += dropped[i].kind > NO_ROOM
+            wrong += REPEAT < dropped[i].kind < NO_ROOM
             self.told_count += dropped[i].told
-        self.settled = (repeats, wrong, full)
+        self.settled = (repeats, wrong, full, unsure)
         return 0
 
     cdef bytes dropped_answers(self, bytes error):
@@ -330,6 +369,12 @@ cdef class PendingBatch:
             error, value = WRONG_MSG_ID, last_id.decode("utf-8", "replace")
         elif kind == IDS_ARE_OFF:
             error, value = IDS_OFF, ""
+        elif kind == ARE_OFF:
+            error, value = SUBJECTS_OFF, ""
+        elif kind == NOT_READY:
+            error, value = SUBJECTS_NOT_READY, ""
+        elif kind == NOT_KNOWN:
+            error, value = SUBJECTS_FULL, str(self.subjects_max)
         else:
             error, value = IDS_FULL, str(self.ids_max)
         code, err_code, description = error

@@ -64,6 +64,7 @@ cdef struct Columns:
     Buffer conditions           # Condition: rows with an id or expectations
     Py_ssize_t id_count
     Py_ssize_t expected_id_count
+    Py_ssize_t expected_subject_count
     Columns* next_pooled
 
 
@@ -171,7 +172,7 @@ cdef void clear(Columns* columns) noexcept nogil:
     columns.rows = columns.byte_count = columns.weight = columns.header_rows = 0
     columns.max_timestamp_us = INT64_MIN
     columns.timestamps.size = columns.awaited.size = columns.conditions.size = 0
-    columns.id_count = columns.expected_id_count = 0
+    columns.id_count = columns.expected_id_count = columns.expected_subject_count = 0
     clear_texts(&columns.subject)
     clear_texts(&columns.key)
     clear_texts(&columns.value)

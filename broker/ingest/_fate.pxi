@@ -118,6 +118,11 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
             return REFUSED_EXPECTED_LAST_PARTITIONS
         if options.expects_unknown:
             return REFUSED_EXPECTED_LAST_UNKNOWN
+        if options.expected_subject.size > 0:
+            if not span_is(block, &options.expected_subject, subject, subject_size):
+                return REFUSED_EXPECTED_LAST_OTHER_SUBJECT
+            if options.expected_subject_sequence.size <= 0:
+                return REFUSED_EXPECTED_LAST_NO_SEQUENCE
     self.awaits = slot.awaits_by_default
     if options.ack.size != OPTION_ABSENT:
         if span_is(block, &options.ack, b"all", 3) or span_is(block, &options.ack, b"leader", 6):
@@ -252,7 +257,7 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     cdef Condition* condition = <Condition*>(columns.conditions.data + columns.conditions.size)
     cdef bint minds_expectations = self.slot.reply_acks
     condition.id_header = condition.expected_header = -1
-    condition.expected_sequence = -1
+    condition.expected_sequence = condition.expected_subject_sequence = -1
     if options.msg_id.size > 0:
         condition.id_header = <int32_t>(columns.header_rows + options.msg_id_at)
     if minds_expectations and options.expected_id.size > 0:
@@ -260,12 +265,19 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     if minds_expectations and options.expected_sequence.size > 0:
         condition.expected_sequence = sequence_of(self.header_data + options.expected_sequence.at,
                                                   options.expected_sequence.size)
-    if condition.id_header < 0 and condition.expected_header < 0 and condition.expected_sequence < 0:
+    if minds_expectations and options.expected_subject_sequence.size > 0:
+        condition.expected_subject_sequence = sequence_of(self.header_data + options.expected_subject_sequence.at,
+                                                          options.expected_subject_sequence.size)
+    if (
+        condition.id_header < 0 and condition.expected_header < 0
+        and condition.expected_sequence < 0 and condition.expected_subject_sequence < 0
+    ):
         return
     condition.row = <int32_t>columns.rows
     condition.may_be_told = self.slot.reply_acks and self.message.reply_size > 0 and is_answerable(self)
     columns.id_count += condition.id_header >= 0
     columns.expected_id_count += condition.expected_header >= 0
+    columns.expected_subject_count += condition.expected_subject_sequence >= 0
     columns.conditions.size += sizeof(Condition)
 
 

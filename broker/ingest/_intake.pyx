@@ -16,7 +16,8 @@ I3  Every slot that a route, the dirty list or a message in part points to belon
     Intake holds a reference to.
 
 Files, each for one idea, included in this order: _columns.pxi (buffers, columns, pool), _message.pxi (reading
-one message), _ids.pxi (the table of message ids), _settle.pxi (settling.py), _compose.pxi (columns to bytes), _batch.pxi (Builder, PendingBatch), _routes.pxi (subscriptions),
+one message), _ids.pxi (the table of message ids), _subjects.pxi (the last records of subjects), _settle.pxi
+(settling.py), _compose.pxi (columns to bytes), _batch.pxi (Builder, PendingBatch), _routes.pxi (subscriptions),
 _refusals.pxi (fates and answers), _fate.pxi (rules.py), _connection.pxi (the state machine). This one is Intake.
 """
 
@@ -40,7 +41,9 @@ from broker.api.batch import (
     VALUE_AT,
 )
 from broker.ingest import answers, partitioning, rules
-from broker.ingest.answers import IDS_FULL, IDS_OFF, WRONG_MSG_ID, WRONG_SEQUENCE as WRONG_SEQUENCE_ERROR, ack_tail, error_body, json_text, publish
+from broker.ingest.answers import IDS_FULL, IDS_OFF, SUBJECTS_FULL, SUBJECTS_NOT_READY, SUBJECTS_OFF, WRONG_MSG_ID
+from broker.ingest.answers import WRONG_SEQUENCE as WRONG_SEQUENCE_ERROR
+from broker.ingest.answers import ack_tail, error_body, json_text, publish
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
 from broker.ingest.settings import check_builder, check_intake, check_place, check_route
 
@@ -73,6 +76,7 @@ cdef Py_ssize_t SCRATCH_BYTES_KEPT = 64 << 10
 include "_columns.pxi"
 include "_message.pxi"
 include "_ids.pxi"
+include "_subjects.pxi"
 include "_settle.pxi"
 include "_compose.pxi"
 include "_batch.pxi"

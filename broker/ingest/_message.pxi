@@ -25,6 +25,8 @@ cdef struct Options:
     bint expects_last           # some Nats-Expected-Last-*
     bint expects_unknown        # one that is not checked
     Span expected_sequence
+    Span expected_subject_sequence
+    Span expected_subject
     Span expected_id
     Py_ssize_t expected_id_at   # the how-manieth header it is
     Span msg_id
@@ -171,6 +173,10 @@ cdef void note_option(Options* options, const char* block, const HeaderSpan* hea
             options.expects_last = True
             if size == 27 and memcmp(name + 19, b"Sequence", 8) == 0:
                 span = &options.expected_sequence
+            elif size == 35 and memcmp(name + 19, b"Subject-Sequence", 16) == 0:
+                span = &options.expected_subject_sequence
+            elif size == 43 and memcmp(name + 19, b"Subject-Sequence-Subject", 24) == 0:
+                span = &options.expected_subject
             elif size == 25 and memcmp(name + 19, b"Msg-Id", 6) == 0:
                 span = &options.expected_id
                 if span.size == OPTION_ABSENT:
@@ -188,6 +194,7 @@ cdef void no_options(Options* options) noexcept nogil:
     options.expects_last = options.expects_unknown = False
     options.count = 0
     options.expected_sequence.size = options.expected_id.size = options.msg_id.size = OPTION_ABSENT
+    options.expected_subject_sequence.size = options.expected_subject.size = OPTION_ABSENT
     options.key.size = options.ack.size = OPTION_ABSENT
     options.tombstone.size = options.expected_stream.size = OPTION_ABSENT
 

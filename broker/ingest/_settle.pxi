@@ -8,7 +8,10 @@ cdef enum Kind:
     WRONG_SEQUENCE
     WRONG_ID
     IDS_ARE_OFF
+    ARE_OFF                     # subjects
     NO_ROOM
+    NOT_READY                   # subjects
+    NOT_KNOWN                   # likewise
 
 
 cdef struct Condition:
@@ -17,6 +20,7 @@ cdef struct Condition:
     int32_t expected_header     # likewise
     int32_t may_be_told
     int64_t expected_sequence   # -1: any
+    int64_t expected_subject_sequence   # likewise
 
 
 cdef struct Dropped:
@@ -32,9 +36,12 @@ cdef struct Dropped:
 
 cdef struct Settling:
     Table* table                # NULL: ids mean nothing
+    Subjects* subjects          # NULL: not known
     int64_t next_offset
     int64_t window_us
     int64_t ids_max
+    int64_t subjects_max
+    Buffer* puts                # Put: what the table of subjects had before
     Buffer* dropped             # Dropped
     Buffer* text
 
@@ -70,6 +77,29 @@ cdef void hash_ahead(const Table* table, const Columns* columns, Py_ssize_t firs
             prefetch(table.index + (hashes[i - first].first & table.index_mask))
 
 
+cdef int judge_subject(Settling* self, Hash subject, int64_t expected, Dropped* verdict) noexcept nogil:
+    """Sets the kind of the verdict if the record is not to be stored. Returns 0; -1: no memory."""
+    cdef int64_t last
+    cdef int taken
+    if self.subjects_max == 0:
+        verdict.kind = ARE_OFF
+        return 0
+    if self.subjects == NULL:
+        verdict.kind = NOT_READY
+        return 0
+    last = last_of(self.subjects, subject)
+    if last >= 0 and last != expected:
+        verdict.kind = WRONG_SEQUENCE
+        verdict.offset = last
+        return 0
+    taken = takes_subject(self.subjects, subject)
+    if taken < 0:
+        return -1
+    if last == UNKNOWN or not taken:
+        verdict.kind = NOT_KNOWN
+    return 0
+
+
 cdef int settle_rows(Settling* self, const Columns* columns, const char* last, Py_ssize_t last_size) noexcept nogil:
     """Judge every condition in order; note the ids of what stays. `last`: the id before. Returns 0; -1: no memory."""
     cdef const Condition* conditions = <const Condition*>columns.conditions.data
@@ -81,19 +111,27 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
     cdef Py_ssize_t i, size = 0, expected_size, awaits = 0, awaited_count = count_awaited(columns), gone = 0
     cdef int64_t offset, found, at = -1
     cdef int32_t before = -1
+    cdef Put put
     cdef Dropped verdict
     cdef Hash[LOOKS_AHEAD] ahead
     cdef Hash id
     cdef bint has_id, is_awaited
     id.first = id.second = 0
+    put.subject.first = put.subject.second = 0
     for i in range(count_conditions(columns)):
         if i % LOOKS_AHEAD == 0 and self.table != NULL:
             hash_ahead(self.table, columns, i, ahead)
         condition = &conditions[i]
         if condition.row != before + 1:
             last_size = 0
+        if self.subjects != NULL and put_rows(
+            self.subjects, columns, before + 1, condition.row, self.next_offset + before + 2 - gone, self.puts
+        ) < 0:
+            return -1
         before = condition.row
         offset = self.next_offset + condition.row - gone
+        if self.subjects != NULL:
+            put.subject = hash_subject(self.subjects, columns, condition.row)
         has_id = condition.id_header >= 0 and self.table != NULL
         if condition.id_header >= 0:
             text = header_of(columns, condition.id_header, &size)
@@ -111,6 +149,10 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
         if verdict.kind == 0 and condition.expected_sequence >= 0 and condition.expected_sequence != offset:
             verdict.kind = WRONG_SEQUENCE
             verdict.offset = offset
+        if verdict.kind == 0 and condition.expected_subject_sequence >= 0 and judge_subject(
+            self, put.subject, condition.expected_subject_sequence, &verdict
+        ) < 0:
+            return -1
         if verdict.kind == 0 and condition.expected_header >= 0:
             expected = header_of(columns, condition.expected_header, &expected_size)
             if self.table == NULL:
@@ -126,6 +168,11 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
         if verdict.kind == 0:
             if has_id:
                 add_id(self.table, id, at, offset, times[condition.row])
+            if self.subjects != NULL and (
+                put_subject(self.subjects, put.subject, offset + 1, &put.before) < 0
+                or append(self.puts, <const char*>&put, sizeof(Put)) < 0
+            ):
+                return -1
             last = text
             last_size = size
             continue
@@ -137,6 +184,10 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
         if note_dropped(self, columns, &verdict) < 0:
             return -1
         gone += 1
+    if self.subjects != NULL:
+        return put_rows(
+            self.subjects, columns, before + 1, columns.rows, self.next_offset + before + 2 - gone, self.puts
+        )
     return 0
 
 
@@ -221,6 +272,7 @@ cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Cond
         if moved.expected_header >= 0:
             moved.expected_header += <int32_t>shift
             to.expected_id_count += 1
+        to.expected_subject_count += moved.expected_subject_sequence >= 0
         if append(&to.conditions, <const char*>&moved, sizeof(Condition)) < 0:
             return -1
     to.max_timestamp_us = max(to.max_timestamp_us, time_us)

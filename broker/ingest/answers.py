@@ -52,7 +52,19 @@ REFUSALS: Final = (
         "refused_expected_last",
         400,
         10003,
-        "bad request: of Nats-Expected-Last-* only Sequence and Msg-Id are checked [not_supported]",
+        "bad request: of Nats-Expected-Last-* only Sequence, Msg-Id and Subject-Sequence are checked [not_supported]",
+    ),
+    Refusal(
+        "refused_expected_last",
+        400,
+        10003,
+        "bad request: Nats-Expected-Last-Subject-Sequence-Subject must be the message's own subject [not_supported]",
+    ),
+    Refusal(
+        "refused_expected_last",
+        400,
+        10193,
+        "missing sequence for expected last sequence per subject [invalid_request]",
     ),
     Refusal("refused_bad_option", 400, 10003, "bad request: Liftlog-Ack must be all, leader or none [invalid_request]"),
     Refusal(
@@ -83,6 +95,8 @@ REFUSALS: Final = (
     EXPECTED_STREAM,
     EXPECTED_LAST_PARTITIONS,
     EXPECTED_LAST_UNKNOWN,
+    EXPECTED_LAST_OTHER_SUBJECT,
+    EXPECTED_LAST_NO_SEQUENCE,
     BAD_ACK,
     BAD_TOMBSTONE,
     TOMBSTONE_WITHOUT_KEY,
@@ -94,6 +108,21 @@ WRONG_SEQUENCE: Final = (400, 10071, "wrong last sequence: {} [expectation_faile
 WRONG_MSG_ID: Final = (400, 10070, "wrong last msg ID: {} [expectation_failed]")
 IDS_FULL: Final = (429, 10167, "too many requests: dedup_ids_max={} ids are in their window, try again [overloaded]")
 IDS_OFF: Final = (400, 10003, "bad request: Nats-Expected-Last-Msg-Id needs dedup_window_ms over 0 [invalid_request]")
+SUBJECTS_NOT_READY: Final = (
+    503,
+    10163,
+    "expected last sequence per subject temporarily unavailable: the log is being read, try again [not_ready]",
+)
+SUBJECTS_FULL: Final = (
+    503,
+    10023,
+    "insufficient resources: subjects_max={} subjects are known, and this is none of them [overloaded]",
+)
+SUBJECTS_OFF: Final = (
+    400,
+    10003,
+    "bad request: Nats-Expected-Last-Subject-Sequence needs subjects_max over 0 [invalid_request]",
+)
 """What settling.py answers with: code, err_code, description."""
 
 ERROR_CODES: Final[Mapping[str, tuple[int, int]]] = {

@@ -283,6 +283,7 @@ class Intake:
                     msg_id=message.msg_id,
                     expected_id=message.expected_id,
                     expected_sequence=message.expected_sequence,
+                    expected_subject_sequence=message.expected_subject_sequence,
                     wire_bytes=message.wire_bytes,
                 )
             )

@@ -19,7 +19,19 @@ from broker.api.schema import SCHEMA
 from broker.ingest.answers import ack_head, ack_tail, error_body, publish
 from broker.ingest.rules import BATCH_BYTES_HARD, HEADER_WEIGHT_BYTES, RECORD_WEIGHT_BYTES
 from broker.ingest.settings import check_builder, check_place
-from broker.ingest.settling import DUPLICATE, FULL, WRONG, Ids, Verdict, is_told, settle, verdict_body
+from broker.ingest.settling import (
+    DUPLICATE,
+    FULL,
+    UNSURE,
+    WRONG,
+    Ids,
+    Log,
+    Subjects,
+    Verdict,
+    is_told,
+    settle,
+    verdict_body,
+)
 
 _NONE = -(1 << 63)
 
@@ -34,6 +46,7 @@ class Row:
         may_be_told: Its publisher gets an error, if it comes to that.
         msg_id, expected_id: Of its headers; empty: none.
         expected_sequence: Of the record before it; -1: any.
+        expected_subject_sequence: Of the last record on its subject; -1: any.
         wire_bytes: Subject, reply, header block and payload as they came.
     """
 
@@ -49,11 +62,13 @@ class Row:
     msg_id: bytes
     expected_id: bytes
     expected_sequence: int
+    expected_subject_sequence: int
 
     @property
     def is_conditional(self) -> bool:
         """Whether it depends on the log if it is stored."""
-        return bool(self.msg_id or self.expected_id) or self.expected_sequence >= 0
+        expects = self.expected_sequence >= 0 or self.expected_subject_sequence >= 0
+        return expects or bool(self.msg_id or self.expected_id)
 
     @property
     def byte_count(self) -> int:
@@ -174,8 +189,9 @@ class PendingBatch:
         record_count, byte_count: Records, and bytes of their data.
         awaited_count: Answers that `acks` will give.
         max_timestamp_us: Latest timestamp among them.
-        condition_count, id_count, minds_ids, last_id: See `Conditional`.
-        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id.
+        condition_count, id_count, minds_ids, minds_subjects, last_id: See `Conditional`.
+        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id,
+            last record of the subject not known.
     """
 
     def __init__(self, stream: str, partition: int, rows: list[Row], byte_count: int, awaited_count: int) -> None:
@@ -185,8 +201,10 @@ class PendingBatch:
         self.byte_count = byte_count
         self.awaited_count = awaited_count
         self.max_timestamp_us = max((row.timestamp_us for row in rows), default=0)
-        self.settled = (0, 0, 0)
+        self.settled = (0, 0, 0, 0)
         self._rows = rows
+        self._puts: list[tuple[bytes, int]] = []
+        self._missed_end = 0
         self._dropped: list[tuple[Row, Verdict]] = []
 
     def __repr__(self) -> str:
@@ -208,19 +226,45 @@ class PendingBatch:
     def last_id(self) -> bytes:
         return self._rows[-1].msg_id if self._rows else b""
 
-    def settle(self, ids: Ids | None, *, next_offset: int, window_us: int, ids_max: int) -> None:
+    @property
+    def minds_subjects(self) -> bool:
+        return any(row.expected_subject_sequence >= 0 for row in self._rows)
+
+    def settle(
+        self,
+        ids: Ids | None,
+        subjects: Subjects | None,
+        *,
+        next_offset: int,
+        window_us: int,
+        ids_max: int,
+        subjects_max: int,
+    ) -> None:
         """Drop the records that are not to be stored: see `Conditional`."""
-        kept, self._dropped = settle(self._rows, ids, next_offset=next_offset, window_us=window_us, ids_max=ids_max)
+        self._missed_end = subjects.missed_end if subjects is not None else 0
+        log = Log(ids, subjects, next_offset, window_us, ids_max, subjects_max)
+        kept, self._dropped = settle(self._rows, log, self._puts)
         if not self._dropped:
             return
         counts = Counter(verdict.kind for _, verdict in self._dropped)
-        self.settled = (counts[DUPLICATE], counts[WRONG], counts[FULL])
+        self.settled = (counts[DUPLICATE], counts[WRONG], counts[FULL], counts[UNSURE])
         told = sum(is_told(row, verdict) for row, verdict in self._dropped)
         self.awaited_count = sum(row.awaited for row in kept) + told
         self.record_count = len(kept)
         self.byte_count = sum(row.byte_count for row in kept)
         self.max_timestamp_us = max((row.timestamp_us for row in kept), default=0)
         self._rows = kept
+
+    def take_back(self, subjects: Subjects) -> None:
+        """Undo what `settle` did to `subjects`: see `Conditional`."""
+        for subject, before in reversed(self._puts):
+            subjects.put_back(subject, before)
+        subjects.end_take_back(self._missed_end)
+
+    def note_subjects(self, subjects: Subjects, first_offset: int) -> None:
+        """Note the subjects of a batch that was appended: see `Conditional`."""
+        for sequence, row in enumerate(self._rows, first_offset + 1):
+            subjects.put(row.subject, sequence)
 
     def compose(
         self,

@@ -18,6 +18,14 @@ from broker.ingest.partitioning import FIXED, hashed_part
 from broker.ingest.pure_batch import Builder, weight_of
 
 Headers = list[tuple[bytes, bytes]]
+_EXPECTATIONS = frozenset(
+    {
+        rules.EXPECTED_LAST_MSG_ID,
+        rules.EXPECTED_LAST_SEQUENCE,
+        rules.EXPECTED_LAST_SUBJECT,
+        rules.EXPECTED_LAST_SUBJECT_SEQUENCE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ class Message:
         fate: A name in `rules.COUNTERS`, or a Refusal.
         builder: Where it goes, or who answers for it.
         key, headers, tombstone, awaits: For its row, if its fate is "stored".
-        msg_id, expected_id, expected_sequence: Likewise, as in `Row`.
+        msg_id, expected_id, expected_sequence, expected_subject_sequence: Likewise, as in `Row`.
         value: What has arrived of it, then.
     """
 
@@ -58,6 +66,7 @@ class Message:
     msg_id: bytes = b""
     expected_id: bytes = b""
     expected_sequence: int = -1
+    expected_subject_sequence: int = -1
     value: bytearray = field(default_factory=bytearray)
 
     @property
@@ -122,10 +131,16 @@ def _judge(
         expected = [name for name in names if name.startswith(rules.EXPECTED_LAST)]
         if expected and builder.partition_count > 1:
             return answers.EXPECTED_LAST_PARTITIONS
-        if any(name not in (rules.EXPECTED_LAST_SEQUENCE, rules.EXPECTED_LAST_MSG_ID) for name in expected):
+        if any(name not in _EXPECTATIONS for name in expected):
             return answers.EXPECTED_LAST_UNKNOWN
+        named = options.get(rules.EXPECTED_LAST_SUBJECT, b"")
+        if named not in (b"", message.line.subject):
+            return answers.EXPECTED_LAST_OTHER_SUBJECT
+        if named and not options.get(rules.EXPECTED_LAST_SUBJECT_SEQUENCE):
+            return answers.EXPECTED_LAST_NO_SEQUENCE
         message.expected_id = options.get(rules.EXPECTED_LAST_MSG_ID, b"")
         message.expected_sequence = _sequence(options.get(rules.EXPECTED_LAST_SEQUENCE, b""))
+        message.expected_subject_sequence = _sequence(options.get(rules.EXPECTED_LAST_SUBJECT_SEQUENCE, b""))
     ack = options.get(rules.ACK)
     if ack is not None and ack not in rules.ACK_VALUES:
         return answers.BAD_ACK
@@ -146,7 +161,7 @@ def _judge(
 
 
 def _sequence(text: bytes) -> int:
-    """The number of `Nats-Expected-Last-Sequence`; -1: there is none (R7)."""
+    """The number of `Nats-Expected-Last-*Sequence`; -1: there is none (R7)."""
     if not text:
         return -1
     if len(text) > rules.SEQUENCE_DIGITS_MAX or not text.isdigit():

@@ -8,7 +8,8 @@ reply subject and the stream answers). The first rule that applies decides:
     3  header block malformed                                       refused   refused_bad_header
     4  subject, reply or a header name is not UTF-8                 refused   refused_bad_utf8
     5  `Nats-Expected-Stream` names another stream, reply_acks on   refused   refused_expected_stream
-    6  a `Nats-Expected-Last-*` that cannot be checked here, ditto  refused   refused_expected_last
+    6  a `Nats-Expected-Last-*` that cannot be checked here, ditto  refused   refused_expected_last: of several
+       partitions, of another name, of another subject, a subject without a sequence, in this order
     7  `Liftlog-Ack` or `Liftlog-Tombstone` of unknown value        refused   refused_bad_option
     8  a tombstone without `Liftlog-Key`                            refused   refused_tombstone_without_key
     9  larger than record_bytes_max                                 refused   refused_too_large
@@ -42,6 +43,8 @@ EXPECTED_STREAM: Final = b"Nats-Expected-Stream"
 EXPECTED_LAST: Final = b"Nats-Expected-Last-"
 EXPECTED_LAST_MSG_ID: Final = b"Nats-Expected-Last-Msg-Id"
 EXPECTED_LAST_SEQUENCE: Final = b"Nats-Expected-Last-Sequence"
+EXPECTED_LAST_SUBJECT: Final = b"Nats-Expected-Last-Subject-Sequence-Subject"
+EXPECTED_LAST_SUBJECT_SEQUENCE: Final = b"Nats-Expected-Last-Subject-Sequence"
 MSG_ID: Final = b"Nats-Msg-Id"
 INBOX: Final = b"_INBOX."
 SYSTEM: Final = b"$"

@@ -3,13 +3,15 @@
     Nats-Msg-Id                   known within the window: not stored, acked with the first offset, `duplicate` true
     Nats-Expected-Last-Sequence   must be that of the record before it in the log, 0 for none
     Nats-Expected-Last-Msg-Id     must be the id of the record before it in the log
+    Nats-Expected-Last-Subject-Sequence     must be that of the last record on its subject, 0 for none
 
 The log calls this under its append lock, with the offset that the batch will get; so what is decided here holds,
 whoever else appends to the partition. Records are settled in order, each after those before it in its batch.
 
-G1  First the id, then the sequence, then the id before it, then the room for a new id. (As clustered JetStream does it:
-    who repeats a conditional message whose ack was lost is told that it is stored, not that it comes too late.)
-G2  A record that is dropped changes nothing: no offset, no id.
+G1  First the id, then the sequence, then that of the subject, then the id before it, then the room for a new id. (As
+    clustered JetStream does it: who repeats a conditional message whose ack was lost is told that it is stored, not
+    that it comes too late.)
+G2  A record that is dropped changes nothing: no offset, no id, no last record of its subject.
 G3  What is told of a dropped record is true once all below the batch's offset is durable, and is told then.
 G4  A repeat is acked if the record would be; `Liftlog-Ack: none` silences that, and no refusal.
 
@@ -21,7 +23,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from broker.ingest.answers import IDS_FULL, IDS_OFF, WRONG_MSG_ID, WRONG_SEQUENCE, ack_head, ack_tail, error_body
+from broker.ingest.answers import (
+    IDS_FULL,
+    IDS_OFF,
+    SUBJECTS_FULL,
+    SUBJECTS_NOT_READY,
+    SUBJECTS_OFF,
+    WRONG_MSG_ID,
+    WRONG_SEQUENCE,
+    ack_head,
+    ack_tail,
+    error_body,
+)
 
 if TYPE_CHECKING:
     from broker.ingest.pure_batch import Row
@@ -29,6 +42,7 @@ if TYPE_CHECKING:
 DUPLICATE: Final = 1
 WRONG: Final = 2
 FULL: Final = 3
+UNSURE: Final = 4
 
 
 class Ids(Protocol):
@@ -47,11 +61,43 @@ class Ids(Protocol):
     def reserve(self, count: int, fill: Any = None) -> None: ...
 
 
+class Subjects(Protocol):
+    """What settling needs of `broker.storage.subjects.SubjectTable`; the compiled twin works on its arrays."""
+
+    slots: Any
+    counts: Any
+    key: bytes
+
+    def find(self, text: bytes) -> int: ...
+    def takes(self, text: bytes) -> bool: ...
+    def put(self, text: bytes, sequence: int) -> int: ...
+    def put_back(self, text: bytes, before: int) -> None: ...
+    def end_take_back(self, missed_end: int) -> None: ...
+    @property
+    def missed_end(self) -> int: ...
+    def make_room(self, fill: Any = None) -> None: ...
+
+
+class Log(NamedTuple):
+    """What settling is told of the log.
+
+    Attributes:
+        ids, subjects, next_offset, window_us, ids_max, subjects_max: See `Conditional.settle`.
+    """
+
+    ids: Ids | None
+    subjects: Subjects | None
+    next_offset: int
+    window_us: int
+    ids_max: int
+    subjects_max: int
+
+
 class Verdict(NamedTuple):
     """Why a record is not stored.
 
     Attributes:
-        kind: DUPLICATE, WRONG or FULL.
+        kind: DUPLICATE, WRONG, FULL or UNSURE.
         offset: DUPLICATE: of the record that is there.
         error: Else: code, err_code, description.
     """
@@ -61,44 +107,68 @@ class Verdict(NamedTuple):
     error: tuple[int, int, str] = (0, 0, "")
 
 
-def settle(
-    rows: Sequence[Row], ids: Ids | None, *, next_offset: int, window_us: int, ids_max: int
-) -> tuple[list[Row], list[tuple[Row, Verdict]]]:
-    """Split rows into those to be stored, whose ids are in `ids` now, and those that are not, and why."""
+def settle(rows: Sequence[Row], log: Log, puts: list[tuple[bytes, int]]) -> tuple[list[Row], list[tuple[Row, Verdict]]]:
+    """Split rows into those to be stored, which are in the tables now, and those that are not, and why.
+
+    Args:
+        puts: Gets what the table of subjects had before, in order.
+    """
     kept: list[Row] = []
     dropped: list[tuple[Row, Verdict]] = []
-    last_id = b""
+    ids, last_id = log.ids, b""
     if ids is not None:
-        ids.expire(min(row.timestamp_us for row in rows) - window_us)
-        ids.reserve(min(sum(bool(row.msg_id) for row in rows), max(0, ids_max - len(ids))))
+        ids.expire(min(row.timestamp_us for row in rows) - log.window_us)
+        ids.reserve(min(sum(bool(row.msg_id) for row in rows), max(0, log.ids_max - len(ids))))
         last_id = ids.last_id
     for row in rows:
-        verdict = _judge(row, ids, next_offset + len(kept), last_id, window_us, ids_max)
+        offset = log.next_offset + len(kept)
+        verdict = _judge(row, log, offset, last_id)
         if verdict is not None:
             dropped.append((row, verdict))
             continue
         if row.msg_id and ids is not None:
-            ids.add(row.msg_id, next_offset + len(kept), row.timestamp_us)
+            ids.add(row.msg_id, offset, row.timestamp_us)
+        if log.subjects is not None:
+            puts.append((row.subject, log.subjects.put(row.subject, offset + 1)))
         kept.append(row)
         last_id = row.msg_id
     return kept, dropped
 
 
-def _judge(row: Row, ids: Ids | None, offset: int, last_id: bytes, window_us: int, ids_max: int) -> Verdict | None:
+def _judge(row: Row, log: Log, offset: int, last_id: bytes) -> Verdict | None:
     """None: it is stored at `offset`."""
+    ids = log.ids
     if row.msg_id and ids is not None:
-        found = ids.find(row.msg_id, row.timestamp_us - window_us)
+        found = ids.find(row.msg_id, row.timestamp_us - log.window_us)
         if found >= 0:
             return Verdict(DUPLICATE, found)
     if row.expected_sequence >= 0 and row.expected_sequence != offset:  # that of the record before: offset - 1 + 1
         return Verdict(WRONG, error=_filled(WRONG_SEQUENCE, offset))
+    if row.expected_subject_sequence >= 0:
+        verdict = _judge_subject(row, log)
+        if verdict is not None:
+            return verdict
     if row.expected_id:
         if ids is None:
             return Verdict(WRONG, error=IDS_OFF)
         if row.expected_id != last_id:
             return Verdict(WRONG, error=_filled(WRONG_MSG_ID, last_id.decode(errors="replace")))
-    if row.msg_id and ids is not None and len(ids) >= ids_max:
-        return Verdict(FULL, error=_filled(IDS_FULL, ids_max))
+    if row.msg_id and ids is not None and len(ids) >= log.ids_max:
+        return Verdict(FULL, error=_filled(IDS_FULL, log.ids_max))
+    return None
+
+
+def _judge_subject(row: Row, log: Log) -> Verdict | None:
+    subjects = log.subjects
+    if not log.subjects_max:
+        return Verdict(WRONG, error=SUBJECTS_OFF)
+    if subjects is None:
+        return Verdict(UNSURE, error=SUBJECTS_NOT_READY)
+    last = subjects.find(row.subject)
+    if last >= 0 and last != row.expected_subject_sequence:
+        return Verdict(WRONG, error=_filled(WRONG_SEQUENCE, last))
+    if last < 0 or not subjects.takes(row.subject):
+        return Verdict(UNSURE, error=_filled(SUBJECTS_FULL, log.subjects_max))
     return None
 
 

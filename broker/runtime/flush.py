@@ -106,6 +106,7 @@ class Flusher:
                 "refused_stream_closed",
                 "refused_expectation",
                 "refused_ids_full",
+                "refused_subject_unknown",
                 "pauses",
             ),
             0,
@@ -209,10 +210,11 @@ class Flusher:
         BATCH_RECORDS.observe(pending.record_count)
 
     def _count_settled(self, pending: PendingBatch) -> None:
-        repeats, wrong, full = pending.settled
+        repeats, wrong, full, unsure = pending.settled
         self.counts["duplicate_records"] += repeats
         self.counts["refused_expectation"] += wrong
         self.counts["refused_ids_full"] += full
+        self.counts["refused_subject_unknown"] += unsure
 
     def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
         if isinstance(error, CLOSED):

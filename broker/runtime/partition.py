@@ -13,6 +13,7 @@ P3  A partition that refuses records, because its stream is paused, read-only or
     with an error of its own for each append. Reads go on, but for a deleted one. What was decided before (`decided`,
     the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
 P4  Nothing is let go while a sink's group may have to be looked for; `floor` says from which offset on.
+P5  While the table of subjects is not there, appends that need it are told so and go on (`storage/tracking.py`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ __all__ = ["OnDurable", "Outcome", "Partition"]
 log = logging.getLogger(__name__)
 
 APPENDS_WAITING_MAX = 256
+BUILD_PAUSE_S = 5.0
+"""After a log could not be read for its table of subjects it is left alone for so long."""
 OnDurable = Callable[[AppendResult, Outcome], None]
 Waiting = tuple[int, AppendResult, OnDurable]
 """Since which generation, for what, and how it is told."""
@@ -84,6 +87,8 @@ class Partition(Driver[list[Waiting]]):
         self._sync_queued = False
         self._synced_s = 0.0
         self._appends_waiting = 0
+        self._is_building = False
+        self._build_again_s = 0.0
         self.letting_go = threading.Lock()
         self.floor: Callable[[], int | None] = lambda: None
 
@@ -134,6 +139,8 @@ class Partition(Driver[list[Waiting]]):
             self.room.took(result.bytes)
         if self._open_logs is not None:
             self._open_logs.touch(self.log)
+        if self.log.lacks_subjects:
+            self._build_subjects()
         if not self.fsync_each_batch:
             self.log.advance_high_watermark(result.next_offset)
             self._hub.note(self)
@@ -231,6 +238,33 @@ class Partition(Driver[list[Waiting]]):
         with self._lock:
             self._sync_queued = bool(self._callbacks)
             return self._sync_queued
+
+    def _build_subjects(self) -> None:
+        """Have the log read for its table of subjects, in pieces between the appends of others (P5)."""
+        with self._lock:
+            if self._is_building or time.monotonic() < self._build_again_s:
+                return
+            self._is_building = True
+        self._submit_piece()
+
+    def _submit_piece(self) -> None:
+        try:
+            self._appender.submit(self._build_piece)
+        except RuntimeError:  # the broker stops
+            self._is_building = False
+
+    def _build_piece(self) -> None:
+        is_more = False
+        try:
+            is_more = not self.removed and self.log.build_subjects()
+        except Exception as error:
+            self._build_again_s = time.monotonic() + BUILD_PAUSE_S
+            if not self.removed:
+                log.error("partition.subjects_failed partition=%s error=%s", self, error)
+        if is_more:
+            self._submit_piece()
+        else:
+            self._is_building = False
 
     def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
         """Append away from the calling thread; the future is done when durable (`acks=none`: when appended).

@@ -18,6 +18,7 @@ rewrite.py      sealed segments written anew; compaction.py and coalescing.py sa
 keymap.py       which record of a key is the newest, in a fixed number of bytes
 remembering.py  a log that knows its producers (producers.py) and message ids (dedup.py, siphash.py); state.py  the
                 file that they are kept in
+tracking.py     a log that knows the last record of each subject (subjects.py), once somebody asks
 scrub.py        everything read again and checked; around.py  a file with sectors that cannot be read
 inspect.py      what is wrong in a folder: findings.py, contradictions.py, places.py; mend.py  its repair; overlay.py
 rows.py         RowBatch: rows that are already Arrow; StoredGroup: a commit group that is read while it is appended

@@ -42,7 +42,8 @@ class LogSettings:
 
     `producer_id_expiry_ms`: a producer that has not appended for so long is forgotten; `producer_ids_max`: so many are
     kept. Both are the broker's.
-    `dedup_window_ms` 0: ids are not minded, and those that were are forgotten.
+    `dedup_window_ms` 0: ids are not minded, and those that were are forgotten. `subjects_max` 0: likewise the last
+    records of subjects.
     """
 
     segment_bytes: int = 256 << 20
@@ -54,6 +55,7 @@ class LogSettings:
     producer_ids_max: int = 1 << 16
     dedup_window_ms: int = 0
     dedup_ids_max: int = 1 << 22
+    subjects_max: int = 1 << 20
 
     @classmethod
     def of(cls, settings: StreamSettings, broker: LogSettings | None = None) -> LogSettings:
@@ -70,6 +72,7 @@ class LogSettings:
             producer_ids_max=broker.producer_ids_max,
             dedup_window_ms=settings.dedup_window_ms,
             dedup_ids_max=settings.dedup_ids_max,
+            subjects_max=settings.subjects_max,
         )
 
 

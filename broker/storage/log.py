@@ -37,6 +37,7 @@ from broker.storage.remembering import stamp_of
 from broker.storage.retention import is_expired, log_start_for
 from broker.storage.rows import Encodable, StoredGroup
 from broker.storage.scan import MESSAGE_BYTES_MAX
+from broker.storage.subjects import Latest
 
 __all__ = ["AppendResult", "Encodable", "LogIdentity", "LogSettings", "PartitionLog", "RecoveryReport", "StoredGroup"]
 
@@ -114,6 +115,7 @@ class PartitionLog(SyncedLog):
                 messages, offset = self._compose(batches, leader_epoch)
                 data = messages[0] if len(messages) == 1 else b"".join(messages)
                 ids = [self._ids_of(message, batch) for message, batch in zip(messages, batches, strict=True)]
+                latest = self._latest_in(messages, batches)
                 with self._guarded("append"):
                     index = self._tail_for(len(data), now_us)
                     self._begin_epoch(leader_epoch)
@@ -128,6 +130,7 @@ class PartitionLog(SyncedLog):
             if stamp is not None:
                 self._note_stamp(stamp, first, offset)
             self._note_ids(ids)
+            self._note_subjects(batches, latest, first)
             return AppendResult(first, offset, len(data))
 
     def append_group(self, group: StoredGroup, *, leader_epoch: int, now_us: int) -> AppendResult:
@@ -145,6 +148,7 @@ class PartitionLog(SyncedLog):
             self._latest_us = now_us
             entries: list[tuple[int, int, int, int, int]] = []
             ids: list[Found | None] = []
+            latest: list[Latest] = []
             with self._guarded("append"):
                 index = self._tail_for(group.byte_count, now_us)
                 self._begin_epoch(leader_epoch)
@@ -154,6 +158,7 @@ class PartitionLog(SyncedLog):
                     for batch in group.batches:
                         message = self._message(batch, offset, leader_epoch, len(entries), group.batch_count)
                         ids.append(self._ids_of(message))
+                        latest += self._latest_in([message])
                         self._chain.write(message, begin)
                         entries.append((offset, position, batch.max_timestamp_us, len(message), crc_of(message)))
                         offset += batch.record_count
@@ -166,6 +171,7 @@ class PartitionLog(SyncedLog):
                 index.append(*entry)
             self.log_end_offset = offset
             self._note_ids(ids)
+            self._note_subjects((), latest, first)
             return AppendResult(first, offset, position - begin)
 
     def advance_high_watermark(self, offset: int) -> None:

@@ -28,14 +28,15 @@ from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import BadBatch, CorruptLog, LiftlogError
 from broker.storage.checkpoint import Checkpoint, LogIdentity, LogSettings
 from broker.storage.dedup import Found, IdTable, ids_in
-from broker.storage.disk import Disk
+from broker.storage.disk import Disk, storage_error
 from broker.storage.opened import OpenLog
 from broker.storage.producers import Group, ProducerTable, Stamp
 from broker.storage.read import LogView, plan_read, verified_messages
 from broker.storage.recovery import RecoveryReport
-from broker.storage.rows import Encodable, RowBatch, is_conditional
+from broker.storage.rows import Conditional, Encodable, RowBatch, is_conditional
 from broker.storage.segment import Segment
 from broker.storage.state import IDS, PRODUCERS, list_states, load_state, save_state, state_name
+from broker.storage.subjects import SubjectTable
 
 BATCHES_READ_BYTES: Final = 4 << 20
 _NONE: Final = np.zeros(0, np.int64)
@@ -51,6 +52,7 @@ class RememberingLog(OpenLog):
         self._producers: ProducerTable | None = None  # None: not read yet
         self._ids: IdTable | None = None  # likewise; both or none
         self._is_state_due = False  # a roll has left it to `_keep_due_state`
+        self._is_settling = False  # the table of subjects is ahead of the log
         self._state_lock = threading.Lock()  # innermost: one state file is written at a time
         self._states: list[int] | None = None  # offsets of the state files, the newest first; None: not listed yet
         self._latest_us = 0  # the clock, as last told: who is found in the log by its batches counts as used then
@@ -58,7 +60,8 @@ class RememberingLog(OpenLog):
     def _recover(self, checkpoint: Checkpoint | None, report: RecoveryReport, now_us: int) -> None:
         super()._recover(checkpoint, report, now_us)
         self._latest_us = max(self._latest_us, now_us)
-        self._producers = self._ids = self._states = None
+        self._states = None
+        self._forget_tables()
         if any(offset > self.log_end_offset for offset in self._known_states()):
             self._cut_state()
 
@@ -101,23 +104,34 @@ class RememberingLog(OpenLog):
             return
         assert len(batches) == 1, "the conditions of a group are not settled"
         table, tail = None, 0
+        subjects = self._subjects_for(batch)
         if self._window_us and batch.minds_ids:
             table = self._known_ids()
             if batch.id_count and not self._known_states():
                 self._begin_state()
             tail = int(table.places[1])
+        self._is_settling = subjects is not None
         try:
             batch.settle(
                 table,
+                subjects,
                 next_offset=self.log_end_offset,
                 window_us=self._window_us,
                 ids_max=self.settings.dedup_ids_max,
+                subjects_max=self.settings.subjects_max,
             )
             yield
         except BaseException:
             if table is not None:
                 table.take_back(tail)
+            if subjects is not None:
+                batch.take_back(subjects)
             raise
+        finally:
+            self._is_settling = False
+
+    def _subjects_for(self, batch: Conditional) -> SubjectTable | None:
+        """The table that a batch's expectations are settled with; None: there is none, or not yet (tracking.py)."""
 
     def _ids_of(self, message: bytes | bytearray | memoryview, batch: Encodable | None = None) -> Found | None:
         """Before it is written: what is to be noted of a message. The first id of a log makes its state file (T1)."""
@@ -148,7 +162,7 @@ class RememberingLog(OpenLog):
         """Take other limits from now on."""
         with self._lock:
             if (settings.dedup_window_ms == 0) != (self.settings.dedup_window_ms == 0):
-                self._producers = self._ids = None  # what is known of ids is another matter now: read it anew
+                self._forget_tables()  # what is known of ids is another matter now: read it anew
             self.settings = settings
 
     # --- keep ---------------------------------------------------------------------------------------------------
@@ -169,12 +183,16 @@ class RememberingLog(OpenLog):
             try:
                 states = self._known_states()
                 if states and states[0] != self.log_end_offset:
-                    if not at_close and len(self._known_ids()) > IDS_KEPT_AT_ONCE:
+                    if not at_close and self._is_large():
                         self._is_state_due = True
                     else:
                         self._save_state(self.log_end_offset)
             except (OSError, LiftlogError) as error:
                 self.recovery.notes.append(f"{self.folder}: no new state file: {error}")
+
+    def _is_large(self) -> bool:
+        """Whether a state file is too much work for a roll, or comes too early."""
+        return self._is_settling or len(self._known_ids()) > IDS_KEPT_AT_ONCE
 
     def _keep_due_state(self, sync: Callable[[], int]) -> None:
         """What a roll has left to do. The caller holds the checkpoint lock; appends go on during the write.
@@ -209,10 +227,18 @@ class RememberingLog(OpenLog):
             if states[0] >= goes_to:
                 return
             with self._guarded("write state"):
-                if self.durable_end < self.log_end_offset and self._chain.file is not None:
-                    self._chain.file.sync()
-                    self.durable_end = self.log_end_offset
+                self._sync_now()
                 self._save_state(self.durable_end)
+
+    def _sync_now(self) -> None:
+        """Make all durable, under the append lock (T2). OSError: the log is failed (L3)."""
+        if self.durable_end < self.log_end_offset and self._chain.file is not None:
+            try:
+                self._chain.file.sync()
+            except OSError as error:
+                self._fail(storage_error(error, f"fsync in {self.folder}"))
+                raise
+            self.durable_end = self.log_end_offset
 
     def rewritable_end(self) -> int:
         """Below it, sealed segments may be written anew with fewer records: no scan has to tell of them (T3)."""
@@ -228,14 +254,15 @@ class RememberingLog(OpenLog):
             sections[IDS] = table.snapshot(end=offset, since_us=self._latest_us - self._window_us)
         return sections
 
-    def _save_state(self, offset: int) -> None:
-        self._write_state(self._sections(offset), offset)
+    def _save_state(self, offset: int, *, anew: bool = False) -> None:
+        self._write_state(self._sections(offset), offset, anew=anew)
         self._is_state_due = False
 
-    def _write_state(self, sections: Mapping[str, bytes], offset: int) -> None:
+    def _write_state(self, sections: Mapping[str, bytes], offset: int, *, anew: bool = False) -> None:
+        """Write a state file; `anew`: also over one of the same offset."""
         with self._state_lock:
             states = self._known_states()
-            if states and offset <= states[0] <= self.log_end_offset:
+            if states and offset + anew <= states[0] <= self.log_end_offset:
                 return  # a newer one came first
             save_state(self._disk, self.folder, offset, sections)
             self._states = [offset]
@@ -270,12 +297,14 @@ class RememberingLog(OpenLog):
 
     def _read_tables(self) -> None:
         producers, ids, start = ProducerTable(), IdTable(), -1
+        self._take_sections({})
         for offset in self._known_states():
             sections = load_state(self._disk, self.folder, offset)
             if sections is not None and PRODUCERS in sections:
                 producers, start = ProducerTable.restore(sections[PRODUCERS]), offset
                 if self._window_us and IDS in sections:
                     ids = IdTable.restore(sections[IDS])
+                self._take_sections(sections)
                 break
             self.recovery.notes.append(f"{self.folder}/{state_name(offset)} is damaged: passed over")
             start = 0
@@ -291,6 +320,13 @@ class RememberingLog(OpenLog):
                     producers.note(stamp, header.first_offset, header.next_offset, now_us=now_us, continues=continues)
                 self._read_ids(ids, message, header, start)
         self._producers, self._ids = producers, ids
+
+    def _take_sections(self, sections: Mapping[str, bytes]) -> None:
+        """What else the newest state file says (tracking.py)."""
+
+    def _forget_tables(self) -> None:
+        """They are read again when they are needed."""
+        self._producers = self._ids = None
 
     def _read_ids(self, table: IdTable, message: memoryview, header: BatchHeader, start: int) -> None:
         """Note the ids of the records from `start` on; a batch that was joined may begin before it."""

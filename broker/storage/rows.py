@@ -19,6 +19,7 @@ from broker.api.schema import SCHEMA
 
 if TYPE_CHECKING:
     from broker.storage.dedup import IdTable
+    from broker.storage.subjects import SubjectTable
 
 __all__ = ["ROW_COLUMNS", "Conditional", "Encodable", "RowBatch", "StoredGroup", "is_conditional"]
 
@@ -50,6 +51,7 @@ class Conditional(Encodable, Protocol):
         condition_count: Records with either. 0: nothing is to be settled.
         id_count: Records with an id.
         minds_ids: Settling needs the table: some record has an id, or expects one.
+        minds_subjects: Some record expects the last one on its subject.
         last_id: That of the last record that stays; empty: it has none.
     """
 
@@ -60,19 +62,38 @@ class Conditional(Encodable, Protocol):
     @property
     def minds_ids(self) -> bool: ...
     @property
+    def minds_subjects(self) -> bool: ...
+    @property
     def last_id(self) -> bytes: ...
 
-    def settle(self, ids: IdTable | None, *, next_offset: int, window_us: int, ids_max: int) -> None:
+    def settle(
+        self,
+        ids: IdTable | None,
+        subjects: SubjectTable | None,
+        *,
+        next_offset: int,
+        window_us: int,
+        ids_max: int,
+        subjects_max: int,
+    ) -> None:
         """Drop the records that are not to be stored, once, before `compose`; note the ids of the others.
 
         What was dropped and why stays with the batch, for its answers. `record_count` becomes that of what is left.
 
         Args:
             ids: Of this log; those of the batch are in it afterwards. None: ids mean nothing here.
+            subjects: Of this log; what stays of the batch is in it afterwards. None: it is not known yet, or never.
             next_offset: Of the first record.
             window_us: How long an id is known.
             ids_max: A new id over that is refused.
+            subjects_max: 0: who expects the last record on its subject is refused for good.
         """
+
+    def take_back(self, subjects: SubjectTable) -> None:
+        """Undo what `settle` did to `subjects`: the batch was not appended after all."""
+
+    def note_subjects(self, subjects: SubjectTable, first_offset: int) -> None:
+        """Note the subjects of a batch that was appended, and that `settle` had no table for."""
 
 
 def is_conditional(batch: Encodable) -> TypeGuard[Conditional]:

@@ -36,6 +36,8 @@ PRODUCERS: Final = "producers"
 """Section: a `ProducerTable`."""
 IDS: Final = "ids"
 """Section: an `IdTable`. A file without it: no record below it has an id that is still in its window."""
+SUBJECTS: Final = "subjects"
+"""Section: a `SubjectTable`. A file without it: nobody has asked for the last records of subjects."""
 
 _MAGIC: Final = b"liftlogS"
 _HEAD: Final = struct.Struct("<8sIIQ")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from broker.storage.epochs import write_epochs
 from broker.storage.index import GrowingIndex
 from broker.storage.read import NeedsRepair
-from broker.storage.remembering import RememberingLog
+from broker.storage.tracking import SubjectLog
 
 
-class TailLog(RememberingLog):
+class TailLog(SubjectLog):
     """See the module."""
 
     def _tail_for(self, size: int, now_us: int) -> GrowingIndex:

@@ -66,7 +66,7 @@ async def test_expectations_are_answered_with_jetstreams_errors(
     assert (await refused(Nats_Expected_Last_Msg_Id="one"))[1].startswith("wrong last msg ID: two")
     assert (await refused(Nats_Expected_Last_Msg_Id="one"))[0] == 10070
     assert (await refused(Nats_Expected_Stream="other"))[0] == 10060
-    assert (await refused(Nats_Expected_Last_Subject_Sequence="1"))[0] == 10003
+    assert (await refused(Nats_Expected_Last_Subject="1"))[0] == 10003
     again = await jetstream.publish(f"{name}.x", b"", headers={sequence: "1", **with_id("two")})
     assert (again.seq, again.duplicate) == (2, True)
     await client.close()

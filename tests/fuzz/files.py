@@ -47,6 +47,7 @@ from broker.storage.mend import mend
 from broker.storage.places import owner_of
 from broker.storage.producers import ProducerTable
 from broker.storage.state import decode_state, state_name
+from broker.storage.subjects import SubjectTable, read_head
 from tests.fuzz.decoder import Decoder
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log, plan_bytes, row_batch, stamped
 from tests.support.simdisk import Inode, SimDisk
@@ -286,6 +287,13 @@ def check_ids(data: bytes) -> None:
     assert again.last_id == table.last_id
 
 
+def check_subjects(data: bytes) -> None:
+    table = SubjectTable.restore(data)
+    again = SubjectTable.restore(table.snapshot(read_head(data).next_offset))
+    assert sorted(again.slots.tolist()) == sorted(table.slots.tolist())
+    assert again.missed_end == table.missed_end
+
+
 def check_index(data: bytes) -> None:
     for entries in (sealed_entries(data), counted_entries(data, len(data) // 32, crc32c(data))):
         assert entries is None or len(entries) <= len(data) // 32
@@ -467,6 +475,7 @@ FILES: Final = (
     ),
     Decoder(name="producers", modules=("broker/storage/producers.py",), check=check_producers, errors=CORRUPT),
     Decoder(name="ids", modules=("broker/storage/dedup.py",), check=check_ids, errors=CORRUPT),
+    Decoder(name="subjects", modules=("broker/storage/subjects.py",), check=check_subjects, errors=CORRUPT),
     Decoder(name="index", modules=("broker/storage/index.py",), check=check_index, errors=()),
     Decoder(
         name="note", modules=("broker/sinks/notes.py",), check=check_note, errors=CORRUPT, form="json", words=JSON_WORDS

@@ -27,6 +27,7 @@ from broker.sinks.notes import GroupFinished, PartStored, StageDropped, StagePin
 from broker.storage.dedup import IdTable
 from broker.storage.producers import ProducerTable, Stamp
 from broker.storage.state import encode_state, state_name
+from broker.storage.subjects import SubjectTable
 from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
 from tests.support.logs import FOLDER
@@ -102,6 +103,17 @@ def of_values() -> Inputs:
     ids = IdTable(bytes(range(16)))
     ids.note([b"id-%d" % i for i in range(4)], np.arange(4), np.full(4, 100))
     yield "ids", "four", ids.snapshot(end=4, since_us=0)
+    subjects = SubjectTable(bytes(range(16)))
+    subjects.begin(0, 3)
+    for i in range(5):
+        subjects.put(b"orders.%d" % i, i + 1)
+    yield "subjects", "full", subjects.snapshot(5)
+    yield "subjects", "none", SubjectTable(bytes(range(16))).snapshot(0)
+    yield (
+        "state",
+        "subjects",
+        encode_state(STATE_OFFSET, {"producers": table.snapshot(), "subjects": subjects.snapshot(5)}),
+    )
     stage, decision = "0f" * 16, "ab" * 16
     notes = (
         PartStored(stage=stage, sink="q", epoch=1, part=0, is_last=True, rows=3, stored_us=5),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from broker.api.batch import decode_batch
 from broker.ingest import load
 from broker.storage.dedup import IdTable
+from broker.storage.subjects import SubjectTable
 from tests.support.effort import examples
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
 from tests.unit.ingest.wire import hmsg, msg
@@ -47,6 +48,9 @@ option = st.sampled_from(
         ("Nats-Expected-Last-Sequence", "2"),
         ("Nats-Expected-Last-Msg-Id", "7"),
         ("Nats-Expected-Last-Subject-Sequence", "7"),
+        ("Nats-Expected-Last-Subject-Sequence", "0"),
+        ("Nats-Expected-Last-Subject-Sequence", "1"),
+        ("Nats-Expected-Last-Subject-Sequence-Subject", "a"),
         ("Nats-Msg-Id", "7"),
         ("Nats-Msg-Id", "a-longer-id"),
     ]
@@ -132,6 +136,7 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
     ]
     every = [target for targets in streams for target in targets]
     tables = [IdTable(bytes(16)) for _ in every]
+    subject_tables = [SubjectTable(bytes(16)) for _ in every]
     ends = [0] * len(every)
     seen: list[Any] = []
     at = 0
@@ -150,14 +155,30 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
                 batch = every[argument].take()
                 seen.append((batch.record_count, batch.byte_count, batch.awaited_count, batch.max_timestamp_us))
                 seen.append((batch.condition_count, batch.id_count, batch.minds_ids, batch.last_id))
+                seen.append(batch.minds_subjects)
                 if batch.record_count:
                     table, end = tables[argument], ends[argument]
+                    subjects, limit = subject_tables[argument], 3 if argument % 2 else 40
+                    subjects.begin(end // 2, limit)
                     if batch.condition_count:
                         table_or_none = table if batch.minds_ids and argument != 0 else None
-                        batch.settle(table_or_none, next_offset=end, window_us=20, ids_max=3)
+                        subjects_or_none = subjects if batch.minds_subjects and argument != 2 else None
+                        batch.settle(
+                            table_or_none,
+                            subjects_or_none,
+                            next_offset=end,
+                            window_us=20,
+                            ids_max=3,
+                            subjects_max=0 if argument == 3 else limit,
+                        )
+                        if subjects_or_none is not None and now % 3 == 0:
+                            batch.take_back(subjects)
                         seen.append((batch.settled, batch.record_count, batch.byte_count, batch.awaited_count))
                         seen.append((batch.max_timestamp_us, batch.last_id, table.entries.tolist()))
                         seen.append((table.index.tolist(), table.places.tolist()))
+                    if batch.record_count:
+                        batch.note_subjects(subjects, end)
+                    seen.append((sorted(subjects.slots.tolist()), subjects.counts.tolist()))
                     seen += [batch.acks(end), batch.errors(1, 2, "x")]
                 if batch.record_count:
                     seen.append(bytes(batch.compose(first_offset=end, leader_epoch=1, high_watermark=0)))

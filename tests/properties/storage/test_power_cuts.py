@@ -37,6 +37,7 @@ from broker.storage.rewrite import Shape
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
 from tests.support.effort import EFFORT
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log
+from tests.support.published import expecting, publish
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
 
 SETTINGS = LogSettings(segment_bytes=6_000)
@@ -176,6 +177,26 @@ def keep_state(disk: SimDisk) -> None:
     log.close()
 
 
+def last_of_the_subject(log: PartitionLog) -> int:
+    """As a publisher is told who expects something else; nothing is stored."""
+    [answer] = publish(log, [(b"", expecting(1 << 40))], 0, subjects=["orders.1"])
+    return int(answer["error"]["description"].removeprefix("wrong last sequence: ").split()[0])
+
+
+def track_subjects(disk: SimDisk) -> None:
+    """The first who asks, then a state file at each roll, one of them late."""
+    log = opened(disk)
+    for i in range(3):
+        append(log, 2, epoch=5)
+        assert last_of_the_subject(log) == log.log_end_offset
+        if i == 1:
+            log._is_state_due = True
+            log.checkpoint()
+        commit(log)
+        log.roll_if_due(1 << 60)
+    log.close()
+
+
 def compaction(disk: SimDisk) -> None:
     log = opened(disk)
     for _ in range(2):
@@ -210,12 +231,16 @@ def repair(disk: SimDisk) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is done, and what it may change: `lets_go`: the greatest log start; `rewrites`: bytes, not records."""
+    """What is done, and what it may change: `lets_go`: the greatest log start; `rewrites`: bytes, not records.
+
+    `compacts`: records of which newer ones exist may be missing; `tracks`: the last of a subject must be told.
+    """
 
     do: Callable[[SimDisk], None]
     lets_go: int = 0
     rewrites: bool = False
     compacts: bool = False
+    tracks: bool = False
     steps_least: int = 5
 
 
@@ -229,6 +254,7 @@ WORKLOADS = {
     "trim": Workload(trim, lets_go=12),
     "index rebuild": Workload(rebuild_indexes),
     "state snapshot": Workload(keep_state),
+    "subjects": Workload(track_subjects, tracks=True),
     "compaction": Workload(compaction, rewrites=True, compacts=True),
     "coalescing": Workload(coalescing, rewrites=True),
     "repair": Workload(repair, steps_least=3),
@@ -254,6 +280,8 @@ def check(disk: SimDisk, workload: Workload) -> PartitionLog:
     else:
         assert {at for at in found if at >= log.log_start_offset} == set(everything), "S2"
     assert not any(name.endswith(".tmp") for name in disk.names)
+    if workload.tracks:
+        assert last_of_the_subject(log) == log.log_end_offset
     return log
 
 

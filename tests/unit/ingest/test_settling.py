@@ -14,11 +14,13 @@ import pytest
 
 from broker.api.batch import decode_batch
 from broker.storage.dedup import IdTable
+from broker.storage.subjects import SubjectTable
 from tests.unit.ingest.twins import builder
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
 WINDOW_US = 100
 ID, SEQUENCE, LAST_ID = "Nats-Msg-Id", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id"
+SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Publisher:
@@ -29,14 +31,29 @@ class Publisher:
         self.intake = twin.Intake()
         self.intake.route(1, [self.builder], partition_by="subject_suffix")
         self.ids = IdTable()
+        self.subjects: SubjectTable | None = SubjectTable()
         self.end = 0
 
-    def settle(self, *wires: bytes, now_us: int = 1_000, ids_max: int = 1_000, window_us: int = WINDOW_US) -> Any:
+    def settle(
+        self,
+        *wires: bytes,
+        now_us: int = 1_000,
+        ids_max: int = 1_000,
+        window_us: int = WINDOW_US,
+        subjects_max: int = 1_000,
+        log_start: int = 0,
+    ) -> Any:
         for wire in wires:
             self.intake.feed(wire, now_us)
         batch = self.builder.take()
+        self.minded = batch.minds_subjects
         table = self.ids if window_us and batch.minds_ids else None
-        batch.settle(table, next_offset=self.end, window_us=window_us, ids_max=ids_max)
+        subjects = self.subjects if subjects_max and batch.minds_subjects else None
+        if self.subjects is not None:
+            self.subjects.begin(log_start, subjects_max)
+        batch.settle(
+            table, subjects, next_offset=self.end, window_us=window_us, ids_max=ids_max, subjects_max=subjects_max
+        )
         return batch
 
     def publish(self, *wires: bytes, **options: int) -> tuple[list[Any], dict[str, Any]]:
@@ -46,6 +63,8 @@ class Publisher:
         assert len(told) == batch.awaited_count
         if not batch.record_count:
             return [], told
+        if self.subjects is not None and not self.minded:
+            batch.note_subjects(self.subjects, self.end)
         rows = decode_batch(bytes(batch.compose(first_offset=self.end, leader_epoch=0, high_watermark=0)))
         assert rows.num_rows == batch.record_count
         self.end += rows.num_rows
@@ -182,7 +201,7 @@ def test_whoever_awaits_an_answer_gets_the_error_when_nothing_was_appended(publi
         hmsg("a", b"2", (ID, "x"), reply="b"),
         hmsg("a", b"3", (SEQUENCE, "9"), reply="c"),
     )
-    assert batch.settled == (1, 1, 0)
+    assert batch.settled == (1, 1, 0, 0)
     told = [
         (reply, json.loads(body)["error"]["err_code"]) for reply, body in answers_in(batch.errors(503, 10077, "no"))
     ]
@@ -204,12 +223,122 @@ def test_what_stays_is_stored_as_if_nothing_else_had_come(twin: ModuleType) -> N
     for one in (plain, dropping):
         one.publish(hmsg("x", b"first", (ID, "old")))
     expected, found = plain.settle(*wires), dropping.settle(*mixed)
-    assert found.settled == (60, 0, 0)
+    assert found.settled == (60, 0, 0, 0)
     place = {"first_offset": 1, "leader_epoch": 2, "high_watermark": 0}
     assert bytes(found.compose(**place)) == bytes(expected.compose(**place))
     assert found.acks(1)[: len(expected.acks(1))] == expected.acks(1)
     for name in ("record_count", "byte_count", "max_timestamp_us", "condition_count", "id_count", "last_id"):
         assert getattr(found, name) == getattr(expected, name), name
+
+
+def test_an_expected_sequence_of_a_subject_is_that_of_the_last_record_on_it(publisher: Publisher) -> None:
+    assert publisher.publish(msg("a", b"0"), msg("b", b"1"), msg("a", b"2"))[0] == [b"0", b"1", b"2"]
+    stored, told = publisher.publish(
+        hmsg("a", b"3", (SUBJECT, "3"), reply="a"),
+        hmsg("b", b"4", (SUBJECT, "3"), reply="b"),
+        hmsg("c", b"5", (SUBJECT, "0"), reply="c"),
+        msg("b", b"6"),
+        hmsg("b", b"7", (SUBJECT, "6"), reply="d"),
+        hmsg("b", b"8", (SUBJECT, "2"), reply="e"),
+        hmsg("a", b"9", (SUBJECT, "3"), reply="f"),
+        hmsg("a", b"10", (SUBJECT, "x"), reply="g"),
+        hmsg("a", b"11", (SUBJECT, "4"), (SEQUENCE, "3"), reply="h"),
+        hmsg("a", b"12", (SUBJECT, ""), reply="i"),
+        hmsg("d", b"13", (SUBJECT, "9" * 30), reply="j"),
+        hmsg("a.b", b"14", (SUBJECT, "0"), reply="k"),
+    )
+    assert stored == [b"3", b"5", b"6", b"7", b"12", b"14"]
+    wrong = {reply: error(answer)[2].split()[3] for reply, answer in told.items() if "error" in answer}
+    assert wrong == {"b": "2", "e": "7", "f": "4", "g": "4", "h": "7", "j": "0"}
+    assert error(told["b"]) == (400, 10071, "wrong last sequence: 2 [expectation_failed]")
+    assert [told[reply]["seq"] for reply in "acdik"] == [4, 5, 7, 8, 9]
+
+
+def test_a_dropped_record_is_not_the_last_of_its_subject(publisher: Publisher) -> None:
+    """G2, with a repeat, a wrong sequence and a wrong id before, all in the batch."""
+    assert publisher.publish(hmsg("a", b"0", (ID, "x")))[0] == [b"0"]
+    stored, told = publisher.publish(
+        hmsg("a", b"1", (ID, "x"), reply="a"),
+        hmsg("a", b"2", (SEQUENCE, "7"), reply="b"),
+        hmsg("a", b"3", (LAST_ID, "y"), (SUBJECT, "1"), reply="c"),
+        hmsg("a", b"4", (SUBJECT, "1"), reply="d"),
+        hmsg("a", b"5", (SUBJECT, "1"), (ID, "x"), reply="e"),
+    )
+    assert stored == [b"4"]
+    assert told["a"] == told["e"] == ack(0, duplicate=True)
+    assert (error(told["b"])[1], error(told["c"])[1], told["d"]) == (10071, 10070, ack(1, duplicate=False))
+
+
+def test_while_the_last_records_are_not_known_who_expects_one_is_sent_away(publisher: Publisher) -> None:
+    publisher.subjects = None
+    batch = publisher.settle(msg("a", b"0"), hmsg("a", b"1", (SUBJECT, "1"), reply="r"))
+    assert (batch.record_count, batch.settled) == (1, (0, 0, 0, 1))
+    [(_, body)] = answers_in(batch.acks(0))
+    code, err_code, text = error(json.loads(body))
+    assert (code, err_code) == (503, 10163)
+    assert text.startswith("expected last sequence per subject temporarily unavailable")
+    stored, told = publisher.publish(hmsg("a", b"1", (SUBJECT, "1"), reply="r"), subjects_max=0)
+    assert (stored, error(told["r"])[:2]) == ([], (400, 10003))
+    assert "subjects_max" in error(told["r"])[2]
+
+
+def test_a_full_table_answers_for_the_subjects_that_it_has_and_never_guesses(publisher: Publisher) -> None:
+    assert publisher.publish(msg("a", b"0"), msg("b", b"1"), subjects_max=2)[0] == [b"0", b"1"]
+    stored, told = publisher.publish(
+        hmsg("a", b"2", (SUBJECT, "1"), reply="a"),
+        hmsg("c", b"3", (SUBJECT, "0"), reply="b"),  # there is none, but it could not be noted
+        hmsg("c", b"4", (SUBJECT, "1"), reply="c"),
+        msg("c", b"5"),
+        hmsg("c", b"6", (SUBJECT, "0"), reply="d"),  # there is one, and it was not noted
+        hmsg("c", b"7", (SUBJECT, "4"), reply="e"),
+        hmsg("b", b"8", (SUBJECT, "2"), reply="f"),
+        subjects_max=2,
+    )
+    assert stored == [b"2", b"5", b"8"]
+    assert [error(told[reply])[:2] for reply in "bcde"] == [(503, 10023), (400, 10071), (503, 10023), (503, 10023)]
+    assert "subjects_max=2 " in error(told["d"])[2]
+    # With room again, what was missed stays unknown while the log may hold it; a record on the subject tells.
+    again = [hmsg("c", b"9", (SUBJECT, "0"), reply="a"), hmsg("d", b"10", (SUBJECT, "0"), reply="b")]
+    stored, told = publisher.publish(*again)
+    assert (stored, [error(told[reply])[1] for reply in "ab"]) == ([], [10023, 10023])
+    assert publisher.publish(msg("c", b"11"), hmsg("c", b"12", (SUBJECT, "6"), reply="r"))[0] == [b"11", b"12"]
+    assert publisher.publish(again[1], log_start=4)[0] == [b"10"]
+
+
+def test_a_subject_whose_last_record_is_below_the_log_start_has_none(publisher: Publisher) -> None:
+    assert publisher.publish(msg("a", b"0"), msg("b", b"1"))[0] == [b"0", b"1"]
+    stored, told = publisher.publish(
+        hmsg("a", b"2", (SUBJECT, "1"), reply="a"),
+        hmsg("a", b"3", (SUBJECT, "0"), reply="b"),
+        hmsg("b", b"4", (SUBJECT, "2"), reply="c"),
+        log_start=1,
+    )
+    assert (stored, error(told["a"])[2].split()[3]) == ([b"3", b"4"], "0")
+
+
+def test_a_batch_that_was_not_appended_changes_no_last_record(publisher: Publisher) -> None:
+    assert publisher.subjects is not None
+    assert publisher.publish(*[msg(f"s{i}", b"") for i in range(20)])[0] == [b""] * 20
+    before = [publisher.subjects.find(b"s%d" % i) for i in range(200)]
+    wires = [hmsg(f"s{i}", b"", (SUBJECT, str(before[i]))) for i in (0, 30, 31)]
+    batch = publisher.settle(*wires, *[msg(f"s{i}", b"") for i in range(200)], msg("s0", b""))
+    assert batch.record_count == 204
+    assert publisher.subjects.find(b"s0") == 224
+    batch.take_back(publisher.subjects)
+    assert [publisher.subjects.find(b"s%d" % i) for i in range(200)] == before
+    assert publisher.publish(hmsg("s30", b"x", (SUBJECT, "0")))[0] == [b"x"]
+
+
+def test_a_table_of_subjects_that_grew_knows_all_of_them(publisher: Publisher) -> None:
+    """In batches of sizes beside those that the compiled twin hashes ahead, with and without an expectation."""
+    expected: list[int] = []
+    for start, end in ((0, 1), (1, 17), (17, 33), (33, 120), (120, 400)):
+        wires = [msg(f"subject.{i}", b"%d" % i) for i in range(start, end)]
+        wires += [hmsg(f"other.{start}", b"x", (SUBJECT, "0"))] if start % 2 else []
+        expected += range(publisher.end + 1, publisher.end + 1 + end - start)
+        assert len(publisher.publish(*wires)[0]) == len(wires)
+    told = publisher.publish(*[hmsg(f"subject.{i}", b"", (SUBJECT, "999999"), reply=f"r{i}") for i in range(400)])[1]
+    assert [int(error(told[f"r{i}"])[2].split()[3]) for i in range(400)] == expected
 
 
 def test_expectations_need_one_partition(twin: ModuleType) -> None:

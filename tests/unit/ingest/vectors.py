@@ -165,6 +165,7 @@ OPTIONS = [
            hmsg("a", b"", ("Liftlog-Ack", "none"), ("Liftlog-Tombstone", "1"), reply="r"), [],
            {"refused_tombstone_without_key": 1}, answers=[("r", 10003)]),
 ]  # fmt: skip
+SUBJECT_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED = [
     Vector("the expected stream", hmsg("a", b"v", ("Nats-Expected-Stream", "orders"), reply="r"),
            [row("a", b"v", headers=[("Nats-Expected-Stream", b"orders")], reply="r")], {"stored": 1}, acked=["r"]),
@@ -180,12 +181,26 @@ EXPECTED = [
     *(
         Vector(name, hmsg("a", b"v", (name, "1"), reply="r"), [], {"refused_expected_last": 1},
                answers=[("r", 10003)])
-        for name in ("Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-", "Nats-Expected-Last-Sequences")
+        for name in ("Nats-Expected-Last-Subject-Sequences", "Nats-Expected-Last-", "Nats-Expected-Last-Sequences")
     ),
+    Vector("the last record of another subject is expected",
+           hmsg("a", b"v", (SUBJECT_SEQUENCE, "1"), (SUBJECT_SEQUENCE + "-Subject", "b"), reply="r"), [],
+           {"refused_expected_last": 1}, answers=[("r", 10003)]),
+    Vector("a subject is expected without a sequence",
+           hmsg("a", b"v", (SUBJECT_SEQUENCE + "-Subject", "a"), (SUBJECT_SEQUENCE, ""), reply="r"), [],
+           {"refused_expected_last": 1}, answers=[("r", 10193)]),
+    Vector("the last record of its own subject, named, waits for the append",
+           hmsg("a", b"v", (SUBJECT_SEQUENCE + "-Subject", "a"), (SUBJECT_SEQUENCE, "1"), reply="r"),
+           [row("a", b"v", headers=[(SUBJECT_SEQUENCE + "-Subject", b"a"), (SUBJECT_SEQUENCE, b"1")], reply="r")],
+           {"stored": 1}, acked=["r"]),
+    Vector("no subject and no sequence is expected",
+           hmsg("a", b"v", (SUBJECT_SEQUENCE + "-Subject", ""), (SUBJECT_SEQUENCE, ""), reply="r"),
+           [row("a", b"v", headers=[(SUBJECT_SEQUENCE + "-Subject", b""), (SUBJECT_SEQUENCE, b"")], reply="r")],
+           {"stored": 1}, acked=["r"]),
     *(
         Vector(f"{name} waits for the append", hmsg("a", b"v", (name, "1"), reply="r"),
                [row("a", b"v", headers=[(name, b"1")], reply="r")], {"stored": 1}, acked=["r"])
-        for name in ("Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id", "Nats-Msg-Id")
+        for name in (SUBJECT_SEQUENCE, "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Msg-Id", "Nats-Msg-Id")
     ),
     Vector("an observer does not mind expectations", hmsg("a", b"v", ("Nats-Expected-Last-Sequence", "1"), reply="r"),
            [row("a", b"v", headers=[("Nats-Expected-Last-Sequence", b"1")], reply="r")], {"stored": 1},

@@ -73,7 +73,7 @@ def test_a_repeat_gets_the_error_of_its_original(partition: Partition, pool: Hel
     disk.heal()
     later = Waiting(partition, batch_from_nats([(b"x", with_id("a"))], 3))  # recovers first, and asks the log
     assert later.is_told.wait(60)
-    assert later.batch.settled == ((1, 0, 0) if partition.log.log_end_offset == 1 else (0, 0, 0))
+    assert later.batch.settled == (int(partition.log.log_end_offset == 1), 0, 0, 0)
     assert partition.log.log_end_offset == 1
 
 

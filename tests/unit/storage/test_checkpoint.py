@@ -110,6 +110,7 @@ def test_settings_are_the_storage_part_of_a_streams() -> None:
         retention_records=8,
         dedup_window_ms=9,
         dedup_ids_max=10,
+        subjects_max=11,
     )
     assert LogSettings.of(stream) == LogSettings(
         segment_bytes=1 << 16,
@@ -119,6 +120,7 @@ def test_settings_are_the_storage_part_of_a_streams() -> None:
         retention_records=8,
         dedup_window_ms=9,
         dedup_ids_max=10,
+        subjects_max=11,
     )
 
 
