@@ -334,7 +334,7 @@ def _stream_defaults() -> Iterator[Setting]:
             kind=str(f.type).split(" ")[0],
             default=f.default,
             limit=LIMITS.get(f.name) or CHOICES.get(f.name),
-            unit={"ms": "ms", "bytes": "bytes", "records": "records", "max": "bytes"}.get(suffix),
+            unit="bytes" if "bytes" in f.name else {"ms": "ms", "records": "records"}.get(suffix),
             doc="",
             nullable="None" in str(f.type),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,8 +17,9 @@ import pytest
 from broker.api.errors import StorageFailed
 from broker.ingest import PendingBatch
 from broker.runtime.partition import Outcome, Partition
+from broker.storage import tracking
 from broker.storage.log import AppendResult
-from tests.support.published import batch_from_nats, with_id
+from tests.support.published import batch_from_nats, expecting, with_id
 from tests.support.simdisk import SimDisk
 from tests.unit.ingest.wire import answers_in
 from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
@@ -102,3 +104,64 @@ def test_of_those_that_race_for_a_sequence_one_wins(partition: Partition, pool: 
     finally:
         stop.set()
         racer.join()
+
+
+def asked(partition: Partition, subject: str, expected: int) -> tuple[int, bytes]:
+    """Compare and set as a publisher does. Returns how many were stored, and what it was told."""
+    waiting = Waiting(partition, batch_from_nats([(b"", expecting(expected))], 1, subjects=[subject]))
+    assert waiting.is_told.wait(60)
+    return waiting.batch.record_count, waiting.told[0]
+
+
+def test_a_large_log_is_read_for_its_subjects_while_appends_go_on(
+    partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks in between is sent away, nobody is told anything wrong, and then everybody is told."""
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 4_000)
+    monkeypatch.setattr(tracking, "PIECE_BYTES", 1_500)
+    pool.go.release(100_000)
+    for _ in range(40):
+        partition.append([rows(b"http")]).result(60)
+    stop = threading.Event()
+
+    def append_over_http() -> None:
+        while not stop.is_set():
+            partition.append([rows(b"http")]).result(60)
+
+    racer = threading.Thread(target=append_over_http)
+    racer.start()
+    answers: list[bytes] = []
+    try:
+        deadline = time.monotonic() + 60
+        while not answers or b"10163" in answers[-1]:
+            assert time.monotonic() < deadline
+            answers.append(asked(partition, "new", 0)[1])
+    finally:
+        stop.set()
+        racer.join()
+    assert b"10163" in answers[0]
+    assert b'"seq":' in answers[-1]
+    assert not partition.log.lacks_subjects
+    end = partition.log.log_end_offset
+    sequence = int(answers[-1].split(b'"seq":')[1].split(b",")[0])
+    assert asked(partition, "new", end + 7)[1].count(b"wrong last sequence: %d " % sequence) == 1
+    assert asked(partition, "new", sequence)[0] == 1
+
+
+def test_a_log_that_cannot_be_read_for_its_subjects_takes_appends_and_is_tried_again(
+    partition: Partition, pool: HeldPool, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr("broker.runtime.partition.BUILD_PAUSE_S", 0.0)
+    pool.go.release(100_000)
+    partition.append([rows(b"http")]).result(60)
+    disk.fail("pread", errno.EIO, path=".arrows", times=1 << 30)
+    assert b"10163" in asked(partition, "new", 0)[1]
+    partition.append([rows(b"http")]).result(60)
+    assert partition.log.lacks_subjects
+    disk.heal()
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 1 << 20)
+    deadline = time.monotonic() + 60
+    while b"10163" in (answer := asked(partition, "new", 0)[1]):
+        assert time.monotonic() < deadline
+    assert b'"seq":3' in answer

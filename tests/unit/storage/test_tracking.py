@@ -253,6 +253,23 @@ def test_a_damaged_state_file_is_passed_over_and_the_log_is_read(disk: SimDisk, 
     assert (put(log, "a", 0), put(log, "a", 1)) == (10071, 0)
 
 
+def test_a_state_beyond_what_is_left_of_the_log_does_not_count_for_its_successors(disk: SimDisk) -> None:
+    """U3. Bits that rot above the checkpoint may take records that had been fsynced: T2 is broken by the disk."""
+    log = create_log(disk)
+    log.checkpoint()
+    assert put(log, "a", 0) == 0
+    publish(log, [(b"", ())], 0, subjects=["b"])
+    assert put(log, "a", 1) == 0
+    log.sync()
+    log._keep_state(at_close=True)
+    assert list_states(disk, FOLDER) == [3]
+    path = f"{FOLDER}/{0:020d}.arrows"
+    disk.flip(path, 8 * (len(disk.names[path].content) - 20))
+    log = open_log(disk.after_crash("kept"), boot_id="boot-2")
+    assert log.log_end_offset == 2
+    assert [ask(log, "a"), ask(log, "b")] == [1, 2]
+
+
 def test_subjects_beyond_the_bound_are_refused_until_there_is_room(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(subjects_max=2))
     assert [put(log, subject, 0) for subject in "abc"] == [0, 0, 10023]
