@@ -231,7 +231,7 @@ class RememberingLog(OpenLog):
                 self._save_state(self.durable_end)
 
     def _sync_now(self) -> None:
-        """Make all durable, under the append lock (T2). OSError: the log is failed (L3)."""
+        """Make all durable (T2), under the sync lock and the append lock. OSError: the log is failed (L3)."""
         if self.durable_end < self.log_end_offset and self._chain.file is not None:
             try:
                 self._chain.file.sync()

@@ -59,13 +59,14 @@ class SubjectLog(RememberingLog):
         self._subjects: SubjectTable | None = None  # live
         self._carried: bytes | None = None  # a snapshot; at most one of the two is there
         self._growing: _Growing | None = None
+        self._is_wanted = False  # somebody asks for the first time, and all must be durable before that is written
         self._build_lock = threading.Lock()  # before all others
         self._told: tuple[int, int | None] | None = None  # newest state file, and up to where it tells of subjects
 
     @property
     def lacks_subjects(self) -> bool:
         """Whether there is something for `build_subjects` to do."""
-        return self._carried is not None and self.settings.subjects_max > 0
+        return (self._carried is not None or self._is_wanted) and self.settings.subjects_max > 0
 
     def build_subjects(self) -> bool:
         """Read a piece of what the table lacks. Returns whether there is more. One caller at a time does it.
@@ -74,12 +75,18 @@ class SubjectLog(RememberingLog):
             StorageFailed, CorruptLog: the log cannot be read; may be tried again.
         """
         with self._build_lock:
+            if self._is_wanted:
+                with self._sync_lock, self._lock:
+                    if self.failure is None and self._is_wanted:
+                        self._is_wanted = False
+                        self._known_producers()
+                        if self._subjects is None and self._carried is None:
+                            self._begin_tracking()
             with self._lock:
-                if self.failure is not None or not self.lacks_subjects:
+                if self.failure is not None or self._carried is None or not self.lacks_subjects:
                     return False
                 growing = self._growing = self._growing or _Growing()
                 carried, end = self._carried, self.log_end_offset
-            assert carried is not None, "it lacks subjects"
             self._grow(growing, carried, end, PIECE_BYTES)
             with self._lock:
                 if self._growing is growing and self.failure is None and self._left(growing) <= BUILT_AT_ONCE_BYTES:
@@ -117,6 +124,9 @@ class SubjectLog(RememberingLog):
         self._known_producers()
         if self._subjects is None:
             if self._carried is None:
+                if self._known_states() and self.durable_end < self.log_end_offset:
+                    self._is_wanted = True  # the locks of a sync come before this one (L4)
+                    return None
                 self._begin_tracking()
             if self._growing is None and self._carried is not None:
                 growing = _Growing(next_offset=read_head(self._carried).next_offset)
@@ -128,7 +138,7 @@ class SubjectLog(RememberingLog):
         return self._subjects
 
     def _begin_tracking(self) -> None:
-        """From now on the state says that subjects are tracked (U2)."""
+        """From now on the state says that subjects are tracked (U2). Under the sync lock, unless all is durable."""
         with self._guarded("write state"):
             if self._known_states():
                 self._sync_now()
@@ -216,6 +226,7 @@ class SubjectLog(RememberingLog):
     def _forget_tables(self) -> None:
         super()._forget_tables()
         self._subjects = self._growing = self._carried = None
+        self._is_wanted = False
 
 
 def _told_to(sections: Mapping[str, bytes]) -> int | None:

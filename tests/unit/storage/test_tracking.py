@@ -233,6 +233,9 @@ def test_a_log_with_producers_or_ids_begins_to_track_in_a_file_of_the_same_offse
     log = create_log(disk, settings=LogSettings(segment_bytes=6_000, dedup_window_ms=50))
     publish(log, [(b"", with_id("a"))], 0, subjects=["a"])
     assert list_states(disk, FOLDER) == [0]
+    assert ask(log, "a") is None  # a first file must say what is durable, and an append does not wait for an fsync
+    assert log.lacks_subjects
+    assert not log.build_subjects()
     assert ask(log, "a") == 1
     assert list_states(disk, FOLDER) == [1]
     log = create_log(disk := SimDisk(), settings=LogSettings(segment_bytes=6_000, dedup_window_ms=50))
