@@ -1,11 +1,11 @@
-"""The one thing pyproject.toml cannot say: an extension that may fail to build.
+"""The one thing pyproject.toml cannot say: extensions that may fail to build.
 
-With a compiler the intake parser is compiled. Without one the install goes on, warns that intake is
-slow, and the wheel is tagged as pure. `LIFTLOG_REQUIRE_EXTENSION=1` turns that warning into an error;
+With a compiler the intake parser and the client's gathering are compiled. Without one the install goes on, warns that
+they are slow, and the wheel is tagged as pure. `LIFTLOG_REQUIRE_EXTENSION=1` turns that warning into an error;
 `LIFTLOG_PURE=1` does not try.
 
-The extension is built before setuptools asks what kind of wheel this will be, in a folder that is new
-and goes again: whether there is an extension is then a fact, not a guess from there being a compiler,
+The extensions are built before setuptools asks what kind of wheel this will be, in a folder that is new
+and goes again: whether there are extensions is then a fact, not a guess from there being a compiler,
 and nothing of an earlier build gets into a wheel.
 """
 
@@ -21,10 +21,14 @@ from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.dist import Distribution
 
-NAME = "broker.ingest._intake"
-SOURCE = "broker/ingest/_intake.pyx"
-INCLUDED = [str(path) for path in sorted(Path("broker/ingest").glob("*.pxi"))]
-WARNING = "liftlog: the compiled intake was not built ({}); the pure-Python one works and is many times slower"
+SOURCES = {
+    "broker.ingest._intake": "broker/ingest/_intake.pyx",
+    "broker.client._gathering": "broker/client/_gathering.pyx",
+}
+WARNING = (
+    "liftlog: the compiled intake and gathering were not built ({}); the pure-Python ones work, the intake is many"
+    " times slower and Spark reads somewhat slower"
+)
 
 
 def fresh_folder(purpose: str) -> str:
@@ -50,36 +54,45 @@ class CopyExtension(build_ext):
         self.copy_file(ext.built, target)
 
 
-def described() -> Extension:
-    """The extension as sources, which is all that a source distribution wants."""
-    return Extension(NAME, [SOURCE], depends=INCLUDED, extra_compile_args=["-O3", "-g0"])
+def described() -> list[Extension]:
+    """The extensions as sources, which is all that a source distribution wants."""
+    return [
+        Extension(
+            name,
+            [source],
+            depends=[str(path) for path in sorted(Path(source).parent.glob("*.pxi"))],
+            extra_compile_args=["-O3", "-g0"],
+        )
+        for name, source in SOURCES.items()
+    ]
 
 
-def compiled() -> Extension:
-    """The extension, compiled in a folder of its own; `built` says where."""
+def compiled() -> list[Extension]:
+    """The extensions, compiled in a folder of its own; `built` says where."""
     from Cython.Build import cythonize
 
     modules = cythonize(
-        [described()], build_dir=fresh_folder("cython"), compiler_directives={"language_level": 3}, quiet=True
+        described(), build_dir=fresh_folder("cython"), compiler_directives={"language_level": 3}, quiet=True
     )
-    command = build_ext(Distribution({"name": "liftlog-intake", "ext_modules": modules}))
+    command = build_ext(Distribution({"name": "liftlog-compiled", "ext_modules": modules}))
     command.build_lib, command.build_temp = fresh_folder("lib"), fresh_folder("temp")
     command.ensure_finalized()
     command.run()
-    extension = described()
-    extension.built = command.get_ext_fullpath(NAME)
-    return extension
+    found = described()
+    for extension in found:
+        extension.built = command.get_ext_fullpath(extension.name)
+    return found
 
 
 def extensions() -> list[Extension]:
-    """The compiled intake; or nothing, and a warning."""
+    """The compiled extensions; or nothing, and a warning."""
     if not any(command.startswith(("bdist", "build", "develop", "editable", "install")) for command in sys.argv[1:]):
-        return [described()]
+        return described()
     if os.environ.get("LIFTLOG_PURE"):
         print(WARNING.format("LIFTLOG_PURE is set"), file=sys.stderr)
         return []
     try:
-        return [compiled()]
+        return compiled()
     except Exception as error:  # no compiler, no Cython, no Python headers: all the same here
         if os.environ.get("LIFTLOG_REQUIRE_EXTENSION"):
             raise

@@ -1,8 +1,8 @@
 """What an executor does: read the ranges of one input partition. HTTP only, nothing of the driver's.
 
-    ranges of the plan -> fetch_batches (verified, sliced) -> joined -> declared schema -> (thread) -> Spark
+    ranges of the plan -> messages (verified) -> gathered -> declared schema -> joined -> (thread) -> Spark
 
-Sessions are kept per process and set of addresses: workers serve task after task, batch after batch,
+Sessions and memory are kept per process and set of addresses: workers serve task after task, batch after batch,
 and a fork opens its own. The plan names each leader, so nobody is asked where to read.
 
 T1  A closed range gives the same rows in the same order every time, or an error: a task may be retried.
@@ -20,13 +20,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
-from broker.client.fetch import FetchSession, fetch_batches
+from broker.client.fetch import FetchSession, PartitionFetch
+from broker.client.gathering import Gathering
 from broker.client.interrupt import Interrupt
+from broker.client.memory import Memory
 from spark_liftlog.advance import Head, expired, truncated
 from spark_liftlog.ahead import read_ahead
 from spark_liftlog.errors import for_spark
 from spark_liftlog.plan import Range
-from spark_liftlog.schema import Projection, joined
+from spark_liftlog.schema import GATHERED_BYTES, Projection, joined
 
 DEADLINE_S: Final = 120.0
 """How long a task waits for a broker that does not answer: a restart should not fail a query."""
@@ -34,6 +36,7 @@ DEADLINE_S: Final = 120.0
 log = logging.getLogger("spark_liftlog")
 
 _sessions: dict[str, FetchSession] = {}
+_memory: Final = Memory()
 _lock = threading.Lock()
 
 
@@ -65,9 +68,10 @@ def read_task(
     interrupt = Interrupt()
 
     def batches() -> Iterator[pa.RecordBatch]:
+        columns = projection.record_columns
         for wanted in partition.value or ():
-            found = _records(wanted, projection.record_columns, brokers, fail_on_data_loss, interrupt)
-            for records in joined(found, rows_max=batch_rows):
+            gathering = Gathering(columns, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
+            for records in _records(wanted, gathering, brokers, fail_on_data_loss, interrupt):
                 yield projection.rows(records, wanted.stream, wanted.partition)
 
     try:
@@ -77,7 +81,7 @@ def read_task(
 
 
 def _records(
-    wanted: Range, columns: Sequence[str], brokers: str, fail_on_data_loss: bool, interrupt: Interrupt
+    wanted: Range, gathering: Gathering, brokers: str, fail_on_data_loss: bool, interrupt: Interrupt
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out."""
     reader = session(brokers)
@@ -86,22 +90,20 @@ def _records(
         reader.brokers.note_leader(key, wanted.address)
     at = wanted.start
     while at < wanted.end:
+        fetch = PartitionFetch(
+            reader,
+            wanted.stream,
+            wanted.partition,
+            at,
+            incarnation=wanted.incarnation,
+            deadline_s=DEADLINE_S,
+            interrupt=interrupt,
+        )
         try:
-            for records in fetch_batches(
-                reader,
-                wanted.stream,
-                wanted.partition,
-                at,
-                wanted.end,
-                incarnation=wanted.incarnation,
-                columns=columns,
-                deadline_s=DEADLINE_S,
-                interrupt=interrupt,
-            ):
-                at = records.column("offset")[-1].as_py() + 1
-                yield records
-            return
+            yield from fetch.until(wanted.end, gathering.add, gathering.memory)
+            break
         except OffsetOutOfRange as error:
+            at = fetch.position
             head = Head(int(error.log_start_offset), int(error.high_watermark), -1)
             loss = (
                 expired(key, at, head) if at < head.log_start_offset else truncated(key, at, head.high_watermark, head)
@@ -110,10 +112,11 @@ def _records(
                 raise loss from error
             log.warning("source.data_loss error=%s", loss)
             if at >= head.log_start_offset:
-                return
+                break
             at = head.log_start_offset
         except (StaleIncarnation, UnknownStream, UnknownPartition) as error:
             if fail_on_data_loss:
                 raise
             log.warning("source.data_loss error=%s", error)
-            return
+            break
+    yield from gathering.rest()

@@ -49,9 +49,11 @@ ROW: Final = StructType(
 )
 CONSTANTS: Final = frozenset(("stream", "partition"))
 NEVER_NULL: Final = frozenset(("stream", "partition", "offset", "timestamp", "subject"))
-JOINED_BYTES_MAX: Final = 4 << 20
-"""Batches are joined up to this, or to half of it: enough to pay Spark's cost of a batch, and little enough that what
+GATHERED_BYTES: Final = 2 << 20
+"""Rows are gathered up to about this: enough to pay Spark's cost of a batch, and little enough that what
 was just received is still in the processor's cache. A larger batch of the log is passed on as it is."""
+JOINED_BYTES_MAX: Final = 2 * GATHERED_BYTES
+"""Batches of several ranges in one task are joined up to this, or to half of it."""
 
 
 class Projection:

@@ -22,20 +22,21 @@ Importing this loads neither tenacity nor pandas nor anything of asyncio: execut
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.batch import BatchHeader
 from broker.api.errors import BadBatch, InvalidRequest, NotReady, Retryable, StaleIncarnation
 from broker.api.schema import SCHEMA
 from broker.client.address import Addresses
 from broker.client.brokers import Brokers
-from broker.client.frames import read_batches
+from broker.client.frames import BUFFER_BYTES, Message, read_messages
+from broker.client.gathering import rows_between
 from broker.client.interrupt import Interrupt
+from broker.client.memory import Memory
 from broker.client.patience import Patience
 from broker.client.pool import Exchange, Pool
 
@@ -47,6 +48,9 @@ BATCH_TIMEOUT_S: Final = 60.0
 MAX_WAIT_MS: Final = 2_000
 
 log = logging.getLogger(__name__)
+
+Take = Callable[[Message, int, int], Sequence[pa.RecordBatch]]
+"""Makes batches of the rows of a message that have offsets in [start, end)."""
 
 
 class FetchSession:
@@ -163,12 +167,19 @@ class Answer:
         except ValueError as error:
             raise BadBatch(f"{self._where}no answer of a liftlog broker: header {name} is {text!r}") from error
 
-    def batches(self) -> Iterator[tuple[BatchHeader, pa.RecordBatch]]:
-        """Verified batches as stored, unsliced. Once. Raises as `read_batches`."""
+    def messages(self, memory: Memory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
+        """Verified batches as stored. Once. Arguments and errors as `read_messages`."""
         length = self._exchange.length
         if length is None:
             raise BadBatch(f"{self._where}the answer has no Content-Length")
-        return read_batches(self._exchange.readinto, length, where=self._where, patience_s=self._batch_timeout_s)
+        return read_messages(
+            self._exchange.readinto,
+            length,
+            where=self._where,
+            buffer_bytes=buffer_bytes,
+            patience_s=self._batch_timeout_s,
+            memory=memory,
+        )
 
     def close(self) -> None:
         """Give the connection back, or close it if batches were left unread. Idempotent."""
@@ -225,6 +236,7 @@ class PartitionFetch:
         self._timeout_s = timeout_s
         self._batch_timeout_s = batch_timeout_s
         self._interrupt = interrupt
+        self._wait_ms = min(MAX_WAIT_MS, int(deadline_s * 1000))
         self._patience = Patience(deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}")
         self._damaged_at: int | None = None
 
@@ -241,20 +253,37 @@ class PartitionFetch:
         Raises:
             As `fetch_batches`.
         """
+        return self._answer(end, max_wait_ms, decoded, None)
+
+    def until(self, end: int, take: Take, memory: Memory | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield what `take` makes of all messages up to `end`; offsets that are not committed yet are waited for.
+
+        Args:
+            memory: Messages are received into it and pass: `take` has to copy what it wants of them.
+        Raises:
+            As `fetch_batches`.
+        """
+        while self.position < end and not self.is_interrupted:
+            before = self.position
+            yield from self._answer(end, self._wait_ms, take, memory)
+            if self.position == before and not self.is_interrupted:
+                self.nothing_yet()
+
+    def _answer(self, end: int | None, max_wait_ms: int, take: Take, memory: Memory | None) -> Iterator[pa.RecordBatch]:
         while not self.is_interrupted:
             before = self.position
             try:
                 with self._open(end, max_wait_ms) as answer:
                     self._incarnation = self._incarnation or answer.incarnation
                     self.high_watermark = answer.high_watermark
-                    for header, batch in answer.batches():
+                    for message in answer.messages(memory):
+                        header = message.header
                         self._note_gap(header.first_offset, end)
                         stop = header.next_offset if end is None else end
-                        rows = rows_between(batch, header, self.position, stop)
+                        batches = take(message, self.position, stop)
                         self.position = max(self.position, min(header.next_offset, stop))
                         self._patience.progress()
-                        if rows.num_rows:
-                            yield rows
+                        yield from batches
                     self._note_gap(answer.next_offset, end)
                     return
             except Retryable as error:
@@ -350,25 +379,14 @@ def fetch_batches(
         deadline_s=deadline_s,
         interrupt=interrupt,
     )
-    while fetch.position < end and not fetch.is_interrupted:
-        before = fetch.position
-        for rows in fetch.answer(end, max_wait_ms=min(MAX_WAIT_MS, int(deadline_s * 1000))):
-            yield rows if columns is None else rows.select(columns)
-        if fetch.position == before and not fetch.is_interrupted:
-            fetch.nothing_yet()
+    for rows in fetch.until(end, decoded):
+        yield rows if columns is None else rows.select(columns)
 
 
-def rows_between(batch: pa.RecordBatch, header: BatchHeader, start: int, end: int) -> pa.RecordBatch:
-    """The rows of a batch with offsets in [start, end), zero-copy; may be none."""
-    if start <= header.first_offset and header.next_offset <= end:
-        return batch
-    if batch.num_rows == header.next_offset - header.first_offset:  # dense: nothing was compacted away
-        first, stop = start - header.first_offset, end - header.first_offset
-    else:
-        offsets = batch.column(0).to_numpy()
-        first, stop = (int(i) for i in offsets.searchsorted((start, end)))
-    first = min(max(first, 0), batch.num_rows)
-    return batch.slice(first, max(min(stop, batch.num_rows) - first, 0))
+def decoded(message: Message, start: int, end: int) -> Sequence[pa.RecordBatch]:
+    """The rows of a message in [start, end), zero-copy: one batch or none."""
+    rows = rows_between(message.rows(), message.header, start, end)
+    return [rows] if rows.num_rows else []
 
 
 def check_columns(columns: Sequence[str] | None) -> None:

@@ -37,12 +37,13 @@ def test_import_loads_nothing_heavy(module: str, unwanted: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_extension_is_there_wherever_it_could_have_been_built() -> None:
+def test_extensions_are_there_wherever_they_could_have_been_built() -> None:
     if not os.environ.get("TESTS_RUN_IN_CI") or shutil.which("cc") is None:
         pytest.skip("only CI insists")
-    from broker.ingest import IMPLEMENTATION
+    from broker.client.gathering import IMPLEMENTATION as GATHERING
+    from broker.ingest import IMPLEMENTATION as INTAKE
 
-    assert IMPLEMENTATION == "compiled"
+    assert (INTAKE, GATHERING) == ("compiled", "compiled")
 
 
 def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:

@@ -16,7 +16,8 @@ import pytest
 from broker.api.batch import HEADER_BYTES, BatchHeader, seal
 from broker.api.errors import BadBatch, LiftlogError, Unavailable, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.client.frames import ReadInto, read_batches
+from broker.client.frames import ReadInto, read_batches, read_messages
+from broker.client.memory import Memory
 from tests.unit.client.logs import body, message, rows
 
 
@@ -70,6 +71,25 @@ def test_rows_that_are_kept_do_not_change_while_reading_goes_on() -> None:
 def test_a_batch_larger_than_a_buffer_is_read_whole() -> None:
     table = decode(body(message(0, 3), message(3, 103, value_bytes=5000), message(103, 105)), buffer_bytes=2048)
     assert table.column("offset").to_pylist() == list(range(105))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_passing_messages_are_right_until_the_next_is_asked_for(seed: int) -> None:
+    """Short and long ones, some longer than the block that is received into."""
+    rng = random.Random(seed)
+    bounds = [0, *sorted(rng.sample(range(1, 400), 20)), 400]
+    messages = [message(a, b, value_bytes=rng.choice([20, 200, 4000])) for a, b in itertools.pairwise(bounds)]
+    data = body(*messages)
+    most, buffer_bytes = rng.choice([7, 1000, 1 << 20]), rng.choice([4096, 32768, 1 << 20])
+    found, kept = [], []
+    for there in read_messages(
+        reader(data, lambda: rng.randint(1, most)), len(data), buffer_bytes=buffer_bytes, memory=Memory()
+    ):
+        assert there.is_passing == (len(there.data) <= buffer_bytes)
+        found.append(bytes(there.data))
+        kept.append(there if not there.is_passing else there.kept())
+    assert found == messages
+    assert [bytes(there.data) for there in kept] == messages
 
 
 def test_an_answer_without_batches_is_empty() -> None:

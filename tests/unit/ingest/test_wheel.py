@@ -55,13 +55,13 @@ def wheel_of(tree: Path, **environment: str) -> tuple[Path, str]:
 
 def contents(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        return [name for name in archive.namelist() if name.startswith("broker/ingest/")]
+        return [name for name in archive.namelist() if name.startswith(("broker/ingest/", "broker/client/"))]
 
 
 def test_a_wheel_without_a_compiler_is_pure_and_warns(tree: Path) -> None:
     wheel, printed = wheel_of(tree, CC="/nonexistent/cc")
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert "liftlog: the compiled intake was not built" in printed
+    assert "liftlog: the compiled intake and gathering were not built" in printed
     assert all(name.endswith(".py") for name in contents(wheel))
     assert not any("stale" in name for name in contents(wheel))
 
@@ -73,13 +73,14 @@ def test_asking_for_a_pure_wheel_gives_one(tree: Path) -> None:
 
 
 @pytest.mark.skipif(not COMPILERS, reason="no compiler")
-def test_a_wheel_with_a_compiler_has_the_extension_and_nothing_stale(tree: Path) -> None:
+def test_a_wheel_with_a_compiler_has_the_extensions_and_nothing_stale(tree: Path) -> None:
     wheel, _ = wheel_of(tree, LIFTLOG_REQUIRE_EXTENSION="1")
     assert "-none-any" not in wheel.name
-    [extension] = [name for name in contents(wheel) if not name.endswith(".py")]
-    assert extension.startswith("broker/ingest/_intake.")
+    gathering, intake = sorted(name for name in contents(wheel) if not name.endswith(".py"))
+    assert gathering.startswith("broker/client/_gathering.")
+    assert intake.startswith("broker/ingest/_intake.")
     with zipfile.ZipFile(wheel) as archive:
-        assert archive.read(extension) != b"stale"
+        assert archive.read(intake) != b"stale"
     assert not any("stale" in name for name in contents(wheel))
     assert {path.name for path in (tree / "broker/ingest").glob("_intake*")} == {
         "_intake.pyx",

@@ -1,0 +1,287 @@
+# Columns in the making, each with its children, and the buffers that they consist of.
+
+cdef class Growing:
+    """A buffer in the making: a block that is exchanged for a larger one when it is full."""
+
+    cdef object memory, block
+    cdef uint8_t* data
+    cdef int64_t capacity, wanted
+
+    def __cinit__(self, memory):
+        self.memory = memory
+
+    cdef int reserve(self, int64_t used, int64_t needed) except -1:
+        """Make room for `needed` bytes, of which the first `used` are kept."""
+        cdef uint8_t[::1] view
+        if needed <= self.capacity:
+            return 0
+        self.wanted = max(self.wanted, needed, 2 * self.capacity)
+        block = self.memory.take(self.wanted)
+        view = block
+        if used:
+            memcpy(&view[0], self.data, used)
+        if self.block is not None:
+            self.memory.give(self.block)
+        self.block, self.data, self.capacity = block, &view[0], len(block)
+        return 0
+
+    cdef object lend(self, int64_t size):
+        """The first bytes, as a buffer; what comes next begins anew elsewhere, with as much room."""
+        if self.block is None:
+            return pa.py_buffer(b"")
+        buffer = self.memory.lend(self.block).slice(0, size)
+        self.block, self.data, self.capacity = None, NULL, 0
+        return buffer
+
+
+cdef class Column:
+    """A column or a child of one, being gathered.
+
+    Args:
+        node: Its place among the nodes of a message; `buffer`: of its validity among the buffers.
+    """
+
+    cdef object kind, nulls
+    cdef int node, buffer
+    cdef Growing valid          # a byte each; written once there are both nulls and others
+    cdef bint has_valid
+    cdef bint is_blank          # nulls only, nothing written
+
+    def __init__(self, kind, int node, int buffer, memory):
+        self.kind = kind
+        self.node = node
+        self.buffer = buffer
+        self.valid = Growing(memory)
+        self.is_blank = True
+        self.nulls = pa.nulls(0, kind)
+
+    cdef int put(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        """Add the slots [first, stop) of a message behind `at` others. May be repeated after an error."""
+        cdef int64_t length = part.length[self.node], count = stop - first, i
+        cdef bint has_nulls = part.null_count[self.node] > 0 and part.size[self.buffer] > 0
+        cdef bint is_all_null = has_nulls and part.null_count[self.node] == length
+        cdef const uint8_t* bits
+        cdef uint8_t* valid
+        if not 0 <= first <= stop or stop > length:
+            raise BadBatch(f"node {self.node} has {length} slots, not [{first}, {stop})")
+        if self.is_blank:
+            self.has_valid = False
+            if at and not is_all_null:
+                self.fill(0, at)
+        if is_all_null:
+            if not self.is_blank:
+                self.fill(at, count)
+            return 0
+        self.put_some(part, first, stop, at)
+        if has_nulls:
+            bits = some_bytes(part, self.buffer, 0, (stop + 7) // 8)
+            valid = self.validity(at, count)
+            for i in range(count):
+                valid[i] = (bits[(first + i) >> 3] >> ((first + i) & 7)) & 1
+        elif self.has_valid:
+            memset(self.validity(at, count), 1, count)
+        self.is_blank = False
+        return 0
+
+    cdef int fill(self, int64_t at, int64_t count) except -1:
+        """Write nulls behind `at` other slots."""
+        self.put_nothing(at, count)
+        memset(self.validity(at, count), 0, count)
+        self.is_blank = False
+        return 0
+
+    cdef uint8_t* validity(self, int64_t at, int64_t count) except NULL:
+        """Where the validity of `count` slots behind `at` others is written."""
+        self.valid.reserve(at if self.has_valid else 0, at + count + 1)
+        if not self.has_valid:
+            memset(self.valid.data, 1, at)
+            self.has_valid = True
+        return self.valid.data + at
+
+    cdef object array(self, int64_t count):
+        """All `count` slots; it begins anew."""
+        cdef int64_t null_count = 0
+        if self.is_blank:
+            if len(self.nulls) < count:
+                self.nulls = pa.nulls(count, self.kind)
+            return self.nulls.slice(0, count)
+        bits = None
+        if self.has_valid and count:
+            valid = np.asarray(<uint8_t[:count]>self.valid.data)
+            null_count = count - np.count_nonzero(valid)
+            bits = pa.py_buffer(np.packbits(valid, bitorder="little")) if null_count else None
+        array = self.make_array(count, bits, null_count)
+        self.is_blank, self.has_valid = True, False
+        return array
+
+    cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        raise NotImplementedError
+
+    cdef int put_nothing(self, int64_t at, int64_t count) except -1:
+        raise NotImplementedError
+
+    cdef object make_array(self, int64_t count, bits, int64_t null_count):
+        raise NotImplementedError
+
+
+cdef class Numbers(Column):
+    """Eight bytes each."""
+
+    cdef Growing values
+
+    def __init__(self, kind, int node, int buffer, memory):
+        super().__init__(kind, node, buffer, memory)
+        assert kind.bit_width == 64
+        self.values = Growing(memory)
+
+    cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        cdef const uint8_t* there = some_bytes(part, self.buffer + 1, 8 * first, 8 * stop)
+        self.values.reserve(8 * at, 8 * (at + stop - first))
+        if there != NULL:
+            memcpy(self.values.data + 8 * at, there, 8 * (stop - first))
+        return 0
+
+    cdef int put_nothing(self, int64_t at, int64_t count) except -1:
+        self.values.reserve(8 * at, 8 * (at + count))
+        memset(self.values.data + 8 * at, 0, 8 * count)
+        return 0
+
+    cdef object make_array(self, int64_t count, bits, int64_t null_count):
+        return pa.Array.from_buffers(self.kind, count, [bits, self.values.lend(8 * count)], null_count)
+
+
+cdef class Lists(Column):
+    """Slots of different lengths: offsets, and something that they are offsets into."""
+
+    cdef Growing ends
+
+    def __init__(self, kind, int node, int buffer, memory):
+        super().__init__(kind, node, buffer, memory)
+        self.ends = Growing(memory)
+
+    cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        cdef int64_t count = stop - first, i, filled
+        cdef const int32_t* there = <const int32_t*>some_bytes(part, self.buffer + 1, 4 * first, 4 * (stop + 1))
+        cdef int32_t* ends = self.ends_behind(at, count)
+        cdef int32_t shift
+        if not 0 <= there[0] <= there[count]:
+            raise BadBatch(f"buffer {self.buffer + 1}: offsets from {there[0]} to {there[count]}")
+        filled = ends[0]
+        if filled + there[count] - there[0] > 0x7fffffff:
+            raise BadBatch(f"buffer {self.buffer + 1}: more than 2 GiB are gathered")
+        if there[0] < there[count]:
+            self.put_content(part, there[0], there[count], filled)
+        shift = <int32_t>(filled - there[0])
+        for i in range(1, count + 1):
+            ends[i] = there[i] + shift
+        return 0
+
+    cdef int put_nothing(self, int64_t at, int64_t count) except -1:
+        cdef int32_t* ends = self.ends_behind(at, count)
+        cdef int64_t i
+        for i in range(1, count + 1):
+            ends[i] = ends[0]
+        return 0
+
+    cdef int32_t* ends_behind(self, int64_t at, int64_t count) except NULL:
+        """The end of the last of `at` slots, and room for those of `count` more."""
+        self.ends.reserve(4 * (at + 1) if at else 0, 4 * (at + count + 1))
+        cdef int32_t* ends = <int32_t*>self.ends.data
+        if not at:
+            ends[0] = 0
+        return ends + at
+
+    cdef int put_content(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        raise NotImplementedError
+
+
+cdef class Texts(Lists):
+    """Strings and binaries."""
+
+    cdef Growing content
+
+    def __init__(self, kind, int node, int buffer, memory):
+        super().__init__(kind, node, buffer, memory)
+        self.content = Growing(memory)
+
+    cdef int put_content(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        cdef const uint8_t* there = some_bytes(part, self.buffer + 2, first, stop)
+        self.content.reserve(at, at + stop - first)
+        memcpy(self.content.data + at, there, stop - first)
+        return 0
+
+    cdef object make_array(self, int64_t count, bits, int64_t null_count):
+        cdef int64_t size = (<int32_t*>self.ends.data)[count]
+        buffers = [bits, self.ends.lend(4 * (count + 1)), self.content.lend(size)]
+        return pa.Array.from_buffers(self.kind, count, buffers, null_count)
+
+
+cdef class Arrays(Lists):
+    """Lists of a child's slots."""
+
+    cdef Column items
+
+    def __init__(self, kind, int node, int buffer, memory):
+        super().__init__(kind, node, buffer, memory)
+        self.items = column_of(kind.value_type, node + 1, buffer + 2, memory)
+
+    cdef int put_content(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        return self.items.put(part, first, stop, at)
+
+    cdef object make_array(self, int64_t count, bits, int64_t null_count):
+        items = self.items.array((<int32_t*>self.ends.data)[count])
+        buffers = [bits, self.ends.lend(4 * (count + 1))]
+        return pa.Array.from_buffers(self.kind, count, buffers, null_count, children=[items])
+
+
+cdef class Structs(Column):
+    """Children side by side."""
+
+    cdef list children
+
+    def __init__(self, kind, int node, int buffer, memory):
+        super().__init__(kind, node, buffer, memory)
+        self.children = columns_of(kind, node + 1, buffer + 1, memory)
+
+    cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        cdef Column child
+        for child in self.children:
+            child.put(part, first, stop, at)
+        return 0
+
+    cdef int put_nothing(self, int64_t at, int64_t count) except -1:
+        cdef Column child
+        for child in self.children:
+            if not child.is_blank:  # else it has nothing but nulls, of whatever number
+                child.fill(at, count)
+        return 0
+
+    cdef object make_array(self, int64_t count, bits, int64_t null_count):
+        cdef Column child
+        children = [child.array(count) for child in self.children]
+        return pa.Array.from_buffers(self.kind, count, [bits], null_count, children=children)
+
+
+def column_of(kind, int node, int buffer, memory):
+    if pa.types.is_list(kind):
+        return Arrays(kind, node, buffer, memory)
+    if pa.types.is_struct(kind):
+        return Structs(kind, node, buffer, memory)
+    return (Numbers if pa.types.is_primitive(kind) else Texts)(kind, node, buffer, memory)
+
+
+def columns_of(fields, int node, int buffer, memory):
+    """One column per field, their nodes and buffers in Arrow's order: depth first, own buffers before children."""
+    found = []
+    for field in fields:
+        found.append(column_of(field.type, node, buffer, memory))
+        nodes, buffers = extent(field.type)
+        node, buffer = node + nodes, buffer + buffers
+    return found
+
+
+def extent(kind):
+    """How many nodes and buffers a type has, its children's among them."""
+    own = 1 if pa.types.is_struct(kind) else 2 if pa.types.is_primitive(kind) or pa.types.is_list(kind) else 3
+    children = [extent(kind.field(i).type) for i in range(kind.num_fields)]
+    return 1 + sum(nodes for nodes, _ in children), own + sum(buffers for _, buffers in children)

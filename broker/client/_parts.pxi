@@ -1,0 +1,93 @@
+# What a message has: its buffers and nodes, found and checked (G4).
+
+cdef struct Part:
+    # A buffer that is empty is NULL.
+    int64_t rows
+    int64_t byte_count
+    const uint8_t* data[BUFFERS]
+    int64_t size[BUFFERS]
+    int64_t length[NODES]
+    int64_t null_count[NODES]
+
+
+cdef bint is_plain(const uint8_t* message, Py_ssize_t size) noexcept:
+    """Whether all is as in the header of every uncompressed batch, but for what `find_parts` reads."""
+    cdef const uint8_t* template = TEMPLATE_BYTES
+    cdef Py_ssize_t after_length = BODY_LENGTH_POSITION + 8, after_rows = ROWS_POSITION + 8
+    cdef Py_ssize_t after_buffers = BUFFERS_POSITION + 16 * BUFFERS
+    return (
+        size >= HEADER_SIZE
+        and memcmp(message, template, BODY_LENGTH_POSITION) == 0
+        and memcmp(message + after_length, template + after_length, VALUE_POSITION - after_length) == 0
+        and memcmp(message + VALUE_END, template + VALUE_END, ROWS_POSITION - VALUE_END) == 0
+        and memcmp(message + after_rows, template + after_rows, BUFFERS_POSITION - after_rows) == 0
+        and memcmp(message + after_buffers, template + after_buffers, NODES_POSITION - after_buffers) == 0
+    )
+
+
+cdef int find_parts(const uint8_t* message, Py_ssize_t size, Part* part) except -1:
+    """Where the buffers of an uncompressed message lie (G4)."""
+    cdef const int64_t* places = <const int64_t*>(message + BUFFERS_POSITION)
+    cdef const int64_t* nodes = <const int64_t*>(message + NODES_POSITION)
+    cdef int64_t body = size - HEADER_SIZE, at, length
+    cdef int i
+    part.byte_count = size
+    memcpy(&part.rows, message + ROWS_POSITION, 8)
+    for i in range(BUFFERS):
+        at, length = places[2 * i], places[2 * i + 1]
+        if at < 0 or length < 0 or length > body or at > body - length:
+            raise BadBatch(f"buffer {i} is {length} bytes at {at} of a body of {body}")
+        part.data[i] = message + HEADER_SIZE + at if length else NULL
+        part.size[i] = length
+    for i in range(NODES):
+        part.length[i], part.null_count[i] = nodes[2 * i], nodes[2 * i + 1]
+    if part.rows < 0 or part.length[0] != part.rows:
+        raise BadBatch(f"{part.rows} rows, of which the first column has {part.length[0]}")
+    return 0
+
+
+cdef int find_arrays(object rows, Part* part) except -1:
+    """The same of rows that Arrow has decoded; they must be kept meanwhile."""
+    cdef int i = 0
+    part.rows = rows.num_rows
+    part.byte_count = rows.get_total_buffer_size()
+    for column in rows.columns:
+        for buffer in column.buffers():
+            part.data[i] = <const uint8_t*><uintptr_t>buffer.address if buffer is not None and buffer.size else NULL
+            part.size[i] = buffer.size if buffer is not None else 0
+            i += 1
+    assert i == BUFFERS
+    nodes = []
+    for column in rows.columns:
+        list_nodes(column, nodes)
+    for i in range(NODES):
+        part.length[i], part.null_count[i] = nodes[i]
+    return 0
+
+
+def list_nodes(array, nodes):
+    assert array.offset == 0
+    nodes.append((len(array), array.null_count))
+    if pa.types.is_list(array.type):
+        list_nodes(array.values, nodes)
+    elif pa.types.is_struct(array.type):
+        for i in range(array.type.num_fields):
+            list_nodes(array.field(i), nodes)
+
+
+cdef const uint8_t* some_bytes(const Part* part, int buffer, int64_t start, int64_t end) except? NULL:
+    """Where bytes [start, end) of a buffer are; NULL if that is none."""
+    if not 0 <= start <= end or end > part.size[buffer]:
+        raise BadBatch(f"buffer {buffer} has {part.size[buffer]} bytes, not [{start}, {end})")
+    return part.data[buffer] + start if end > start else NULL
+
+
+cdef int64_t first_not_below(const int64_t* offsets, int64_t count, int64_t wanted) noexcept:
+    cdef int64_t low = 0, high = count, middle
+    while low < high:
+        middle = (low + high) // 2
+        if offsets[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
