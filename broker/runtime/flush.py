@@ -5,7 +5,7 @@
 A flush takes all that a builder holds. While the previous batch of a partition is being synced nothing is
 flushed unless a builder is full: so batches grow by themselves when the disk is the limit, and a single
 message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms`; a crowd that gathers
-during a sync waits for at most `CYCLE_S`.
+during a sync waits for at most `CYCLE_S`. A few that come alone are synced by this thread: it has nothing better to do.
 
 N1  A record is acked only after the fsync (or, with fsync=interval, the append) that covers it.
 N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -155,24 +156,25 @@ class Flusher:
     def after_feed(self) -> None:
         """Schedule flushes of what the last chunk has filled, and send the refusals."""
         full = self._intake.full()
-        for builder in self._intake.dirty():
+        dirty = self._intake.dirty()
+        alone = len(dirty) == 1
+        for builder in dirty:
             slot = self._slots[builder]
             if full and slot.is_full:
                 self._flush(slot, force=True)
             elif slot.scheduled is None and not slot.in_flight:
                 if builder.awaited_count or not slot.linger_s:
-                    slot.scheduled = self._loop.call_soon(self._flush, slot)
+                    self._flush(slot, alone=alone)
                 else:
                     slot.lingers = True
                     slot.scheduled = self._loop.call_later(slot.linger_s, self._flush, slot)
             elif builder.awaited_count and slot.lingers:
-                assert slot.scheduled is not None
-                slot.scheduled.cancel()
-                slot.scheduled, slot.lingers = self._loop.call_soon(self._flush, slot), False
+                self._flush(slot, alone=alone)
         if refusals := self._intake.refusals():
             self._send(refusals)
 
-    def _flush(self, slot: Slot, *, force: bool = False) -> None:
+    def _flush(self, slot: Slot, *, force: bool = False, alone: bool = False) -> None:
+        """Append what has gathered. `force`: also while a batch is being synced. `alone`: no other slot has."""
         if slot.scheduled is not None:
             slot.scheduled.cancel()
             slot.scheduled, slot.lingers = None, False
@@ -181,19 +183,25 @@ class Flusher:
         if not slot.builder.record_count:
             return
         pending = slot.builder.take()
+        at_once: list[tuple[int, bytes, Outcome]] = []
 
-        def durable(result: AppendResult, outcome: Outcome) -> None:  # in an fsync thread
+        def durable(result: AppendResult, outcome: Outcome) -> None:  # in an fsync thread, or during the append
             if not isinstance(outcome, int):
                 blob = _error_blob(pending, outcome)
             else:
                 blob = pending.acks(result.first_offset) if pending.awaited_count else b""
+            if threading.get_ident() == thread:
+                at_once.append((result.bytes, blob, outcome))
+                return
             try:
                 self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome)
             except RuntimeError:
                 log.error("intake.ack_after_close partition=%s", slot.partition)
 
+        thread = threading.get_ident()
+        here = alone and not self._pending_bytes and 0 < pending.awaited_count <= pending.record_count < CROWD_RECORDS
         try:
-            result = slot.partition.append_now([pending], durable)
+            result = slot.partition.append_now([pending], durable, here=here)
         except LiftlogError as error:
             self._failed(slot, pending, error)
             return
@@ -201,20 +209,21 @@ class Flusher:
             log.exception("intake.flush_bug partition=%s", slot.partition)
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
-        self._count_settled(pending)
         slot.flushed_s = self._loop.time()
         slot.in_flight += 1
         slot.idle.clear()
         self._pending_bytes += result.bytes
-        self.counts["batches"] += 1
-        BATCH_RECORDS.observe(pending.record_count)
+        if at_once:
+            self._on_durable(slot, pending, *at_once[0])
 
-    def _count_settled(self, pending: PendingBatch) -> None:
+    def _count(self, pending: PendingBatch) -> None:
         repeats, wrong, full, unsure = pending.settled
+        self.counts["batches"] += 1
         self.counts["duplicate_records"] += repeats
         self.counts["refused_expectation"] += wrong
         self.counts["refused_ids_full"] += full
         self.counts["refused_subject_unknown"] += unsure
+        BATCH_RECORDS.observe(pending.record_count)
 
     def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
         if isinstance(error, CLOSED):
@@ -231,14 +240,15 @@ class Flusher:
         self._send(_error_blob(pending, error))
 
     def _on_durable(self, slot: Slot, pending: PendingBatch, byte_count: int, blob: bytes, outcome: Outcome) -> None:
+        if blob:
+            self._send(blob)  # before all else: somebody waits for it
         slot.in_flight -= 1
         self._pending_bytes -= byte_count
+        self._count(pending)
         if not isinstance(outcome, int):
             self.counts["append_failed_records"] += pending.record_count
         elif blob:
             self.counts["acks_sent"] += pending.awaited_count
-        if blob:
-            self._send(blob)
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
             wait_s = slot.flushed_s + CYCLE_S - self._loop.time()
             if wait_s > 0 and slot.builder.awaited_count >= CROWD_RECORDS:

@@ -14,6 +14,8 @@ P3  A partition that refuses records, because its stream is paused, read-only or
     the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
 P4  Nothing is let go while a sink's group may have to be looked for; `floor` says from which offset on.
 P5  While the table of subjects is not there, appends that need it are told so and go on (`storage/tracking.py`).
+P6  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
+    quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 APPENDS_WAITING_MAX = 256
 BUILD_PAUSE_S = 5.0
 """After a log could not be read for its table of subjects it is left alone for so long."""
+QUICK_S = 0.002
+"""Of P6."""
 OnDurable = Callable[[AppendResult, Outcome], None]
 Waiting = tuple[int, AppendResult, OnDurable]
 """Since which generation, for what, and how it is told."""
@@ -104,7 +108,12 @@ class Partition(Driver[list[Waiting]]):
         self._hub.note(self)  # the cleaner looks at what moved
 
     def append_now(
-        self, batches: Sequence[Encodable] | StoredGroup, on_durable: OnDurable, *, decided: bool = False
+        self,
+        batches: Sequence[Encodable] | StoredGroup,
+        on_durable: OnDurable,
+        *,
+        decided: bool = False,
+        here: bool = False,
     ) -> AppendResult:
         """Append in the calling thread, as one commit group. It is durable when `on_durable` says so.
 
@@ -112,6 +121,7 @@ class Partition(Driver[list[Waiting]]):
             on_durable: Called once, from another thread or before this returns, with what was appended and the
                 durable end or the error (P1).
             decided: The group of a sink's decision (P3).
+            here: It may be synced before this returns (P6).
         Raises:
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
@@ -151,7 +161,8 @@ class Partition(Driver[list[Waiting]]):
             if self._sync_queued:
                 return result
             self._sync_queued = True
-        self._pool.submit(self)
+        if not here or self.sync_took_s > QUICK_S or self.run_sync():
+            self._pool.submit(self)
         return result
 
     def settle(self) -> int:
@@ -229,12 +240,12 @@ class Partition(Driver[list[Waiting]]):
             outcome = self._gone()
         else:
             log.error("partition.sync_failed partition=%s error=%s", self, outcome)
-        self._hub.note(self)
         for generation, result, callback in waiting:
             try:
                 callback(result, outcome if generation == self._generation else self._unsure(result))
             except Exception:
                 log.exception("partition.callback_bug partition=%s", self)
+        self._hub.note(self)
         with self._lock:
             self._sync_queued = bool(self._callbacks)
             return self._sync_queued

@@ -52,9 +52,14 @@ class Syncable(Protocol):
 
 
 class Driver(Generic[Waiting]):
-    """A `Syncable` whose log may be synced together with others."""
+    """A `Syncable` whose log may be synced together with others.
+
+    Attributes:
+        sync_took_s: How long its last fsync alone took.
+    """
 
     log: SyncedLog
+    sync_took_s = 0.0
 
     def run_sync(self) -> bool:
         """One group commit of this log alone."""
@@ -68,8 +73,10 @@ class Driver(Generic[Waiting]):
         except Exception as error:  # who waits must hear whatever happens
             log.exception("partition.sync_bug partition=%s", self)
             outcome = StorageFailed(f"{self}: sync failed: {error!r}")
-        FSYNC_SECONDS.observe(time.perf_counter() - begun)
-        return self.sync_ends(waiting, outcome)
+        self.sync_took_s = time.perf_counter() - begun
+        is_more = self.sync_ends(waiting, outcome)
+        FSYNC_SECONDS.observe(self.sync_took_s)
+        return is_more
 
     def sync_begins(self) -> Waiting:
         """Who waits for what was appended before now. Called before the log is looked at."""

@@ -165,7 +165,7 @@ class Chain:
         tail = self.tail
         if tail is not None and tail.live is not None:
             self._flush_index(tail, tail.live)
-            tail.rest(None, size=tail.live.view().end, partial=tail.partial)
+            tail.rest(None, size=tail.live.end, partial=tail.partial)
         self.close()
 
     def close(self) -> None:

@@ -102,16 +102,18 @@ LEAST_TIMESTAMP_US: Final = -(1 << 63)
 
 
 class GrowingIndex:
-    """The index of the active segment. One thread appends, any number take views (I2)."""
+    """The index of the active segment. One thread appends, any number take views (I2). `end`: as that of a view."""
 
-    __slots__ = ("_entries", "count", "max_timestamp_us")
+    __slots__ = ("_entries", "count", "end", "max_timestamp_us")
 
     def __init__(self, entries: Entries | None = None) -> None:
         self.count = 0 if entries is None else len(entries)
         self._entries: Entries = np.zeros(max(16, self.count), ENTRY)
         if entries is not None:
             self._entries[: self.count] = entries
-        self.max_timestamp_us = self.view().max_timestamp_us
+        view = self.view()
+        self.end = view.end
+        self.max_timestamp_us = view.max_timestamp_us
 
     def append(self, first_offset: int, position: int, max_timestamp_us: int, length: int, crc: int) -> None:
         count = self.count
@@ -121,6 +123,7 @@ class GrowingIndex:
             self._entries = grown
         self.max_timestamp_us = max(self.max_timestamp_us, max_timestamp_us)
         self._entries[count] = (first_offset, position, self.max_timestamp_us, length, crc)
+        self.end = position + length
         self.count = count + 1
 
     def view(self) -> IndexView:

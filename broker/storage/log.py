@@ -119,7 +119,7 @@ class PartitionLog(SyncedLog):
                 with self._guarded("append"):
                     index = self._tail_for(len(data), now_us)
                     self._begin_epoch(leader_epoch)
-                    position = index.view().end
+                    position = index.end
                     self._chain.write(data, position)
             first = at = self.log_end_offset
             for batch, message in zip(batches, messages, strict=True):
@@ -153,7 +153,7 @@ class PartitionLog(SyncedLog):
                 index = self._tail_for(group.byte_count, now_us)
                 self._begin_epoch(leader_epoch)
                 first = offset = self.log_end_offset
-                begin = position = index.view().end
+                begin = position = index.end
                 try:
                     for batch in group.batches:
                         message = self._message(batch, offset, leader_epoch, len(entries), group.batch_count)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -40,6 +40,7 @@ from broker.storage.subjects import SubjectTable
 
 BATCHES_READ_BYTES: Final = 4 << 20
 _NONE: Final = np.zeros(0, np.int64)
+_UNCONDITIONAL: Final = nullcontext()
 IDS_KEPT_AT_ONCE: Final = 1 << 14
 """A roll writes a table of so many ids itself, half a megabyte; a larger one is left to the next checkpoint."""
 
@@ -91,8 +92,7 @@ class RememberingLog(OpenLog):
         with self._lock:
             return self._known_producers().needs(stamp, self.high_watermark)
 
-    @contextmanager
-    def _settled(self, batches: Sequence[Encodable]) -> Iterator[None]:
+    def _settled(self, batches: Sequence[Encodable]) -> AbstractContextManager[None]:
         """Let a batch drop the records that are not to be stored, while it is appended; M2.
 
         Raises:
@@ -100,9 +100,12 @@ class RememberingLog(OpenLog):
         """
         batch = batches[0]
         if not is_conditional(batch) or not batch.condition_count:
-            yield
-            return
+            return _UNCONDITIONAL
         assert len(batches) == 1, "the conditions of a group are not settled"
+        return self._settling(batch)
+
+    @contextmanager
+    def _settling(self, batch: Conditional) -> Iterator[None]:
         table, tail = None, 0
         subjects = self._subjects_for(batch)
         if self._window_us and batch.minds_ids:

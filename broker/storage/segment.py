@@ -77,7 +77,7 @@ class Segment:
     def size(self, disk: Disk) -> int:
         """Bytes of the segment file."""
         if self.live is not None:
-            return self.live.view().end
+            return self.live.end
         if self._size < 0:
             self._size = disk.size(self.path)
         return self._size

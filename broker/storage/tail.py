@@ -17,7 +17,7 @@ class TailLog(SubjectLog):
     def _tail_for(self, size: int, now_us: int) -> GrowingIndex:
         """The index of the tail that has room for `size` bytes; its file is open."""
         index = self._awake()
-        if index is not None and index.count and index.view().end + size > self.settings.segment_bytes:
+        if index is not None and index.count and index.end + size > self.settings.segment_bytes:
             self._chain.seal()
             self.durable_end = self.log_end_offset
             self._keep_state()

@@ -28,6 +28,7 @@ from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import OsDisk
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch
+from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 
 IDENTITY = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=0)
@@ -111,6 +112,51 @@ def test_one_fsync_serves_all_that_was_appended_before_it(partition: Partition, 
     pool.go.release()
     assert [w.wait() for w in waiters] == [5] * 5
     assert partition.log.high_watermark == 5
+
+
+def test_who_appends_may_sync_as_well_and_needs_no_other_thread(partition: Partition) -> None:
+    """P6. The pool is held all the time."""
+    waiters = [Waiter(), Waiter()]
+    for i, waiter in enumerate(waiters):
+        partition.append_now([rows(b"%d" % i)], waiter, here=True)
+        assert (waiter.outcome, partition.log.high_watermark) == (i + 1, i + 1)
+
+
+def test_an_offer_to_sync_is_not_taken_up_while_the_pool_is_at_it(partition: Partition, pool: HeldPool) -> None:
+    queued, offered = Waiter(), Waiter()
+    partition.append_now([rows(b"a")], queued)
+    partition.append_now([rows(b"b")], offered, here=True)
+    assert (offered.outcome, partition.log.high_watermark) == (None, 0)
+    pool.go.release()
+    assert [queued.wait(), offered.wait()] == [2, 2]
+
+
+def test_after_a_slow_fsync_the_next_one_is_the_pools_and_after_a_quick_one_there_it_is_not(
+    partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiters = [Waiter() for _ in range(3)]
+    monkeypatch.setattr("broker.runtime.partition.QUICK_S", -1.0)  # no fsync is quick
+    for number in range(2):
+        partition.append_now([rows(b"a")], waiters[number], here=True)
+        assert waiters[number].outcome is None
+        pool.go.release()
+        assert waiters[number].wait() == number + 1
+        eventually(lambda: not partition._sync_queued, what="the pool to be done")
+    monkeypatch.setattr("broker.runtime.partition.QUICK_S", 3600.0)
+    partition.append_now([rows(b"c")], waiters[2], here=True)
+    assert waiters[2].outcome == 3
+
+
+def test_who_syncs_what_it_appends_is_told_of_a_failed_fsync_and_goes_on_after_it(
+    partition: Partition, disk: SimDisk
+) -> None:
+    failed, after = Waiter(), Waiter()
+    disk.fail("sync", errno.EIO, path=".arrows")
+    partition.append_now([rows(b"a")], failed, here=True)
+    assert isinstance(failed.outcome, StorageFailed)
+    partition.append_now([rows(b"b")], after, here=True)
+    assert isinstance(after.outcome, int)
+    assert stored(partition)[-1] == b"b"
 
 
 def test_a_repeat_of_what_is_not_durable_yet_is_answered_when_it_is(partition: Partition, pool: HeldPool) -> None:
