@@ -41,8 +41,8 @@ cdef int find_parts(const uint8_t* message, Py_ssize_t size, Part* part) except 
         part.size[i] = length
     for i in range(NODES):
         part.length[i], part.null_count[i] = nodes[2 * i], nodes[2 * i + 1]
-    if part.rows < 0 or part.length[0] != part.rows:
-        raise BadBatch(f"{part.rows} rows, of which the first column has {part.length[0]}")
+    if not 0 <= part.rows <= body // 8 or part.length[0] != part.rows:  # more than fit would overflow what follows
+        raise BadBatch(f"{part.rows} rows, of which the first column has {part.length[0]}, in a body of {body} bytes")
     return 0
 
 

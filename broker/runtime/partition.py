@@ -240,12 +240,12 @@ class Partition(Driver[list[Waiting]]):
             outcome = self._gone()
         else:
             log.error("partition.sync_failed partition=%s error=%s", self, outcome)
+        self._hub.note(self)  # before an ack: who has one, and then asks for the version, gets one that counts its record
         for generation, result, callback in waiting:
             try:
                 callback(result, outcome if generation == self._generation else self._unsure(result))
             except Exception:
                 log.exception("partition.callback_bug partition=%s", self)
-        self._hub.note(self)
         with self._lock:
             self._sync_queued = bool(self._callbacks)
             return self._sync_queued

@@ -159,6 +159,18 @@ def test_no_header_that_lies_touches_other_memory_or_what_was_gathered(implement
     assert refused > 0 if implementation is PureGathering else refused > 150
 
 
+@each
+def test_a_number_of_rows_that_overflows_as_bytes_is_refused(implementation: Any) -> None:
+    """Eight bytes each, 2**61 + 1 rows would be eight bytes. Kept apart by the compaction of all others."""
+    damaged = bytearray(encode_batch(random_rows(random.Random(3), 1), BatchHeader(first_offset=0, last_offset=49)))
+    for place in (ROWS_AT, NODES_AT):
+        struct.pack_into("<q", damaged, place, (1 << 61) + 1)
+    seal(damaged)
+    gathering = implementation(SCHEMA.names, rows_max=1 << 16, bytes_enough=1 << 20, memory=Memory())
+    with pytest.raises(BadBatch):
+        gathering.add(stored(bytes(damaged)), 3, 40)
+
+
 def test_a_block_is_used_again_only_when_the_last_view_of_it_is_dropped() -> None:
     memory = Memory()
     block = memory.take(5000)

@@ -121,9 +121,10 @@ def test_at_most_window_messages_await_their_ack(cluster: Cluster) -> None:
         waiting.append(message)
         most = max(most, len(waiting))
         if len(waiting) == 7:
-            for held in waiting:
+            all_seven = waiting.copy()
+            waiting.clear()  # before the first answer, which may already let the next message come
+            for held in all_seven:
                 await held.respond(b'{"stream": "s", "seq": 1}')
-            waiting.clear()
 
     with responder(cluster[0].url, "window.test", hold):
         report = publish(cluster[0].url, "window.test", [b"x"] * 70, window=7)
