@@ -240,7 +240,7 @@ class Partition(Driver[list[Waiting]]):
             outcome = self._gone()
         else:
             log.error("partition.sync_failed partition=%s error=%s", self, outcome)
-        self._hub.note(self)  # before an ack: who has one, and then asks for the version, gets one that counts its record
+        self._hub.note(self)  # before an ack: a version that is asked for after it counts its record
         for generation, result, callback in waiting:
             try:
                 callback(result, outcome if generation == self._generation else self._unsure(result))
