@@ -15,31 +15,29 @@ of the request, so that no long poll is ever cut here.
 
 N1  The time for a head runs from its first byte (on a new connection from the accept) until it is complete. Of bytes
     that come glued to the request before, the first are not counted: such a client is idle at worst, and cut as idle.
-N2  Who is cut hears why: the sending side is shut, and what still comes is thrown away for `LINGER_S` at most. A close
-    with unread bytes is a reset, which may overtake the answer.
+N2  Who is cut hears why (farewell.py).
 N3  A loop that was held up is no slow client: a time-out that is noticed late begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import StreamReader
 
 from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
-from broker.api.http import PROBLEM_JSON
 from broker.serving import sending
+from broker.serving.farewell import Farewell, last_words
 from broker.serving.meters import Meters
-from broker.serving.problems import RETRY_AFTER_S, from_http, internal_error, problem_response, protocol_log
+from broker.serving.problems import from_http, internal_error, problem_response, protocol_log
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +45,6 @@ TARGET_BYTES_MAX: Final = 64 << 10
 """Path and query of a request. (A watch may name 256 streams.)"""
 HEADER_BYTES_MAX: Final = 8 << 10
 """One header, name and value."""
-LINGER_S: Final = 5.0
 LINGERING_S: Final = 10.0
 """So long the rest of a body is taken, and thrown away, whose request has been answered."""
 FAREWELLS_MAX: Final = 256
@@ -102,9 +99,8 @@ class Connections:
         self.limits = limits
         self.meters = meters
         self._open_count = 0
-        self._heads: dict[
-            Connection, float
-        ] = {}  # when its time is up; all wait equally long, so the first is due first
+        # When the time of each is up. All wait equally long, so the first is due first.
+        self._heads: dict[Connection, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._farewells: set[Farewell] = set()
         self._refused = Seldom()
@@ -301,43 +297,6 @@ class Connection(web.RequestHandler):
             self._owner.dismiss(transport, words, self.connection_lost)
 
 
-class Farewell(asyncio.Protocol):
-    """The end of a connection: the last words are on their way, what still comes is thrown away (N2)."""
-
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        others: set[Farewell],
-        on_lost: Callable[[Exception | None], None] | None,
-    ) -> None:
-        self.transport = transport
-        self._others = others
-        self._on_lost = on_lost
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, words: bytes) -> None:
-        """Say them."""
-        self._others.add(self)
-        transport = self.transport
-        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
-        transport.set_protocol(self)
-        if transport.is_closing():
-            return
-        transport.resume_reading()
-        transport.write(words)
-        if transport.can_write_eof():
-            transport.write_eof()
-        else:
-            transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._others.discard(self)
-        if self._on_lost is not None:
-            self._on_lost(exc)
-
-
 def refusal_of(error: HttpProcessingError, *, headers_max: int) -> tuple[LiftlogError, int]:
     """What a parser found, as an error and its HTTP status."""
     if isinstance(error, LineTooLong):
@@ -349,17 +308,3 @@ def refusal_of(error: HttpProcessingError, *, headers_max: int) -> tuple[Liftlog
     if text.startswith("Too many headers"):
         return RequestTooLarge(f"more than {headers_max} headers", limit=headers_max), 431
     return InvalidRequest(f"not an HTTP request: {text or type(error).__name__}"), 400
-
-
-def last_words(error: LiftlogError, status: int) -> bytes:
-    """An answer for a connection that no request has come over."""
-    problem: dict[str, Any] = {**error.to_problem(), "status": int(status)}
-    body = json.dumps(problem).encode()
-    return (
-        f"HTTP/1.1 {int(status)} {HTTPStatus(status).phrase}\r\n"
-        "Server: liftlog\r\n"
-        f"Content-Type: {PROBLEM_JSON}\r\n"
-        f"Content-Length: {len(body)}\r\n"
-        f"Retry-After: {RETRY_AFTER_S}\r\n"
-        "Connection: close\r\n\r\n"
-    ).encode() + body

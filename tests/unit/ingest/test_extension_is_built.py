@@ -17,7 +17,7 @@ BUILT = importlib.util.find_spec("broker.ingest._intake") is not None
 COMPILERS = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
 
 
-@pytest.mark.skipif(os.environ.get("TESTS_RUN_IN_CI") != "true" or not COMPILERS, reason="only where CI has a compiler")
+@pytest.mark.skipif(not os.environ.get("TESTS_RUN_IN_CI") or not COMPILERS, reason="only where CI has a compiler")
 def test_ci_with_a_compiler_has_the_compiled_intake() -> None:
     assert BUILT, f"{COMPILERS[0]} is there, broker.ingest._intake is not: python setup.py build_ext --inplace"
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from broker.api.http import ARROW_STREAM, PROBLEM_JSON
-from broker.serving import connections
+from broker.serving import connections, farewell
 from broker.serving.app import CONNECTIONS
 from broker.serving.connections import HEADER_BYTES_MAX, TARGET_BYTES_MAX, ConnectionLimits, Connections
 from tests.support.processes import eventually
@@ -32,7 +32,7 @@ POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LINGER_S", 60.0)
+    monkeypatch.setattr(farewell, "LINGER_S", 60.0)
 
 
 def hurry(server: Server) -> None:
@@ -305,7 +305,7 @@ def test_a_connection_too_many_hears_so_and_the_others_go_on(tmp_path: Path, cap
 
 def test_who_never_leaves_is_cut_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes on sending after it was turned away holds its connection for `LINGER_S` at most."""
-    monkeypatch.setattr(connections, "LINGER_S", 0.2)
+    monkeypatch.setattr(farewell, "LINGER_S", 0.2)
     with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server:
         assert server.api.get("/livez").status == 200
         with connected(server) as client:

@@ -1,0 +1,92 @@
+"""Who syncs what intake flushes: this thread a few records that come alone, the pool everything else.
+
+Method: the real parser, log and pool; the pool's fsync is held back, so what is acknowledged at once was synced here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from broker.api.stream import settings_from
+from broker.ingest import load
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.flush import CROWD_RECORDS, Flusher
+from broker.runtime.partition import Partition
+from broker.runtime.watch import ChangeHub
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.log import PartitionLog
+from tests.support.simdisk import SimDisk
+from tests.unit.runtime.test_partition import HeldPool, pool
+
+__all__ = ["pool"]  # a fixture
+
+
+class Intake:
+    """A flusher with two streams, `a` on sid 1 and `b` on sid 2."""
+
+    def __init__(self, pool: HeldPool, appender: ThreadPoolExecutor) -> None:
+        parser = load()
+        self.loop = asyncio.new_event_loop()
+        self.sent: list[bytes] = []
+        self.parser = parser.Intake()
+        self.flusher = Flusher(self.parser, parser.Builder, self.sent.append, loop=self.loop, pending_bytes_max=1 << 20)
+        self.disk = SimDisk()
+        self.partitions = []
+        for sid, name in enumerate("ab", 1):
+            info = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings_from({"linger_ms": 0}))
+            identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
+            log = PartitionLog.create(self.disk, f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
+            hub = ChangeHub(self.loop, version=0)
+            partition = Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=hub)
+            self.partitions.append(partition)
+            slot = self.flusher.add(info, partition)
+            self.parser.route(sid, [slot.builder], partition_by="subject_suffix")
+
+    def receive(self, *sids: int, reply: bytes = b" _INBOX.1") -> None:
+        """One message for each sid, in one read of the socket."""
+        self.parser.feed(b"".join(b"MSG s %d%s 1\r\nx\r\n" % (sid, reply) for sid in sids), 1)
+        self.flusher.after_feed()
+
+    def acked(self) -> int:
+        return b"".join(self.sent).count(b"PUB _INBOX.1 ")
+
+
+@pytest.fixture
+def intake(pool: HeldPool) -> Iterator[Intake]:
+    with ThreadPoolExecutor(1) as appender:
+        made = Intake(pool, appender)
+        yield made
+        pool.go.release(1000)
+        pool.close()
+        made.loop.close()
+
+
+def test_a_few_that_come_alone_are_durable_and_acknowledged_without_the_pool(intake: Intake) -> None:
+    for count in (1, CROWD_RECORDS - 1, 1):
+        before = intake.acked()
+        intake.receive(*[1] * count)
+        assert intake.acked() == before + count
+    assert intake.partitions[0].log.durable_end == CROWD_RECORDS + 1
+    assert intake.flusher.counts["acks_sent"] == CROWD_RECORDS + 1
+
+
+@pytest.mark.parametrize("sids", [[1] * CROWD_RECORDS, [1, 2]], ids=["a crowd", "two partitions"])
+def test_what_comes_in_company_is_the_pools(intake: Intake, sids: list[int]) -> None:
+    intake.receive(*sids)
+    assert intake.acked() == 0
+    assert [partition.log.durable_end for partition in intake.partitions] == [0, 0]
+
+
+def test_while_the_pool_syncs_one_partition_another_is_the_pools_as_well(intake: Intake) -> None:
+    intake.receive(*[1] * CROWD_RECORDS)
+    intake.receive(2)
+    assert intake.acked() == 0
+
+
+def test_records_that_nobody_awaits_do_not_hold_up_the_socket(intake: Intake) -> None:
+    intake.receive(1, reply=b"")
+    assert intake.partitions[0].log.durable_end == 0
