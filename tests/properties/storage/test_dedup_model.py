@@ -9,24 +9,17 @@ is the list of the records that are in the log, and what a table would know that
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 
 import pyarrow as pa
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import rule
 
-from broker.api.batch import decode_batch
-from broker.api.errors import DiskFull, StorageFailed
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage.checkpoint import LogSettings
-from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
-from tests.support.effort import examples
-from tests.support.logs import FOLDER, IDENTITY, commit, create_log
+from tests.support.lives import LifeOfALog, life
 from tests.support.published import batch_from_nats, publish, with_id
-from tests.support.simdisk import MODES, Mode, SimDisk
+from tests.support.simdisk import MODES, Mode
 
 WINDOW_MS = 50
 IDS_MAX = 12
@@ -47,21 +40,15 @@ def batch_over_http(ids: list[str], now_us: int) -> RowBatch:
     return RowBatch(pa.RecordBatch.from_arrays(columns, names=SCHEMA.names[1:]))
 
 
-class IdsMachine(RuleBasedStateMachine):
+class IdsMachine(LifeOfALog):
     """See the module."""
 
+    LARGE = ("broker.storage.remembering.IDS_KEPT_AT_ONCE", 0)
+
     def __init__(self) -> None:
-        super().__init__()
-        self.disk = SimDisk()
-        self.settings = LogSettings(segment_bytes=6_000, dedup_window_ms=WINDOW_MS, dedup_ids_max=IDS_MAX)
+        super().__init__(LogSettings(segment_bytes=6_000, dedup_window_ms=WINDOW_MS, dedup_ids_max=IDS_MAX))
         self.records: list[tuple[str, int]] = []  # id, time: all of the log
         self.known: dict[str, tuple[int, int]] = {}  # id -> offset, time
-        self.now_us = 1_000_000
-        self.boot = 0
-
-    @initialize()
-    def create(self) -> None:
-        self.log = create_log(self.disk, settings=self.settings, boot_id="boot-0")
 
     @property
     def since_us(self) -> int:
@@ -119,87 +106,27 @@ class IdsMachine(RuleBasedStateMachine):
         else:
             assert answer["error"]["description"].startswith(f"wrong last msg ID: {last} ")
 
-    @rule()
-    def commit(self) -> None:
-        assert commit(self.log) == len(self.records)
-
-    @rule(large=st.booleans())
-    def roll(self, large: bool) -> None:
-        """`large`: as if there were so many ids that the roll leaves its file to the next checkpoint."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("broker.storage.remembering.IDS_KEPT_AT_ONCE", 0 if large else 1 << 14)
-            self.log.update_settings(replace(self.settings, segment_age_ms=0))
-            self.log.roll_if_due(self.now_us)
-            self.log.update_settings(self.settings)
-
-    @rule()
-    def checkpoint(self) -> None:
-        self.log.checkpoint()
-
     @rule(ms=st.sampled_from([1, 20, WINDOW_MS - 1, WINDOW_MS]))
     def time_passes(self, ms: int) -> None:
         self.now_us += ms * 1_000
 
-    @rule(data=st.data())
-    def trim(self, data: st.DataObject) -> None:
-        self.log.trim(data.draw(st.integers(0, len(self.records))))
-
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
-        high_watermark = self.log.high_watermark
-        if clean:
-            self.log.close()
-        else:
-            self.disk = self.disk.after_kill()
-        self.reopen(high_watermark)
-        assert self.log.log_end_offset == len(self.records)
-
     @rule(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 16))
     def lose_power(self, mode: Mode, seed: int) -> None:
-        durable, high_watermark = self.log.durable_end, self.log.high_watermark
-        self.boot += 1
-        self.disk = self.disk.after_crash(mode, seed=seed)
-        self.reopen(high_watermark)
-        end = self.log.log_end_offset
-        assert durable <= end <= len(self.records)
+        end = self.after_power_loss(mode, seed)
         kept, self.records, self.known = self.records[:end], [], {}
         for text, time_us in kept:
             self.take(text, time_us)
-
-    def reopen(self, high_watermark: int) -> None:
-        self.log = PartitionLog.open(
-            self.disk, FOLDER, self.settings, boot_id=f"boot-{self.boot}", now_us=self.now_us, expected=IDENTITY
-        )
-        self.log.advance_high_watermark(high_watermark)
 
     @rule(kind=st.sampled_from([errno.ENOSPC, errno.EIO]), ids=st.lists(ID, min_size=1, max_size=3))
     def fail_to_write(self, kind: int, ids: list[str]) -> None:
         """M2. Nothing is appended, so a repeat is not one."""
         batch = batch_from_nats([(b"x", with_id(text)) for text in ids] + [(b"x", ())], self.now_us)
-        self.disk.fail("write", kind, path=".arrows", short=300)
-        with pytest.raises((DiskFull, StorageFailed)):
-            self.log.append([batch], leader_epoch=0, now_us=self.now_us)
-        self.disk.heal()
-        self.log.recover(self.now_us)
-        assert self.log.log_end_offset == len(self.records)
+        self.append_in_vain([batch], kind)
 
     @rule(text=ID)
     def fail_to_sync(self, text: str) -> None:
         self.publish([text])
-        self.disk.fail("sync", errno.EIO, path=".arrows")
-        if self.log.durable_end < len(self.records):
-            with pytest.raises(StorageFailed):
-                self.log.sync()
-        self.disk.heal()
-        self.log.recover(self.now_us)
-        assert self.log.log_end_offset == len(self.records)
-
-    @rule()
-    def keep_no_state(self) -> None:
-        """A full disk at the roll: the older file stands."""
-        self.disk.fail("write", errno.ENOSPC, path="state-", times=1)
-        self.roll(large=False)
-        self.disk.heal()
+        self.sync_in_vain()
 
     def teardown(self) -> None:
         if not hasattr(self, "log"):
@@ -207,21 +134,8 @@ class IdsMachine(RuleBasedStateMachine):
         table = self.log._known_ids()
         for text, (offset, time_us) in self.known.items():
             assert table.find(text.encode(), self.since_us) == (offset if time_us > self.since_us else -1)
-        commit(self.log)
-        found: list[tuple[int, bytes]] = []
-        for message in self.log.batches(self.log.log_start_offset):
-            rows = decode_batch(message)
-            found += zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True)
-        expected = [(offset, text.encode()) for offset, (text, _) in enumerate(self.records)]
-        assert [row for row in found if row[0] >= self.log.log_start_offset] == expected[self.log.log_start_offset :]
-        self.log.close()
-        assert self.disk.open_files == 0
+        self.check_stored("value", [text.encode() for text, _ in self.records])
 
 
 TestIds = IdsMachine.TestCase
-TestIds.settings = settings(
-    max_examples=examples(60),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestIds.settings = life(60)

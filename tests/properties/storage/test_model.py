@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.api.errors import DiskFull, OffsetOutOfRange, StorageFailed
 from broker.storage.checkpoint import LogSettings
-from tests.support.effort import examples
+from tests.support.lives import life
 from tests.support.logs import Record, check_log, create_log, open_log, read_records, row_batch, verified_records
 from tests.support.simdisk import MODES, Mode, SimDisk
 
@@ -239,9 +238,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(
-    max_examples=examples(25),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestLog.settings = life(25)

@@ -12,7 +12,6 @@ import errno
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -21,7 +20,7 @@ from broker.api.errors import DiskFull, OutOfSequence, ProducerFenced, StorageFa
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
 from broker.storage.producers import WINDOW_GROUPS, Stamp
-from tests.support.effort import examples
+from tests.support.lives import life
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, row_batch, stamped
 from tests.support.simdisk import MODES, Mode, SimDisk
 
@@ -243,9 +242,4 @@ class ProducersMachine(RuleBasedStateMachine):
 
 
 TestProducers = ProducersMachine.TestCase
-TestProducers.settings = settings(
-    max_examples=examples(40),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestProducers.settings = life(40)

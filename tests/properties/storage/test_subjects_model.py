@@ -14,21 +14,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import rule
 
-from broker.api.batch import decode_batch
-from broker.api.errors import DiskFull, StorageFailed
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage import tracking
 from broker.storage.checkpoint import LogSettings
-from broker.storage.log import PartitionLog, StoredGroup
+from broker.storage.log import StoredGroup
 from broker.storage.rows import RowBatch
-from tests.support.effort import examples
-from tests.support.logs import FOLDER, IDENTITY, commit, create_log
+from tests.support.lives import LifeOfALog, life
 from tests.support.published import batch_from_nats, expecting, publish, with_id
-from tests.support.simdisk import MODES, Mode, SimDisk
+from tests.support.simdisk import MODES, Mode
 
 SUBJECTS_MAX = 8
 SUBJECT = st.sampled_from([f"s.{i}" for i in range(5)] * 3 + [f"rare.{i}" for i in range(9)])
@@ -48,21 +44,15 @@ def batch_over_http(subjects: list[str], now_us: int) -> RowBatch:
     return RowBatch(pa.RecordBatch.from_arrays(columns, names=SCHEMA.names[1:]))
 
 
-class SubjectsMachine(RuleBasedStateMachine):
+class SubjectsMachine(LifeOfALog):
     """See the module."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.disk = SimDisk()
-        self.settings = LogSettings(segment_bytes=6_000, dedup_window_ms=50, subjects_max=SUBJECTS_MAX)
-        self.records: list[str] = []  # the subjects of all of the log
-        self.now_us = 1_000_000
-        self.boot = 0
-        self.ids = 0
+    LARGE = ("broker.storage.tracking.SUBJECTS_KEPT_AT_ONCE", -1)
 
-    @initialize()
-    def create(self) -> None:
-        self.log = create_log(self.disk, settings=self.settings, boot_id="boot-0")
+    def __init__(self) -> None:
+        super().__init__(LogSettings(segment_bytes=6_000, dedup_window_ms=50, subjects_max=SUBJECTS_MAX))
+        self.records: list[str] = []  # the subjects of all of the log
+        self.ids = 0
 
     def last(self, subject: str) -> int:
         for offset in range(len(self.records) - 1, self.log.log_start_offset - 1, -1):
@@ -124,87 +114,27 @@ class SubjectsMachine(RuleBasedStateMachine):
             assert self.log.build_subjects() == self.log.lacks_subjects
 
     @rule()
-    def commit(self) -> None:
-        assert commit(self.log) == len(self.records)
-
-    @rule(large=st.booleans())
-    def roll(self, large: bool) -> None:
-        """`large`: as if there were so many subjects that the roll leaves its file to the next checkpoint."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tracking, "SUBJECTS_KEPT_AT_ONCE", -1 if large else 1 << 14)
-            self.log.update_settings(replace(self.settings, segment_age_ms=0))
-            self.log.roll_if_due(self.now_us)
-            self.log.update_settings(self.settings)
-
-    @rule()
-    def checkpoint(self) -> None:
-        self.log.checkpoint()
-
-    @rule(data=st.data())
-    def trim(self, data: st.DataObject) -> None:
-        self.log.trim(data.draw(st.integers(0, len(self.records))))
-
-    @rule()
     def switch_off_and_on(self) -> None:
         self.log.update_settings(replace(self.settings, subjects_max=0))
         [answer] = publish(self.log, [(b"", expecting(0))], self.now_us)
         assert answer["error"]["err_code"] == 10003
         self.log.update_settings(self.settings)
 
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
-        high_watermark = self.log.high_watermark
-        if clean:
-            self.log.close()
-        else:
-            self.disk = self.disk.after_kill()
-        self.reopen(high_watermark)
-        assert self.log.log_end_offset == len(self.records)
-
     @rule(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 16))
     def lose_power(self, mode: Mode, seed: int) -> None:
-        durable, high_watermark = self.log.durable_end, self.log.high_watermark
-        self.boot += 1
-        self.disk = self.disk.after_crash(mode, seed=seed)
-        self.reopen(high_watermark)
-        assert durable <= self.log.log_end_offset <= len(self.records)
-        del self.records[self.log.log_end_offset :]
-
-    def reopen(self, high_watermark: int) -> None:
-        self.log = PartitionLog.open(
-            self.disk, FOLDER, self.settings, boot_id=f"boot-{self.boot}", now_us=self.now_us, expected=IDENTITY
-        )
-        self.log.advance_high_watermark(high_watermark)
+        del self.records[self.after_power_loss(mode, seed) :]
 
     @rule(kind=st.sampled_from([errno.ENOSPC, errno.EIO]), subjects=st.lists(SUBJECT, min_size=1, max_size=3))
     def fail_to_write(self, kind: int, subjects: list[str]) -> None:
         """Nothing is appended, so nothing is the last."""
         records = [(b"x", expecting(self.last(subject))) for subject in subjects] + [(b"x", ())]
         batch = batch_from_nats(records, self.now_us, subjects=[*subjects, "s.0"])
-        self.disk.fail("write", kind, path=".arrows", short=300)
-        with pytest.raises((DiskFull, StorageFailed)):
-            self.log.append([batch], leader_epoch=0, now_us=self.now_us)
-        self.disk.heal()
-        self.log.recover(self.now_us)
-        assert self.log.log_end_offset == len(self.records)
+        self.append_in_vain([batch], kind)
 
     @rule(subject=SUBJECT)
     def fail_to_sync(self, subject: str) -> None:
         self.publish([(subject, "right")], at_once=True, with_ids=False)
-        self.disk.fail("sync", errno.EIO, path=".arrows")
-        if self.log.durable_end < len(self.records):
-            with pytest.raises(StorageFailed):
-                self.log.sync()
-        self.disk.heal()
-        self.log.recover(self.now_us)
-        assert self.log.log_end_offset == len(self.records)
-
-    @rule()
-    def keep_no_state(self) -> None:
-        """A full disk at the roll: the older file stands."""
-        self.disk.fail("write", errno.ENOSPC, path="state-", times=1)
-        self.roll(large=False)
-        self.disk.heal()
+        self.sync_in_vain()
 
     def teardown(self) -> None:
         if not hasattr(self, "log"):
@@ -217,21 +147,8 @@ class SubjectsMachine(RuleBasedStateMachine):
             self.publish(kinds, at_once=True, with_ids=False)
             self.log.build_subjects()
         assert self.log._subjects is not None
-        commit(self.log)
-        found: list[tuple[int, str]] = []
-        for message in self.log.batches(self.log.log_start_offset):
-            rows = decode_batch(message)
-            found += zip(rows.column("offset").to_pylist(), rows.column("subject").to_pylist(), strict=True)
-        expected = list(enumerate(self.records))
-        assert [row for row in found if row[0] >= self.log.log_start_offset] == expected[self.log.log_start_offset :]
-        self.log.close()
-        assert self.disk.open_files == 0
+        self.check_stored("subject", self.records)
 
 
 TestSubjects = SubjectsMachine.TestCase
-TestSubjects.settings = settings(
-    max_examples=examples(60),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestSubjects.settings = life(60)
