@@ -180,22 +180,28 @@ def test_what_was_appended_after_it_began_is_synced_once_more(pool: SyncPool, di
     assert ones[0].outcomes == [1, 2]
 
 
+def begin_together(pool: SyncPool, held: Held, ones: list[One]) -> Blocker:
+    """One of two threads syncs these together, and is held in it; the other is free once the blocker lets it go."""
+    blockers = [Blocker(), Blocker()]
+    for blocker in blockers:
+        pool.submit(blocker)
+        assert blocker.runs.wait(WAIT_S)
+    for one in ones:
+        pool.submit(one)
+    blockers[0].go.set()
+    assert held.begun.acquire(timeout=WAIT_S)
+    return blockers[1]
+
+
 def test_who_comes_while_it_is_under_way_is_served_by_the_next_one(disk: SimDisk, held: Held) -> None:
     """Z1: also a single one, which would only compete for the same journal."""
     pool = SyncPool(2, held, 3)
     pool._together_lock = lock = Asked()  # type: ignore[assignment]
     ones = dirty(disk, 4)
-    blockers = [Blocker(), Blocker()]
-    for blocker in blockers:
-        pool.submit(blocker)
-        assert blocker.runs.wait(WAIT_S)
-    for one in ones[:3]:
-        pool.submit(one)
-    blockers[0].go.set()
-    assert held.begun.acquire(timeout=WAIT_S)
+    other_thread = begin_together(pool, held, ones[:3])
     assert lock.asked.acquire(timeout=WAIT_S)
     pool.submit(ones[3])
-    blockers[1].go.set()
+    other_thread.go.set()
     assert lock.asked.acquire(timeout=WAIT_S)
     held.go.release(10)
     assert [one.wait() for one in ones] == [1] * 4
@@ -231,18 +237,11 @@ def test_who_comes_while_a_failing_sync_is_under_way_is_not_believed_to_be_writt
     pool._together_lock = lock = Asked()  # type: ignore[assignment]
     ones = dirty(disk, 6)
     disk.fail("syncfs", errno.EIO)
-    blockers = [Blocker(), Blocker()]
-    for blocker in blockers:
-        pool.submit(blocker)
-        assert blocker.runs.wait(WAIT_S)
-    for one in ones[:3]:
-        pool.submit(one)
-    blockers[0].go.set()
-    assert held.begun.acquire(timeout=WAIT_S)
+    other_thread = begin_together(pool, held, ones[:3])
     for one in ones[3:]:
         pool.submit(one)
     assert lock.asked.acquire(timeout=WAIT_S)
-    blockers[1].go.set()
+    other_thread.go.set()
     assert lock.asked.acquire(timeout=WAIT_S)
     held.go.release(10)
     outcomes = [one.wait() for one in ones]
