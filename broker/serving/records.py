@@ -64,7 +64,7 @@ INCARNATION: Final = text("incarnation", "Refuse with `stale_incarnation` unless
 async def get_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Serve `[offset, end)`, as far as committed."""
     as_lines = wants_lines(request, query)
-    handle = find(serving, request, query)
+    handle = find(serving, request, query, leader_epoch=query["epoch"])
     asked = query["offset"]
     in_index = isinstance(asked, AtTime)
     offset = await serving.in_worker(start_offset, handle, asked) if in_index else start_offset(handle, asked)
@@ -73,7 +73,7 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         raise InvalidRequest(f"end={end}: must not be below offset={offset}", parameter="end", value=end, limit=offset)
     if offset == handle.log.high_watermark and (end is None or end > offset):
         await wait_for(serving, handle, offset, wait_seconds(query))
-        handle = find(serving, request, query, incarnation=handle.incarnation)
+        handle = find(serving, request, query, incarnation=handle.incarnation, leader_epoch=query["epoch"])
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
     plan = await plan_read(serving, request, query, handle, offset)
@@ -132,9 +132,19 @@ def wants_lines(request: web.Request, query: Query) -> bool:
     return lines
 
 
-def find(serving: Serving, request: web.Request, query: Query, *, incarnation: str | None = None) -> PartitionHandle:
+def find(
+    serving: Serving,
+    request: web.Request,
+    query: Query,
+    *,
+    incarnation: str | None = None,
+    leader_epoch: int | None = None,
+) -> PartitionHandle:
     """The partition of the path, if it is the one that the client means.
 
+    Args:
+        leader_epoch: The newest one that the client has seen, if it says so. Not read from `query`, since the
+            `epoch` of other calls is something else: a stage's is that of its sink.
     Raises:
         UnknownStream, UnknownPartition: not there.
         StaleIncarnation: the stream was deleted and re-created, before the request or while it waited.
@@ -150,12 +160,12 @@ def find(serving: Serving, request: web.Request, query: Query, *, incarnation: s
             incarnation=handle.incarnation,
             asked=asked,
         )
-    epoch = query.get("epoch")
-    if epoch is not None and epoch > handle.leader_epoch:
+    if leader_epoch is not None and leader_epoch > handle.leader_epoch:
         raise NotReady(
-            f"{handle.stream}/{handle.partition}: the leader epoch here is {handle.leader_epoch}, older than {epoch}",
+            f"{handle.stream}/{handle.partition}: the leader epoch here is {handle.leader_epoch},"
+            f" older than {leader_epoch}",
             leader_epoch=handle.leader_epoch,
-            asked=epoch,
+            asked=leader_epoch,
         )
     return handle
 

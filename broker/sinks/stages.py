@@ -160,9 +160,13 @@ class StageTable:
                 )
             return True
         last = note.part if note.is_last else stage.last_part
-        if last is not None and max([note.part, *stage.parts]) > last:
+        is_second_end = note.is_last and stage.last_part is not None
+        if is_second_end or (last is not None and max([note.part, *stage.parts]) > last):
             raise InvalidRequest(
-                f"stage {note.stage} ends with part {last}, and there is a later one", stage=note.stage, part=note.part
+                f"stage {note.stage} ends with part {last}, and there is "
+                + (f"another last one, {stage.last_part}" if is_second_end else "a later one"),
+                stage=note.stage,
+                part=note.part,
             )
         return False
 

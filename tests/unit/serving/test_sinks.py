@@ -126,6 +126,15 @@ def test_an_older_driver_is_fenced(client: Client, sink: Sink) -> None:
     assert newer.commit(0, [stage]).outcome == "committed"
 
 
+def test_a_sink_is_taken_over_more_often_than_its_broker_has_started(client: Client, sink: Sink) -> None:
+    """The epoch of a sink is not that of the partition's leader, which counts starts."""
+    leader_epoch = client.describe("orders").partitions[0].leader_epoch
+    while sink.epoch is None or sink.epoch <= leader_epoch + 3:
+        sink.open()
+    assert sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)]).outcome == "committed"
+    assert stored(client) == [b"a"]
+
+
 def test_a_lower_batch_id_and_another_checkpoint_are_refused_until_the_sink_is_reset(
     client: Client, sink: Sink
 ) -> None:

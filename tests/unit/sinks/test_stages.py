@@ -59,6 +59,10 @@ def test_no_part_comes_behind_the_last_one() -> None:
     with pytest.raises(InvalidRequest):
         table_of(part(0), part(1, is_last=True)).has_part(part(2))
     with pytest.raises(InvalidRequest):
+        table_of(part(0), part(1, is_last=True)).has_part(part(2, is_last=True))
+    with pytest.raises(InvalidRequest):
+        table_of(part(3, is_last=True)).has_part(part(2, is_last=True))
+    with pytest.raises(InvalidRequest):
         table_of(part(5)).has_part(part(3, is_last=True))
     assert not table_of(part(2, is_last=True)).has_part(part(0))
 
