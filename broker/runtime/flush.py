@@ -5,7 +5,8 @@
 A flush takes all that a builder holds. While the previous batch of a partition is being synced nothing is
 flushed unless a builder is full: so batches grow by themselves when the disk is the limit, and a single
 message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms`; a crowd that gathers
-during a sync waits for at most `CYCLE_S`. A few that come alone are synced by this thread: it has nothing better to do.
+during a sync waits for at most `CYCLE_S`. What comes alone and is awaited is synced by this thread: who waits for acks
+sends no more than a window meanwhile, and who does not is not kept waiting at the socket.
 
 N1  A record is acked only after the fsync (or, with fsync=interval, the append) that covers it.
 N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
@@ -199,7 +200,7 @@ class Flusher:
                 log.error("intake.ack_after_close partition=%s", slot.partition)
 
         thread = threading.get_ident()
-        here = alone and not self._pending_bytes and 0 < pending.awaited_count <= pending.record_count < CROWD_RECORDS
+        here = alone and not self._pending_bytes and _is_awaited(pending)
         try:
             result = slot.partition.append_now([pending], durable, here=here)
         except LiftlogError as error:
@@ -267,6 +268,12 @@ class Flusher:
             self.counts["pauses"] += 1
             log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
             await self._resume.wait()
+
+
+def _is_awaited(pending: PendingBatch) -> bool:
+    """Whether all of many records, or any of a few, are awaited."""
+    awaited = pending.awaited_count
+    return awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
 
 
 def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:

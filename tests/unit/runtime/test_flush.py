@@ -1,4 +1,4 @@
-"""Who syncs what intake flushes: this thread a few records that come alone, the pool everything else.
+"""Who syncs what intake flushes: this thread what is awaited and comes alone, the pool everything else.
 
 Method: the real parser, log and pool; the pool's fsync is held back, so what is acknowledged at once was synced here.
 """
@@ -46,9 +46,10 @@ class Intake:
             slot = self.flusher.add(info, partition)
             self.parser.route(sid, [slot.builder], partition_by="subject_suffix")
 
-    def receive(self, *sids: int, reply: bytes = b" _INBOX.1") -> None:
-        """One message for each sid, in one read of the socket."""
-        self.parser.feed(b"".join(b"MSG s %d%s 1\r\nx\r\n" % (sid, reply) for sid in sids), 1)
+    def receive(self, *sids: int, unawaited: int = 0) -> None:
+        """One message for each sid, in one read of the socket, behind some for sid 1 that nobody awaits."""
+        messages = [b"MSG s 1 1\r\nx\r\n"] * unawaited + [b"MSG s %d _INBOX.1 1\r\nx\r\n" % sid for sid in sids]
+        self.parser.feed(b"".join(messages), 1)
         self.flusher.after_feed()
 
     def acked(self) -> int:
@@ -65,28 +66,43 @@ def intake(pool: HeldPool) -> Iterator[Intake]:
         made.loop.close()
 
 
-def test_a_few_that_come_alone_are_durable_and_acknowledged_without_the_pool(intake: Intake) -> None:
-    for count in (1, CROWD_RECORDS - 1, 1):
+@pytest.mark.parametrize("unawaited", [0, 1], ids=["awaited", "one of them not"])
+def test_a_few_that_come_alone_are_durable_and_acknowledged_without_the_pool(intake: Intake, unawaited: int) -> None:
+    for count in (1, CROWD_RECORDS - 2, 1):
+        before = intake.acked()
+        intake.receive(*[1] * count, unawaited=unawaited)
+        assert intake.acked() == before + count
+    assert intake.partitions[0].log.durable_end == CROWD_RECORDS + 3 * unawaited
+    assert intake.flusher.counts["acks_sent"] == CROWD_RECORDS
+
+
+def test_a_crowd_that_comes_alone_is_as_well_if_all_are_awaited(intake: Intake) -> None:
+    for count in (CROWD_RECORDS, 1_000):
         before = intake.acked()
         intake.receive(*[1] * count)
         assert intake.acked() == before + count
-    assert intake.partitions[0].log.durable_end == CROWD_RECORDS + 1
-    assert intake.flusher.counts["acks_sent"] == CROWD_RECORDS + 1
+    assert intake.partitions[0].log.durable_end == CROWD_RECORDS + 1_000
 
 
-@pytest.mark.parametrize("sids", [[1] * CROWD_RECORDS, [1, 2]], ids=["a crowd", "two partitions"])
-def test_what_comes_in_company_is_the_pools(intake: Intake, sids: list[int]) -> None:
-    intake.receive(*sids)
+def test_two_partitions_at_once_are_the_pools(intake: Intake) -> None:
+    intake.receive(1, 2)
     assert intake.acked() == 0
     assert [partition.log.durable_end for partition in intake.partitions] == [0, 0]
 
 
 def test_while_the_pool_syncs_one_partition_another_is_the_pools_as_well(intake: Intake) -> None:
-    intake.receive(*[1] * CROWD_RECORDS)
+    intake.receive(unawaited=CROWD_RECORDS)
     intake.receive(2)
     assert intake.acked() == 0
 
 
-def test_records_that_nobody_awaits_do_not_hold_up_the_socket(intake: Intake) -> None:
-    intake.receive(1, reply=b"")
+@pytest.mark.parametrize("awaited", [0, 1])
+def test_a_crowd_that_is_not_all_awaited_does_not_hold_up_the_socket(intake: Intake, awaited: int) -> None:
+    intake.receive(*[1] * awaited, unawaited=CROWD_RECORDS)
+    assert intake.acked() == 0
+    assert intake.partitions[0].log.durable_end == 0
+
+
+def test_a_record_that_nobody_awaits_does_not_hold_up_the_socket(intake: Intake) -> None:
+    intake.receive(unawaited=1)
     assert intake.partitions[0].log.durable_end == 0
