@@ -89,6 +89,8 @@ def wrong_index(
     tail = checkpoint.tail if checkpoint else None
     if not is_sealed and tail is not None and tail.base_offset == segment.base_offset:
         entries = counted_entries(data, tail.entry_count, tail.entry_crc)
+        if entries is None:  # sealed since, and perhaps written anew: its end marker may lie behind what was read
+            entries = sealed_entries(data)
         if entries is not None:
             both = min(len(entries), len(batches))
             return _differing(entries[:both], batches[:both])

@@ -18,6 +18,7 @@ from broker.api.batch import VALUE_AT, BatchHeader, encode_batch, seal
 from broker.api.errors import FolderNotAllowed, InvalidRequest
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.checkpoint import Checkpoint, LogSettings, seal_json
+from broker.storage.coalescing import CoalescingSettings, coalesce
 from broker.storage.disk import OsDisk
 from broker.storage.findings import CONSEQUENCES, Inspection
 from broker.storage.folder import DataFolder
@@ -360,6 +361,24 @@ def test_in_use_the_active_segment_is_read_up_to_the_recovery_point_and_no_furth
     (lost,) = found.of_kind("lost_range")
     assert lost.next_offset is not None
     assert lost.next_offset <= point
+
+
+def test_in_use_a_last_segment_that_was_sealed_and_written_anew_since_the_checkpoint_is_well() -> None:
+    """The checkpoint counts entries of the index that it had as the active one."""
+    disk = SimDisk()
+    log = create_log(disk, settings=LogSettings(segment_bytes=1 << 20))
+    for number in range(20):
+        log.append([row_batch([b"x"], [number])], leader_epoch=1, now_us=0)
+    commit(log)
+    log.checkpoint()
+    assert log.roll_if_due(1 << 50)
+    assert coalesce(log, CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20), {}, now_us=1 << 50) is not None
+    found = inspect_partition(disk, FOLDER, in_use=True)
+    assert found.findings == []
+    assert (found.batches, found.log_end_offset) == (1, 20)
+    index = log._view().segments[-1].index_path
+    disk.names[index].content[20] ^= 1
+    assert _kinds(inspect_partition(disk, FOLDER, in_use=True)) == ["wrong_index"]
 
 
 def test_in_use_a_log_may_grow_roll_and_shrink_while_it_is_inspected() -> None:
