@@ -24,6 +24,8 @@ from broker.runtime.pacing import unpace_loopback
 log = logging.getLogger(__name__)
 
 READ_BYTES = 512 << 10
+LOOK_S = 0.1
+"""How often it is looked whether what holds up the intake has ended."""
 
 
 class WideTransport(nats.aio.transport.TcpTransport):
@@ -53,7 +55,12 @@ class WideTransport(nats.aio.transport.TcpTransport):
 
 
 class ParserSeam:
-    """Stands where nats-py's parser stood."""
+    """Stands where nats-py's parser stood.
+
+    Attributes:
+        is_busy: A chunk is being taken in, which may have to wait for the disk.
+        read_s: When the last one had been, by the monotonic clock.
+    """
 
     def __init__(
         self,
@@ -66,6 +73,8 @@ class ParserSeam:
         self._intake = intake
         self._after_feed = after_feed
         self._may_read = may_read
+        self.is_busy = False
+        self.read_s = time.monotonic()
 
     def reset(self) -> None:
         """A new connection begins: what was half read is gone."""
@@ -77,15 +86,25 @@ class ParserSeam:
         Raises:
             ProtocolError: nats-py then reconnects.
         """
+        self.is_busy = True
+        try:
+            await self._take(data)
+        except (ProtocolError, OSError):
+            raise
+        except Exception as error:
+            # nats-py ends its read loop for good at any error but its own: a reconnect is what heals.
+            log.exception("intake.feed_bug")
+            raise ProtocolError(f"taking in {len(data)} bytes failed: {error!r}") from error
+        finally:
+            self.is_busy = False
+            self.read_s = time.monotonic()
+
+    async def _take(self, data: bytes) -> None:
         try:
             operations = self._intake.feed(data, time.time_ns() // 1000)
         except IntakeProtocolError as error:
             self._after_feed(len(data))
             raise ProtocolError(str(error)) from error
-        except (MemoryError, RuntimeError) as error:
-            # nats-py ends its read loop for good at any error but its own: a reconnect is what heals.
-            log.exception("intake.feed_bug")
-            raise ProtocolError(f"the parser failed: {error!r}") from error
         self._after_feed(len(data))
         for operation in operations:
             await self._control(operation)
@@ -127,7 +146,25 @@ async def barrier(client: nats.aio.client.Client, timeout_s: float) -> None:
     """Return when the server has answered a PING: all that it sent before has been parsed.
 
     nats-py writes a PING past the commands that it still holds; an UNSUB among them would come after the barrier.
+    Its own `flush` is no help: after a time-out it would take the late answer for an error and stop reading for good.
+
+    Args:
+        timeout_s: How long nothing may come. The answer stands behind all that is still on its way, so a large
+            backlog, or a disk that holds us up, is waited for.
+    Raises:
+        TimeoutError: nothing came for so long.
+        ConnectionResetError: the connection was lost, and with it the answer.
     """
     await client._flush_pending(force_flush=True)
-    await client.flush(timeout=max(1, round(timeout_s)))
+    pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    await client._send_ping(pong)
+    seam, begun_s = client._ps, time.monotonic()
+    while not pong.done():
+        if pong not in client._pongs:
+            raise ConnectionResetError("the connection was lost before the server had answered a PING")
+        busy, read_s = (seam.is_busy, seam.read_s) if isinstance(seam, ParserSeam) else (False, begun_s)
+        left_s = max(begun_s, read_s) + timeout_s - time.monotonic()
+        if left_s <= 0 and not busy:
+            raise TimeoutError(f"nothing came from the server for {timeout_s:g} s")
+        await asyncio.wait((pong,), timeout=max(left_s, LOOK_S))
     await asyncio.sleep(0)

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,25 @@ def eventually(condition: Callable[[], T], *, timeout_s: float = 60.0, what: str
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what or condition}")
         time.sleep(0.01)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process of which no thread runs meanwhile; it may be killed."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: all(_is_stopped(task) for task in Path(f"/proc/{pid}/task").iterdir()), what="it stops")
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _is_stopped(task: Path) -> bool:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:  # it ended just now
+        return True
 
 
 def free_port(count: int = 1) -> int:

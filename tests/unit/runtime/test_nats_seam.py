@@ -11,10 +11,11 @@ from typing import Any
 import nats
 import nats.aio.client
 import nats.aio.transport
+import pytest
 
 from broker.ingest import Builder, Intake
 from broker.runtime.nats_seam import WideTransport, barrier, make_client
-from tests.support.processes import NatsServer
+from tests.support.processes import NatsServer, frozen
 
 
 async def _nothing() -> None:
@@ -103,6 +104,116 @@ async def test_a_barrier_comes_after_the_commands_before_it() -> None:
         server.close()
     assert told[:2] == [b"CONNECT", b"PING"]
     assert told[2:62] == [b"SUB", b"UNSUB", b"PING"] * 20
+
+
+async def test_the_late_answer_to_a_barrier_that_gave_up_does_not_end_the_reading(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path).start()
+    intake = Intake()
+    client = make_client(intake, lambda n: None, _nothing, wide=True)
+    try:
+        await client.connect(server.url)
+        await client.subscribe("s")
+        await barrier(client, 60)
+        with frozen(server.process.popen.pid), pytest.raises(TimeoutError):
+            await barrier(client, 0.2)
+        publisher = await nats.connect(server.url)
+        await publisher.publish("s", b"x")
+        await barrier(publisher, 60)
+        await barrier(publisher, 60)
+        await publisher.close()
+        await barrier(client, 60)
+        assert client.is_connected
+        assert intake.counters["unrouted"] == 1
+    finally:
+        await client.close()
+        server.stop()
+
+
+async def test_a_barrier_waits_while_the_disk_holds_up_the_reading(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path).start()
+    intake = Intake()
+    held, go = asyncio.Event(), asyncio.Event()
+    go.set()
+
+    async def may_read() -> None:
+        held.set()
+        await go.wait()
+
+    client = make_client(intake, lambda n: None, may_read, wide=True)
+    try:
+        await client.connect(server.url)
+        await client.subscribe("s")
+        await barrier(client, 60)
+        go.clear()
+        held.clear()
+        publisher = await nats.connect(server.url)
+        await publisher.publish("s", b"x")
+        await publisher.flush()
+        await asyncio.wait_for(held.wait(), 60)
+        waiting = asyncio.create_task(barrier(client, 0.2))
+        _, pending = await asyncio.wait((waiting,), timeout=1.0)
+        assert pending, waiting.exception()
+        await publisher.publish("s", b"y")
+        await publisher.close()
+        go.set()
+        await asyncio.wait_for(waiting, 60)
+    finally:
+        go.set()
+        await client.close()
+        server.stop()
+
+
+async def test_a_barrier_ends_when_the_connection_is_lost(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path).start()
+    client = make_client(Intake(), lambda n: None, _nothing, wide=True)
+    try:
+        await client.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)  # type: ignore[arg-type]
+        with frozen(server.process.popen.pid):
+            waiting = asyncio.create_task(barrier(client, 1.0))
+            await asyncio.sleep(0)
+            server.kill9()
+        with pytest.raises((OSError, TimeoutError)):
+            await asyncio.wait_for(waiting, 60)
+    finally:
+        await client.close()
+        server.stop()
+
+
+async def test_a_fault_of_ours_leads_to_a_reconnect(tmp_path: Path) -> None:
+    """nats-py would end its read loop, and nobody would notice for minutes."""
+    server = NatsServer(tmp_path).start()
+    intake = Intake()
+    reconnected = asyncio.Event()
+    faults = [ZeroDivisionError("a fault")]
+
+    def after_feed(byte_count: int) -> None:
+        if intake.counters["unrouted"] and faults:
+            raise faults.pop()
+
+    async def on_reconnected() -> None:
+        reconnected.set()
+
+    client: Any = make_client(intake, after_feed, _nothing, wide=True)
+    try:
+        await client.connect(
+            server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, reconnected_cb=on_reconnected
+        )
+        await client.subscribe("s")
+        await barrier(client, 60)
+        publisher = await nats.connect(server.url)
+        await publisher.publish("s", b"x")
+        await publisher.flush()
+        await asyncio.wait_for(reconnected.wait(), 60)
+        await barrier(client, 60)
+        await publisher.publish("s", b"x")
+        await barrier(publisher, 60)
+        await barrier(publisher, 60)
+        await publisher.close()
+        await barrier(client, 60)
+        assert intake.counters["unrouted"] == 2
+    finally:
+        await client.close()
+        server.stop()
 
 
 async def test_reconnect_replays_subscriptions_with_their_ids(tmp_path: Path) -> None:
