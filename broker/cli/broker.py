@@ -8,8 +8,12 @@ from typing import Annotated
 
 import typer
 
+from broker.cli.options import Json, is_json
+from broker.cli.output import json_out
+
 
 def broker(
+    ctx: typer.Context,
     config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")] = None,
     assignments: Annotated[
         list[str] | None,
@@ -19,6 +23,7 @@ def broker(
         bool, typer.Option("--defaults", help="Print every setting with its default, as a TOML file, and exit.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Read the configuration, say what holds, and exit.")] = False,
+    json: Json = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C."""
     from broker.runtime.config import describe, load
@@ -28,6 +33,9 @@ def broker(
         sys.stdout.write(annotated())
         return
     loaded = load(config, os.environ, assigned(assignments or []))
+    if check and is_json(ctx, json):
+        json_out(describe(loaded))
+        return
     if check:
         for key, value in describe(loaded).items():
             sys.stdout.write(f"{key} = {value}\n")

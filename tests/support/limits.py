@@ -253,9 +253,9 @@ itself: over NATS the others of its batch are stored, an HTTP request is refused
 {fixed}
 ## What has no limit of its own
 
-Connections to the HTTP port, consumers and their offsets (one record each in `__offsets`), keys of a compacted stream
-(more than `compaction.map_bytes` holds take more passes), segments of a partition. Offsets are 63 bits. A
-partition is on one disk; no space for an append is `disk_full`.
+Consumers and their offsets (one record each in `__offsets`), keys of a compacted stream (more than
+`compaction.map_bytes` holds take more passes), segments of a partition. Offsets are 63 bits. A partition is
+on one disk; no space for an append is `disk_full`.
 """
 
 if __name__ == "__main__":

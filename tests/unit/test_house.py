@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.ingest.rules import COUNTERS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -68,6 +70,10 @@ def test_every_metric_and_log_line_is_documented() -> None:
     for name in re.findall(r'yield "(liftlog_[a-z_]+)"', samples):
         short = name.removeprefix("liftlog_partition").removeprefix("liftlog_bytes").removeprefix("liftlog_intake")
         assert name in operations or f"`{short}" in operations, name
+    for counter in COUNTERS:
+        reason = counter.removeprefix("refused_")
+        short = f"`{reason}`" if reason != counter else f"_{counter}_total`"
+        assert short in operations, counter
     for package in ("broker/runtime", "broker/serving", "broker/client", "spark_liftlog"):
         for path in sorted(set((ROOT / package).glob("*.py")) - {ROOT / "broker/runtime/logs.py"}):
             for event in re.findall(r'log\.(?:info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):

@@ -5,6 +5,7 @@ Method: typer's runner for parsing; real `liftlog` processes for exit codes; the
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -201,6 +202,14 @@ def test_a_stray_variable_is_named_by_up_and_broker(tmp_path: Path) -> None:
         code, _, err = _run(*arguments, env={"LIFTLOG_HTTP_PRT": "1"}, cwd=tmp_path)
         assert code == 1
         assert "LIFTLOG_HTTP_PORT" in err
+
+
+@pytest.mark.parametrize("before,after", [(["--json"], []), ([], ["--json"])])
+def test_check_as_json_keeps_the_types_and_tells_no_secrets(before: list[str], after: list[str]) -> None:
+    code, out, _ = _run(*before, "broker", "--check", *after, env={"LIFTLOG_NATS_TOKEN": "hunter2"})
+    held = json.loads(out)
+    assert code == 0
+    assert (held["http.port"], held["intake.enabled"], held["nats.token"]) == (9293, True, "***")
 
 
 def test_check_prints_what_holds_without_secrets() -> None:
