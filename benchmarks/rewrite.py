@@ -1,7 +1,7 @@
 """Rewriting: how fast key compaction goes through a log, and what coalescing leaves of a trickling one.
 
 No broker: the log is opened in this process, unthrottled, on the disk that `--data` names. A broker does the same on a
-thread of low priority at `compaction.bytes_per_s`. `log_mb_s` is the size of the log by the time of one pass, which
+thread beside the others, at `compaction.bytes_per_s`. `log_mb_s` is the size of the log by the time of one pass, which
 reads it twice; `cpu_mb_s` by CPU time, which another load moves less. `lost` counts records that should be there
 and are not.
 """

@@ -1,20 +1,19 @@
-"""Sealed segments are written anew: one thread of low priority, one partition after the other.
+"""Sealed segments are written anew: one thread, one partition after the other, a little at a time.
 
 Every `cleaner.interval_ms` each partition is asked whether a pass of key compaction is due, if its stream is compacted
 (`broker/storage/compaction.py`), and then whether small batches or small segments are to be joined
 (`coalescing.py`); before, offsets of consumers that are silent for `cleaner.offsets_retention_ms` get tombstones. What
-is read and written is paced to `compaction.bytes_per_s`. Nothing here is waited for by an append or a fetch; a stop
+is read and written is paced to `compaction.bytes_per_s`: some 2 ms of work, then a pause. The thread has the priority
+of all others (docs/adr/0021-no-niceness.md). Nothing here is waited for by an append or a fetch; a stop
 does not wait for a pass: it ends at its next piece, and leaves each segment whole.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -26,8 +25,6 @@ from broker.storage.coalescing import CoalescingReport, CoalescingSettings, Memo
 from broker.storage.compaction import CompactionReport, CompactionSettings, compact
 
 log = logging.getLogger(__name__)
-
-NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +86,6 @@ class Compactor:
         yield "liftlog_compaction_uncleanable_partitions", left_alone, (), (), len(self._uncleanable)
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # Linux: of this thread
         while not self._stop.wait(self._pause_s):
             self._guarded("offsets", self._also)
             chores = list(self._chores())

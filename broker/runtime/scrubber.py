@@ -1,9 +1,10 @@
-"""The scrub of all partitions: one thread of low priority that reads everything again, slowly, and checks it.
+"""The scrub of all partitions: one thread that reads everything again, slowly, and checks it.
 
     pass:  a/0 ► a/1 ► b/0 ► ...   in the order of their names, from where the last run of the broker stopped
            | wait interval_ms | next pass
 
-What is read is paced to `scrub.bytes_per_s` and leaves the page cache as it was. Nothing here is waited for. The
+What is read is paced to `scrub.bytes_per_s`, in small pieces, and leaves the page cache as it was. The thread has the
+priority of all others (docs/adr/0021-no-niceness.md). Nothing here is waited for. The
 position is kept in the file `scrub` of the data folder; without it a pass begins anew, no more. What sinks have
 staged in a partition is read after it, from its beginning: it is seldom much, and seldom there for long.
 
@@ -33,7 +34,6 @@ from broker.storage.scrub import Piece
 log = logging.getLogger(__name__)
 
 FILE: Final = "scrub"
-NICENESS: Final = 15
 READ_TRIES: Final = 3
 RETRY_S: Final = 1.0
 REMEMBER_S: Final = 10.0
@@ -137,8 +137,6 @@ class Scrubber:
         yield "liftlog_scrub_finished_seconds", "When the last whole pass ended, since 1970 UTC", (), (), finished_s
 
     def _run(self) -> None:
-        with suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # Linux: of this thread
         self._position = load_position(self._disk, self._path)
         self._remembered_s = time.monotonic()
         with suppress(_Stopped):

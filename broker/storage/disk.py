@@ -48,7 +48,7 @@ class File(Protocol):
     def pread(self, size: int, position: int) -> bytes:
         """Read `size` bytes from `position`; fewer only at the end of the file."""
 
-    def pread_cold(self, size: int, position: int) -> bytes:
+    def pread_cold(self, size: int, position: int) -> bytes | bytearray:
         """As `pread`, leaving the page cache as it was found: for those who read everything once."""
 
     def forget(self, size: int, position: int) -> None:
@@ -137,11 +137,11 @@ class OsFile:
             data += more
         return data
 
-    def pread_cold(self, size: int, position: int) -> bytes:
+    def pread_cold(self, size: int, position: int) -> bytes | bytearray:
         data = bytearray(size)
         try:
             if os.preadv(self._fd, [data], position, os.RWF_NOWAIT) == size:
-                return bytes(data)  # all of it was in memory, and stays there
+                return data  # all of it was in memory, and stays there
         except (BlockingIOError, AttributeError):
             pass
         except OSError as error:

@@ -28,6 +28,8 @@ import pyarrow as pa
 ENTRY_BYTES: Final = 24
 SHORT_BYTES_MAX: Final = 256
 HASHED_AT_ONCE_BYTES: Final = 1 << 18
+_WIDTHS: Final = (16, 32, 64, 128, SHORT_BYTES_MAX)
+"""Keys between two of these are hashed together: arrays as wide as the longest, without a loop over the lengths."""
 _LONG_KEY: Final = os.urandom(32)
 _MULTIPLIERS: Final = np.frombuffer(os.urandom(16 * SHORT_BYTES_MAX), np.uint64).reshape(SHORT_BYTES_MAX, 2)
 
@@ -51,28 +53,39 @@ def hash_keys(keys: pa.Array) -> Hashes:
     bounds = np.frombuffer(buffers[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
     data = np.frombuffer(buffers[2], np.uint8)
     starts, lengths = bounds[:-1], np.diff(bounds)
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        if length > SHORT_BYTES_MAX:
-            for row in rows.tolist():  # the time is in the bytes, not in the call
-                key = data[starts[row] : starts[row] + length]
-                digest = hashlib.blake2b(key.tobytes(), digest_size=16, key=_LONG_KEY).digest()
-                hashes[row] = np.frombuffer(digest, np.uint64)
-        elif length:
-            multipliers = _MULTIPLIERS[:length]
-            step = max(1, HASHED_AT_ONCE_BYTES // length)
-            is_dense = len(rows) * length == int(starts[rows[-1]] - starts[rows[0]]) + length  # nothing in between
-            for at in range(0, len(rows), step):
-                part = rows[at : at + step]
-                if is_dense:
-                    first = int(starts[part[0]])
-                    values = data[first : first + len(part) * length].reshape(len(part), length)
-                else:
-                    values = data[starts[part][:, None] + np.arange(length)]
-                words = values.astype(np.uint64)
-                words += np.uint64(1)
-                hashes[part] = words @ multipliers
+    for row in np.flatnonzero(lengths > SHORT_BYTES_MAX).tolist():  # the time is in the bytes, not in the call
+        key = data[starts[row] : starts[row] + lengths[row]].tobytes()
+        digest = hashlib.blake2b(key, digest_size=16, key=_LONG_KEY).digest()
+        hashes[row] = np.frombuffer(digest, np.uint64)
+    above = 0
+    for width in _WIDTHS:
+        rows = np.flatnonzero((lengths > above) & (lengths <= width))
+        above = width
+        if len(rows):
+            _hash_short(data, starts[rows], lengths[rows], rows, hashes)
     return hashes
+
+
+def _hash_short(data: npt.NDArray[np.uint8], starts: Offsets, lengths: Offsets, rows: Offsets, hashes: Hashes) -> None:
+    """Hash the keys of some rows: n >= 1 of 1 to `SHORT_BYTES_MAX` bytes, none much longer than another."""
+    width = int(lengths.max())
+    multipliers = _MULTIPLIERS[:width]
+    is_even = int(lengths.min()) == width
+    is_dense = is_even and len(rows) * width == int(starts[-1] - starts[0]) + width  # nothing in between
+    step = max(1, HASHED_AT_ONCE_BYTES // width)
+    for at in range(0, len(rows), step):
+        begins, ends = starts[at : at + step, None], (starts + lengths)[at : at + step, None]
+        if is_dense:
+            first = int(begins[0, 0])
+            words = data[first : first + len(begins) * width].reshape(-1, width).astype(np.uint64)
+            words += np.uint64(1)
+        else:
+            places = begins + np.arange(width)
+            words = data.take(places, mode="clip").astype(np.uint64)  # clip: a short key may be the last of all
+            words += np.uint64(1)
+            if not is_even:
+                words *= places < ends  # what is behind a key is not of it
+        hashes[rows[at : at + step]] = words @ multipliers
 
 
 class KeyMap:

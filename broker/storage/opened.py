@@ -29,7 +29,7 @@ from broker.storage.checkpoint import (
     read_identity,
     write_identity,
 )
-from broker.storage.disk import Disk, storage_error
+from broker.storage.disk import Disk, File, storage_error
 from broker.storage.epochs import Epochs, derive_epochs, load_epochs, write_epochs
 from broker.storage.index import Entries, IndexView
 from broker.storage.joining import announce, retract, settle_joins
@@ -264,15 +264,20 @@ class OpenLog:
         start = old[0].base_offset
         end = next((after for segment, after in self.sealed_segments() if segment is old[-1]), start)
         is_done = False
+        replaced: File | None = None
         try:
             if end > start:
                 if len(old) > 1:
                     with self._guarded("join"):
                         announce(self._disk, self.folder, start, end)
+                with suppress(OSError):  # held open, or the lock would wait until its blocks are freed
+                    replaced = self._disk.open(old[0].path, readonly=True)
                 with self._lock, self._guarded("replace"):
                     self._check_writable()
                     is_done = self._chain.replace(old, staged, entries, size)
         finally:
+            if replaced is not None:
+                replaced.close()
             if not is_done:
                 with suppress(OSError):
                     self._disk.unlink(staged)

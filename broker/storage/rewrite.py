@@ -38,16 +38,20 @@ from broker.api.batch import CRC_AT, HEADER_BYTES, TEMPLATE, BatchHeader, encode
 from broker.api.compression import PLAIN_BODY_BYTES_MAX, decoded_bytes
 from broker.api.errors import BadBatch
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
-from broker.storage.disk import TEMPORARY, Disk, File
+from broker.storage.disk import TEMPORARY, Disk, File, ReadableBuffer
 from broker.storage.index import ENTRY, LEAST_TIMESTAMP_US, Entries, IndexView
 from broker.storage.read import NeedsRepair
 from broker.storage.segment import Segment
 
-WINDOW_BYTES: Final = 4 << 20
-WINDOW_BATCHES: Final = 256
+WINDOW_BYTES: Final = 512 << 10
+WINDOW_BATCHES: Final = 64
+"""Done between two calls of `throttle`, which sleeps: some 2 ms of work. An ack that comes meanwhile waits for the
+interpreter at every step of its way."""
 MANY_BATCHES: Final = 16
-BATCH_COST_BYTES: Final = 4 << 10
+BATCH_COST_BYTES: Final = 8 << 10
 """A batch costs the time of so many bytes, however small it is: paced by its bytes alone it would hold up others."""
+SYNC_BYTES: Final = 8 << 20
+"""Synced as it grows, or the fsync at its end would put a whole segment into the disk's queue before those of acks."""
 LARGE_BYTES: Final = 256 << 10
 Mask = npt.NDArray[np.bool_]
 Source = tuple[Segment, IndexView]
@@ -87,9 +91,8 @@ def windows(
     throttle: Callable[[int], None],
     *,
     start: int = 0,
-    batches_max: int = WINDOW_BATCHES,
 ) -> Iterator[list[Stored]]:
-    """The batches of a segment from the one that holds offset `start` on, some megabytes, or `batches_max`, at a time.
+    """The batches of a segment from the one that holds offset `start` on, `WINDOW_BYTES` or `WINDOW_BATCHES` at a time.
 
     Raises:
         NeedsRepair: one is damaged.
@@ -100,7 +103,7 @@ def windows(
         while at < len(index):
             position = int(index.positions[at])
             end = max(
-                at + 1, bisect_left(index.positions, position + WINDOW_BYTES, at, min(len(index), at + batches_max))
+                at + 1, bisect_left(index.positions, position + WINDOW_BYTES, at, min(len(index), at + WINDOW_BATCHES))
             )
             data = memoryview(file.pread(index.end_of(end - 1) - position, position))
             throttle(len(data))
@@ -147,7 +150,7 @@ def stage(
     Returns:
         None when nothing changes.
     """
-    rewrite = _Rewrite(disk, sources, shape, needs_stamp)
+    rewrite = _Rewrite(disk, sources, shape, needs_stamp, throttle)
     try:
         if len(sources) > 1 or not sources[0][1].contiguous:
             rewrite.begin()
@@ -229,8 +232,10 @@ class _Rewrite:
         sources: Sequence[Source],
         shape: Shape | None,
         needs_stamp: Callable[[BatchHeader], bool],
+        throttle: Callable[[int], None],
     ) -> None:
         self.disk = disk
+        self.throttle = throttle
         self.shape = shape
         self.needs_stamp = needs_stamp
         self.segment = sources[0][0]
@@ -243,6 +248,7 @@ class _Rewrite:
         self.entries = np.zeros(sum(len(index) for _, index in sources), ENTRY)
         self.count = 0
         self.position = len(SCHEMA_BYTES)
+        self.unsynced = 0
         self.newest_us = LEAST_TIMESTAMP_US
         self.records_gone = 0
 
@@ -295,28 +301,40 @@ class _Rewrite:
         """The first change: the new file begins with what comes before it in the first segment."""
         self.file = self.disk.open(self.path, create=True)
         self.file.truncate(0)
-        self.file.write(SCHEMA_BYTES)
+        self.write(SCHEMA_BYTES)
         old = self.disk.open(self.segment.path, readonly=True)
         try:
             for at in range(len(SCHEMA_BYTES), self.position, WINDOW_BYTES):
-                self.file.write(old.pread(min(WINDOW_BYTES, self.position - at), at))
+                piece = old.pread(min(WINDOW_BYTES, self.position - at), at)
+                self.write(piece)
+                self.throttle(len(piece))
         finally:
             old.close()
 
     def flush(self) -> int:
         """Write what is waiting, large messages without another copy. Returns its bytes."""
         parts, self.parts = self.parts, []
-        file, begin, total = self.file, 0, 0
+        begin, total = 0, 0
         for at, part in enumerate(parts):
             total += len(part)
-            if len(part) >= LARGE_BYTES and file is not None:
+            if len(part) >= LARGE_BYTES:
                 if begin < at:
-                    file.write(b"".join(parts[begin:at]))
-                file.write(part)
+                    self.write(b"".join(parts[begin:at]))
+                self.write(part)
                 begin = at + 1
-        if begin < len(parts) and file is not None:
-            file.write(b"".join(parts[begin:]))
+        if begin < len(parts):
+            self.write(b"".join(parts[begin:]))
         return total
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Append to the new file, if there is one yet."""
+        if self.file is None:
+            return
+        self.file.write(data)
+        self.unsynced += len(data)
+        if self.unsynced >= SYNC_BYTES:
+            self.file.sync()
+            self.unsynced = 0
 
     def finish(self) -> Staged | None:
         self.close_run()

@@ -28,7 +28,8 @@ from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges
 from broker.storage.segment import Segment
 
-PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 256 << 10
+"""Whoever reads one after the other waits in between, and acks do not wait for him."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

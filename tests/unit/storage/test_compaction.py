@@ -57,6 +57,15 @@ def test_equal_keys_hash_alike_wherever_they_stand() -> None:
     assert len(set(seen.values())) == len(seen)
 
 
+def test_a_key_hashes_alike_among_keys_of_other_lengths() -> None:
+    keys = [bytes([n % 251]) * n for n in range(300)]
+    together = hash_keys(pa.array(keys, pa.binary()))
+    alone = [hash_keys(pa.array([key], pa.binary())).tolist()[0] for key in keys]
+    equally_long = [hash_keys(pa.array([b"\xff" * len(key), key], pa.binary())).tolist()[1] for key in keys]
+    assert together.tolist() == alone == equally_long
+    assert len({tuple(row) for row in alone}) == len(keys)
+
+
 def test_a_map_takes_no_more_keys_than_its_bytes_allow_and_says_where_it_was_full() -> None:
     held = KeyMap(ENTRY_BYTES * 400)
     assert held.byte_count <= ENTRY_BYTES * 400
