@@ -2,7 +2,7 @@
 
 `many-idle`: `cpu_percent` of one core while nothing happens, and what creating, killing and starting them takes.
 `many-trickle`: every message is stored at once by itself, as nobody sends two; JetStream has as many streams of its
-own. Ours is fsynced before it counts as stored, JetStream's is not.
+own. Ours is fsynced before it counts as stored, JetStream's is not. Each stream has a message before the clock starts.
 `many-burst`: one message to each of a thousand streams at once, until the last ack. `liftlog-each` fsyncs every file
 by itself (`fsync.syncfs_threshold` 0). JetStream acks before it fsyncs.
 """
@@ -197,7 +197,11 @@ def _bursts(port: int, pid: int, streams: int, bursts: int) -> Measures:
 
 
 def _publish(port: int, pid: int, streams: int, seconds: float, stored: Callable[[], int]) -> Measures:
-    """One message a second to each stream, evenly spread, for a while; then all that arrived."""
+    """One message a second to each stream, evenly spread, for a while; then all that arrived. Before: one to each."""
+    with Wire(port) as wire:
+        wire.socket.sendall(b"".join(_line(number) for number in range(streams)))
+        wire.flush()
+    eventually(lambda: stored() >= streams)
     sent = 0
 
     def publish(seconds: float) -> None:
@@ -206,18 +210,18 @@ def _publish(port: int, pid: int, streams: int, seconds: float, stored: Callable
             begun = time.monotonic()
             while (passed_s := time.monotonic() - begun) < seconds:
                 due = int(passed_s * streams)
-                lines = [
-                    b"PUB %s.%d %d\r\n%s\r\n" % (SUBJECT.encode(), n % streams, len(VALUE), VALUE)
-                    for n in range(sent, due)
-                ]
-                wire.socket.sendall(b"".join(lines))
+                wire.socket.sendall(b"".join(_line(n % streams) for n in range(sent, due)))
                 sent = due
                 time.sleep(STEP_S)
             wire.flush()
 
     found = _watched(pid, seconds, publish)
-    arrived = _settled(stored, sent)
+    arrived = _settled(stored, streams + sent) - streams
     return {**found, "sent": sent, "lost": max(0, sent - arrived)}
+
+
+def _line(stream: int) -> bytes:
+    return b"PUB %s.%d %d\r\n%s\r\n" % (SUBJECT.encode(), stream, len(VALUE), VALUE)
 
 
 def _settled(stored: Callable[[], int], wanted: int) -> int:
