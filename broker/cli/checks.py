@@ -141,6 +141,11 @@ def check_folder(path: str, broker_id: str) -> Iterator[Check]:
         yield Check(name="lock", status=OK, found=f"in use by process {user or 'unknown'}", values={"pid": user})
 
 
+_CATALOG_GONE: Final = (
+    "restore the file from a backup; without it the streams are not known, but their records are there"
+)
+
+
 def check_catalog(path: str) -> tuple[list[Check], int]:
     """Whether the catalog can be read and all folders it speaks of are there. Returns how many partitions, too."""
     from broker.metadata.catalog import Catalog
@@ -156,12 +161,13 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
             else:
                 catalog.apply(line)
     except FileNotFoundError:
-        return [Check(name="catalog", status=OK, found="none yet")], 0
+        if not _unknown_folders(path, set()):
+            return [Check(name="catalog", status=OK, found="none yet")], 0
+        return [Check(name="catalog", status=WRONG, found=f"{name} is missing", advice=_CATALOG_GONE)], 0
     except OSError as error:
         return [Check(name="catalog", status=WRONG, found=f"{name}: {error.strerror}", advice=_READABLE)], 0
     except (LiftlogError, KeyError, TypeError, ValueError) as error:
-        advice = "restore the file from a backup; without it the streams are not known, but their records are there"
-        return [Check(name="catalog", status=WRONG, found=str(error), advice=advice)], 0
+        return [Check(name="catalog", status=WRONG, found=str(error), advice=_CATALOG_GONE)], 0
     missing, count = [], 0
     for info in catalog.streams.values():
         count += info.settings.partitions

@@ -2,8 +2,10 @@
 
     <crc32c of the rest, 8 hex digits> <JSON>\\n
 
-Appended and fsynced before the command's result is told to anyone. A last line that is torn was never
-answered and is dropped; a bad line before the last means that the disk lost something: refused.
+The first line is a snapshot and came with the file, by an atomic replacement: it is never torn. The others are
+appended and fsynced before the command's result is told to anyone. A last line that is torn was never answered and is
+dropped; a bad first line, or one before the last, means that the disk lost something: refused. (An empty catalog in
+its place would begin the numbers of leader epochs and producers again, under logs that hold them already.)
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ def decode_lines(data: bytes, *, where: str) -> tuple[list[dict[str, Any]], int]
     """The values of all whole lines, and how many bytes they take.
 
     Raises:
-        CorruptLog: a damaged line that is not the last.
+        CorruptLog: a damaged line that is the first, or not the last.
     """
     values: list[dict[str, Any]] = []
     at = 0
+    if not data:
+        raise CorruptLog(f"{where}: empty, it begins with a snapshot always")
     while at < len(data):
         end = data.find(b"\n", at)
         line = data[at : end if end >= 0 else len(data)]
@@ -39,6 +43,8 @@ def decode_lines(data: bytes, *, where: str) -> tuple[list[dict[str, Any]], int]
         if value is None:
             if end >= 0 and end + 1 < len(data):
                 raise CorruptLog(f"{where}: damaged line at byte {at}, with more after it")
+            if at == 0:
+                raise CorruptLog(f"{where}: damaged line at byte 0: the snapshot of the whole catalog")
             break
         values.append(value)
         at = end + 1

@@ -44,7 +44,7 @@ from broker.runtime.expiry import expire_offsets
 from broker.runtime.intake import IntakeDriver
 from broker.runtime.metrics import Sample
 from broker.runtime.open_logs import OpenLogs, connections_within, files_within, raise_limit
-from broker.runtime.orphans import remove_orphans
+from broker.runtime.orphans import remove_orphans, require_catalog
 from broker.runtime.partition import Partition
 from broker.runtime.room import Room
 from broker.runtime.scrubber import Scrubber
@@ -74,9 +74,9 @@ class Broker:
         self._disk = OsDisk()
         self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id)
         self.cluster_id = self._folder.cluster_id
-        store = CatalogStore(
-            self._disk, str(Path(config.data_dir) / "catalog.log"), before_rewrite=self._finish_deletions
-        )
+        catalog = str(Path(config.data_dir) / "catalog.log")
+        require_catalog(self._disk, catalog, f"{config.data_dir}/{STREAMS_FOLDER}")
+        store = CatalogStore(self._disk, catalog, before_rewrite=self._finish_deletions)
         threshold = config.fsync.syncfs_threshold
         file_system = file_system_of(config.data_dir, threshold)  # before anything is written
         self._pool = SyncPool(config.fsync.threads, file_system, threshold)

@@ -7,6 +7,7 @@ K3  The rewrite forgets which streams were deleted since the last one; `before_r
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from broker.api.errors import CorruptLog, LiftlogError, StorageFailed, from_prob
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.storage.disk import Disk
+
+log = logging.getLogger(__name__)
 
 Deleted = tuple[str, str]
 """Name and incarnation of a stream."""
@@ -44,7 +47,10 @@ class CatalogStore:
         self.catalog = Catalog()
         self._deleted: list[Deleted] = []
         if disk.exists(path):
-            lines, _ = decode_lines(disk.read_file(path), where=path)
+            data = disk.read_file(path)
+            lines, used = decode_lines(data, where=path)
+            if used < len(data):
+                log.warning("catalog.line_dropped path=%s bytes=%d", path, len(data) - used)
             for line in lines:
                 self._replay(line)
         before_rewrite(self.catalog, self._deleted)

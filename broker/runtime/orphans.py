@@ -8,6 +8,8 @@ O1  A folder is removed only if the journal holds the deletion of exactly that i
     says in its `partition.json` that it is of this cluster, stream and incarnation. Everything else may be somebody's
     only copy.
 O2  The journal is rewritten, and so forgets deletions, only after this.
+O3  Where there are folders of streams and no journal at all, nothing starts: an empty catalog would begin its numbers
+    (leader epochs, producer ids) again, under logs that hold them already.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import logging
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import CorruptLog, LiftlogError
 from broker.storage.checkpoint import PARTITION_FILE, read_identity
 from broker.storage.disk import Disk
 
@@ -35,6 +37,26 @@ def unnamed_folders(disk: Disk, root: str, known: Collection[Incarnation]) -> It
         for incarnation in sorted(_folders(disk, f"{root}/{stream}")):
             if (stream, incarnation) not in known:
                 yield stream, incarnation
+
+
+def require_catalog(disk: Disk, path: str, root: str) -> None:
+    """Refuse a catalog that is gone (O3).
+
+    Args:
+        path: Of the catalog's file.
+        root: The folder `streams`.
+    Raises:
+        CorruptLog: it is not there, and folders of streams are.
+    """
+    if disk.exists(path):
+        return
+    folders = list(unnamed_folders(disk, root, ()))
+    if folders:
+        raise CorruptLog(
+            f"{path} is missing, and {root} holds {len(folders)} streams: restore it from a backup. Without it their"
+            f" names and settings are not known; their records are read by `liftlog log export {root}/NAME`."
+            " To begin anew take another data_dir"
+        )
 
 
 def remove_orphans(

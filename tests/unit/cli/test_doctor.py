@@ -118,7 +118,11 @@ def test_a_folder_that_may_not_be_written_is_wrong(tmp_path: Path, monkeypatch: 
 
 
 def test_a_catalog_that_cannot_be_read_is_wrong(tmp_path: Path) -> None:
-    assert check_catalog(str(tmp_path))[1] == 0
+    (found,), count = check_catalog(str(tmp_path))
+    assert (found.status, count) == ("ok", 0)
+    (tmp_path / "streams" / "orders" / "i1" / "0").mkdir(parents=True)
+    (found,), _ = check_catalog(str(tmp_path))
+    assert (found.status, found.found) == ("wrong", f"{tmp_path}/catalog.log is missing")
     (tmp_path / "catalog.log").write_bytes(b"00000000 {}\n00000000 {}\n")
     (found,), _ = check_catalog(str(tmp_path))
     assert found.status == WRONG

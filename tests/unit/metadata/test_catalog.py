@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import ProducerFenced, UnknownProducer
+from broker.api.errors import CorruptLog, ProducerFenced, UnknownProducer
 from broker.metadata.catalog import PRODUCER_NAMES_MAX, Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.overlap import overlaps
@@ -160,7 +160,10 @@ def test_overlap_is_symmetric_and_right(left: str, right: str, expected: bool) -
 def test_torn_last_line_of_the_journal_is_dropped_and_a_damaged_one_before_it_is_not() -> None:
     lines = [encode_line({"n": i}) for i in range(3)]
     data = b"".join(lines)
-    for cut in range(len(data)):
+    for cut in range(len(lines[0])):
+        with pytest.raises(CorruptLog):
+            decode_lines(data[:cut], where="j")
+    for cut in range(len(lines[0]), len(data)):
         values, used = decode_lines(data[:cut], where="j")
         assert values == [{"n": i} for i in range(len(values))]
         assert used == sum(len(line) for line in lines[: len(values)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,21 @@ def test_damage_before_the_end_stops_the_start_and_changes_nothing(tmp_path: Pat
     with pytest.raises(CorruptLog, match="damaged line at byte 0"):
         CatalogStore(OsDisk(), str(path))
     assert path.read_bytes() == damaged
+
+
+def test_a_damaged_snapshot_is_no_torn_line_although_it_is_the_last(tmp_path: Path) -> None:
+    """A start leaves one line. It came whole, so a bad one is damage, and an empty catalog no answer to it."""
+    path = tmp_path / "catalog.log"
+    store = CatalogStore(OsDisk(), str(path))
+    store.execute(create("a"))
+    store.close()
+    CatalogStore(OsDisk(), str(path)).close()
+    whole = path.read_bytes()
+    assert whole.count(b"\n") == 1
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damaged in (bytes(flipped), whole[:-1], whole[:30], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptLog, match=re.escape(str(path))):
+            CatalogStore(OsDisk(), str(path))
+        assert path.read_bytes() == damaged

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from broker.runtime.orphans import remove_orphans
+from broker.api.errors import CorruptLog
+from broker.runtime.orphans import remove_orphans, require_catalog
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.log import PartitionLog
 from tests.support.simdisk import SimDisk
@@ -32,6 +33,16 @@ def run(disk: SimDisk, *, known: set[tuple[str, str]], deleted: list[tuple[str, 
 @pytest.fixture
 def disk() -> SimDisk:
     return SimDisk()
+
+
+def test_a_catalog_that_is_missing_beside_folders_of_streams_stops_the_start(disk: SimDisk) -> None:
+    """An empty one would give their leader epochs and producers' ids out again."""
+    require_catalog(disk, "/data/catalog.log", ROOT)
+    partition(disk, "s", "i1")
+    with pytest.raises(CorruptLog, match=r"^/data/catalog\.log is missing, and /data/streams holds 1 streams"):
+        require_catalog(disk, "/data/catalog.log", ROOT)
+    disk.replace_file("/data/catalog.log", b"anything")
+    require_catalog(disk, "/data/catalog.log", ROOT)
 
 
 def test_a_deletion_that_was_cut_short_is_finished(disk: SimDisk) -> None:
