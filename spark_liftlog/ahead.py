@@ -35,14 +35,16 @@ def read_ahead(batches: Generator[pa.RecordBatch, None, None], interrupt: Interr
         interrupt: Ends whatever `batches` may wait for; it then ends or raises.
     """
     ready: SimpleQueue[pa.RecordBatch | BaseException | None] = SimpleQueue()
-    room = threading.Semaphore(AHEAD_MAX)
+    room: SimpleQueue[None] = SimpleQueue()  # one for each batch that may be made; a semaphore would be Python's own
+    for _ in range(AHEAD_MAX):
+        room.put(None)
 
     def work() -> None:
         outcome = None
         try:
             while not interrupt.is_set:
                 ready.put(next(batches))  # no name here: the batch is not kept while the next one is made
-                room.acquire()
+                room.get()
         except StopIteration:
             pass
         except BaseException as error:  # raised by whoever waits for the batch
@@ -59,10 +61,10 @@ def read_ahead(batches: Generator[pa.RecordBatch, None, None], interrupt: Interr
         while (found := ready.get()) is not None:
             if isinstance(found, BaseException):
                 raise found
-            room.release()
+            room.put(None)
             yield found
             del found
     finally:
         interrupt.set()
-        room.release()
+        room.put(None)
         thread.join()

@@ -1,6 +1,6 @@
 """What an executor does: read the ranges of one input partition. HTTP only, nothing of the driver's.
 
-    ranges of the plan -> messages (verified) -> gathered -> declared schema -> joined -> (thread) -> Spark
+    ranges of the plan -> messages (verified) -> gathered in the declared schema -> joined -> (thread) -> Spark
 
 Sessions and memory are kept per process and set of addresses: workers serve task after task, batch after batch,
 and a fork opens its own. The plan names each leader, so nobody is asked where to read.
@@ -68,11 +68,10 @@ def read_task(
     interrupt = Interrupt()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        columns = projection.record_columns
         for wanted in partition.value or ():
-            gathering = Gathering(columns, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
-            for records in _records(wanted, gathering, brokers, fail_on_data_loss, interrupt):
-                yield projection.rows(records, wanted.stream, wanted.partition)
+            shape = projection.shape(wanted.stream, wanted.partition)
+            gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
+            yield from _records(wanted, gathering, brokers, fail_on_data_loss, interrupt)
 
     try:
         yield from read_ahead(joined(batches(), rows_max=batch_rows), interrupt)

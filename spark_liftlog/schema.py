@@ -33,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from broker.api.errors import InvalidSetting
+from broker.client.gathering import Shape
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 ROW: Final = StructType(
@@ -47,7 +48,6 @@ ROW: Final = StructType(
         StructField("headers", HEADERS),
     ]
 )
-CONSTANTS: Final = frozenset(("stream", "partition"))
 NEVER_NULL: Final = frozenset(("stream", "partition", "offset", "timestamp", "subject"))
 GATHERED_BYTES: Final = 2 << 20
 """Rows are gathered up to about this: enough to pay Spark's cost of a batch, and little enough that what
@@ -57,7 +57,7 @@ JOINED_BYTES_MAX: Final = 2 * GATHERED_BYTES
 
 
 class Projection:
-    """Turns record batches of the log into batches of the declared schema (C1, C2).
+    """What batches of the declared schema are made of (C1, C2).
 
     Args:
         schema: The declared schema.
@@ -69,33 +69,11 @@ class Projection:
     def __init__(self, schema: StructType) -> None:
         self._columns = columns_of(schema)
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._constants: dict[tuple[str, int], list[pa.Array | None]] = {}
 
-    @property
-    def record_columns(self) -> list[str]:
-        """The columns to ask of the log, offset always among them: whoever reads must know where it is."""
-        return ["offset", *(name for name in dict.fromkeys(self._columns) if name not in CONSTANTS | {"offset"})]
-
-    def rows(self, records: pa.RecordBatch, stream: str, partition: int) -> pa.RecordBatch:
-        """Rows of one partition.
-
-        Args:
-            records: n >= 1 records with at least `record_columns`.
-        """
-        constants = self._repeated(stream, partition, records.num_rows)
-        arrays = []
-        for name, field, constant in zip(self._columns, self._schema, constants, strict=True):
-            array = constant.slice(0, records.num_rows) if constant is not None else records.column(name)
-            arrays.append(array if array.type.equals(field.type) else array.cast(field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-    def _repeated(self, stream: str, partition: int, count: int) -> list[pa.Array | None]:
-        known = self._constants.get((stream, partition))
-        if known is None or any(array is not None and len(array) < count for array in known):
-            values = {"stream": pa.scalar(stream, pa.string()), "partition": pa.scalar(partition, pa.int32())}
-            known = [pa.repeat(values[name], count) if name in CONSTANTS else None for name in self._columns]
-            self._constants = {(stream, partition): known}
-        return known
+    def shape(self, stream: str, partition: int) -> Shape:
+        """Of batches with rows of one partition."""
+        constants = {"stream": pa.scalar(stream, pa.string()), "partition": pa.scalar(partition, pa.int32())}
+        return Shape(self._columns, self._schema, constants)
 
 
 def columns_of(schema: StructType) -> list[str]:

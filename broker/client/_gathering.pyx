@@ -11,26 +11,35 @@ just now. Arrow's objects are made once per batch that is handed out.
 
 G1  The rows are exactly those that Arrow would have decoded, in order.
 G2  An error in a message leaves what was gathered before as it is: the message may be asked for once more.
-G3  Nothing that was handed out is changed: its memory is lent (memory.py), and the next rows go elsewhere.
+G3  Nothing that was handed out is changed: its memory is lent (_loan.pxi), and the next rows go elsewhere.
 G4  Nothing outside of the message and the blocks is touched, whatever numbers the message has.
 
 A column that has only had nulls so far has nothing written, its length alone is known. Where the rows of a column end
 is told by whoever puts some behind them: it counts none itself, so nothing has to be taken back after an error (G2).
 
-Files, each for one idea: _parts.pxi (a message), _growing.pxi (columns). This one is Gathering. Its twin in Python, on
-Arrow: gathering.py.
+Files, each for one idea: _parts.pxi (a message), _verified.pxi (its check), _growing.pxi (columns), _loan.pxi (a batch
+and its memory). This one is Gathering. Its twin in Python, on Arrow: gathering.py.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.object cimport PyObject_GenericSetAttr
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
 from broker.api.batch import (
     BODY_LENGTH_AT,
     BUFFER_COUNT,
     BUFFERS_AT,
+    CRC_AT,
+    FIELDS,
+    FORMAT_VERSION,
     HEADER_BYTES,
     NODE_COUNT,
     NODES_AT,
@@ -38,9 +47,15 @@ from broker.api.batch import (
     TEMPLATE,
     VALUE_AT,
     VALUE_BYTES,
+    BatchHeader,
+    verify_batch,
 )
 from broker.api.errors import BadBatch
 from broker.api.schema import SCHEMA
+
+
+cdef extern from "Python.h":
+    int Py_IsInitialized() noexcept nogil
 
 
 cdef enum:
@@ -59,22 +74,27 @@ cdef Py_ssize_t BUFFERS_POSITION = BUFFERS_AT
 cdef Py_ssize_t NODES_POSITION = NODES_AT
 
 include "_parts.pxi"
+include "_verified.pxi"
+include "_loan.pxi"
 include "_growing.pxi"
 
 
 cdef class Gathering:
     """Gathers wanted columns of messages into batches of a size that suits the taker. Arguments as in gathering.py."""
 
-    cdef list columns, names, ready
-    cdef object schema
+    cdef list columns, gathered, ready
+    cdef object shape, schema
     cdef readonly object memory
     cdef int64_t rows_max, bytes_enough, rows, byte_count
 
-    def __init__(self, columns, *, int64_t rows_max, int64_t bytes_enough, memory):
-        all_columns = dict(zip(SCHEMA.names, columns_of(SCHEMA, 0, 0, memory)))
-        self.columns = [all_columns[name] for name in columns]
-        self.names = list(columns)
-        self.schema = pa.schema([SCHEMA.field(name) for name in columns])
+    def __init__(self, shape, *, int64_t rows_max, int64_t bytes_enough, memory):
+        stored = dict(zip(SCHEMA.names, columns_of(SCHEMA, 0, 0, memory)))
+        constants = shape.constants
+        assert len(constants) <= CONSTANTS_MAX
+        self.columns = [Constant(constants[name]) if name in constants else stored[name] for name in shape.columns]
+        self.gathered = [column for column in self.columns if isinstance(column, Column)]
+        self.shape = shape
+        self.schema = shape.schema
         self.memory = memory
         self.rows_max = rows_max
         self.bytes_enough = bytes_enough
@@ -101,11 +121,11 @@ cdef class Gathering:
             self.hand_out()
         size = part.byte_count * (stop - first) // part.rows
         if size >= self.bytes_enough and not message.is_passing:
-            rows = (message.rows() if rows is None else rows).select(self.names).slice(first, stop - first)
+            rows = self.shape.rows((message.rows() if rows is None else rows).slice(first, stop - first))
             self.hand_out()
             self.cut(rows)
             return self.taken()
-        for column in self.columns:
+        for column in self.gathered:
             column.put(&part, first, stop, self.rows)
         self.rows += stop - first
         self.byte_count += size
@@ -135,15 +155,26 @@ cdef class Gathering:
         return ready
 
     cdef int hand_out(self) except -1:
-        cdef Column column
+        cdef ArrowArray* place
+        cdef Loan loan
         if self.rows:
-            arrays = [column.array(self.rows) for column in self.columns]
-            self.cut(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+            loan = Loan(self.memory)
+            place = loan.batch(len(self.columns), self.rows)
+            for column in self.columns:
+                if isinstance(column, Constant):
+                    (<Constant>column).hand_over(loan, place, self.rows)
+                else:
+                    (<Column>column).hand_over(loan, place, self.rows)
+                place += 1
+            self.cut(loan.lend(self.schema))
             self.rows = self.byte_count = 0
         return 0
 
     cdef int cut(self, rows) except -1:
-        cdef int64_t at
-        for at in range(0, rows.num_rows, self.rows_max):
+        cdef int64_t at, count = rows.num_rows
+        if count <= self.rows_max:
+            self.ready.append(rows)
+            return 0
+        for at in range(0, count, self.rows_max):
             self.ready.append(rows.slice(at, self.rows_max))
         return 0

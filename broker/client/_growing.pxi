@@ -12,26 +12,28 @@ cdef class Growing:
 
     cdef int reserve(self, int64_t used, int64_t needed) except -1:
         """Make room for `needed` bytes, of which the first `used` are kept."""
-        cdef uint8_t[::1] view
+        cdef Py_buffer view
         if needed <= self.capacity:
             return 0
         self.wanted = max(self.wanted, needed, 2 * self.capacity)
         block = self.memory.take(self.wanted)
-        view = block
+        PyObject_GetBuffer(block, &view, PyBUF_WRITABLE)
         if used:
-            memcpy(&view[0], self.data, used)
+            memcpy(view.buf, self.data, used)
         if self.block is not None:
             self.memory.give(self.block)
-        self.block, self.data, self.capacity = block, &view[0], len(block)
+        self.block, self.data, self.capacity = block, <uint8_t*>view.buf, view.len
+        PyBuffer_Release(&view)  # the block stays where it is
         return 0
 
-    cdef object lend(self, int64_t size):
-        """The first bytes, as a buffer; what comes next begins anew elsewhere, with as much room."""
+    cdef const void* hand_over(self, Loan loan) except NULL:
+        """Where it begins, from now on the loan's; what comes next begins anew elsewhere, with as much room."""
+        cdef const void* data = self.data
         if self.block is None:
-            return pa.py_buffer(b"")
-        buffer = self.memory.lend(self.block).slice(0, size)
+            return loan.nothing(8)
+        loan.blocks.append(self.block)
         self.block, self.data, self.capacity = None, NULL, 0
-        return buffer
+        return data
 
 
 cdef class Column:
@@ -41,19 +43,16 @@ cdef class Column:
         node: Its place among the nodes of a message; `buffer`: of its validity among the buffers.
     """
 
-    cdef object kind, nulls
     cdef int node, buffer
     cdef Growing valid          # a byte each; written once there are both nulls and others
     cdef bint has_valid
     cdef bint is_blank          # nulls only, nothing written
 
     def __init__(self, kind, int node, int buffer, memory):
-        self.kind = kind
         self.node = node
         self.buffer = buffer
         self.valid = Growing(memory)
         self.is_blank = True
-        self.nulls = pa.nulls(0, kind)
 
     cdef int put(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         """Add the slots [first, stop) of a message behind `at` others. May be repeated after an error."""
@@ -98,21 +97,22 @@ cdef class Column:
             self.has_valid = True
         return self.valid.data + at
 
-    cdef object array(self, int64_t count):
-        """All `count` slots; it begins anew."""
+    cdef int hand_over(self, Loan loan, ArrowArray* array, int64_t count) except -1:
+        """Give all `count` slots away as an array; it begins anew."""
         cdef int64_t null_count = 0
+        cdef const void* bits = NULL
         if self.is_blank:
-            if len(self.nulls) < count:
-                self.nulls = pa.nulls(count, self.kind)
-            return self.nulls.slice(0, count)
-        bits = None
-        if self.has_valid and count:
+            null_count, bits = count, loan.nothing((count + 7) // 8)
+        elif self.has_valid and count:
             valid = np.asarray(<uint8_t[:count]>self.valid.data)
             null_count = count - np.count_nonzero(valid)
-            bits = pa.py_buffer(np.packbits(valid, bitorder="little")) if null_count else None
-        array = self.make_array(count, bits, null_count)
+            if null_count:
+                bits = loan.keep(np.packbits(valid, bitorder="little"))
+        loan.begin(array, count, null_count)
+        loan.add_buffer(array, bits)
+        self.hand_over_rest(loan, array, count)
         self.is_blank, self.has_valid = True, False
-        return array
+        return 0
 
     cdef int put_some(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         raise NotImplementedError
@@ -120,7 +120,8 @@ cdef class Column:
     cdef int put_nothing(self, int64_t at, int64_t count) except -1:
         raise NotImplementedError
 
-    cdef object make_array(self, int64_t count, bits, int64_t null_count):
+    cdef int hand_over_rest(self, Loan loan, ArrowArray* array, int64_t count) except -1:
+        """All but the validity."""
         raise NotImplementedError
 
 
@@ -146,8 +147,9 @@ cdef class Numbers(Column):
         memset(self.values.data + 8 * at, 0, 8 * count)
         return 0
 
-    cdef object make_array(self, int64_t count, bits, int64_t null_count):
-        return pa.Array.from_buffers(self.kind, count, [bits, self.values.lend(8 * count)], null_count)
+    cdef int hand_over_rest(self, Loan loan, ArrowArray* array, int64_t count) except -1:
+        loan.add_buffer(array, loan.nothing(8 * count) if self.is_blank else self.values.hand_over(loan))
+        return 0
 
 
 cdef class Lists(Column):
@@ -191,7 +193,16 @@ cdef class Lists(Column):
             ends[0] = 0
         return ends + at
 
+    cdef int hand_over_rest(self, Loan loan, ArrowArray* array, int64_t count) except -1:
+        cdef int32_t size = 0 if self.is_blank else (<int32_t*>self.ends.data)[count]
+        loan.add_buffer(array, loan.nothing(4 * (count + 1)) if self.is_blank else self.ends.hand_over(loan))
+        self.hand_over_content(loan, array, size)
+        return 0
+
     cdef int put_content(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
+        raise NotImplementedError
+
+    cdef int hand_over_content(self, Loan loan, ArrowArray* array, int32_t size) except -1:
         raise NotImplementedError
 
 
@@ -210,10 +221,9 @@ cdef class Texts(Lists):
         memcpy(self.content.data + at, there, stop - first)
         return 0
 
-    cdef object make_array(self, int64_t count, bits, int64_t null_count):
-        cdef int64_t size = (<int32_t*>self.ends.data)[count]
-        buffers = [bits, self.ends.lend(4 * (count + 1)), self.content.lend(size)]
-        return pa.Array.from_buffers(self.kind, count, buffers, null_count)
+    cdef int hand_over_content(self, Loan loan, ArrowArray* array, int32_t size) except -1:
+        loan.add_buffer(array, self.content.hand_over(loan) if size else loan.nothing(0))
+        return 0
 
 
 cdef class Arrays(Lists):
@@ -228,10 +238,9 @@ cdef class Arrays(Lists):
     cdef int put_content(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
         return self.items.put(part, first, stop, at)
 
-    cdef object make_array(self, int64_t count, bits, int64_t null_count):
-        items = self.items.array((<int32_t*>self.ends.data)[count])
-        buffers = [bits, self.ends.lend(4 * (count + 1))]
-        return pa.Array.from_buffers(self.kind, count, buffers, null_count, children=[items])
+    cdef int hand_over_content(self, Loan loan, ArrowArray* array, int32_t size) except -1:
+        self.items.is_blank |= self.is_blank
+        return self.items.hand_over(loan, loan.add_children(array, 1), size)
 
 
 cdef class Structs(Column):
@@ -256,10 +265,36 @@ cdef class Structs(Column):
                 child.fill(at, count)
         return 0
 
-    cdef object make_array(self, int64_t count, bits, int64_t null_count):
+    cdef int hand_over_rest(self, Loan loan, ArrowArray* array, int64_t count) except -1:
+        cdef ArrowArray* place = loan.add_children(array, len(self.children))
         cdef Column child
-        children = [child.array(count) for child in self.children]
-        return pa.Array.from_buffers(self.kind, count, [bits], null_count, children=children)
+        for child in self.children:
+            child.is_blank |= self.is_blank  # an error may have left something in it
+            child.hand_over(loan, place, count)
+            place += 1
+        return 0
+
+
+cdef class Constant:
+    """One value in every row: as many of it as were wanted at most, shown again and again."""
+
+    cdef object value, array
+
+    def __init__(self, value):
+        self.value = value
+        self.array = pa.repeat(value, 0)
+
+    cdef int hand_over(self, Loan loan, ArrowArray* array, int64_t count) except -1:
+        if len(self.array) < count:
+            self.array = pa.repeat(self.value, count)
+        cdef const void* data
+        loan.begin(array, count, 0)
+        for buffer in self.array.buffers():
+            data = NULL
+            if buffer is not None:
+                data = loan.keep(buffer)
+            loan.add_buffer(array, data)
+        return 0
 
 
 def column_of(kind, int node, int buffer, memory):

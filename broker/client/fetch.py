@@ -278,10 +278,12 @@ class PartitionFetch:
                     self.high_watermark = answer.high_watermark
                     for message in answer.messages(memory):
                         header = message.header
-                        self._note_gap(header.first_offset, end)
-                        stop = header.next_offset if end is None else end
+                        if header.first_offset > self.position:
+                            self._note_gap(header.first_offset, end)
+                        behind = header.last_offset + 1
+                        stop = behind if end is None else end
                         batches = take(message, self.position, stop)
-                        self.position = max(self.position, min(header.next_offset, stop))
+                        self.position = max(self.position, min(behind, stop))
                         self._patience.progress()
                         yield from batches
                     self._note_gap(answer.next_offset, end)

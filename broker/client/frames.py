@@ -31,9 +31,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes, verify_batch
+from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes
 from broker.api.errors import BadBatch, Unavailable
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
+from broker.client.checking import verified
 from broker.client.memory import Memory
 
 BUFFER_BYTES: Final = 2 << 20
@@ -120,7 +121,7 @@ def read_messages(
             if size > room:
                 raise BadBatch(f"{where}a batch of {size} bytes where {room} are left before the end marker")
             data, is_passing = window.take(size)
-            yield Message(verify_batch(data, where=where), data, is_passing, where)
+            yield Message(verified(data, where=where), data, is_passing, where)
         if bytes(window.take(len(END_OF_STREAM))[0]) != END_OF_STREAM:
             raise BadBatch(f"{where}no end marker at the end of {length} bytes")
     finally:
@@ -182,14 +183,15 @@ class _Window:
         """Nothing more is taken."""
 
     def _ensure(self, count: int) -> None:
+        if self._at + count <= self._filled:
+            return
         assert count <= self.behind
         if self._at + count > len(self._view):
             tail = self._view[self._at : self._filled]
             self._view = memoryview(pa.allocate_buffer(min(max(self._buffer_bytes, count), self.behind))).cast("B")
             self._view[: len(tail)] = tail
             self._at, self._filled = 0, len(tail)
-        if self._filled < self._at + count:
-            self._filled = self._source.fill(self._view, self._filled, self._at + count)
+        self._filled = self._source.fill(self._view, self._filled, self._at + count)
 
 
 class _ReusedWindow(_Window):
@@ -203,7 +205,9 @@ class _ReusedWindow(_Window):
 
     def take(self, count: int) -> tuple[memoryview, bool]:
         if count <= len(self._view):
-            return super().take(count)[0], True
+            self._ensure(count)
+            self._at += count
+            return self._view[self._at - count : self._at], True
         there = self._view[self._at : self._filled]
         whole = memoryview(pa.allocate_buffer(count)).cast("B")
         whole[: len(there)] = there
@@ -216,11 +220,12 @@ class _ReusedWindow(_Window):
         self._memory.give(self._block)
 
     def _ensure(self, count: int) -> None:
+        if self._at + count <= self._filled:
+            return
         assert count <= self.behind
         if self._at + count > len(self._view):
             tail = bytes(self._view[self._at : self._filled])
             self._view[: len(tail)] = tail
             self._at, self._filled = 0, len(tail)
-        if self._filled < self._at + count:
-            most = self._at + max(count + HEADER_BYTES, FILL_BYTES)
-            self._filled = self._source.fill(self._view[:most], self._filled, self._at + count)
+        most = self._at + max(count + HEADER_BYTES, FILL_BYTES)
+        self._filled = self._source.fill(self._view[:most], self._filled, self._at + count)

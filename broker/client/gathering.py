@@ -11,21 +11,59 @@ into again and again, this one from Arrow's buffers.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from broker.api.batch import BatchHeader
+from broker.api.schema import SCHEMA
 from broker.client.frames import Message
 from broker.client.memory import Memory
+
+
+class Shape:
+    """What gathered batches look like.
+
+    Args:
+        columns: Names, in the order wanted: of `SCHEMA`, or of `constants`.
+        schema: Of the batches, a field for each column: of any name, and of the column's own type but for the names
+            within it. None: as in `SCHEMA`, then there are no constants.
+        constants: Columns that have one value in every row.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        schema: pa.Schema | None = None,
+        constants: Mapping[str, pa.Scalar] | None = None,
+    ) -> None:
+        self.columns = list(columns)
+        self.constants = dict(constants or {})
+        self.schema = schema or pa.schema([SCHEMA.field(name) for name in columns])
+        types = [self.constants[name].type if name in self.constants else SCHEMA.field(name).type for name in columns]
+        assert len(types) == len(self.schema), f"{len(types)} columns, {len(self.schema)} fields"
+        assert all(map(pa.DataType.equals, types, self.schema.types)), f"{types} are no {self.schema}"
+
+    @property
+    def stored_columns(self) -> list[str]:
+        """What is taken of each message."""
+        return [name for name in self.columns if name not in self.constants]
+
+    def rows(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """Records with at least the stored columns, in this shape; nothing stored is copied."""
+        arrays = [
+            pa.repeat(self.constants[name], records.num_rows) if name in self.constants else records.column(name)
+            for name in self.columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 class PureGathering:
     """Gathers wanted columns of messages into batches.
 
     Args:
-        columns: Of `SCHEMA`, in the order wanted.
+        shape: Of the batches.
         rows_max: Rows of a batch at most.
         bytes_enough: A batch is handed out once it has about so many bytes. A message that alone has as many is handed
             out as it is, uncopied.
@@ -35,9 +73,10 @@ class PureGathering:
         memory: To receive the messages into; None: they must stay as they are.
     """
 
-    def __init__(self, columns: Sequence[str], *, rows_max: int, bytes_enough: int, memory: Memory) -> None:
+    def __init__(self, shape: Shape, *, rows_max: int, bytes_enough: int, memory: Memory) -> None:
         self.memory: Memory | None = None
-        self._columns = list(columns)
+        self._shape = shape
+        self._columns = shape.stored_columns or SCHEMA.names[:1]  # a batch without columns has no rows
         self._rows_max = rows_max
         self._bytes_enough = bytes_enough
         self._waiting: list[pa.RecordBatch] = []
@@ -70,7 +109,7 @@ class PureGathering:
         """What was taken and not handed out yet."""
         if not self._rows:
             return []
-        whole = self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting)
+        whole = self._shape.rows(self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting))
         self._waiting, self._rows, self._bytes = [], 0, 0
         return [whole.slice(at, self._rows_max) for at in range(0, whole.num_rows, self._rows_max)]
 

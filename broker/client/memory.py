@@ -1,12 +1,12 @@
 """Memory that is used again: blocks that Arrow borrows, and that come back when its last view of them is dropped.
 
-    take ──> block ──> filled ──> lend ──> pa.Buffer, its slices, arrays and batches of it
-      ^                                        │ the last of them is dropped
-      └──────────────── kept ◄─────────────────┘
+    take ──> block ──> filled ──> lent with a batch (_loan.pxi) ──> its slices, arrays and buffers
+      ^                                                                 │ the last of them is dropped
+      └──────────────────────── kept ◄──────────────── give ────────────┘
 
 Memory that is new has to be cleared by the kernel page by page, and is in no processor cache.
 
-M1  A block that was lent is not taken again while anything can read it through what was lent.
+M1  A block is not taken again before it was given back: whoever lends it gives it back when nothing can read it.
 M2  At most `KEPT_MAX` blocks of a size are kept; sizes are powers of two.
 
 No locks: a block comes back wherever a garbage collection may run, also in a thread that is just taking one. The
@@ -15,13 +15,11 @@ operations of a deque are atomic.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 Block = npt.NDArray[np.uint8]
 
@@ -45,10 +43,7 @@ class Memory:
 
     def give(self, block: Block) -> None:
         """Take back what `take` gave, if nothing uses it any more."""
-        self._kept.setdefault(block.nbytes, deque(maxlen=KEPT_MAX)).append(block)
-
-    def lend(self, block: Block) -> pa.Buffer:
-        """The block as a buffer; it is given back when the last view of the buffer is dropped (M1)."""
-        lent: Any = block[:]  # an object of its own, known to Arrow alone: its end is the end of the loan
-        weakref.finalize(lent, self.give, block).atexit = False
-        return pa.py_buffer(lent)
+        kept = self._kept.get(block.nbytes)
+        if kept is None:
+            kept = self._kept.setdefault(block.nbytes, deque(maxlen=KEPT_MAX))
+        kept.append(block)

@@ -13,6 +13,7 @@ C3  A failure says whether the request may have been received (`sent`): only the
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import select
 import socket
@@ -60,6 +61,7 @@ class Exchange:
         self._is_reusable = is_reusable and not response.will_close
         self._interrupt = interrupt
         self._pid = os.getpid()
+        self._direct: socket.socket | None = None
         self.address = address
         self.status = response.status
         self.headers = response.headers
@@ -84,7 +86,13 @@ class Exchange:
         try:
             if response.length is None or response.chunked:
                 return response.readinto(view)
-            count = response.fp.readinto1(view[: response.length])
+            view = view[: response.length]
+            if self._direct is not None:
+                count = self._direct.recv_into(view)
+            else:
+                count = response.fp.readinto1(view)
+                if len(view) > 2 * io.DEFAULT_BUFFER_SIZE:  # what came with the head is taken now, and nothing kept
+                    self._direct = self._connection.sock
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: closed by another thread
             raise _unavailable(self.address, error, sent=True) from error
         response.length -= count

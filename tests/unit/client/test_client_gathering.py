@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from broker.api.errors import BadBatch
 from broker.api.schema import SCHEMA
 from broker.client import gathering as gathering_module
 from broker.client.frames import Message, read_messages
-from broker.client.gathering import PureGathering
+from broker.client.gathering import PureGathering, Shape
 from broker.client.memory import KEPT_MAX, Memory
 from tests.support.rows import random_rows
 from tests.unit.client.logs import body, message
@@ -56,6 +56,20 @@ def random_log(rng: random.Random) -> tuple[list[bytes], pa.Table]:
         tables.append(rows)
         offset += span
     return messages, pa.Table.from_batches(tables, SCHEMA)
+
+
+def random_shape(rng: random.Random) -> Shape:
+    """Some columns under some names, and up to two constants between them."""
+    columns = rng.sample(SCHEMA.names, rng.randint(0, len(SCHEMA.names)))
+    if columns and rng.random() < 0.5:
+        return Shape(columns)
+    constants = {"place": pa.scalar(rng.choice(["", "a", "länger"]), pa.string()), "number": pa.scalar(7, pa.int32())}
+    for name in rng.sample(sorted(constants), rng.randint(1, 2)):
+        columns.insert(rng.randint(0, len(columns)), name)
+    kinds = [constants[name].type if name in constants else SCHEMA.field(name).type for name in columns]
+    renamed = [pa.list_(pa.field("element", kind.value_type)) if pa.types.is_list(kind) else kind for kind in kinds]
+    schema = pa.schema([pa.field(f"{name} as wanted", kind) for name, kind in zip(columns, renamed, strict=True)])
+    return Shape(columns, schema, constants)
 
 
 def received(data: bytes, rng: random.Random, memory: Memory | None, buffer_bytes: int) -> Iterator[Message]:
@@ -84,9 +98,9 @@ def test_gathered_rows_are_those_that_were_written(implementation: Any, seed: in
     start, end = sorted(rng.randrange(offsets[0] - 2, offsets[-1] + 3) for _ in range(2))
     if rng.random() < 0.4:
         start, end = 0, 1 << 40
-    columns = rng.sample(SCHEMA.names, rng.randint(1, len(SCHEMA.names)))
+    shape = random_shape(rng)
     rows_max, bytes_enough = rng.choice([1, 7, 64, 65536]), rng.choice([1, 3000, 50_000, 1 << 20])
-    gathering = implementation(columns, rows_max=rows_max, bytes_enough=bytes_enough, memory=Memory())
+    gathering = implementation(shape, rows_max=rows_max, bytes_enough=bytes_enough, memory=Memory())
     found: list[pa.RecordBatch] = []
     for there in received(body(*messages), rng, gathering.memory, rng.choice([2048, 10_000, 1 << 20])):
         found += gathering.add(there, start, end)
@@ -96,17 +110,22 @@ def test_gathered_rows_are_those_that_were_written(implementation: Any, seed: in
         batch.validate(full=True)
         assert 1 <= batch.num_rows <= rows_max
     wanted = [start <= offset < end for offset in rows.column("offset").to_pylist()]
-    schema = pa.schema([SCHEMA.field(name) for name in columns])
-    assert all(batch.schema.equals(schema) for batch in found)
-    expected = rows.filter(pa.array(wanted, pa.bool_())).select(columns)
-    assert pa.Table.from_batches(found, schema).equals(expected)
+    assert all(batch.schema.equals(shape.schema, check_metadata=True) for batch in found)
+    expected = rows.filter(pa.array(wanted, pa.bool_()))
+    table = pa.Table.from_batches(found, shape.schema)
+    assert table.num_rows == expected.num_rows
+    for name, column in zip(shape.columns, table.columns, strict=True):
+        if name in shape.constants:
+            assert column.to_pylist() == [shape.constants[name].as_py()] * expected.num_rows
+        else:
+            assert column.combine_chunks().equals(expected.column(name).combine_chunks()), name
 
 
 @each
 def test_what_was_handed_out_does_not_change_while_more_is_gathered(implementation: Any) -> None:
     memory, rng = Memory(), random.Random(1)
     data = body(*[message(first, first + 10, value_bytes=300) for first in range(0, 3000, 10)])
-    gathering = implementation(["value", "offset"], rows_max=100, bytes_enough=1 << 20, memory=memory)
+    gathering = implementation(Shape(["value", "offset"]), rows_max=100, bytes_enough=1 << 20, memory=memory)
     kept: list[pa.RecordBatch] = []
     for number, there in enumerate(received(data, rng, gathering.memory, 8192)):
         kept += [batch for batch in gathering.add(there, 0, 3000) if number % 3]  # the rest is dropped and used again
@@ -117,7 +136,7 @@ def test_what_was_handed_out_does_not_change_while_more_is_gathered(implementati
 
 @each
 def test_short_batches_are_gathered_and_long_ones_handed_out_as_they_are(implementation: Any) -> None:
-    gathering = implementation(["value"], rows_max=65536, bytes_enough=100_000, memory=Memory())
+    gathering = implementation(Shape(["value"]), rows_max=65536, bytes_enough=100_000, memory=Memory())
     long = stored(message(60, 160, value_bytes=2000))
     sizes = [batch.num_rows for i in range(60) for batch in gathering.add(stored(message(i, i + 1)), 0, 1000)]
     assert len(sizes) <= 1
@@ -142,7 +161,7 @@ def test_no_header_that_lies_touches_other_memory_or_what_was_gathered(implement
         lie = rng.choice([-1, 1, 8, -(1 << 63), (1 << 63) - 1 - max(was, 0), rng.randrange(1 << 20)])
         struct.pack_into("<q", damaged, place, was + lie)
         seal(damaged)
-        gathering = implementation(SCHEMA.names, rows_max=1 << 16, bytes_enough=1 << 20, memory=Memory())
+        gathering = implementation(Shape(SCHEMA.names), rows_max=1 << 16, bytes_enough=1 << 20, memory=Memory())
         found = gathering.add(stored(message(-10 + 10, 5)), 0, 5)
         try:
             lied = gathering.add(stored(bytes(damaged)), 0, 30)
@@ -166,25 +185,62 @@ def test_a_number_of_rows_that_overflows_as_bytes_is_refused(implementation: Any
     for place in (ROWS_AT, NODES_AT):
         struct.pack_into("<q", damaged, place, (1 << 61) + 1)
     seal(damaged)
-    gathering = implementation(SCHEMA.names, rows_max=1 << 16, bytes_enough=1 << 20, memory=Memory())
+    gathering = implementation(Shape(SCHEMA.names), rows_max=1 << 16, bytes_enough=1 << 20, memory=Memory())
     with pytest.raises(BadBatch):
         gathering.add(stored(bytes(damaged)), 3, 40)
 
 
-def test_a_block_is_used_again_only_when_the_last_view_of_it_is_dropped() -> None:
-    memory = Memory()
-    block = memory.take(5000)
-    block[:3] = (1, 2, 3)
-    lent = memory.lend(block).slice(0, 3)
-    array = pa.Array.from_buffers(pa.uint8(), 3, [None, lent])
-    view = array.to_numpy()
-    del lent, array
+VIEWS: dict[str, Callable[[pa.RecordBatch], Any]] = {
+    "column": lambda batch: batch.column(0).slice(3, 2),
+    "child": lambda batch: batch.column(1).values.field(0),
+    "buffer": lambda batch: batch.column(0).buffers()[1],
+    "array": lambda batch: batch.column(0).to_numpy(),
+}
+
+
+@pytest.mark.skipif(COMPILED is PureGathering, reason="the gathering is not compiled here")
+@pytest.mark.parametrize("kept", VIEWS)
+def test_blocks_are_used_again_only_when_the_last_view_of_a_batch_is_dropped(kept: str) -> None:
+    memory = TakenAndGiven()
+    gathering = COMPILED(Shape(["offset", "headers"]), rows_max=100, bytes_enough=1, memory=memory)
+    rows = random_rows(random.Random(3), 50)
+    (batch,) = gathering.add(Message(*stored_passing(rows)), 0, 50)
+    lent = memory.taken - memory.given
+    view = VIEWS[kept](batch)
+    was = bytes(view) if kept == "buffer" else view.tolist()
+    del batch
     gc.collect()
-    assert memory.take(5000) is not block
-    assert view.tolist() == [1, 2, 3]
+    assert lent
+    assert memory.taken - memory.given == lent
+    for _ in range(3):
+        gathering.add(Message(*stored_passing(random_rows(random.Random(4), 50))), 0, 50)
+    assert (bytes(view) if kept == "buffer" else view.tolist()) == was
     del view
     gc.collect()
-    assert memory.take(8192) is block
+    assert lent <= memory.given
+
+
+class TakenAndGiven(Memory):
+    """Says which blocks were taken, and which of them came back at some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: set[int] = set()
+        self.given: set[int] = set()
+
+    def take(self, size: int) -> Any:
+        block = super().take(size)
+        self.taken.add(id(block))
+        return block
+
+    def give(self, block: Any) -> None:
+        self.given.add(id(block))
+        super().give(block)
+
+
+def stored_passing(rows: pa.RecordBatch) -> tuple[BatchHeader, memoryview, bool]:
+    data = bytes(encode_batch(rows, BatchHeader(first_offset=0, last_offset=rows.num_rows - 1)))
+    return verify_batch(data), memoryview(data), True
 
 
 def test_no_more_than_a_few_blocks_of_a_size_are_kept() -> None:

@@ -29,7 +29,7 @@ from tests.support.rows import random_rows
 def test_any_projection_gives_exactly_sparks_arrow_schema(names: list[str], count: int, seed: int) -> None:
     schema = StructType([ROW[name] for name in names[:count]])
     records = random_rows(random.Random(seed), 7, first_offset=40)
-    rows = Projection(schema).rows(records, "orders", 3)
+    rows = Projection(schema).shape("orders", 3).rows(records)
     assert to_arrow_schema(schema, timezone="UTC").equals(rows.schema)
     rows.validate(full=True)
     for name in names[:count]:
@@ -38,29 +38,35 @@ def test_any_projection_gives_exactly_sparks_arrow_schema(names: list[str], coun
         assert found == (records.column(name).to_pylist() if expected is None else expected)
 
 
-def test_slices_of_different_lengths_get_constants_of_their_length() -> None:
-    projection = Projection(StructType([ROW["stream"], ROW["partition"]]))
+def test_batches_of_different_lengths_get_constants_of_their_length() -> None:
+    shape = Projection(StructType([ROW["stream"], ROW["partition"]])).shape("s", 1)
     records = random_rows(random.Random(1), 10)
     for count in (3, 10, 1):
-        rows = projection.rows(records.slice(0, count), "s", 1)
+        rows = shape.rows(records.slice(0, count))
         assert (rows.num_rows, set(rows.column("stream").to_pylist())) == (count, {"s"})
-    assert projection.rows(records, "t", 2).column("partition").to_pylist() == [2] * 10
 
 
-def test_the_offset_is_always_asked_for_and_constants_never() -> None:
-    assert Projection(ROW).record_columns == ["offset", "key", "value", "timestamp", "subject", "headers"]
-    assert Projection(StructType([ROW["stream"]])).record_columns == ["offset"]
+def test_only_what_is_wanted_is_taken_of_a_record() -> None:
+    assert Projection(ROW).shape("s", 0).stored_columns == [
+        "key",
+        "value",
+        "offset",
+        "timestamp",
+        "subject",
+        "headers",
+    ]
+    assert Projection(StructType([ROW["stream"]])).shape("s", 0).stored_columns == []
 
 
 def test_the_users_spelling_is_kept() -> None:
     projection = Projection(StructType([StructField("VALUE", BinaryType())]))
-    assert projection.rows(random_rows(random.Random(2), 3), "s", 0).schema.names == ["VALUE"]
+    assert projection.shape("s", 0).rows(random_rows(random.Random(2), 3)).schema.names == ["VALUE"]
 
 
 def test_columns_that_are_never_null_may_be_declared_so() -> None:
     names = ("stream", "partition", "offset", "timestamp", "subject")
     schema = StructType([StructField(name, ROW[name].dataType, nullable=False) for name in names])
-    rows = Projection(schema).rows(random_rows(random.Random(3), 3), "s", 0)
+    rows = Projection(schema).shape("s", 0).rows(random_rows(random.Random(3), 3))
     assert to_arrow_schema(schema, timezone="UTC").equals(rows.schema)
 
 
