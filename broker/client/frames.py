@@ -40,6 +40,8 @@ from broker.client.memory import Memory
 BUFFER_BYTES: Final = 2 << 20
 FILL_BYTES: Final = 256 << 10
 """Asked of the socket at least, so that small batches do not cost a call each."""
+TAIL_BYTES: Final = 4 << 10
+"""So much is moved to the front whenever more is asked for: a front that is written again is still in the cache."""
 
 ReadInto = Callable[[memoryview], int]
 """Fills the front of a view: n >= 1 bytes, 0 at the end of the body or of the connection."""
@@ -195,7 +197,7 @@ class _Window:
 
 
 class _ReusedWindow(_Window):
-    """The same in one block. A long message is read up to the header of the next one, so that no torn tail is moved."""
+    """The same in one block. A long message is read up to the header of the next one, which begins at the front too."""
 
     def __init__(self, source: _Source, buffer_bytes: int, memory: Memory) -> None:
         super().__init__(source, buffer_bytes)
@@ -223,7 +225,7 @@ class _ReusedWindow(_Window):
         if self._at + count <= self._filled:
             return
         assert count <= self.behind
-        if self._at + count > len(self._view):
+        if self._at + count > len(self._view) or self._filled - self._at <= TAIL_BYTES:
             tail = bytes(self._view[self._at : self._filled])
             self._view[: len(tail)] = tail
             self._at, self._filled = 0, len(tail)
