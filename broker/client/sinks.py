@@ -33,7 +33,7 @@ from broker.client.append import encode
 from broker.client.calls import Calls, path
 from broker.client.outgoing import pieces
 
-PART_BYTES: Final = 32 << 20
+PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
 PARTS_IN_FLIGHT: Final = 2
 
@@ -135,7 +135,7 @@ class Sink:
         """Store records for a later commit; durable when it returns. Columns as for `Client.append`.
 
         Args:
-            records: Any number, also none. Sent in parts of some 32 MiB, as they come, two at a time.
+            records: Any number, also none. Sent in parts of some 16 MiB, as they come, two at a time.
             stage: 32 hexadecimal digits that no other stage has; None: random ones.
             incarnation: The stream's incarnation that is meant.
         Raises:

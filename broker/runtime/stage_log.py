@@ -111,9 +111,9 @@ class StageLog:
             for ref, stage in zip(refs, stages, strict=True):
                 rows = 0
                 for _, part in sorted(stage.parts.items()):
-                    for message in hidden.batches(part.first_offset, part.next_offset):
-                        if read_header(message).group_index > 0:  # behind the note
-                            batch = RestampedBatch(message, decision)
+                    for header, message in hidden.batches_in_turn(part.first_offset, part.next_offset):
+                        if header.group_index > 0:  # behind the note
+                            batch = RestampedBatch(message, header, decision)
                             rows += batch.record_count
                             yield batch
                 if rows != ref.rows:

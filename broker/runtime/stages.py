@@ -31,7 +31,7 @@ from broker.sinks.ledger import StageRef
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
 from broker.sinks.stages import StageTable
 from broker.storage.disk import Disk
-from broker.storage.log import AppendResult, StoredGroup
+from broker.storage.log import HASTE_BYTES, AppendResult, StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.scrub import Piece
 
@@ -111,7 +111,11 @@ class StageStore:
                     self.main.room.check()
                 self._hidden.append([note], batches, decision=int(stage, 16))
             generation = self._hidden.generation
-        self._hidden.make_durable(generation)
+            is_large = sum(batch.byte_count_max for batch in batches) >= HASTE_BYTES
+            if is_large:  # or the part that comes next would be written before this one is answered
+                self._hidden.make_durable(generation)
+        if not is_large:
+            self._hidden.make_durable(generation)
         return is_new
 
     def pin(self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int) -> list[StageRef]:

@@ -109,7 +109,7 @@ def stamp_of(query: Query) -> Stamp | None:
 
 
 def encode(
-    body: bytearray, info: StreamInfo, now_us: int, decoded_bytes_max: int, stamp: Stamp | None = None
+    body: bytearray | memoryview, info: StreamInfo, now_us: int, decoded_bytes_max: int, stamp: Stamp | None = None
 ) -> list[RowBatch]:
     """A request body as batches to append, by the stream's settings.
 

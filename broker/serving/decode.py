@@ -14,7 +14,7 @@ from broker.serving.framing import walk
 _OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-def decode_stream(body: bytes | bytearray, *, decoded_bytes_max: int) -> list[pa.RecordBatch]:
+def decode_stream(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> list[pa.RecordBatch]:
     """The batches of a whole Arrow stream, in their own schema; those without rows left out.
 
     Args:

@@ -2,7 +2,7 @@
 
 A staged message is a whole batch already. To stand at other offsets it needs another header value, another
 `offset` column and another CRC, nothing else: the column is the first buffer of the body (broker.api.batch),
-so all of it is patched in place in one copy of the message. Nothing is decoded or encoded again.
+so all of it is patched in place, in the memory that it was read into. Nothing is decoded or encoded again.
 
 Both classes are what a log appends (`broker.api.encodable`).
 """
@@ -23,7 +23,7 @@ from broker.api.batch import (
     TEMPLATE,
     VALUE_AT,
     VALUE_BYTES,
-    read_header,
+    BatchHeader,
     seal,
 )
 from broker.api.encodable import Encodable, Place
@@ -51,10 +51,10 @@ class StampedBatch:
 
 
 class RestampedBatch:
-    """A stored, verified, uncompressed message, to be appended elsewhere.
+    """A stored, verified, uncompressed message, to be appended elsewhere: composed in place, once.
 
     Args:
-        message: As `PartitionLog.batches` yields it; let go once it is composed.
+        message: As `PartitionLog.batches_in_turn` yields it, with its header.
         decision: What its new header names.
     Raises:
         BadBatch: rows were removed from it, or its offsets are not where an uncompressed batch has them.
@@ -62,9 +62,9 @@ class RestampedBatch:
 
     __slots__ = ("_decision", "_header", "_message", "max_timestamp_us", "record_count")
 
-    def __init__(self, message: bytes | bytearray | memoryview, decision: int) -> None:
-        self._message: bytes | bytearray | memoryview = message
-        self._header = read_header(message)
+    def __init__(self, message: bytearray | memoryview, header: BatchHeader, decision: int) -> None:
+        self._message = message
+        self._header = header
         self._decision = decision
         self.max_timestamp_us = self._header.max_timestamp_us
         (self.record_count,) = struct.unpack_from("<q", message, ROWS_AT)
@@ -77,9 +77,9 @@ class RestampedBatch:
                 " it was rewritten and cannot be appended as it is"
             )
 
-    def compose(self, **place: Unpack[Place]) -> bytearray:
-        """A copy of the message as it stands at `first_offset`."""
-        message = bytearray(self._message)
+    def compose(self, **place: Unpack[Place]) -> bytearray | memoryview:
+        """The message, changed to what stands at `first_offset`."""
+        message = self._message
         first_offset = place["first_offset"]
         last_offset = first_offset + self.record_count - 1
         place["decision"] = self._decision

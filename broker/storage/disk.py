@@ -16,6 +16,7 @@ D5  `FileSystem.sync` does what `File.sync` does, for all bytes that were writte
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -25,6 +26,7 @@ from typing import Final, Protocol
 from broker.api.errors import DiskFull, StorageFailed
 
 ReadableBuffer = bytes | bytearray | memoryview
+WritableBuffer = bytearray | memoryview
 TEMPORARY: Final = ".tmp"
 """Ending of a file that `replace_file` had not renamed yet: never read, removed at open."""
 
@@ -51,8 +53,17 @@ class File(Protocol):
     def pread_cold(self, size: int, position: int) -> bytes | bytearray:
         """As `pread`, leaving the page cache as it was found: for those who read everything once."""
 
+    def pread_into(self, block: WritableBuffer, position: int) -> int:
+        """As `pread`, into memory that is there already. Returns how many bytes came; fewer only at the end."""
+
     def forget(self, size: int, position: int) -> None:
         """Let the next `pread` there come from the disk, where the system can; dirty pages stay."""
+
+    def hasten(self, size: int, position: int) -> None:
+        """Let the disk begin with what was written there, where the system can, so that `sync` finds less to do.
+
+        Nothing is durable by it, and it says nothing of errors: `sync` does.
+        """
 
     def size(self) -> int:
         """Length in bytes."""
@@ -113,6 +124,21 @@ class Disk(Protocol):
         """Remove a folder and all in it; it may be missing."""
 
 
+def _system_call() -> ctypes._NamedFuncPointer | None:
+    try:
+        call = ctypes.CDLL(None).sync_file_range
+    except (AttributeError, OSError):  # Linux alone has it
+        return None
+    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return call
+
+
+_sync_file_range: Final = _system_call()
+_WRITE_ONLY: Final = 2
+"""SYNC_FILE_RANGE_WRITE. The flags that wait would take the errors of writing from this descriptor, and the fsync after
+them would answer that all is well. Without them all is left to it."""
+
+
 class OsFile:
     """A file of the operating system."""
 
@@ -152,6 +178,16 @@ class OsFile:
         found = self.pread(size, position)
         self.forget(size, position)
         return found
+
+    def pread_into(self, block: WritableBuffer, position: int) -> int:
+        view, done = memoryview(block), 0
+        while done < len(view) and (more := os.preadv(self._fd, [view[done:]], position + done)):
+            done += more
+        return done
+
+    def hasten(self, size: int, position: int) -> None:
+        if _sync_file_range is not None:
+            _sync_file_range(self._fd, position, size, _WRITE_ONLY)
 
     def forget(self, size: int, position: int) -> None:
         with suppress(OSError):

@@ -85,7 +85,8 @@ class Bounded:
         self.pread = file.pread
         self.write, self.truncate, self.sync = file.write, file.truncate, file.sync
         self.close, self.fileno = file.close, file.fileno
-        self.pread_cold, self.forget = file.pread_cold, file.forget
+        self.pread_cold, self.pread_into = file.pread_cold, file.pread_into
+        self.forget, self.hasten = file.forget, file.hasten
 
     def size(self) -> int:
         return min(self._bytes_max, self._file.size())

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 from broker.api.batch import crc_of, message_bytes
 from broker.api.errors import StorageFailed
@@ -38,8 +39,14 @@ from broker.storage.retention import is_expired, log_start_for
 from broker.storage.rows import Encodable, StoredGroup
 from broker.storage.scan import MESSAGE_BYTES_MAX
 from broker.storage.subjects import Latest
+from broker.storage.turns import Turn, messages_in_turn
 
 __all__ = ["AppendResult", "Encodable", "LogIdentity", "LogSettings", "PartitionLog", "RecoveryReport", "StoredGroup"]
+
+
+HASTE_BYTES: Final = 4 << 20
+"""After so many bytes of a group the disk begins with them, while further ones are made. 1 M records of 100 bytes were
+written and fsynced in 47 ms with it, in 75 ms without; by 16 MB it were 53."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,7 @@ class PartitionLog(SyncedLog):
                 index = self._tail_for(group.byte_count, now_us)
                 self._begin_epoch(leader_epoch)
                 first = offset = self.log_end_offset
-                begin = position = index.end
+                begin = position = hastened = index.end
                 try:
                     for batch in group.batches:
                         message = self._message(batch, offset, leader_epoch, len(entries), group.batch_count)
@@ -163,6 +170,9 @@ class PartitionLog(SyncedLog):
                         entries.append((offset, position, batch.max_timestamp_us, len(message), crc_of(message)))
                         offset += batch.record_count
                         position += len(message)
+                        if position - hastened >= HASTE_BYTES:
+                            self._chain.hasten(hastened, position)
+                            hastened = position
                     assert len(entries) == group.batch_count, "a group has as many batches as it says"
                 except BaseException:
                     self._chain.cut(begin)
@@ -215,6 +225,10 @@ class PartitionLog(SyncedLog):
             OffsetOutOfRange: as `read`.
         """
         return self._messages(offset, end)
+
+    def batches_in_turn(self, offset: int, end: int) -> Iterator[Turn]:
+        """As `batches`, with their headers: each in the memory of the one before, and the caller's to change."""
+        return messages_in_turn(self._ask, self._repair, offset, end)
 
     def offset_for_time(self, timestamp_us: int) -> int | None:
         """The earliest committed offset whose timestamp is at or after `timestamp_us`, exactly; None when none is."""

@@ -156,7 +156,8 @@ class AsideFile:
         self.path = path
         self.write, self.pread, self.size = file.write, file.pread, file.size
         self.sync, self.close, self.fileno = file.sync, file.close, file.fileno
-        self.pread_cold, self.forget = file.pread_cold, file.forget
+        self.pread_cold, self.pread_into = file.pread_cold, file.pread_into
+        self.forget, self.hasten = file.forget, file.hasten
 
     def truncate(self, size: int) -> None:
         count = self._file.size() - size

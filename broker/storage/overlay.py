@@ -17,7 +17,7 @@ import errno
 import os
 from dataclasses import dataclass, field
 
-from broker.storage.disk import Disk, File, ReadableBuffer
+from broker.storage.disk import Disk, File, ReadableBuffer, WritableBuffer
 
 
 @dataclass(slots=True)
@@ -58,6 +58,14 @@ class OverlayFile:
 
     def pread_cold(self, size: int, position: int) -> bytes:
         return self.pread(size, position)
+
+    def pread_into(self, block: WritableBuffer, position: int) -> int:
+        data = self.pread(len(block), position)
+        block[: len(data)] = data
+        return len(data)
+
+    def hasten(self, size: int, position: int) -> None:
+        """Nothing goes to a disk."""
 
     def forget(self, size: int, position: int) -> None:
         if self._under is not None:

@@ -239,7 +239,7 @@ def check_batch(data: bytes) -> None:
     rows.validate(full=True)
     assert header == read_header(data)
     if header.next_offset - header.first_offset == rows.num_rows:
-        restamped = RestampedBatch(data, 5)
+        restamped = RestampedBatch(bytearray(data), header, 5)
         verify_batch(restamped.compose(first_offset=3, leader_epoch=1, high_watermark=2))
 
 

@@ -38,7 +38,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal
 
-from broker.storage.disk import TEMPORARY, ReadableBuffer
+from broker.storage.disk import TEMPORARY, ReadableBuffer, WritableBuffer
 from tests.support.effort import seeded
 
 Mode = Literal["lost", "kept", "torn", "zeros", "reordered"]
@@ -122,6 +122,14 @@ class SimFile:
 
     def pread_cold(self, size: int, position: int) -> bytes:
         return self.pread(size, position)
+
+    def pread_into(self, block: WritableBuffer, position: int) -> int:
+        data = self.pread(len(block), position)
+        block[: len(data)] = data
+        return len(data)
+
+    def hasten(self, size: int, position: int) -> None:
+        self._check()  # what is not synced may be on the plates or not, with it as without
 
     def forget(self, size: int, position: int) -> None:
         self._check()

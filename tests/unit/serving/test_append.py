@@ -19,6 +19,7 @@ import pytest
 from broker.api.batch import read_header, split_messages
 from broker.api.http import ARROW_STREAM
 from broker.serving.app import BODIES_AT_ONCE
+from broker.serving.body import ROOM_MADE_BYTES
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
@@ -48,6 +49,21 @@ def test_rows_come_back_as_they_were_sent(api: Api, seed: int, codec: str | None
     assert api.append("orders", stream_of(rows, compression=codec)).status == 200
     # a header without a name is refused, and random_rows makes none
     assert api.read("orders").rows().drop_columns(["offset"]).to_pylist() == rows.to_pylist()
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip"])
+def test_a_long_body_comes_back_as_it_was_sent(api: Api, encoding: str | None) -> None:
+    """Of one that is packed, the length that is declared is not that of the body."""
+    rng = random.Random(3)
+    sent = pa.record_batch({"value": pa.array([rng.randbytes(1_000) for _ in range(2 * ROOM_MADE_BYTES // 1_000)])})
+    api.create("orders")
+    body, headers = stream_of(sent), {"Content-Type": ARROW_STREAM}
+    if encoding is not None:
+        body, headers["Content-Encoding"] = gzip.compress(body, 1), encoding
+        assert len(body) > ROOM_MADE_BYTES
+    answer = api.request("POST", "/v1/streams/orders/partitions/0/records", body=body, headers=headers)
+    assert answer.status == 200, answer.body
+    assert api.read("orders").rows().column("value").to_pylist() == sent[0].to_pylist()
 
 
 @pytest.mark.parametrize(

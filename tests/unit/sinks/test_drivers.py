@@ -12,6 +12,7 @@ import pytest
 
 from broker.api.errors import RequestTooLarge, SinkFenced, StageLost, StagesFull, StorageFailed
 from broker.runtime import sinks as coordinator
+from broker.runtime.stage_log import StageLog
 from broker.runtime.stages import StageLimits
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World
@@ -130,6 +131,23 @@ def test_a_hidden_log_is_trimmed_once_nothing_of_it_is_needed(disk: SimDisk, rig
         assert hidden.log_start_offset == hidden.log_end_offset
     driver.write()
     driver.world.check_complete(rig, 4)
+
+
+def test_a_commit_is_answered_though_its_stages_cannot_be_freed(
+    disk: SimDisk, rig: Rig, driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is committed is committed; the room is given back by the next round."""
+    monkeypatch.setitem(StageLog.trim.__kwdefaults__, "at_least", 1)  # type: ignore[arg-type]
+    driver.write()
+    disk.fail("rename", errno.EIO, path="/stages/", times=50)
+    driver.write()
+    assert "sink.forget_failed" in caplog.text
+    disk.heal()
+    driver.world.check_complete(rig, 2)
+    rig.sinks.sweep()
+    for store in rig.stores():
+        hidden = store._hidden.open()
+        assert hidden.log_start_offset == hidden.log_end_offset
 
 
 def test_commits_are_rewritten_when_they_have_grown(

@@ -55,6 +55,32 @@ def test_a_cold_read_and_a_forgotten_piece_give_the_same_bytes(place: tuple[Disk
     file.close()
 
 
+def test_a_read_into_memory_that_is_there_gives_the_same_bytes(place: tuple[Disk, str]) -> None:
+    """Also of what is not synced yet, and across the end of the file; what is behind that stays."""
+    disk, folder = place
+    file = disk.open(f"{folder}/a", create=True)
+    file.write(b"0123456789")
+    block = bytearray(b"....")
+    assert (file.pread_into(block, 3), bytes(block)) == (4, b"3456")
+    assert (file.pread_into(memoryview(block)[1:], 8), bytes(block)) == (2, b"3896")
+    assert (file.pread_into(block, 10), file.pread_into(block, 99), bytes(block)) == (0, 0, b"3896")
+    file.close()
+
+
+def test_a_disk_may_begin_with_bytes_before_they_are_synced(place: tuple[Disk, str]) -> None:
+    """Also with ranges that are not there, and twice: nothing is said, and nothing changes."""
+    disk, folder = place
+    file = disk.open(f"{folder}/a", create=True)
+    file.write(b"x" * 10_000)
+    for size, position in ((10_000, 0), (5, 3), (100, 9_990), (7, 50_000)):
+        file.hasten(size, position)
+    file.write(b"y")
+    file.hasten(1, 10_000)
+    file.sync()
+    assert file.pread(3, 9_998) == b"xxy"
+    file.close()
+
+
 def test_two_handles_of_a_file_see_each_other(place: tuple[Disk, str]) -> None:
     disk, folder = place
     first = disk.open(f"{folder}/a", create=True)
