@@ -40,7 +40,7 @@ class NatsConnection:
                 if is_last:
                     raise self._refused(str(error)) from error
             except (Error, OSError) as error:
-                raise self._refused(str(error) or type(error).__name__) from error
+                raise self._refused(_text_of(error)) from error
             except ValueError as error:
                 raise InvalidRequest(f"NATS address {self}: {error}", address=str(self)) from error
         raise AssertionError("unreachable")
@@ -51,7 +51,7 @@ class NatsConnection:
         failures: asyncio.Queue[Exception] = asyncio.Queue()
 
         async def note(error: Exception) -> None:
-            self.last_error = str(error) or type(error).__name__
+            self.last_error = _text_of(error)
             failures.put_nowait(error)
 
         async def all_failed() -> Exception:
@@ -77,6 +77,12 @@ class NatsConnection:
     def _refused(self, why: str) -> LiftlogError:
         kind = NatsRefused if "authoriz" in why.lower() or "authentic" in why.lower() else Unavailable
         return kind(f"{self}: {why}", address=str(self))
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "connected, and no NATS server answered in time"
+    return str(error) or type(error).__name__
 
 
 def _without_secrets(url: str) -> str:

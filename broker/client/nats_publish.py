@@ -220,7 +220,7 @@ class _Publish:
                     raise self._lost("no connection") from error
                 await asyncio.sleep(0.05)
             except errors.BadHeaderError as error:
-                raise InvalidRequest(f"header {error}: cannot be sent") from error
+                raise InvalidRequest(f"a header cannot be sent: {error}") from error
             except errors.Error as error:
                 raise self._lost(str(error)) from error
         if reply:

@@ -172,8 +172,9 @@ class Catalog:
         settings = settings_from(command["settings"], base=existing.settings)
         for key, (old, new) in differing(existing.settings, settings).items():
             if key in UNALTERABLE:
+                way = "; partitions are added by a call of their own" if key == "partitions" else ""
                 raise InvalidSetting(
-                    f"{key} of stream {existing.name!r} cannot be altered (it is {old!r}, asked for {new!r})",
+                    f"{key} of stream {existing.name!r} cannot be altered (it is {old!r}, asked for {new!r}){way}",
                     key=key,
                     value=new,
                 )

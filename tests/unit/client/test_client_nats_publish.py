@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -220,6 +221,13 @@ def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
         publish(url, "a", [b"x"])
     assert url.rpartition("@")[2] in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_a_port_that_is_no_nats_server_is_told_in_words() -> None:
+    """It takes the connection and says nothing."""
+    told = "no NATS server answered in time|no connection within"
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unavailable, match=told):
+        publish(f"nats://127.0.0.1:{silent.getsockname()[1]}", "a", [b"x"])
 
 
 def test_a_server_that_refuses_the_password_says_so(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_what_cannot_be_created_is_refused(api: Api, body: Any, reason: str, fie
     "body, reason, what",
     [
         ({}, "invalid_request", "at least one setting"),
-        ({"partitions": 4}, "invalid_setting", "cannot be altered"),
+        ({"partitions": 4}, "invalid_setting", "partitions are added by a call of their own"),
         ({"subject": "other"}, "invalid_setting", "cannot be altered"),
         ({"linger_ms": -1}, "invalid_setting", "must be from 0 to 10000"),
         ({"name": "other"}, "unknown_setting", "no setting 'name'"),
