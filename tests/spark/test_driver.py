@@ -140,7 +140,7 @@ def test_sigterm_lets_the_reader_publish(stream: Stream, tmp_path: Path) -> None
     """What Spark does to the source's process when a query ends."""
     stream.append(5)
     code = """
-import sys, json
+import sys, time
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_liftlog.source import LiftlogDataSource
 from spark_liftlog.schema import ROW
@@ -150,13 +150,13 @@ try:
     end = reader.latestOffset({"v": 1, "start": "earliest"}, ReadAllAvailable())
     reader.latestOffset(end, ReadAllAvailable())
     print("ready", flush=True)
-    sys.stdin.read()
+    while True:
+        time.sleep(0.02)  # a signal just before a read that blocks would be seen when that returns: never
 finally:
     reader.stop()
 """
     process = subprocess.Popen(
         [sys.executable, "-c", code, stream.address, stream.name],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=tmp_path,
     )
