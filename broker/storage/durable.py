@@ -6,6 +6,8 @@ when it was made. So a sync is a matter of one file, and either way does the sam
 G1  The durable end moves only to what had been appended when the sync began.
 G2  A sync that failed fails each log that had something to sync in it (L3): also when it was one of the file system,
     whatever became of that log's own file.
+G3  An error is told once for each open file. If a roll that seals the tail meanwhile got it, the sync beside it sees
+    none: so one that ends on a failed log moves nothing and raises what failed the log.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class SyncedLog(TailLog):
 
     def _sync_ends(self, end: int) -> None:
         with self._lock:
+            self._check_writable()  # G3
             self.durable_end = max(self.durable_end, end)
 
     def _sync_failed(self, error: OSError) -> LiftlogError:
@@ -97,8 +100,11 @@ def sync_together(
                 failed = error
         for log, end, file in begun:
             if failed is None:
-                log._sync_ends(end)
-                outcomes[log] = log.durable_end
+                try:
+                    log._sync_ends(end)
+                    outcomes[log] = log.durable_end
+                except LiftlogError as error:
+                    outcomes[log] = error
             else:
                 outcomes[log] = log._sync_failed(failed)
                 with suppress(OSError):  # its own error is told to this file, not to the one that recovers it

@@ -21,7 +21,7 @@ from broker.storage.log import PartitionLog
 from broker.storage.syncfs import OsFileSystem, is_new_enough, kind_of
 from tests.support.effort import seeded
 from tests.support.logs import check_log, create_log, open_log, row_batch, verified_records
-from tests.support.simdisk import MODES, Crashed, Mode, SimDisk, SimFileSystem
+from tests.support.simdisk import MODES, Crashed, Mode, SimDisk, SimFile, SimFileSystem
 
 FOLDERS = [f"/data/p{n}" for n in range(5)]
 SETTINGS = LogSettings(segment_bytes=1 << 20)
@@ -88,6 +88,49 @@ def test_what_is_appended_while_it_is_under_way_is_not_said_to_be_durable(disk: 
     assert [log.log_end_offset for log in logs] == [2] * 5
     after = disk.after_crash("lost")
     assert [values(open_log(after, settings=SETTINGS, folder=folder)) for folder in FOLDERS] == [[b"x"]] * 5
+
+
+def roll_in_vain(log: PartitionLog, disk: SimDisk) -> None:
+    disk.fail("sync", errno.EIO, path=log.folder)
+    with pytest.raises(StorageFailed):
+        log.roll_if_due(1 << 60)
+
+
+def check_it_comes_back(log: PartitionLog, disk: SimDisk) -> None:
+    assert log.durable_end == 0
+    log.recover(0)
+    assert log.sync() == 1
+    assert values(open_log(disk.after_crash("lost"), settings=SETTINGS, folder=log.folder)) == [b"x"]
+
+
+def test_a_sync_beside_a_roll_that_got_the_error_does_not_say_that_all_is_well(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G3."""
+    log, plain, rolls = logs_on(disk)[0], SimFile.sync, [roll_in_vain]
+    append(log)
+
+    def sync(file: SimFile) -> None:
+        if rolls:
+            rolls.pop()(log, disk)
+        plain(file)
+
+    monkeypatch.setattr(SimFile, "sync", sync)
+    with pytest.raises(StorageFailed):
+        log.sync()
+    check_it_comes_back(log, disk)
+
+
+def test_nor_does_a_sync_of_the_file_system(disk: SimDisk) -> None:
+    """G3; the other logs are none the worse."""
+    logs = logs_on(disk)
+    for log in logs:
+        append(log)
+    outcomes, failed = sync_together(logs, During(disk, lambda: roll_in_vain(logs[2], disk)))
+    assert failed is None
+    assert isinstance(outcomes.pop(2), StorageFailed)
+    assert outcomes == [1] * 4
+    check_it_comes_back(logs[2], disk)
 
 
 def test_where_nothing_is_dirty_nothing_is_synced(disk: SimDisk) -> None:
