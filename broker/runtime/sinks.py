@@ -177,7 +177,8 @@ class Sinks:
             try:
                 stale = store.sweep(is_open=self._is_open, is_asked_for=self._is_asked)
             except LiftlogError as error:
-                log.error("sink.sweep_failed partition=%s error=%s", store.main, error)
+                if not store.main.removed:  # deleted meanwhile, and its stages with it: no fault
+                    log.error("sink.sweep_failed partition=%s error=%s", store.main, error)
                 continue
             for sink in sorted({pin.sink for pin in stale}):
                 self._fence_idle(sink, [pin for pin in stale if pin.sink == sink])

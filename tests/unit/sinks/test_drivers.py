@@ -109,6 +109,18 @@ def test_a_stage_that_nobody_commits_expires(rig: Rig, driver: Driver) -> None:
         driver.commit(attempt)
 
 
+def test_a_stream_that_is_deleted_during_a_sweep_is_no_fault(
+    rig: Rig, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    staged(driver)
+    rig.now_us += LEASE_US
+    for partition in rig.partitions:
+        partition.note_removed()
+        partition.log.close()
+    rig.sinks.sweep()
+    assert "sweep_failed" not in caplog.text
+
+
 def test_a_pinned_stage_goes_only_after_its_idle_driver_was_fenced(rig: Rig, driver: Driver) -> None:
     """C3."""
     attempt = staged(driver)
