@@ -118,7 +118,8 @@ def expired(key: Key, offset: int, head: Head) -> RecordsExpired:
     stream, partition = key
     return RecordsExpired(
         f"stream {stream!r} partition {partition}: records {offset} to {head.log_start_offset - 1} were deleted by"
-        f" retention or a trim before this query read them; valid offsets are {head.log_start_offset} to {head.high_watermark};"
+        f" retention or a trim before this query read them; valid offsets are {head.log_start_offset} to"
+        f" {head.high_watermark};"
         f" {HOW_TO_GO_ON.format(where=f'offset {head.log_start_offset}')}",
         stream=stream,
         partition=partition,
