@@ -13,6 +13,8 @@
     sinks.py          `Sink`: records committed batch by batch, each once
     append.py         records to one partition, one request (Spark's sink uses only this)
     calls.py          calls of the JSON API, repeated while that is safe
+    gathering.py      wanted columns out of many messages, for Spark (compiled: _gathering.pyx; memory.py)
+    checking.py       the check of a message, compiled where that was built
     frames.py         an answer's body as verified batches
     brokers.py        whom to ask, and what the answer means
     pool.py           HTTP exchanges over kept connections
