@@ -291,7 +291,12 @@ class Broker:
         from broker.runtime.samples import broker_samples
 
         yield from broker_samples(
-            self._streams.by_name, self._intake, self.offsets, self.sinks.sinks.counts, started=self._started
+            self._streams.by_name,
+            self._intake,
+            self.offsets,
+            self.sinks.sinks.counts,
+            started=self._started,
+            offline=len(self._streams.offline),
         )
         yield from self._compactor.samples()
         yield from self._scrubber.samples()

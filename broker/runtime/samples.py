@@ -20,10 +20,16 @@ def broker_samples(
     sinks: Mapping[str, int],
     *,
     started: bool,
+    offline: int,
 ) -> Iterator[Sample]:
-    """All samples of one broker."""
+    """All samples of one broker.
+
+    Args:
+        offline: How many streams could not be opened.
+    """
     yield "liftlog_up", "1 once the broker has started", (), (), float(started)
     yield "liftlog_open_files", "Open file descriptors of the broker", (), (), open_file_count()
+    yield "liftlog_streams_offline", "Streams that could not be opened", (), (), offline
     for name, partitions in sorted(streams.items()):
         for partition in partitions:
             yield from _partition(partition, (name, str(partition.partition)))

@@ -177,6 +177,7 @@ class Streams:
                 self.by_name[info.name] = self.open_stream(info)
             except (LiftlogError, OSError) as error:
                 wrapped = error if isinstance(error, LiftlogError) else LiftlogError(str(error))
+                wrapped.fields |= {"stream": info.name, "offline": True}  # told here, not again at each request
                 self.offline[info.name] = wrapped
                 log.error("stream.offline stream=%s reason=%s error=%s", info.name, wrapped.reason, wrapped)
         for name in (OFFSETS_STREAM, COMMITS_STREAM):

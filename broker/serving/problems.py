@@ -113,13 +113,23 @@ def problems(meters: Meters) -> Middleware:
     return middleware
 
 
+def needs_a_person(error: LiftlogError) -> bool:
+    """Whether an error is news to whoever keeps the broker.
+
+    It is not where the client can do something (try again, or change the call), nor where a stream is offline: that
+    was logged when it was found, and each request that meets it is counted.
+    """
+    expected = isinstance(error, Retryable | InvalidRequest) or error.fields.get("offline") is True
+    return error.status >= 500 and not expected
+
+
 async def _answer(request: web.Request, handler: Handler) -> tuple[web.StreamResponse, str | None]:
     """The answer, and the reason code if it is a problem."""
     try:
         return await handler(request), None
     except LiftlogError as error:
         response, reason = problem_response(error), error.reason
-        if type(error).status >= 500 and not isinstance(error, Retryable):
+        if needs_a_person(error):
             log.error("http.failed method=%s path=%s error=%s", request.method, request.path[:500], error)
     except web.HTTPException as error:
         response = from_http(error, request)

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from urllib.error import HTTPError
 
 import nats
 import nats.errors
@@ -180,7 +181,15 @@ def test_lost_stream_folder_takes_only_that_stream_offline(tmp_path: Path) -> No
         with connect(broker.address) as client:
             assert client.read("kept").to_table().num_rows == 0
             assert not client.ready().ready
-        assert "stream.offline stream=lost" in broker.output()
+        for _ in range(3):
+            with pytest.raises(HTTPError) as caught:
+                broker.get("/v1/streams/lost/partitions/0/records")
+            problem = json.load(caught.value)
+            assert (problem["stream"], problem["offline"], problem["status"]) == ("lost", True, 500)
+        assert broker.metric("liftlog_streams_offline") == 1
+        assert broker.metric(f'liftlog_http_problems_total{{reason="{problem["reason"]}"}}') >= 3
+        assert broker.output().count("stream.offline stream=lost") == 1
+        assert "http.failed" not in broker.output(), "it is known"
         broker.request("DELETE", "/v1/streams/lost")
         eventually(broker.is_ready)
     finally:

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from broker.api.errors import BY_REASON, LiftlogError, from_problem
+from broker.api.errors import BY_REASON, CorruptLog, LiftlogError, NotSupported, StorageFailed, from_problem
 from broker.serving.problems import problem_response
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Api, Server
@@ -74,6 +74,26 @@ def test_an_unexpected_error_is_internal_with_an_id_that_is_in_the_log(
     assert answer.problem["id"] in line.getMessage()
     assert line.exc_info is not None
     assert api.get("/livez").status == 200
+
+
+def test_only_what_nobody_foresaw_is_logged_as_a_failure(
+    server: Server, api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An offline stream was logged when it was found; every reader gets its error, and is counted."""
+    api.create("orders")
+    for error, status, is_logged in [
+        (CorruptLog("no folder", stream="orders", offline=True), 500, False),
+        (StorageFailed("the disk is gone"), 503, False),
+        (NotSupported("not in this release"), 501, False),
+        (CorruptLog("neither foreseen nor told"), 500, True),
+    ]:
+        server.backend.offline["orders"] = error
+        caplog.clear()
+        answers = [api.read("orders") for _ in range(3)]
+        assert [(a.status, a.problem) for a in answers] == [(status, error.to_problem())] * 3
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert [line.startswith("http.failed") for line in lines] == [True] * (3 if is_logged else 0)
+    assert 'liftlog_http_problems_total{reason="corrupt_log"} 6.0' in api.get("/metrics").body.decode()
 
 
 def test_every_error_of_the_tree_makes_a_round_trip() -> None:
