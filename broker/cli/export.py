@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from broker.api.errors import InvalidRequest, OffsetOutOfRange
+from broker.api.errors import InvalidRequest
 from broker.api.schema import SCHEMA
 from broker.client.positions import Position, timestamp_us
 from broker.client.reader import PARTITION_FIELD, reader_schema
@@ -30,6 +30,7 @@ from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.overlay import OverlayDisk
 from broker.storage.places import Place, used_by
+from broker.storage.read import out_of_range
 
 if TYPE_CHECKING:
     from broker.client.client import Client
@@ -257,12 +258,7 @@ class _Stored:
         if isinstance(where, str):
             return log.log_start_offset if where == "earliest" else log.high_watermark
         if not log.log_start_offset <= where <= log.high_watermark:
-            raise OffsetOutOfRange(
-                f"{self.place.name}: offset {where} is outside [{log.log_start_offset}, {log.high_watermark}]",
-                offset=where,
-                log_start_offset=log.log_start_offset,
-                high_watermark=log.high_watermark,
-            )
+            raise out_of_range(self.identity, where, log.log_start_offset, log.high_watermark)
         return where
 
     def _shaped(self, batch: pa.RecordBatch, start: int, end: int, schema: pa.Schema) -> pa.RecordBatch:

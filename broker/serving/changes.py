@@ -29,6 +29,7 @@ from broker.serving.schemas import ITEMS_MAX, ref
 from broker.serving.streams import answer_one, changeable
 from broker.serving.waiting import unbroken
 from broker.storage.log import PartitionLog
+from broker.storage.read import out_of_range
 
 Before = Callable[[PartitionLog], int]
 
@@ -93,13 +94,13 @@ def parse_before(value: Any) -> Before:
 def _not_above(log: PartitionLog, offset: int) -> int:
     start, end = log.log_start_offset, log.high_watermark
     if offset > end:
-        raise OffsetOutOfRange(
+        raise out_of_range(
+            log.identity,
+            offset,
+            start,
+            end,
             f"{log.identity.stream}/{log.identity.partition}: cannot trim before offset {offset}, valid is"
             f" [{start}, {end}]; nothing was trimmed",
-            partition=log.identity.partition,
-            offset=offset,
-            log_start_offset=start,
-            high_watermark=end,
         )
     return offset
 

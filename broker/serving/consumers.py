@@ -30,6 +30,7 @@ from broker.serving.fields import INT32_MAX, INT64_MAX, LEADER_EPOCH_MAX, Fields
 from broker.serving.resolve import parse_at
 from broker.serving.schemas import INCARNATION_LENGTH_MAX, ITEMS_MAX, METADATA_LENGTH_MAX, ref
 from broker.serving.waiting import unbroken
+from broker.storage.read import out_of_range
 
 
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -143,12 +144,14 @@ def _parse_offset(serving: Serving, consumer: str, item: Any, where: str) -> Con
         )
     offset = fields.integer("offset", least=0, greatest=INT64_MAX)
     if offset > handle.log.high_watermark:
-        raise OffsetOutOfRange(
+        high_watermark = handle.log.high_watermark
+        raise out_of_range(
+            handle.log.identity,
+            offset,
+            handle.log.log_start_offset,
+            high_watermark,
             f"{where}: offset {offset} of {handle.stream}/{handle.partition} is above the high watermark"
-            f" {handle.log.high_watermark}: it cannot have been read",
-            offset=offset,
-            log_start_offset=handle.log.log_start_offset,
-            high_watermark=handle.log.high_watermark,
+            f" {high_watermark}: it cannot have been read",
         )
     return ConsumerOffset(
         consumer=consumer,

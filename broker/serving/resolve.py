@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
+from broker.api.errors import InvalidRequest, LiftlogError, StaleIncarnation
 from broker.serving.backend import PartitionHandle
 from broker.serving.body import JSON_MEDIA, read_json
 from broker.serving.endpoint import Content, Endpoint, Query, Serving
 from broker.serving.fields import INT32_MAX, INT64_MAX, LEADER_EPOCH_MAX, Fields, refuse
 from broker.serving.schemas import INCARNATION_LENGTH_MAX, ITEMS_MAX, ref
 from broker.storage.log import PartitionLog
+from broker.storage.read import out_of_range
 
 At = Callable[[PartitionLog], int | None]
 
@@ -81,12 +82,7 @@ def in_range(log: PartitionLog, offset: int) -> int:
     """The offset, if it may be read from. Raises OffsetOutOfRange."""
     start, end = log.log_start_offset, log.high_watermark
     if not start <= offset <= end:
-        raise OffsetOutOfRange(
-            f"{log.identity.stream}/{log.identity.partition}: offset {offset} is outside [{start}, {end}]",
-            offset=offset,
-            log_start_offset=start,
-            high_watermark=end,
-        )
+        raise out_of_range(log.identity, offset, start, end)
     return offset
 
 

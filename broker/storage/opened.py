@@ -297,7 +297,8 @@ class OpenLog:
     def _view(self) -> LogView:
         # In this order: what a later attribute holds covers what an earlier one says.
         high_watermark, end, segments = self.high_watermark, self.log_end_offset, self._chain.segments
-        return LogView(self._disk, segments, self.log_start_offset, high_watermark, end, self.lost_ranges)
+        start = self.log_start_offset
+        return LogView(self.identity, self._disk, segments, start, high_watermark, end, self.lost_ranges)
 
     def _ask(self, question: Callable[[LogView], T]) -> T:
         """Ask again after each repair, or when a segment went away after the view was taken."""

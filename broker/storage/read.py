@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes, verify_batch
 from broker.api.errors import BadBatch, OffsetOutOfRange
+from broker.storage.checkpoint import LogIdentity
 from broker.storage.disk import Disk, File
 from broker.storage.index import IndexView
 from broker.storage.recovery import Ranges
@@ -100,6 +101,7 @@ class ReadPlan:
 class LogView:
     """A log at one moment. `segments` is never changed in place."""
 
+    identity: LogIdentity
     disk: Disk
     segments: tuple[Segment, ...]
     log_start_offset: int
@@ -155,6 +157,21 @@ class LogView:
         return min([end, *(start for start, _ in self.lost_ranges if first < start)])
 
 
+def out_of_range(
+    identity: LogIdentity, offset: int, log_start_offset: int, high_watermark: int, message: str | None = None
+) -> OffsetOutOfRange:
+    """The error for an offset that a log does not have: which log, what was asked, what may be."""
+    where = f"{identity.stream}/{identity.partition}"
+    return OffsetOutOfRange(
+        message or f"{where}: offset {offset} is outside [{log_start_offset}, {high_watermark}]",
+        stream=identity.stream,
+        partition=identity.partition,
+        offset=offset,
+        log_start_offset=log_start_offset,
+        high_watermark=high_watermark,
+    )
+
+
 def plan_read(view: LogView, offset: int, *, end: int | None, max_bytes: int | None) -> ReadPlan:
     """Find the batches that hold [offset, min(end, high watermark)).
 
@@ -163,12 +180,7 @@ def plan_read(view: LogView, offset: int, *, end: int | None, max_bytes: int | N
         NeedsRepair: see there.
     """
     if not view.log_start_offset <= offset <= view.high_watermark:
-        raise OffsetOutOfRange(
-            f"offset {offset} is outside [{view.log_start_offset}, {view.high_watermark}]",
-            offset=offset,
-            log_start_offset=view.log_start_offset,
-            high_watermark=view.high_watermark,
-        )
+        raise out_of_range(view.identity, offset, view.log_start_offset, view.high_watermark)
     stop = view.high_watermark if end is None else min(end, view.high_watermark)
     plan = ReadPlan(min(view.after_lost(offset), max(stop, offset)))
     try:

@@ -77,7 +77,8 @@ def test_an_offset_that_does_not_exist_yet_trims_nothing_anywhere(api: Api) -> N
     answer = api.post("/v1/streams/orders/trim", {"before": {"offset": 7}})
     assert (answer.status, answer.reason) == (416, "offset_out_of_range")
     problem = answer.problem
-    assert (problem["partition"], problem["log_start_offset"], problem["high_watermark"]) == (1, 0, 5)
+    said = {name: problem[name] for name in ("stream", "partition", "offset", "log_start_offset", "high_watermark")}
+    assert said == {"stream": "orders", "partition": 1, "offset": 7, "log_start_offset": 0, "high_watermark": 5}
     assert [p["log_start_offset"] for p in api.get("/v1/streams/orders").json()["partitions"]] == [0, 0]
 
 

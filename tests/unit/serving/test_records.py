@@ -105,12 +105,17 @@ def test_a_time_is_the_first_record_that_is_not_older(api: Api) -> None:
         assert offsets(answer.rows()) == list(range(first, 5)), at
 
 
+WHERE = ("stream", "partition", "offset", "log_start_offset", "high_watermark")
+
+
 @pytest.mark.parametrize("offset", [101, 1 << 40])
 def test_above_the_high_watermark_is_out_of_range(orders: Api, offset: int) -> None:
     answer = orders.read("orders", offset=offset, max_wait_ms=10_000)
     assert answer.status == 416
     assert answer.reason == "offset_out_of_range"
-    assert (answer.problem["log_start_offset"], answer.problem["high_watermark"]) == (0, 100)
+    said = {name: answer.problem[name] for name in WHERE}
+    assert said == dict(zip(WHERE, ("orders", 0, offset, 0, 100), strict=True))
+    assert answer.problem["detail"] == f"orders/0: offset {offset} is outside [0, 100]"
 
 
 def test_below_the_log_start_is_out_of_range_but_earliest_is_not(server: Server, orders: Api) -> None:

@@ -96,6 +96,11 @@ def test_answers_are_in_the_order_asked_and_failures_stand_alone(orders: Api) ->
     ]
     assert [one["offset"] for one in found] == [0, None, None, None, None, 10]
     assert found[3]["error"]["high_watermark"] == found[3]["high_watermark"] == 10
+    assert (found[3]["error"]["stream"], found[3]["error"]["partition"], found[3]["error"]["offset"]) == (
+        "orders",
+        0,
+        11,
+    )
 
 
 @pytest.mark.parametrize(

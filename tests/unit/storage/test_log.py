@@ -279,6 +279,7 @@ def test_reading_at_the_high_watermark_is_empty_and_beyond_is_an_error(log: Part
         with pytest.raises(OffsetOutOfRange, match=r"outside \[0, 2\]") as caught:
             log.read(offset)
         assert (caught.value.log_start_offset, caught.value.high_watermark) == (0, 2)
+        assert (caught.value.stream, caught.value.partition) == (log.identity.stream, log.identity.partition)
 
 
 def test_uncommitted_records_are_not_found(log: PartitionLog) -> None:
