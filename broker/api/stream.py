@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
+from broker.api.plain import is_int64
 
 NAME_BYTES_MAX: Final = 128
 SUBJECT_BYTES_MAX: Final = 512
@@ -120,6 +121,15 @@ NULLABLE: Final = frozenset({"subject", "group", "retention_ms", "retention_byte
 UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"})
 """Settings that decide where a record goes; changing them under a running stream is a later release's work."""
 
+VALUE_SHOWN_MAX: Final = 100
+"""So many characters of a refused value an error shows."""
+
+
+def unit_of(key: str) -> str | None:
+    """What a setting counts: bytes, ms, records; None: a count of something else, or no number."""
+    return "bytes" if "bytes" in key else {"ms": "ms", "records": "records"}.get(key.rsplit("_", 1)[-1])
+
+
 _TYPES: Final = {f.name: f.type for f in fields(StreamSettings)}
 
 
@@ -160,12 +170,16 @@ def _checked(key: str, value: Any) -> Any:
         raise InvalidSetting(f"{key} cannot be null", key=key, value=None)
     kind = str(_TYPES[key])
     if kind.startswith("int"):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidSetting(f"{key}={value!r}: must be a whole number", key=key, value=repr(value))
         least, greatest = LIMITS[key]
-        if not least <= value <= greatest:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not least <= value <= greatest:
+            limit = " ".join(filter(None, (f"from {least} to {greatest}", unit_of(key))))
+            shown = repr(value)[:VALUE_SHOWN_MAX]
             raise InvalidSetting(
-                f"{key}={value}: must be from {least} to {greatest}", key=key, value=value, limit=[least, greatest]
+                f"{key}={shown}: must be {'' if is_whole else 'a whole number '}{limit}",
+                key=key,
+                value=value if is_int64(value) else shown,
+                limit=[least, greatest],
             )
     elif kind.startswith("bool"):
         if not isinstance(value, bool):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+
+from broker.api.stream import VALUE_SHOWN_MAX
 
 if TYPE_CHECKING:
     from broker.client.client import Client
@@ -72,34 +75,64 @@ def is_json(ctx: typer.Context, given: bool) -> bool:
 
 _MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _BYTES: Final = {
-    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
 }  # fmt: skip
 
-
-def duration_ms(text: str) -> int:
-    """`7d`, `12h`, `30m`, `10s`, `250ms`; a bare number counts milliseconds."""
-    found = re.fullmatch(r"(\d{1,18})\s*(ms|s|m|h|d|w|)", text.strip().lower())
-    if found is None:
-        raise typer.BadParameter(f"{text!r}: expected a duration like 7d, 12h, 30m, 10s, 250ms")
-    return int(found[1]) * _MS[found[2] or "ms"]
+Limit = tuple[int, int]
+"""(least, greatest), both allowed."""
 
 
-def byte_count(text: str) -> int:
-    """`10GiB`, `512MiB`, `1MB`; a bare number counts bytes."""
-    found = re.fullmatch(r"(\d{1,18})\s*([kmgt]?i?b|)", text.strip().lower())
-    if found is None or found[2] not in _BYTES:
-        raise typer.BadParameter(f"{text!r}: expected a size like 10GiB, 512MiB, 1MB, 1000")
-    return int(found[1]) * _BYTES[found[2]]
+def duration_ms(limit: Limit) -> Callable[[str], int]:
+    """A parser of `7d`, `12h`, `30m`, `10s`, `250ms`; a bare number counts milliseconds."""
+    shown = f"{_ms_text(limit[0])} to {_ms_text(limit[1])}"
+    return _amount("a duration like 7d, 12h, 30m, 10s, 250ms", {"": 1, **_MS}, limit, shown)
 
 
-def or_none(parse: Any) -> Any:
-    """A parser that also reads `none`, as the text NONE: typer takes None for 'not given'."""
+def byte_count(limit: Limit) -> Callable[[str], int]:
+    """A parser of `10GiB`, `512MiB`, `1MB`; a bare number counts bytes."""
+    shown = " to ".join(_exact(bound, _BYTES).upper().replace("IB", "iB") for bound in limit)
+    return _amount("a size like 10GiB, 512MiB, 1MB, 1000", {"": 1, **_BYTES}, limit, shown)
 
-    def parse_or_none(text: str) -> Any:
-        return NONE if text.strip().lower() == NONE else parse(text)
 
-    return parse_or_none
+def number(limit: Limit) -> Callable[[str], int]:
+    """A parser of whole numbers."""
+    return _amount("a whole number", {"": 1}, limit, f"{limit[0]} to {limit[1]}")
+
+
+def _amount(what: str, units: Mapping[str, int], limit: Limit, limit_text: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        found = re.fullmatch(r"([0-9]{1,100})\s*([a-z]*)", text.strip().lower())
+        if found is None or found[2] not in units:
+            raise typer.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: expected {what}, from {limit_text}")
+        value = int(found[1]) * units[found[2]]
+        if not limit[0] <= value <= limit[1]:
+            raise typer.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: must be from {limit_text}")
+        return value
+
+    return parse
+
+
+def _ms_text(ms: int) -> str:
+    text = _exact(ms, _MS)
+    return f"{text} ({ms // _MS['d']}d)" if text.endswith("ms") and ms > _MS["w"] else text
+
+
+def _exact(value: int, units: Mapping[str, int]) -> str:
+    """The value in the largest unit that it is a multiple of."""
+    whole = [unit for unit, size in units.items() if size == 1 or (value and value % size == 0)]
+    unit = max(whole, key=units.__getitem__)
+    return f"{value // units[unit]}{unit}"
+
+
+def or_none(amount: Callable[[Limit], Callable[[str], int]]) -> Callable[[Limit], Callable[[str], int | str]]:
+    """The same, and its parsers also read `none`, as the text NONE: typer takes None for 'not given'."""
+
+    def amount_or_none(limit: Limit) -> Callable[[str], int | str]:
+        parse = amount(limit)
+        return lambda text: NONE if text.strip().lower() == NONE else parse(text)
+
+    return amount_or_none
 
 
 NONE: Final = "none"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
+from broker.api.stream import LIMITS
 from broker.cli.exits import FAILED
 from broker.cli.options import Json, Nats, byte_count, is_json, nats_of
 from broker.cli.output import bytes_text, json_out, note
@@ -38,7 +39,7 @@ def publish(
         typer.Option(
             "--size",
             metavar="SIZE",
-            parser=byte_count,
+            parser=byte_count(LIMITS["record_bytes_max"]),
             help="Of a generated message, which begins with its number [100].",
             show_default=False,
         ),

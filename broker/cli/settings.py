@@ -11,12 +11,15 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from broker.cli.options import byte_count, duration_ms, or_none
+from broker.api.stream import LIMITS
+from broker.cli.options import byte_count, duration_ms, number, or_none
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def _option(flag: str, help: str, *, metavar: str | None = None, parser: Any = None) -> Any:
+def _option(flag: str, help: str, *, metavar: str | None = None, amount: Any = None) -> Any:
+    """`amount`: a function of `options`, which makes the parser of a number from the limits of the setting."""
+    parser = amount and amount(LIMITS[flag.removeprefix("--").replace("-", "_")])
     return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
 
 
@@ -40,26 +43,26 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
     "acks": Annotated[str | None, _option("--acks", "What an ack waits for.", metavar="all|leader|none")],
     "fsync": Annotated[str | None, _option("--fsync", "When the disk is synced.", metavar="batch|interval")],
     "fsync_interval_ms": Annotated[
-        Any, _option("--fsync-interval-ms", "With --fsync interval.", metavar="DURATION", parser=duration_ms)
+        Any, _option("--fsync-interval-ms", "With --fsync interval.", metavar="DURATION", amount=duration_ms)
     ],
     "linger_ms": Annotated[
-        Any, _option("--linger-ms", "How long an unacknowledged batch waits.", metavar="DURATION", parser=duration_ms)
+        Any, _option("--linger-ms", "How long an unacknowledged batch waits.", metavar="DURATION", amount=duration_ms)
     ],
     "batch_bytes": Annotated[
-        Any, _option("--batch-bytes", "A batch closes at this size.", metavar="SIZE", parser=byte_count)
+        Any, _option("--batch-bytes", "A batch closes at this size.", metavar="SIZE", amount=byte_count)
     ],
     "batch_records": Annotated[int | None, _option("--batch-records", "A batch closes at this count.", metavar="N")],
     "record_bytes_max": Annotated[
-        Any, _option("--record-bytes-max", "Larger records are refused.", metavar="SIZE", parser=byte_count)
+        Any, _option("--record-bytes-max", "Larger records are refused.", metavar="SIZE", amount=byte_count)
     ],
     "segment_bytes": Annotated[
-        Any, _option("--segment-bytes", "A segment is sealed at this size.", metavar="SIZE", parser=byte_count)
+        Any, _option("--segment-bytes", "A segment is sealed at this size.", metavar="SIZE", amount=byte_count)
     ],
     "segment_age_ms": Annotated[
-        Any, _option("--segment-age-ms", "A segment is sealed at this age.", metavar="DURATION", parser=duration_ms)
+        Any, _option("--segment-age-ms", "A segment is sealed at this age.", metavar="DURATION", amount=duration_ms)
     ],
     "retention_ms": Annotated[
-        Any, _option("--retention-ms", "Keep this long, or none.", metavar="DURATION|none", parser=or_none(duration_ms))
+        Any, _option("--retention-ms", "Keep this long, or none.", metavar="DURATION|none", amount=or_none(duration_ms))
     ],
     "retention_bytes": Annotated[
         Any,
@@ -67,12 +70,14 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
             "--retention-bytes",
             "Keep this much per partition, or none.",
             metavar="SIZE|none",
-            parser=or_none(byte_count),
+            amount=or_none(byte_count),
         ),
     ],
     "retention_records": Annotated[
         Any,
-        _option("--retention-records", "Keep this many per partition, or none.", metavar="N|none", parser=or_none(int)),
+        _option(
+            "--retention-records", "Keep this many per partition, or none.", metavar="N|none", amount=or_none(number)
+        ),
     ],
     "cleanup": Annotated[
         str | None,
@@ -83,14 +88,14 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
     "min_compaction_lag_ms": Annotated[
         Any,
         _option(
-            "--min-compaction-lag-ms", "Younger records are not compacted.", metavar="DURATION", parser=duration_ms
+            "--min-compaction-lag-ms", "Younger records are not compacted.", metavar="DURATION", amount=duration_ms
         ),
     ],
     "min_cleanable_dirty_percent": Annotated[
         int | None, _option("--min-cleanable-dirty-percent", "So much must be new before it is compacted.", metavar="N")
     ],
     "delete_retention_ms": Annotated[
-        Any, _option("--delete-retention-ms", "How long tombstones stay.", metavar="DURATION", parser=duration_ms)
+        Any, _option("--delete-retention-ms", "How long tombstones stay.", metavar="DURATION", amount=duration_ms)
     ],
     "coalesce_min_batch_bytes": Annotated[
         Any,
@@ -98,7 +103,7 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
             "--coalesce-min-batch-bytes",
             "Smaller stored batches are joined; 0: none.",
             metavar="SIZE",
-            parser=byte_count,
+            amount=byte_count,
         ),
     ],
     "compression": Annotated[
@@ -107,7 +112,7 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
     "dedup_window_ms": Annotated[
         Any,
         _option(
-            "--dedup-window-ms", "How long an Nats-Msg-Id is known; 0: off.", metavar="DURATION", parser=duration_ms
+            "--dedup-window-ms", "How long an Nats-Msg-Id is known; 0: off.", metavar="DURATION", amount=duration_ms
         ),
     ],
     "dedup_ids_max": Annotated[int | None, _option("--dedup-ids-max", "So many ids a partition keeps.", metavar="N")],

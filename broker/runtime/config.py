@@ -25,6 +25,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
+from broker.api.plain import is_int64
 from broker.api.stream import check_name, settings_from
 from broker.runtime.settings import (
     BY_KEY,
@@ -143,7 +144,7 @@ def _from_file(path: str) -> Iterator[tuple[str, _Given]]:
         tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read: {error.strerror}", source=path) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: numbers of 5,000 digits, deep nesting
         raise InvalidRequest(f"{path}: not TOML: {error}", source=path) from error
     for name, value in tree.items():
         if name in SECTIONS:
@@ -200,11 +201,12 @@ def _checked(setting: Setting, given: _Given) -> Any:
     if setting.nullable and (value is None or (isinstance(value, str) and value.lower() in NOT_SET)):
         return None
     if setting.kind == "int":
+        limit = f"from {setting.limit[0]} to {setting.limit[1]}" if setting.limit else ""
+        text = " ".join(filter(None, (limit, setting.unit, "or none" if setting.nullable else "")))
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _invalid(setting, given, "must be a whole number" + (" or none" if setting.nullable else ""))
+            raise _invalid(setting, given, f"must be a whole number {text}")
         if setting.limit and not setting.limit[0] <= value <= setting.limit[1]:  # type: ignore[operator]
-            unit = f" {setting.unit}" if setting.unit else ""
-            raise _invalid(setting, given, f"must be from {setting.limit[0]} to {setting.limit[1]}{unit}")
+            raise _invalid(setting, given, f"must be {text}")
     elif setting.kind == "bool":
         if not isinstance(value, bool):
             raise _invalid(setting, given, "must be true or false")
@@ -236,7 +238,7 @@ def _invalid(setting: Setting, given: _Given, why: str) -> InvalidSetting:
     return InvalidSetting(
         f"{given.source}: {setting.key} = {shown}: {why}",
         key=setting.key,
-        value=value if isinstance(value, str | int | list | None) else shown,
+        value=value if isinstance(value, str | list | bool | None) or is_int64(value) else shown,
         limit=list(setting.limit) if setting.limit else None,
         source=given.source,
     )

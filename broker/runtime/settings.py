@@ -12,7 +12,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any, Final, TypeVar
 
 from broker.api.http import DEFAULT_PORT
-from broker.api.stream import CHOICES, LIMITS, StreamSettings
+from broker.api.stream import CHOICES, LIMITS, StreamSettings, unit_of
 
 PREFIX: Final = "LIFTLOG_"
 PORT_LIMIT: Final = (0, 65_535)
@@ -328,13 +328,12 @@ def _stream_defaults() -> Iterator[Setting]:
     for f in fields(StreamSettings):
         if f.name in NOT_DEFAULTABLE:
             continue
-        suffix = f.name.rsplit("_", 1)[-1]
         yield Setting(
             key=f"defaults.{f.name}",
             kind=str(f.type).split(" ")[0],
             default=f.default,
             limit=LIMITS.get(f.name) or CHOICES.get(f.name),
-            unit="bytes" if "bytes" in f.name else {"ms": "ms", "records": "records"}.get(suffix),
+            unit=unit_of(f.name),
             doc="",
             nullable="None" in str(f.type),
         )

@@ -17,9 +17,13 @@ def test_number_is_held_to_its_limits(key: str) -> None:
     least, greatest = LIMITS[key]
     for good in (least, greatest):
         assert getattr(settings_from({key: good}), key) == good
-    for bad in (least - 1, greatest + 1, "1", 1.5, True):
-        with pytest.raises(InvalidSetting, match=key):
+    for bad in (least - 1, greatest + 1, "1", "1d", 1.5, float("inf"), float("nan"), -(10**40), 10**4_000, True, [1]):
+        with pytest.raises(InvalidSetting, match=f"from {least} to {greatest}") as caught:
             settings_from({key: bad})
+        assert (caught.value.key, caught.value.limit) == (key, [least, greatest])
+        assert str(caught.value).startswith(f"{key}={repr(bad)[:100]}: must be ")
+        assert caught.value.value in (bad, repr(bad)[:100])
+        assert len(str(caught.value)) < 300
 
 
 def test_unknown_setting_names_the_nearest() -> None:

@@ -6,6 +6,7 @@ Method: tables of examples.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -14,10 +15,13 @@ import typer
 
 from broker.api.errors import BY_REASON, DeadlineExceeded, NotReady, Unavailable
 from broker.api.schema import SCHEMA
+from broker.api.stream import LIMITS
 from broker.cli.exits import FAILED, UNREACHABLE, code_of
-from broker.cli.options import NONE, byte_count, duration_ms, or_none, position
+from broker.cli.options import NONE, byte_count, duration_ms, number, or_none, position
 from broker.cli.output import bytes_text, cell, printable, time_text
 from broker.cli.records import Lines, json_lines, rows, value_text
+
+ANY = (0, 1 << 60)
 
 
 @pytest.mark.parametrize(
@@ -25,24 +29,44 @@ from broker.cli.records import Lines, json_lines, rows, value_text
     [("7d", 604_800_000), ("12h", 43_200_000), ("1w", 604_800_000), ("10s", 10_000), ("5", 5), ("2 M", 120_000)],
 )
 def test_durations(text: str, ms: int) -> None:
-    assert duration_ms(text) == ms
+    assert duration_ms(ANY)(text) == ms
 
 
 @pytest.mark.parametrize("text, count", [("1KiB", 1024), ("1kb", 1000), ("10GiB", 10 << 30), ("7", 7), ("7 B", 7)])
 def test_sizes(text: str, count: int) -> None:
-    assert byte_count(text) == count
+    assert byte_count(ANY)(text) == count
 
 
-@pytest.mark.parametrize("parse", [duration_ms, byte_count])
-@pytest.mark.parametrize("text", ["", "-1", "1.5h", "one", "1x", "1ib", "9" * 30])
-def test_what_is_no_value_is_a_usage_error(parse: object, text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        parse(text)  # type: ignore[operator]
+@pytest.mark.parametrize(
+    "amount, limit, shown",
+    [
+        (duration_ms, (0, 604_800_000), "from 0ms to 1w"),
+        (duration_ms, LIMITS["retention_ms"], "from 1ms to 1125899906842624ms (13031248d)"),
+        (byte_count, LIMITS["segment_bytes"], "from 64KiB to 1TiB"),
+        (number, (0, 100), "from 0 to 100"),
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    ["", "-1", "-7d", "1.5h", "one", "inf", "nan", "1e9", "1x", "1ib", "٣", "99999999999999w", "9" * 30, "9" * 5_000],
+    ids=lambda text: text[:16],
+)
+def test_what_is_no_value_is_a_usage_error_that_names_value_and_limit(
+    amount: Callable[[tuple[int, int]], Callable[[str], int]], limit: tuple[int, int], shown: str, text: str
+) -> None:
+    with pytest.raises(typer.BadParameter) as caught:
+        amount(limit)(text)
+    assert caught.value.message.endswith(shown)
+    assert caught.value.message.startswith(repr(text[:100]))
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    assert [duration_ms((1, 86_400_000))(text) for text in ("1", "1d", "24h")] == [1, 86_400_000, 86_400_000]
 
 
 def test_none_passes_where_it_is_allowed() -> None:
-    assert or_none(duration_ms)("None") == NONE
-    assert or_none(duration_ms)("1s") == 1000
+    assert or_none(duration_ms)(ANY)("None") == NONE
+    assert or_none(duration_ms)(ANY)("1s") == 1000
 
 
 @pytest.mark.parametrize(

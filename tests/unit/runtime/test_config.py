@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,11 +125,16 @@ def test_an_unknown_variable_names_the_nearest_and_client_variables_pass() -> No
         ("broker_id = 'a b'\n", "broker_id", None),
         ("broker_id = 7\n", "broker_id", None),
         ("[defaults]\npartitions = 0\n", "defaults.partitions", [1, 1024]),
+        ("[defaults]\nlinger_ms = 'inf'\n", "defaults.linger_ms", [0, 10_000]),
+        ("[defaults]\nlinger_ms = inf\n", "defaults.linger_ms", [0, 10_000]),
+        ("[defaults]\nlinger_ms = '1d'\n", "defaults.linger_ms", [0, 10_000]),
+        ("[defaults]\nlinger_ms = -1\n", "defaults.linger_ms", [0, 10_000]),
+        (f"[defaults]\nlinger_ms = {10**40}\n", "defaults.linger_ms", [0, 10_000]),
         ("[defaults]\npartition_by = 'random'\n", "partition_by", None),
         ("http = 3\n", "http", None),
     ],
 )
-def test_a_bad_value_names_file_key_value_and_limit(tmp_path: Path, text: str, key: str, limit: object) -> None:
+def test_a_bad_value_names_file_key_value_and_limit(tmp_path: Path, text: str, key: str, limit: Any) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(InvalidSetting) as caught:
         load(path, {})
@@ -136,9 +142,25 @@ def test_a_bad_value_names_file_key_value_and_limit(tmp_path: Path, text: str, k
     assert caught.value.source == path
     assert caught.value.fields.get("limit") == limit
     assert path in str(caught.value)
+    if limit and isinstance(limit[0], int):
+        assert f"from {limit[0]} to {limit[1]}" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["[http\n", "\x00", "a = 1\na = 2\n"])
+@pytest.mark.parametrize("text", ["-1", "inf", "nan", "1d", "1e400", "9" * 30, "9" * 5_000], ids=lambda text: text[:16])
+def test_a_duration_that_cannot_be_names_variable_value_and_limit(text: str) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        load(None, {"LIFTLOG_HTTP_BODY_TIMEOUT_MS": text})
+    message = str(caught.value)
+    for part in ("LIFTLOG_HTTP_BODY_TIMEOUT_MS", "http.body_timeout_ms", text[:190], "from 100 to 3600000 ms"):
+        assert part in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[http\n", "\x00", "a = 1\na = 2\n", f"a = {'9' * 5_000}", f"a = {'[' * 100_000}"],
+    ids=lambda text: text[:16],
+)
 def test_what_is_not_toml_names_the_file(tmp_path: Path, text: str) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(InvalidRequest, match=r"liftlog\.toml: not TOML"):
