@@ -159,16 +159,20 @@ def _read_owner(path: str) -> dict[str, Any] | None:
         return None
     try:
         values: dict[str, Any] = parse_json(data)
-        version = values["format_version"]
-        if version == FORMAT_VERSION:
-            return {"broker_id": str(values["broker_id"]), "cluster_id": str(values["cluster_id"])}
+        check_format(path, values["format_version"])
+        return {"broker_id": str(values["broker_id"]), "cluster_id": str(values["cluster_id"])}
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptLog(f"{name} is damaged: {error}", path=name) from error
-    raise UnknownFormatVersion(
-        f"data folder {path} has format version {version}, this release reads {FORMAT_VERSION}",
-        path=path,
-        version=version,
-    )
+
+
+def check_format(path: str, version: object) -> None:
+    """Raises UnknownFormatVersion unless it is the format version of the data folders that this release reads."""
+    if version != FORMAT_VERSION:
+        raise UnknownFormatVersion(
+            f"data folder {path} has format version {version}, this release reads {FORMAT_VERSION}",
+            path=path,
+            version=version,
+        )
 
 
 def _found(disk: OsDisk, path: str, broker_id: str, cluster_id: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Final
 from broker.api.errors import FolderNotAllowed, InvalidRequest
 from broker.api.plain import parse_json
 from broker.storage.checkpoint import PARTITION_FILE, LogIdentity
-from broker.storage.folder import BROKER_FILE, LOCK_FILE, STREAMS_FOLDER
+from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, LOCK_FILE, STREAMS_FOLDER, check_format
 from broker.storage.segment import parse_name
 
 ASIDE_FOLDER: Final = "moved-aside"
@@ -59,6 +59,7 @@ def find_places(path: str) -> list[Place]:
     Raises:
         InvalidRequest: nothing of liftlog's is there; field `path`.
         FolderNotAllowed: it may not be looked into.
+        UnknownFormatVersion: the data folder is of another format version, so what is in it is not known.
     """
     path = os.path.realpath(path)
     try:
@@ -74,6 +75,8 @@ def find_places(path: str) -> list[Place]:
         raise FolderNotAllowed(f"{error.filename}: no permission to look into it", path=error.filename) from error
     if not folders and not os.path.exists(f"{path}/{BROKER_FILE}"):
         raise InvalidRequest(f"{path}: no segment, partition, stream or data folder of liftlog", path=path)
+    if not folders:
+        _read_owner(path)
     return [_place(folder) for folder in folders]
 
 
@@ -121,6 +124,13 @@ def _order(folder: str) -> tuple[str, int, str]:
     return (above, int(name), "") if name.isdigit() else (above, -1, name)
 
 
+def _read_owner(root: str) -> dict[str, object]:
+    """As `owner_of`, and empty where that knows nothing: what stands beside it can be looked at all the same."""
+    owner = owner_of(root) or {}
+    check_format(root, owner.get("format_version", FORMAT_VERSION))
+    return owner
+
+
 def _place(folder: str, only: int | None = None) -> Place:
     root = folder
     while root != "/" and not os.path.exists(f"{root}/{BROKER_FILE}"):
@@ -128,7 +138,7 @@ def _place(folder: str, only: int | None = None) -> Place:
     if root == "/":
         return Place(folder=folder, only=only)
     parts = os.path.relpath(folder, root).split("/")
-    cluster_id = (owner_of(root) or {}).get("cluster_id")
+    cluster_id = _read_owner(root).get("cluster_id")
     expected = None
     if len(parts) == 4 and parts[0] == STREAMS_FOLDER and parts[3].isdigit() and isinstance(cluster_id, str):
         expected = LogIdentity(cluster_id=cluster_id, stream=parts[1], incarnation=parts[2], partition=int(parts[3]))

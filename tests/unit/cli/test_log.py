@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, OffsetOutOfRange
+from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, OffsetOutOfRange, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 from broker.cli.export import ParquetFile
 from broker.cli.main import app
@@ -91,6 +91,32 @@ def test_verify_of_what_is_well_says_how_much_was_looked_at(data: Path) -> None:
     assert [one["partition"] for one in answer["partitions"]] == ["orders/i1/0", "orders/i1/1"]
     assert sum(one["batches"] for one in answer["partitions"]) == 20
     assert _files(data) == before
+
+
+@pytest.mark.parametrize("where", [".", "streams/orders", "streams/orders/i1/0", "segment"])
+@pytest.mark.parametrize(
+    "command", [("verify",), ("repair", "--dry-run"), ("repair",), ("dump",), ("export", "--parquet", "o.parquet")]
+)
+def test_a_data_folder_of_another_format_version_is_refused_in_the_words_of_the_broker(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], where: str
+) -> None:
+    """Whatever the partitions in it say of themselves: its layout is not known."""
+    monkeypatch.chdir(tmp_path)
+    owner = data / "broker.json"
+    owner.write_text(json.dumps({**json.loads(owner.read_text()), "format_version": 2}))
+    with pytest.raises(UnknownFormatVersion) as wanted:
+        DataFolder.open(data, broker_id="broker-0")
+    before = _files(tmp_path)
+    with pytest.raises(UnknownFormatVersion) as caught:
+        _run("log", command[0], _segments(data)[0] if where == "segment" else data / where, *command[1:])
+    assert (caught.value.message, caught.value.fields) == (wanted.value.message, wanted.value.fields)
+    assert _files(tmp_path) == before
+
+
+def test_an_empty_data_folder_of_another_format_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_text('{"format_version": "x", "cluster_id": "c", "broker_id": "b"}')
+    with pytest.raises(UnknownFormatVersion, match="has format version x, this release reads 1"):
+        _run("log", "verify", tmp_path)
 
 
 def test_verify_names_file_place_offsets_and_what_it_means(data: Path) -> None:
