@@ -24,8 +24,68 @@ from tests.support.logs import FOLDER, IDENTITY, commit, create_log
 from tests.support.simdisk import Mode, SimDisk
 
 
-class LifeOfALog(RuleBasedStateMachine):
-    """One log on the fake disk, whatever becomes of it.
+class Restarts(RuleBasedStateMachine):
+    """One log on the fake disk that is committed, trimmed, stopped, killed and loses power.
+
+    A machine says what its `end` is: the first offset that it has not appended.
+    """
+
+    def __init__(self, log_settings: LogSettings) -> None:
+        super().__init__()
+        self.disk = SimDisk()
+        self.settings = log_settings
+        self.now_us = 1_000_000
+        self.boot = 0
+
+    @property
+    def end(self) -> int:
+        raise NotImplementedError
+
+    @initialize()
+    def create(self) -> None:
+        self.log = create_log(self.disk, settings=self.settings, boot_id="boot-0")
+
+    @rule()
+    def commit(self) -> None:
+        assert commit(self.log) == self.end
+
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        self.log.trim(data.draw(st.integers(0, self.end)))
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        high_watermark = self.log.high_watermark
+        if clean:
+            self.log.close()
+        else:
+            self.disk = self.disk.after_kill()
+        self.reopen(high_watermark)
+        assert self.log.log_end_offset == self.end
+
+    def roll_now(self) -> None:
+        self.log.update_settings(replace(self.settings, segment_age_ms=0))
+        self.log.roll_if_due(self.now_us)
+        self.log.update_settings(self.settings)
+
+    def after_power_loss(self, mode: Mode, seed: int) -> int:
+        """The log end then: at least what was durable is there."""
+        durable, high_watermark = self.log.durable_end, self.log.high_watermark
+        self.boot += 1
+        self.disk = self.disk.after_crash(mode, seed=seed)
+        self.reopen(high_watermark)
+        assert durable <= self.log.log_end_offset <= self.end
+        return self.log.log_end_offset
+
+    def reopen(self, high_watermark: int) -> None:
+        self.log = PartitionLog.open(
+            self.disk, FOLDER, self.settings, boot_id=f"boot-{self.boot}", now_us=self.now_us, expected=IDENTITY
+        )
+        self.log.advance_high_watermark(high_watermark)
+
+
+class LifeOfALog(Restarts):
+    """Whatever becomes of a log whose records are known by their offset.
 
     Attributes:
         records: What is stored, by offset, as the machine notes it.
@@ -36,20 +96,12 @@ class LifeOfALog(RuleBasedStateMachine):
     LARGE: ClassVar[tuple[str, int]]
 
     def __init__(self, log_settings: LogSettings) -> None:
-        super().__init__()
-        self.disk = SimDisk()
-        self.settings = log_settings
+        super().__init__(log_settings)
         self.records: list[Any] = []
-        self.now_us = 1_000_000
-        self.boot = 0
 
-    @initialize()
-    def create(self) -> None:
-        self.log = create_log(self.disk, settings=self.settings, boot_id="boot-0")
-
-    @rule()
-    def commit(self) -> None:
-        assert commit(self.log) == len(self.records)
+    @property
+    def end(self) -> int:
+        return len(self.records)
 
     @rule(large=st.booleans())
     def roll(self, large: bool) -> None:
@@ -57,27 +109,11 @@ class LifeOfALog(RuleBasedStateMachine):
         constant, value = self.LARGE
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(constant, value if large else 1 << 14)
-            self.log.update_settings(replace(self.settings, segment_age_ms=0))
-            self.log.roll_if_due(self.now_us)
-            self.log.update_settings(self.settings)
+            self.roll_now()
 
     @rule()
     def checkpoint(self) -> None:
         self.log.checkpoint()
-
-    @rule(data=st.data())
-    def trim(self, data: st.DataObject) -> None:
-        self.log.trim(data.draw(st.integers(0, len(self.records))))
-
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
-        high_watermark = self.log.high_watermark
-        if clean:
-            self.log.close()
-        else:
-            self.disk = self.disk.after_kill()
-        self.reopen(high_watermark)
-        assert self.log.log_end_offset == len(self.records)
 
     @rule()
     def keep_no_state(self) -> None:
@@ -86,21 +122,6 @@ class LifeOfALog(RuleBasedStateMachine):
         self.roll(large=False)
         self.disk.heal()
 
-    def after_power_loss(self, mode: Mode, seed: int) -> int:
-        """The log end then: at least what was durable is there."""
-        durable, high_watermark = self.log.durable_end, self.log.high_watermark
-        self.boot += 1
-        self.disk = self.disk.after_crash(mode, seed=seed)
-        self.reopen(high_watermark)
-        assert durable <= self.log.log_end_offset <= len(self.records)
-        return self.log.log_end_offset
-
-    def reopen(self, high_watermark: int) -> None:
-        self.log = PartitionLog.open(
-            self.disk, FOLDER, self.settings, boot_id=f"boot-{self.boot}", now_us=self.now_us, expected=IDENTITY
-        )
-        self.log.advance_high_watermark(high_watermark)
-
     def append_in_vain(self, batches: Sequence[Encodable], kind: int) -> None:
         """The disk fails to write with errno `kind`: nothing is appended."""
         self.disk.fail("write", kind, path=".arrows", short=300)
@@ -108,17 +129,17 @@ class LifeOfALog(RuleBasedStateMachine):
             self.log.append(batches, leader_epoch=0, now_us=self.now_us)
         self.disk.heal()
         self.log.recover(self.now_us)
-        assert self.log.log_end_offset == len(self.records)
+        assert self.log.log_end_offset == self.end
 
     def sync_in_vain(self) -> None:
         """The next fsync fails; the recovery keeps every record."""
         self.disk.fail("sync", errno.EIO, path=".arrows")
-        if self.log.durable_end < len(self.records):
+        if self.log.durable_end < self.end:
             with pytest.raises(StorageFailed):
                 self.log.sync()
         self.disk.heal()
         self.log.recover(self.now_us)
-        assert self.log.log_end_offset == len(self.records)
+        assert self.log.log_end_offset == self.end
 
     def check_stored(self, column: str, expected: Sequence[object]) -> None:
         """All records from the log start on are there, with these values; then it is closed, and no file stays open."""

@@ -9,20 +9,19 @@ what was not durable.
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import rule
 
 from broker.api.batch import decode_batch
 from broker.api.errors import DiskFull, OutOfSequence, ProducerFenced, StorageFailed, UnknownProducer
 from broker.storage.checkpoint import LogSettings
-from broker.storage.log import PartitionLog
 from broker.storage.producers import WINDOW_GROUPS, Stamp
-from tests.support.lives import life
-from tests.support.logs import FOLDER, IDENTITY, commit, create_log, row_batch, stamped
-from tests.support.simdisk import MODES, Mode, SimDisk
+from tests.support.lives import Restarts, life
+from tests.support.logs import commit, row_batch, stamped
+from tests.support.simdisk import MODES, Mode
 
 EXPIRY_MS = 50
 IDS = st.integers(1, 3)
@@ -41,22 +40,14 @@ class Known:
         return max(self.groups) + 1
 
 
-class ProducersMachine(RuleBasedStateMachine):
+class ProducersMachine(Restarts):
     """See the module."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.disk = SimDisk()
-        self.settings = LogSettings(segment_bytes=6_000, producer_id_expiry_ms=EXPIRY_MS)
+        super().__init__(LogSettings(segment_bytes=6_000, producer_id_expiry_ms=EXPIRY_MS))
         self.groups: list[tuple[Stamp | None, int, int]] = []  # all of the log
         self.known: dict[int, Known] = {}
         self.expired: set[int] = set()
-        self.now_us = 1_000_000
-        self.boot = 0
-
-    @initialize()
-    def create(self) -> None:
-        self.log = create_log(self.disk, settings=self.settings, boot_id="boot-0")
 
     @property
     def end(self) -> int:
@@ -131,41 +122,16 @@ class ProducersMachine(RuleBasedStateMachine):
         self.groups.append((None, result.first_offset, result.next_offset))
 
     @rule()
-    def commit(self) -> None:
-        assert commit(self.log) == self.end
-
-    @rule()
     def roll(self) -> None:
-        self.log.update_settings(replace(self.settings, segment_age_ms=0))
-        self.log.roll_if_due(self.now_us)
-        self.log.update_settings(self.settings)
+        self.roll_now()
 
     @rule(ms=st.sampled_from([1, 20, EXPIRY_MS - 1, EXPIRY_MS]))
     def time_passes(self, ms: int) -> None:
         self.now_us += ms * 1_000
 
-    @rule(data=st.data())
-    def trim(self, data: st.DataObject) -> None:
-        self.log.trim(data.draw(st.integers(0, self.end)))
-
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
-        high_watermark = self.log.high_watermark
-        if clean:
-            self.log.close()
-        else:
-            self.disk = self.disk.after_kill()
-        self.reopen(high_watermark)
-        assert self.log.log_end_offset == self.end
-
     @rule(mode=st.sampled_from(MODES), seed=st.integers(0, 1 << 16))
     def lose_power(self, mode: Mode, seed: int) -> None:
-        durable, high_watermark = self.log.durable_end, self.log.high_watermark
-        self.boot += 1
-        self.disk = self.disk.after_crash(mode, seed=seed)
-        self.reopen(high_watermark)
-        end = self.log.log_end_offset
-        assert durable <= end
+        end = self.after_power_loss(mode, seed)
         assert end in [0, *(after for _, _, after in self.groups)]
         self.groups = [group for group in self.groups if group[2] <= end]
         for producer_id in list(self.known):
@@ -185,10 +151,7 @@ class ProducersMachine(RuleBasedStateMachine):
             self.known.pop(producer_id, None)  # what is left of it is from before it was forgotten, and may stay so
 
     def reopen(self, high_watermark: int) -> None:
-        self.log = PartitionLog.open(
-            self.disk, FOLDER, self.settings, boot_id=f"boot-{self.boot}", now_us=self.now_us, expected=IDENTITY
-        )
-        self.log.advance_high_watermark(high_watermark)
+        super().reopen(high_watermark)
         # Whoever is found in the log by the scan counts as used now: make that true for all.
         for producer_id in sorted(self.known):
             self.use(producer_id)
