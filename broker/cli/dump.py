@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from broker.api.batch import BatchHeader, read_header
+from broker.api.legible import iso_time
 from broker.api.schema import SCHEMA, SCHEMA_BYTES
 from broker.cli.output import printable
-from broker.cli.records import Lines, json_lines, rows, time_text
+from broker.cli.records import Lines, json_lines, rows
 from broker.storage.contradictions import what_stands_at
 from broker.storage.disk import File, OsDisk
 from broker.storage.places import Place, used_by
@@ -143,7 +144,7 @@ def _batch_line(stored: Stored, header: BatchHeader) -> str:
         f"{stored.rows().num_rows} records",
         f"epoch {header.leader_epoch}",
         f"hw {header.high_watermark}",
-        f"newest {time_text(header.max_timestamp_us)}",
+        f"newest {iso_time(header.max_timestamp_us)}",
         f"crc {header.crc:08x}",
     ]
     if header.group_count > 1:

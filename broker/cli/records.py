@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
 
+from broker.api.legible import iso_time, readable
 from broker.cli.output import printable
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "value")
 
 
@@ -20,10 +18,10 @@ def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
     """The rows of a batch as JSON objects. Bytes stand as text where they are UTF-8, else as {"base64": …}."""
     for row in rows(batch):
         headers = row.get("headers")
-        row["headers"] = headers and [[pair["key"], _readable(pair["value"])] for pair in headers]
-        row["key"] = _readable(row["key"])
-        row["value"] = _readable(row["value"])
-        row["timestamp"] = time_text(row["timestamp"])
+        row["headers"] = headers and [[pair["key"], readable(pair["value"])] for pair in headers]
+        row["key"] = readable(row["key"])
+        row["value"] = readable(row["value"])
+        row["timestamp"] = str(iso_time(row["timestamp"]))
         yield json.dumps(row, ensure_ascii=False)
 
 
@@ -55,7 +53,7 @@ class Lines:
             {
                 "partition": str(row.get("partition", "")),
                 "offset": str(row["offset"]),
-                "timestamp": time_text(row["timestamp"])[:23].replace("T", " "),
+                "timestamp": str(iso_time(row["timestamp"]))[:23].replace("T", " "),
                 "subject": printable(row["subject"]),
                 "key": value_text(row["key"]),
                 "value": value_text(row["value"]),
@@ -82,21 +80,3 @@ def value_text(value: bytes | None) -> str:
         return printable(value.decode("utf-8"))
     except UnicodeDecodeError:
         return "0x" + value.hex()
-
-
-def time_text(time_us: int) -> str:
-    """ISO 8601 in UTC with microseconds; the number itself where the year is not 1 to 9999."""
-    try:
-        moment = _EPOCH + timedelta(microseconds=time_us)
-    except OverflowError:
-        return str(time_us)
-    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-
-
-def _readable(value: bytes | None) -> str | dict[str, str] | None:
-    if value is None:
-        return None
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode("ascii")}

@@ -10,11 +10,9 @@ Arrow form. One batch is in memory at a time; its CRC is checked before a row of
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -23,13 +21,13 @@ from aiohttp import web
 
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes
 from broker.api.errors import LiftlogError
+from broker.api.legible import iso_time, readable
 from broker.serving.endpoint import Serving, begin_answer
 from broker.serving.sending import STALLED_S, AnswerCut
 from broker.storage.read import FileRange, ReadPlan
 
 CHUNK_BYTES: Final = 256 << 10
 ROWS_AT_ONCE_MAX: Final = 1024
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def send_lines(
@@ -122,22 +120,3 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             "headers": None if headers is None else [[h["key"], readable(h["value"])] for h in headers],
             "reply": row["reply"],
         }
-
-
-def iso_time(time_us: int) -> str | int:
-    """ISO 8601 in UTC; the number itself where the year is not 1 to 9999."""
-    try:
-        moment = _EPOCH + timedelta(microseconds=time_us)
-    except OverflowError:
-        return time_us
-    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-
-
-def readable(value: bytes | None) -> str | dict[str, str] | None:
-    """Bytes as text if they are UTF-8, else {"base64": ...}."""
-    if value is None:
-        return None
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode("ascii")}

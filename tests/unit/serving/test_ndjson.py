@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from broker.api.http import ARROW_STREAM, NDJSON
+from broker.api.legible import iso_time
 from broker.serving import ndjson
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
@@ -171,5 +172,5 @@ def test_a_damaged_later_batch_cuts_the_answer(server: Server, orders: Api, monk
 
 
 def test_times_beyond_the_calendar_are_numbers() -> None:
-    assert ndjson.iso_time(1 << 62) == 1 << 62
-    assert datetime.fromisoformat(str(ndjson.iso_time(1))).microsecond == 1
+    assert iso_time(1 << 62) == 1 << 62
+    assert datetime.fromisoformat(str(iso_time(1))).microsecond == 1

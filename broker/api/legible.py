@@ -1,0 +1,31 @@
+"""Cells of a record as JSON values that people read: what the HTTP API's lines and `liftlog tail --json` have in common.
+
+Bytes stand as text where they are UTF-8, else as {"base64": "..."}; a time as ISO 8601 in UTC.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def iso_time(time_us: int) -> str | int:
+    """ISO 8601 in UTC with microseconds; the number itself where the year is not 1 to 9999."""
+    try:
+        moment = _EPOCH + timedelta(microseconds=time_us)
+    except OverflowError:
+        return time_us
+    return moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def readable(value: bytes | None) -> str | dict[str, str] | None:
+    """Bytes as text if they are UTF-8, else {"base64": ...}."""
+    if value is None:
+        return None
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode("ascii")}
