@@ -1,4 +1,4 @@
-"""Cells of a record as JSON values that people read: what the HTTP API's lines and `liftlog tail --json` have in common.
+"""Cells of a record as JSON that people read: what the HTTP API's lines and `liftlog tail --json` have in common.
 
 Bytes stand as text where they are UTF-8, else as {"base64": "..."}; a time as ISO 8601 in UTC.
 """
