@@ -13,7 +13,10 @@ broker.py       one broker, for production
 stream.py, consumer.py   what is there, and changing it
 publish.py, tail.py      records in, records out
 log.py                   files of a log: verify, repair; dump.py and export.py show and copy what is in them
-doctor.py                whether all is as a broker needs it: checks.py (this machine), checks_network.py (others)
+doctor.py                whether all is as a broker needs it; checks.py: what a check says, and of
+    checks_machine.py   this machine
+    checks_folder.py    the data folder
+    checks_network.py   others
 
 For people: docs/cli.md.
 """

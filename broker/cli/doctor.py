@@ -30,21 +30,9 @@ def doctor(
     """Check folder, disk, limits, ports, NATS, clocks and versions. Exit code 1 if something is wrong."""
     from broker.api.errors import LiftlogError
     from broker.cli.broker import assigned
-    from broker.cli.checks import (
-        OK,
-        WRONG,
-        Check,
-        as_json,
-        check_catalog,
-        check_compiled,
-        check_disk,
-        check_file_times,
-        check_folder,
-        check_fsync,
-        check_limits,
-        check_versions,
-        worst_of,
-    )
+    from broker.cli.checks import OK, WRONG, Check, as_json, worst_of
+    from broker.cli.checks_folder import check_catalog, check_file_times, check_folder
+    from broker.cli.checks_machine import check_compiled, check_disk, check_fsync, check_limits, check_versions
     from broker.cli.checks_network import check_broker, check_nats
     from broker.cli.datafolder import DataFolder
     from broker.runtime.config import Config, load

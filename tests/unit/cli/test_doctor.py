@@ -23,20 +23,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli import checks, checks_network
-from broker.cli.checks import (
-    OK,
-    WARNING,
-    WRONG,
-    Check,
-    check_catalog,
-    check_disk,
-    check_file_times,
-    check_folder,
-    check_fsync,
-    check_limits,
-    check_versions,
-)
+from broker.cli import checks_machine, checks_network
+from broker.cli.checks import OK, SKIPPED, WARNING, WRONG, Check
+from broker.cli.checks_folder import check_catalog, check_file_times, check_folder
+from broker.cli.checks_machine import check_disk, check_fsync, check_limits, check_versions
 from broker.cli.checks_network import check_broker, check_nats
 from broker.cli.main import app
 from broker.storage.folder import DataFolder
@@ -67,19 +57,19 @@ def test_versions_are_those_that_the_project_asks_for() -> None:
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["broker"]]:
         name, bounds = re.match(r"([a-zA-Z0-9-]+)(.*)", requirement).groups()  # type: ignore[union-attr]
         asked[name] = bounds
-    for name, least in checks.LEAST.items():
+    for name, least in checks_machine.LEAST.items():
         assert f">={'.'.join(map(str, least))}" in asked[name]
-        below = checks.BELOW.get(name)
+        below = checks_machine.BELOW.get(name)
         assert ("<" in asked[name]) == (below is not None)
         assert below is None or f"<{'.'.join(map(str, below))}" in asked[name]
-    assert project["requires-python"] == f">={'.'.join(map(str, checks.PYTHON_LEAST))}"
+    assert project["requires-python"] == f">={'.'.join(map(str, checks_machine.PYTHON_LEAST))}"
     assert {check.status for check in check_versions()} == {OK}
 
 
 def test_an_old_or_missing_library_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(checks.LEAST, "pyarrow", (999,))
-    monkeypatch.setitem(checks.LEAST, "no-such-thing", (1,))
-    monkeypatch.setitem(checks.BELOW, "numpy", (1, 0))
+    monkeypatch.setitem(checks_machine.LEAST, "pyarrow", (999,))
+    monkeypatch.setitem(checks_machine.LEAST, "no-such-thing", (1,))
+    monkeypatch.setitem(checks_machine.BELOW, "numpy", (1, 0))
     found = _by_name(check_versions())
     assert [found[name].status for name in ("pyarrow", "no-such-thing", "numpy", "crc32c")] == [WRONG, WRONG, WRONG, OK]
     assert "pip install 'pyarrow>=999'" in found["pyarrow"].advice
@@ -166,7 +156,7 @@ def test_the_fsync_probe_leaves_nothing_behind(tmp_path: Path) -> None:
     assert found.values["max_ms"] >= found.values["median_ms"]
     assert list(tmp_path.iterdir()) == []
     (found,) = check_fsync(str(tmp_path / "none"))
-    assert found.status == checks.SKIPPED
+    assert found.status == SKIPPED
 
 
 def test_files_from_the_future_say_that_the_clock_went_back(tmp_path: Path) -> None:
