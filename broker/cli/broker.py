@@ -26,8 +26,8 @@ def broker(
     json: Json = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C."""
+    from broker.runtime.annotated import annotated
     from broker.runtime.config import describe, load
-    from broker.runtime.settings import annotated
 
     if defaults:
         sys.stdout.write(annotated())

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
+from broker.runtime.annotated import annotated
 from broker.runtime.config import CLIENT_VARIABLES, SETTINGS, Config, Secret, describe, load, without_credentials
-from broker.runtime.settings import annotated
 
 CONF = Path(__file__).parents[3] / "conf"
 SECRETS = {"LIFTLOG_NATS_USER": "ann", "LIFTLOG_NATS_PASSWORD": "hunter2"}
