@@ -28,11 +28,6 @@ BELOW: Final = {"nats-py": (2, 17), "aiohttp": (4,)}
 FREE_SHARE_WRONG: Final = 0.01
 FREE_SHARE_LOW: Final = 0.10
 FREE_BYTES_WRONG: Final = 256 << 20
-FILES_BESIDE: Final = 512
-"""Descriptors for sockets, readers and libraries."""
-OPEN_LOGS: Final = 8_192
-RAISED_TO: Final = 1 << 20
-"""Defaults of the broker: logs that keep their file open, and the limit that it asks for at most."""
 FSYNC_PROBES: Final = 12
 FSYNC_SLOW_MS: Final = 50.0
 FSYNC_UNBELIEVABLE_MS: Final = 0.02
@@ -121,23 +116,32 @@ def check_disk(path: str) -> Iterator[Check]:
         yield Check(name="file system", status=OK, found=kind)
 
 
-def check_limits(partitions: int, pid: int | None) -> Iterator[Check]:
-    """Open files: of the running broker where it can be seen, else of this shell."""
+def check_limits(partitions: int, pid: int | None, *, open_files_max: int, connections_max: int) -> Iterator[Check]:
+    """Open files: of the running broker where it can be seen, else of this shell.
+
+    Args:
+        open_files_max, connections_max: `limits.open_files_max` and `http.connections_max` of its configuration.
+    """
+    from broker.runtime.open_logs import BESIDE, CONNECTIONS_SHARE, LEAST, RAISED_TO
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = hard if hard != resource.RLIM_INFINITY else RAISED_TO  # a broker raises the soft limit by itself
     whose = "here"
     found = _limit_of(pid) if pid else None
     if found is not None:
         soft, whose = found, f"of process {pid}"
-    wanted = FILES_BESIDE + min(OPEN_LOGS, partitions)
+    taken = min(connections_max, max(LEAST, soft // CONNECTIONS_SHARE))
+    for_logs, for_connections = BESIDE + min(open_files_max, partitions), CONNECTIONS_SHARE * connections_max
+    wanted = max(for_logs, for_connections)
     advice = f"raise it to {max(65_536, wanted)}: `ulimit -n`, or LimitNOFILE= of the service"
-    status = WRONG if soft < FILES_BESIDE + 16 else WARNING if soft < wanted else OK
+    status = WRONG if soft < BESIDE + LEAST else WARNING if soft < wanted else OK
     yield Check(
         name="open files",
         status=status,
-        found=f"limit {soft} {whose}, {partitions} partitions want up to {wanted}",
+        found=f"limit {soft} {whose}: {partitions} partitions want up to {for_logs};"
+        f" {taken} HTTP connections are taken, http.connections_max = {connections_max} wants {for_connections}",
         advice="" if status == OK else advice,
-        values={"soft": soft, "hard": hard, "wanted": wanted},
+        values={"soft": soft, "hard": hard, "wanted": wanted, "connections": taken},
     )
 
 

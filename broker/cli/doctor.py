@@ -62,7 +62,12 @@ def doctor(
     checks += found
     checks += check_disk(folder)
     checks += check_fsync(folder)
-    checks += check_limits(partitions, user)
+    checks += check_limits(
+        partitions,
+        user,
+        open_files_max=loaded.limits.open_files_max,
+        connections_max=loaded.http.connections_max,
+    )
     checks += check_file_times(folder, time.time())
     for address in addresses.split(","):
         checks += check_broker(_local(address.strip()), in_use=user is not None)

@@ -17,5 +17,6 @@ cleaner.py     retention, rolling, checkpoints; compactor.py  compaction and coa
 room.py        what is kept free on the disk; open_logs.py  how many files are open; orphans.py  folders of nobody
 dataplane.py   the HTTP server's thread; pacing.py  nothing is paced over loopback
 metrics.py     what Prometheus sees; samples.py  what is read when it asks
-settings.py    every setting of the broker; annotated.py  the same as a file; config.py  how they are read; logs.py  how it logs
+settings.py    every setting of the broker; annotated.py  the same as a file; config.py  how they are read
+logs.py        how it logs
 """

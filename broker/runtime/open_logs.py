@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 BESIDE: Final = 512
 """Descriptors for sockets, readers, small files and libraries."""
 LEAST: Final = 16
+CONNECTIONS_SHARE: Final = 4
+"""Of so many files one may be an HTTP connection: one that reads has files open besides."""
 RAISED_TO: Final = 1 << 20
 
 
@@ -57,11 +59,8 @@ def files_within(wanted: int, limit: int) -> int:
 
 
 def connections_within(wanted: int, limit: int) -> int:
-    """How many HTTP connections the process takes where it may have `limit` files; says so if that is less than wanted.
-
-    A quarter of them: a connection that reads has files open besides.
-    """
-    found = min(wanted, max(LEAST, limit // 4))
+    """How many HTTP connections the process takes that may have `limit` files; says so if it is fewer than wanted."""
+    found = min(wanted, max(LEAST, limit // CONNECTIONS_SHARE))
     if found < wanted:
         log.warning("broker.open_files_limit limit=%d connections_max=%d used=%d", limit, wanted, found)
     return found

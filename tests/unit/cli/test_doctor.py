@@ -29,6 +29,7 @@ from broker.cli.checks_folder import check_catalog, check_file_times, check_fold
 from broker.cli.checks_machine import check_disk, check_fsync, check_limits, check_versions
 from broker.cli.checks_network import check_broker, check_nats
 from broker.cli.main import app
+from broker.runtime.open_logs import connections_within
 from broker.storage.folder import DataFolder
 from tests.support.processes import BrokerProcess, NatsServer, free_port, running
 
@@ -134,18 +135,27 @@ def test_free_space_and_inodes_are_held_against_the_size(
     assert real.f_blocks > 0
 
 
-def test_open_files_are_held_against_the_partitions() -> None:
+def test_open_files_are_held_against_partitions_and_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def status(partitions: int, pid: int | None, connections_max: int = 256, open_files_max: int = 8_192) -> str:
+        found = check_limits(partitions, pid, open_files_max=open_files_max, connections_max=connections_max)
+        return _by_name(found)["open files"].status
+
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1_024), hard))
         me = os.getpid()
-        assert _by_name(check_limits(10, me))["open files"].status == OK
-        assert _by_name(check_limits(10_000, me))["open files"].status == WARNING
+        assert status(10, me) == OK
+        assert status(10_000, me) == WARNING
+        assert status(10_000, me, open_files_max=512) == OK, "no more are kept open"
+        assert status(10, me, connections_max=257) == WARNING
+        (found,) = check_limits(10, me, open_files_max=8_192, connections_max=4_096)
+        assert f"of process {me}" in found.found
+        assert (found.values["connections"], found.values["wanted"]) == (connections_within(4_096, 1_024), 16_384)
         if hard >= 1_024:
-            assert _by_name(check_limits(10, None))["open files"].status == OK, "a broker raises it"
+            assert status(10, None) == OK, "a broker raises it"
         resource.setrlimit(resource.RLIMIT_NOFILE, (520, hard))
-        assert _by_name(check_limits(10, me))["open files"].status == WRONG
-        assert f"of process {os.getpid()}" in _by_name(check_limits(10, os.getpid()))["open files"].found
+        assert status(10, me) == WRONG
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
