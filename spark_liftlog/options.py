@@ -141,9 +141,14 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
 def check_names(given: Mapping[str, str]) -> None:
     """Refuse option names that no kind of read has; `load()` asks before it knows which kind it will be.
 
+    CREATE TABLE asks, too, and hands over the table's properties (`provider` among them) with the options, each of
+    which is there a second time as `option.<name>`.
+
     Raises:
         UnknownSetting: the first such option.
     """
+    if "provider" in given:
+        given = {name: value for name, value in given.items() if f"option.{name}" in given}
     _known(given, SOURCE_OPTIONS, what="the liftlog source")
 
 
@@ -171,7 +176,11 @@ def _stream(options: Mapping[str, str], given: Mapping[str, str], *, internal: b
     path = next((value for key, value in given.items() if key.lower() == "path"), None)
     name = options.get("stream", path)
     if name is None:
-        raise InvalidSetting('no stream is named: .option("stream", "orders")', key="stream", value=None)
+        raise InvalidSetting(
+            """no stream is named: .option("stream", "orders"), or of a table in SQL: FROM t WITH (stream='orders')""",
+            key="stream",
+            value=None,
+        )
     if path is not None and path != name:
         raise _invalid("stream", name, f"load() or save() names another stream, {path!r}")
     return check_name(name, internal=internal)
@@ -237,6 +246,8 @@ def _partition_offsets(name: str, value: str, partitions: Any, symbolic: set[int
     for partition, offset in partitions.items():
         if not (partition.isascii() and partition.isdecimal() and len(partition) <= 6):
             raise _invalid(name, value, f"{partition!r} is no partition; {rule}")
+        if int(partition) in found:
+            raise _invalid(name, value, f"partition {int(partition)} is named twice")
         if (
             isinstance(offset, bool)
             or not isinstance(offset, int)

@@ -86,6 +86,8 @@ def columns_of(schema: StructType) -> list[str]:
             raise _refused(field.name, f"a liftlog row has the columns {', '.join(known)}")
         if field.dataType != known[name].dataType:
             declared, actual = field.dataType.simpleString(), known[name].dataType.simpleString()
+            if declared == actual:
+                raise _refused(field.name, f"its parts must be declared nullable: {name} {actual}")
             raise _refused(field.name, f"declared as {declared}, it is {actual}; declare that and cast it in the query")
         if not field.nullable and name not in NEVER_NULL:
             raise _refused(field.name, "declared NOT NULL, but a record may be without it")

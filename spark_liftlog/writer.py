@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,7 +43,6 @@ APPEND_BYTES: Final = 4 << 20
 PENDING_BYTES_MAX: Final = 32 << 20
 """Held back by a task over all partitions: bounds its memory where there are many partitions."""
 TIMEOUT_S: Final = 30.0
-DESCRIPTION_AGE_S_MAX: Final = 30.0
 
 _TEXT: Final = (BinaryType(), StringType())
 _COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
@@ -222,23 +219,14 @@ def pieces(rows: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
     yield from pieces(rows.slice(half), bytes_max)
 
 
-_counts: dict[tuple[str, str], tuple[float, int]] = {}
-_lock = threading.Lock()
-
-
 def partition_count(brokers: Brokers, stream: str) -> int:
-    """How many partitions the stream has; asked once in a while per process. Raises UnknownStream."""
-    key, now = (str(brokers), stream), time.monotonic()
-    with _lock:
-        known = _counts.get(key)
-    if known is not None and now - known[0] < DESCRIPTION_AGE_S_MAX:
-        return known[1]
-    target = path("streams", stream)
-    answer: Any = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S).json("GET", target)
-    count = len(understand(StreamDescription.of, answer, where=str(brokers)).partitions)
-    with _lock:
-        _counts[key] = (now, count)
-    return count
+    """How many partitions the stream has now: each task asks, since partitions are added and streams made anew.
+
+    Raises:
+        UnknownStream: there is no such stream.
+    """
+    answer: Any = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S).json("GET", path("streams", stream))
+    return len(understand(StreamDescription.of, answer, where=str(brokers)).partitions)
 
 
 def _aborted(messages: Sequence[WriterCommitMessage | None], what: str) -> None:

@@ -188,8 +188,8 @@ class Answer:
     def __enter__(self) -> Answer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._exchange.close(keep=kind is None)
 
 
 class PartitionFetch:

@@ -62,6 +62,7 @@ class Exchange:
         self._interrupt = interrupt
         self._pid = os.getpid()
         self._direct: socket.socket | None = None
+        self._is_closed = False
         self.address = address
         self.status = response.status
         self.headers = response.headers
@@ -108,13 +109,20 @@ class Exchange:
             raise _unavailable(self.address, f"the answer ended {self.length} bytes early", sent=True)
         return bytes(body)
 
-    def close(self) -> None:
-        """Give the connection back if the body was read to its end; close it otherwise. Idempotent."""
+    def close(self, *, keep: bool = True) -> None:
+        """Give the connection back if the body was read to its end; close it otherwise. Idempotent.
+
+        Args:
+            keep: False: close it in any case. So must whoever may be ended by the collector of cycles, which ends the
+                socket as well, in any order, and in any thread, also one that is in the pool at the time.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._interrupt is not None:
             self._interrupt.guard(None)
         response = self._response
-        keep = self._is_reusable and response.length == 0 and os.getpid() == self._pid
-        self._is_reusable = False
+        keep = keep and self._is_reusable and response.length == 0 and os.getpid() == self._pid
         response.close()
         if keep:
             self._pool.give(self.address, self._connection)
@@ -247,7 +255,7 @@ class Pool:
 
 def _is_quiet(connection: http.client.HTTPConnection) -> bool:
     """Nothing arrived while it was idle; what can arrive then is the end, or bytes that nobody asked for."""
-    if connection.sock is None:
+    if connection.sock is None or connection.sock.fileno() < 0:
         return False
     poller = select.poll()
     poller.register(connection.sock, select.POLLIN)

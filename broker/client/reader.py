@@ -59,6 +59,9 @@ class Span:
 class RecordReader:
     """An iterator of `pyarrow.RecordBatch`, and a context manager. For one thread; `close` may come from another.
 
+    One that is dropped half read closes its connection at once: nothing refers to it but whoever made it (the
+    generator below refers to `_Reading`), so it need not wait for the collector of cycles.
+
     Attributes:
         stream: Its name.
         schema: Of every batch.
@@ -79,21 +82,24 @@ class RecordReader:
     ) -> None:
         self.stream = stream
         self.schema = reader_schema(columns, with_partition)
-        self._calls = calls
-        self._spans = dict(spans)
-        self._incarnation = incarnation
         self._follow = follow
-        self._take_added = take_added and follow
         self._interrupt = Interrupt()
-        self._session = FetchSession(brokers=calls.brokers)
-        self._answer_bytes = max_bytes or (TURN_BYTES if follow and len(spans) > 1 else ANSWER_BYTES)
-        self._fetches = {partition: self._fetch(partition) for partition in sorted(spans)}
-        self._batches = self._following() if follow else self._bounded()
+        self._reading = _Reading(
+            calls,
+            stream,
+            spans,
+            incarnation=incarnation,
+            schema=self.schema,
+            answer_bytes=max_bytes or (TURN_BYTES if follow and len(spans) > 1 else ANSWER_BYTES),
+            take_added=take_added and follow,
+            interrupt=self._interrupt,
+        )
+        self._batches = self._reading.following() if follow else self._reading.bounded()
 
     @property
     def positions(self) -> dict[int, int]:
         """Per partition, the offset behind what was handed out: what to commit, and where to go on from."""
-        return {partition: fetch.position for partition, fetch in self._fetches.items()}
+        return self._reading.positions()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
@@ -150,6 +156,36 @@ class RecordReader:
         assert isinstance(frame, pl.DataFrame)
         return frame
 
+
+class _Reading:
+    """Where a reader is in each partition, and the two orders of going on. Arguments as those of `RecordReader`."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        stream: str,
+        spans: Mapping[int, Span],
+        *,
+        incarnation: str,
+        schema: pa.Schema,
+        answer_bytes: int,
+        take_added: bool,
+        interrupt: Interrupt,
+    ) -> None:
+        self.stream = stream
+        self.schema = schema
+        self._calls = calls
+        self._spans = dict(spans)
+        self._incarnation = incarnation
+        self._take_added = take_added
+        self._interrupt = interrupt
+        self._session = FetchSession(brokers=calls.brokers)
+        self._answer_bytes = answer_bytes
+        self._fetches = {partition: self._fetch(partition) for partition in sorted(spans)}
+
+    def positions(self) -> dict[int, int]:
+        return {partition: fetch.position for partition, fetch in self._fetches.items()}
+
     def _fetch(self, partition: int) -> PartitionFetch:
         return PartitionFetch(
             self._session,
@@ -163,7 +199,7 @@ class RecordReader:
             interrupt=self._interrupt,
         )
 
-    def _bounded(self) -> Generator[pa.RecordBatch, None, None]:
+    def bounded(self) -> Generator[pa.RecordBatch, None, None]:
         for partition, fetch in self._fetches.items():
             end = self._spans[partition].end
             while fetch.position < end and not self._interrupt.is_set:
@@ -172,7 +208,7 @@ class RecordReader:
                 if fetch.position == before and not self._interrupt.is_set:
                     fetch.nothing_yet()
 
-    def _following(self) -> Generator[pa.RecordBatch, None, None]:
+    def following(self) -> Generator[pa.RecordBatch, None, None]:
         looked_s = time.monotonic()
         while len(self._fetches) == 1 and not self._interrupt.is_set:
             ((partition, fetch),) = self._fetches.items()

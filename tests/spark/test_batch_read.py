@@ -55,6 +55,19 @@ def test_the_path_of_load_names_the_stream_and_sql_can_read_it(spark: SparkSessi
     assert spark.sql("SELECT max(offset) AS last FROM v WHERE partition = 1").first() == Row(last=4)
 
 
+def test_a_table_in_sql_is_made_and_read_with_options(spark: SparkSession, stream: Stream) -> None:
+    """Spark forgets a table's OPTIONS: a read names them again."""
+    stream.append(5)
+    options = f"stream = '{stream.name}', brokers = '{stream.address}'"
+    spark.sql(f"CREATE TABLE a_table USING liftlog OPTIONS ({options}) COMMENT 'a stream' TBLPROPERTIES ('team' = 'x')")
+    try:
+        assert spark.sql(f"SELECT count(*) AS n FROM a_table WITH ({options})").first() == Row(n=15)
+        with pytest.raises(PySparkException, match=r"LIFTLOG_INVALID_SETTING: no stream is named.*FROM t WITH"):
+            spark.sql("SELECT * FROM a_table").collect()
+    finally:
+        spark.sql("DROP TABLE a_table")
+
+
 def test_a_schema_is_a_projection(spark: SparkSession, stream: Stream) -> None:
     stream.append(3, partitions=[0])
     frame = stream.read(spark.newSession(), startingOffsets="earliest")
@@ -72,7 +85,15 @@ def test_a_schema_is_a_projection(spark: SparkSession, stream: Stream) -> None:
     assert frame.count() == 3
 
 
-@pytest.mark.parametrize("schema", ["value STRING", "topic STRING", "key BINARY NOT NULL"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "value STRING",
+        "topic STRING",
+        "key BINARY NOT NULL",
+        "headers ARRAY<STRUCT<key: STRING NOT NULL, value: BINARY>>",
+    ],
+)
 def test_a_schema_that_records_do_not_have_is_refused(spark: SparkSession, stream: Stream, schema: str) -> None:
     frame = spark.read.format("liftlog").schema(schema).options(brokers=stream.address, stream=stream.name).load()
     with pytest.raises(PySparkException, match="LIFTLOG_INVALID_SETTING: column"):

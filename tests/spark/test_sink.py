@@ -69,6 +69,20 @@ def test_nothing_to_write_is_fine(spark: SparkSession, stream: Stream) -> None:
     assert stream.read(spark).count() == 0
 
 
+def test_partitions_added_and_streams_made_anew_are_seen_by_the_next_write(
+    spark: SparkSession, stream: Stream, client: Client
+) -> None:
+    """Workers serve one write after the other: none may go by how many partitions there were before."""
+    write(numbers(spark, 6), stream)
+    client.add_partitions(stream.name, 5)
+    write(spark.range(2).selectExpr("'x' AS value", "4 AS partition"), stream)
+    assert stream.read(spark).where("partition = 4").count() == 2
+    client.delete_stream(stream.name)
+    client.create_stream(stream.name, partitions=1)
+    write(spark.range(30).selectExpr("'x' AS value", "string(id) AS key"), stream)
+    assert stream.read(spark).count() == 30
+
+
 def test_a_stream_is_piped_into_another(spark: SparkSession, stream: Stream, client: Client, checkpoint: str) -> None:
     """As in the quickstart: source and sink in one query, in several batches; save() takes the stream as its path."""
     target = Stream.create(client, "piped", partitions=2)

@@ -51,6 +51,20 @@ def test_a_connection_is_kept_and_used_again() -> None:
         assert server.connection_count == 1
 
 
+def test_closing_an_answer_twice_does_not_end_a_connection_that_serves_another_by_then() -> None:
+    with RawServer(answers(b"{}")) as server:
+        brokers = Brokers(server.address)
+        first = brokers.exchange("GET", "/v1/x", timeout_s=60)
+        first.read_all(10)
+        first.close()
+        second = brokers.exchange("GET", "/v1/x", timeout_s=60)
+        first.close()
+        assert second.read_all(10) == b"{}"
+        second.close()
+        assert server.connection_count == 1
+        assert sum(map(len, brokers.pool._idle.values())) == 1
+
+
 def test_at_most_so_many_idle_connections_are_kept() -> None:
     barrier = threading.Barrier(5)
 

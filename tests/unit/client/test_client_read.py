@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -279,8 +283,49 @@ def test_a_closed_reader_is_at_its_end(client: Client, one: str) -> None:
     assert list(reader) == []
 
 
-def test_a_reader_left_in_the_middle_gives_its_connection_back(client: Client, one: str) -> None:
+def test_a_reader_left_in_the_middle_leaves_the_pool_as_it_should_be(client: Client, one: str) -> None:
     with client.read(one) as reader:
         next(reader)
     assert client.read(one).to_table().num_rows == 30
     assert sum(map(len, client.brokers.pool._idle.values())) == 1
+
+
+def sockets() -> int:
+    """Open sockets of this process."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(entry).startswith("socket:")
+    return found
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1])
+def test_a_reader_dropped_half_read_closes_its_connection_at_once(
+    client: Client, one: str, max_bytes: int | None
+) -> None:
+    """Whether or not its answer was received to the end; without a collection of cycles."""
+    gc.disable()
+    try:
+        before = sockets()
+        for _ in range(50):
+            reader = client.read(one, max_bytes=max_bytes)
+            assert next(reader).num_rows == 6
+            del reader
+        idle = sum(map(len, client.brokers.pool._idle.values()))
+        assert idle <= 2
+        eventually(lambda: sockets() <= before + 2 * idle, what="both ends are closed: the server is in this process")
+    finally:
+        gc.enable()
+    assert client.read(one).to_table().num_rows == 30
+
+
+def test_a_reader_that_the_collector_of_cycles_ends_harms_no_other(client: Client, one: str) -> None:
+    """It ends the sockets of a cycle, too, in any order: none of them may come back into the pool."""
+    for _ in range(50):
+        cycle: list[object] = [client.read(one)]
+        cycle.append(cycle)
+        assert next(cycle[0]).num_rows == 6  # type: ignore[call-overload]
+        del cycle
+        gc.collect()
+        assert client.describe(one).name == one
+    assert all(c.sock.fileno() >= 0 for idle in client.brokers.pool._idle.values() for c, _ in idle)

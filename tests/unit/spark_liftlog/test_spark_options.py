@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import InvalidName, InvalidSetting, LiftlogError, UnknownSetting
-from spark_liftlog.options import SINK_OPTIONS, SOURCE_OPTIONS, cores, sink_options, source_options
+from spark_liftlog.options import SINK_OPTIONS, SOURCE_OPTIONS, check_names, cores, sink_options, source_options
 
 
 def test_defaults_are_those_of_the_table() -> None:
@@ -41,6 +41,16 @@ def test_the_path_of_load_is_the_stream() -> None:
 def test_what_spark_passes_by_itself_is_let_by() -> None:
     assert sink_options({"path": "s", "checkpointLocation": "/c", "queryName": "q"}).stream == "s"
     assert source_options({"stream": "s", "checkpointlocation": "/c", "queryname": "q"}, "stream").stream == "s"
+
+
+def test_of_a_table_only_what_stands_under_options_is_an_option() -> None:
+    """As CREATE TABLE hands it over: the table's properties, and each option with a second name."""
+    table = {"provider": "liftlog", "owner": "me", "comment": "c", "location": "l", "foo": "a property of the user's"}
+    check_names({**table, "stream": "s", "option.stream": "s"})
+    with pytest.raises(UnknownSetting, match="no option 'topic'"):
+        check_names({**table, "topic": "s", "option.topic": "s"})
+    with pytest.raises(UnknownSetting, match="no option 'foo'"):
+        check_names({"foo": "x", "stream": "s"})
 
 
 @pytest.mark.parametrize(
@@ -99,6 +109,7 @@ def test_the_sink_refuses_what_only_the_source_has(name: str) -> None:
         ("startingOffsets", "{", "no JSON"),
         ("startingOffsets", '{"s": {"0": 1}', "no JSON"),
         ("startingOffsets", '{"s": {"0": 1, "0": 2}}', "occurs twice"),
+        ("startingOffsets", '{"s": {"2": 1, "02": 2}}', "partition 2 is named twice"),
         ("startingOffsets", '{"other": {"0": 1}}', "the stream is 's'"),
         ("startingOffsets", '{"s": {}}', "object of partitions"),
         ("startingOffsets", '{"s": [1]}', "object of partitions"),
