@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -50,4 +51,6 @@ def _ours(line: dict[str, object]) -> list[dict[str, dict[str, float]]]:
 
 
 if __name__ == "__main__":
+    # `timeout` and the like send it: servers and folders are to go as they do at the end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

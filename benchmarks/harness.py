@@ -243,8 +243,10 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    for jar in Path(os.environ.get("BENCH_KAFKA_HOME", "/nowhere")).glob("libs/kafka-clients-*.jar"):
-        found["kafka"] = jar.stem.removeprefix("kafka-clients-")
+    kafka = Path(os.environ.get("BENCH_KAFKA_HOME") or "/nowhere")
+    for name, jars in (("kafka", "libs/kafka-clients-*.jar"), ("spark-sql-kafka", "spark/spark-sql-kafka-0-10_*.jar")):
+        for jar in kafka.glob(jars):
+            found[name] = jar.stem.rpartition("-")[2]
     return found
 
 

@@ -26,8 +26,11 @@ machine, and a ratio is made within a repeat. Publishers, servers, brokers and c
 Figures move by 20 % and more with the machine; ratios move less. The lines behind the figures, each repeat included,
 are in `benchmarks/results/`.
 
-Repeat them with `make bench`, one workload with `python -m benchmarks intake`; `--data DIR` chooses the disk,
-`BENCH_KAFKA_HOME` names a Kafka to compare with, and nats.go is measured where Go is installed.
+Repeat them with `make bench`, one workload with `python -m benchmarks intake`; `--data DIR` chooses the disk, and
+nats.go is measured where Go is installed. To compare with Kafka, unpack a Kafka distribution (3.9 or 4.x) and name its
+folder in the environment variable `BENCH_KAFKA_HOME`. To compare with Spark's Kafka source as well, put into `spark/`
+in that folder the jars of spark-sql-kafka-0-10 for your Spark (Scala 2.13) and of what it depends on:
+spark-token-provider-kafka-0-10, kafka-clients and commons-pool2. Kafka adds some nine minutes.
 """
 
 
@@ -90,7 +93,18 @@ def _columns(lines: Sequence[Line]) -> list[str]:
     wanted = list(dict.fromkeys(line["metric"] for line in lines))
     for line in lines:
         wanted += [target["of"].rpartition(":")[2] for target in line["targets"] if "/" not in target["of"]]
-    wanted += ["p50_ms", "p99_ms", "p99.9_ms", "published", "lost", "paced", "rss_peak_mib", "batches", "records"]
+    wanted += [
+        "rate_whole",
+        "p50_ms",
+        "p99_ms",
+        "p99.9_ms",
+        "published",
+        "lost",
+        "paced",
+        "rss_peak_mib",
+        "batches",
+        "records",
+    ]
     present = {name for line in lines for measures in line["sides"].values() for name in measures}
     return [name for name in dict.fromkeys(wanted) if name in present]
 

@@ -1,6 +1,7 @@
 """One Spark session that runs queries as they come on stdin, a JSON object per line, until stdin ends.
 
-Run by spark_read.py in a process of its own, so that a JVM and its settings end with the case.
+Each is answered by a line `RESULT {measures}`, or `FAILED "what was raised"`. Run by spark_read.py in a process of its
+own, so that a JVM and its settings end with the case.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -147,6 +149,13 @@ def run_stream(spark: SparkSession, query: dict[str, Any], folder: Path) -> dict
 def load(reader: Any, query: dict[str, Any]) -> DataFrame:
     if query["source"] == "memory":
         options = {name: query[name] for name in ("rows", "tasks", "size")}
+    elif query["source"] == "kafka":
+        options = {
+            "kafka.bootstrap.servers": query["brokers"],
+            "subscribe": query["stream"],
+            "startingOffsets": "earliest",
+            "minPartitions": query["tasks"],
+        }
     else:
         options = {
             "brokers": query["brokers"],
@@ -159,7 +168,7 @@ def load(reader: Any, query: dict[str, Any]) -> DataFrame:
     return frame
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, jars: Sequence[str]) -> None:
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("liftlog-benchmarks")
@@ -168,12 +177,19 @@ def main(folder: Path) -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     )
+    if jars:
+        builder = builder.config("spark.jars", ",".join(jars))
     spark = configure(builder).getOrCreate()
     register(spark)
     spark.dataSource.register(MemorySource)
     try:
         for line in sys.stdin:
-            print("RESULT " + json.dumps(run(spark, json.loads(line), folder)), flush=True)
+            try:
+                answer = "RESULT " + json.dumps(run(spark, json.loads(line), folder))
+            except Exception as error:
+                traceback.print_exc()
+                answer = "FAILED " + json.dumps(f"{type(error).__name__}: {str(error).strip()}")
+            print(answer, flush=True)
     finally:
         spark.stop()
 
@@ -182,4 +198,4 @@ if __name__ == "__main__":
     # Under its module's name, so that workers import these classes instead of unpickling them from __main__.
     from benchmarks import spark_driver
 
-    spark_driver.main(Path(sys.argv[1]))
+    spark_driver.main(Path(sys.argv[1]), sys.argv[2:])

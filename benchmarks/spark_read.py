@@ -1,9 +1,10 @@
 """Spark read: a stream into the noop sink, as a batch query and as a streaming query, with one task and with two.
 
-The peer is a Python data source that yields batches of the same rows from memory (`memory`): what Spark's API for
-Python sources costs by itself. Both run in one session, in turns. Batch: rows by the time of the whole query. Stream:
-Trigger.AvailableNow, rows by the duration of the micro-batches that Spark reports. All columns are read, in batches as
-large as liftlog's source yields them; Spark's Kafka source is not on this machine unless you bring it.
+`memory` is a Python data source that yields batches of the same rows from memory, as large as liftlog's source yields
+them: what Spark's API for Python sources costs by itself. `kafka` is Spark's own Kafka source, with as many rows of the
+same size in one partition of a Kafka on this machine, where BENCH_KAFKA_HOME names one that has the source's jars. All
+run in one session, in turns, after queries that warm it up. Batch: rows by the time of the whole query. Stream:
+Trigger.AvailableNow, rows by the duration of the micro-batches that Spark reports. All columns are read.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, Case, Measures, Side, Target
+from benchmarks import kafka
+from benchmarks.harness import ROOT, Case, Measures, Side, Skipped, Target
 from benchmarks.intake import run_intake
 from benchmarks.ours import Liftlog
 from benchmarks.peers import STREAM
@@ -34,7 +37,10 @@ def cases(*, tiny: bool) -> Sequence[Case]:
             unit="rows/s",
             parameters={"value_bytes": SIZE, "rows": rows, "tasks": tasks, "columns": 8},
             open=_opener(kind, tasks, rows, tiny=tiny),
-            targets=(Target(of="liftlog/memory", least=0.8),),
+            targets=(
+                Target(of="liftlog/memory", least=0.8),
+                Target(of="liftlog/kafka", least=3.0 if kind == "batch" else 2.5),  # P3
+            ),
         )
         for kind in ("batch", "stream")
         for tasks in (1, 2)
@@ -45,31 +51,70 @@ def cases(*, tiny: bool) -> Sequence[Case]:
 def _opener(kind: str, tasks: int, rows: int, *, tiny: bool) -> Callable[[Path], Any]:
     @contextmanager
     def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
-        with Liftlog(folder) as place:
+        with ExitStack() as stack:
+            place = stack.enter_context(Liftlog(folder))
             stored = int(run_intake(place, 1, size=SIZE, count=rows)["stored"])
-            with _Spark(folder) as spark:
-                common = {"kind": kind, "tasks": tasks, "rows": stored, "size": SIZE}
-                liftlog = {**common, "source": "liftlog", "brokers": place.address, "stream": STREAM}
-                memory = {**common, "source": "memory"}
-                for query in (liftlog, memory):
-                    spark.run({**query, "check": True})
-                for query in () if tiny else (liftlog, memory, liftlog, memory):
-                    spark.run(query)  # warms up the JVM, which else goes on compiling in the first turn that counts
-                yield {"liftlog": lambda: spark.run(liftlog), "memory": lambda: spark.run(memory)}
+            jars, topic = _kafka(stack, folder, rows)
+            spark = stack.enter_context(_Spark(folder, jars))
+            common = {"kind": kind, "tasks": tasks, "rows": stored, "size": SIZE}
+            queries = {
+                "liftlog": {**common, "source": "liftlog", "brokers": place.address, "stream": STREAM},
+                "memory": {**common, "source": "memory"},
+            }
+            for query in queries.values():
+                spark.run({**query, "check": True})
+            sides: dict[str, Side] = {name: partial(spark.run, query) for name, query in queries.items()}
+            sides["kafka"] = _kafka_side(spark, topic, {**common, "source": "kafka", "rows": rows})
+            for name in (
+                () if tiny else (*sides, "liftlog", "memory")
+            ):  # Kafka's first query took as long as all of these
+                with suppress(Skipped):
+                    sides[name]()  # warms up the JVM, which else goes on compiling in the first turn that counts
+            yield sides
 
     return open_sides
+
+
+def _kafka(stack: ExitStack, folder: Path, rows: int) -> tuple[Sequence[Path], kafka.Topic | Skipped]:
+    """Spark's Kafka source and a topic for it, or why there is none."""
+    try:
+        jars = kafka.spark_jars()
+    except Skipped as reason:
+        return (), reason
+    return jars, stack.enter_context(kafka.topic(folder, size=SIZE, count=rows))
+
+
+def _kafka_side(spark: _Spark, topic: kafka.Topic | Skipped, query: Mapping[str, Any]) -> Side:
+    def run(**more: object) -> Measures:
+        if isinstance(topic, Skipped):
+            raise topic
+        try:
+            return spark.run({**query, "brokers": topic.address, "stream": kafka.TOPIC, **more})
+        except QueryFailed as error:  # jars of another Spark, say: a peer does not end the run
+            raise Skipped(f"Spark's Kafka source: {error}") from error
+
+    try:
+        run(check=True)
+    except Skipped as reason:
+        topic = reason
+    return run
+
+
+class QueryFailed(RuntimeError):
+    """What Spark raised, in a line; the whole of it is in Spark's log."""
 
 
 class _Spark:
     """A process with one Spark session that runs queries on demand (spark_driver.py)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, jars: Sequence[Path]) -> None:
         self._folder = folder
+        self._jars = jars
 
     def __enter__(self) -> _Spark:
         self._log = (self._folder / "spark.log").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.spark_driver", str(self._folder)],
+            [sys.executable, "-m", "benchmarks.spark_driver", str(self._folder), *map(str, self._jars)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -93,6 +138,10 @@ class _Spark:
                 if line.startswith("RESULT "):
                     found: Measures = json.loads(line.removeprefix("RESULT "))
                     return found
+                if line.startswith("FAILED "):
+                    raised = json.loads(line.removeprefix("FAILED "))
+                    print(f"Spark: {raised}", file=sys.stderr)
+                    raise QueryFailed(raised.splitlines()[0][:200])
         except BrokenPipeError:
             pass
         self._process.wait()

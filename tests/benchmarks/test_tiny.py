@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import kafka
 from benchmarks.__main__ import main
 
 
@@ -22,6 +23,10 @@ def run_tiny(workload: str, folder: Path) -> list[dict[str, Any]]:
 
 def ours(line: dict[str, Any], side: str = "liftlog") -> dict[str, float]:
     return {name: measure["median"] for name, measure in line["sides"][side].items()}
+
+
+def with_kafka_or_the_reason(line: dict[str, Any]) -> bool:
+    return "liftlog/kafka" in line["ratios"] or kafka.HOME in line["skipped"]["kafka"]
 
 
 def test_intake(tmp_path: Path) -> None:
@@ -53,6 +58,7 @@ def test_fetch(tmp_path: Path) -> None:
     for line in run_tiny("fetch", tmp_path):
         assert ours(line)["bytes_per_record"] > line["parameters"]["value_bytes"]
         assert "liftlog/jetstream-nats-py" in line["ratios"]
+        assert with_kafka_or_the_reason(line)
 
 
 @pytest.mark.timeout(300)
@@ -61,6 +67,7 @@ def test_spark_read(tmp_path: Path) -> None:
     (line,) = run_tiny("spark_read", tmp_path)
     assert ours(line)["micro_batches"] == 1
     assert "liftlog/memory" in line["ratios"]
+    assert with_kafka_or_the_reason(line)
 
 
 @pytest.mark.parametrize(
