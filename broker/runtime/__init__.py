@@ -7,6 +7,7 @@ partition.py   one partition that this broker leads: append, wait until durable
 sync.py        the fsync pool: group commit
 watch.py       wakes those who wait for a high watermark
 nats_seam.py   how the intake parser gets behind nats-py; nats_options.py  how it logs in
+inbox.py       the memory that the connection is read into
 intake.py      the intake thread: NATS connection and subscriptions
 flush.py       from builders to appended batches, and acks back; back-pressure
 jetstream.py   whether JetStream captures the same subject

@@ -19,6 +19,7 @@ from nats.errors import ProtocolError
 
 from broker.api.plain import parse_json
 from broker.ingest import Intake, IntakeProtocolError
+from broker.runtime.inbox import Inbox
 from broker.runtime.pacing import unpace_loopback
 
 log = logging.getLogger(__name__)
@@ -29,19 +30,42 @@ LOOK_S = 0.1
 
 
 class WideTransport(nats.aio.transport.TcpTransport):
-    """nats-py's TCP transport with a larger receive buffer (its own is 32 KiB)."""
+    """nats-py's TCP transport, which reads up to `READ_BYTES` at once, and into an Inbox (its own: 32 KiB, by streams).
+
+    Until the handshake is done, TLS included, asyncio's streams read; from then on, once they hold nothing, the Inbox.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inbox: Inbox | None = None
 
     def __bool__(self) -> bool:
         return True  # set before the first connect; nats-py would make its own otherwise
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        await super().connect(uri, READ_BYTES, connect_timeout)
+        self._inbox = None
+        await super().connect(uri, buffer_size, connect_timeout)
         if self._io_writer is not None and (sock := self._io_writer.get_extra_info("socket")) is not None:
             unpace_loopback(sock, sock.getpeername())
 
-    async def read(self, buffer_size: int) -> bytes:
+    async def read(self, buffer_size: int) -> Any:
+        """The next bytes, empty at the end; good until the next call."""
+        if self._inbox is not None:
+            return await self._inbox.take()
         data: bytes = await super().read(READ_BYTES)
+        reader, writer = self._io_reader, self._io_writer
+        is_drained = 0 < len(data) < READ_BYTES
+        if reader is not None and writer is not None and is_drained and not reader.at_eof() and not reader.exception():
+            transport, protocol = writer.transport, writer.transport.get_protocol()
+            if isinstance(transport, asyncio.Transport) and isinstance(protocol, asyncio.StreamReaderProtocol):
+                self._inbox = Inbox(transport, protocol, READ_BYTES)
+                transport.set_protocol(self._inbox)
         return data
+
+    def at_eof(self) -> bool:
+        if self._inbox is not None:
+            return self._inbox.at_end()
+        return bool(super().at_eof())  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         if self._io_writer is not None:
@@ -80,7 +104,7 @@ class ParserSeam:
         """A new connection begins: what was half read is gone."""
         self._intake.reset()
 
-    async def parse(self, data: bytes = b"") -> None:
+    async def parse(self, data: bytes | memoryview = b"") -> None:
         """Take in one chunk. Awaiting here is the back-pressure: nothing is read meanwhile.
 
         Raises:
@@ -99,7 +123,7 @@ class ParserSeam:
             self.is_busy = False
             self.read_s = time.monotonic()
 
-    async def _take(self, data: bytes) -> None:
+    async def _take(self, data: bytes | memoryview) -> None:
         try:
             operations = self._intake.feed(data, time.time_ns() // 1000)
         except IntakeProtocolError as error:
@@ -138,7 +162,7 @@ def make_client(
     client = nats.aio.client.Client()
     client._ps = ParserSeam(client, intake, after_feed, may_read)  # type: ignore[assignment]
     if wide:
-        client._transport = WideTransport()  # type: ignore[no-untyped-call]
+        client._transport = WideTransport()
     return client
 
 

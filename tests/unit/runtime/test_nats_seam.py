@@ -35,6 +35,7 @@ def test_client_has_the_parts_that_are_replaced_or_called() -> None:
     assert "self._transport.read(" in source
     assert "if not self._transport" in inspect.getsource(nats.aio.client.Client._connect_to_server)
     assert issubclass(WideTransport, nats.aio.transport.TcpTransport)
+    assert {"_io_reader", "_io_writer"} <= vars(WideTransport()).keys()
 
 
 async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(tmp_path: Path) -> None:
@@ -71,6 +72,7 @@ async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(
         await barrier(client, 60)  # UNSUB/PING/PONG as drain barrier: all that was sent before has been parsed
         assert builder.record_count == 100
         assert builder.awaited_count == 100
+        assert client._transport._inbox is not None  # what is read is parsed where it lies
         assert sum(fed) > 100
         await subscription.unsubscribe()
         await barrier(client, 60)
