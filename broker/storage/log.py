@@ -267,14 +267,17 @@ class PartitionLog(SyncedLog):
         if start > self.log_start_offset:
             self._keep_state_of(start)  # T3
         with self._lock:
-            if start <= self.log_start_offset or self.failure is not None:
+            if self.failure is not None:
                 return self.log_start_offset
-            if start == self.log_end_offset and self._chain.tail is None:
-                with self._guarded("roll"):
-                    self._chain.begin(start)  # its name keeps the next offset
-            self.log_start_offset = start
-            self.lost_ranges = merge_ranges(self.lost_ranges, log_start_offset=start)
-        self.checkpoint()  # K3
+            if start > self.log_start_offset:
+                if start == self.log_end_offset and self._chain.tail is None:
+                    with self._guarded("roll"):
+                        self._chain.begin(start)  # its name keeps the next offset
+                self.log_start_offset = start
+                self.lost_ranges = merge_ranges(self.lost_ranges, log_start_offset=start)
+            start, known = self.log_start_offset, self._checkpointed
+        if start > (known.log_start_offset if known is not None else 0):
+            self.checkpoint()  # K3; also for an earlier call that could not write it down
         with self._lock:
             gone = self._chain.drop_below(start)
         for segment in gone:

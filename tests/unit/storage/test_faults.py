@@ -330,6 +330,28 @@ def test_file_that_changes_all_the_time_is_an_error_not_a_loop(disk: SimDisk, lo
     assert all(record[2] in (b"0", b"1") for record in found)
 
 
+@pytest.mark.parametrize("again", ["trim", "checkpoint, trim", "retention"])
+def test_a_trim_that_the_full_disk_refused_is_not_done_until_it_is_written_down(disk: SimDisk, again: str) -> None:
+    log = create_log(disk, settings=SMALL)
+    for number in range(8):
+        append(log, b"%d" % number)
+        commit(log)
+    log.checkpoint()
+    files = len(disk.listdir(log.folder))
+    disk.bytes_max = 0
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            log.trim(5)
+    disk.heal()
+    if again == "checkpoint, trim":
+        log.checkpoint()
+    assert (log.apply_retention(now_us=0) if again == "retention" else log.trim(5)) == 5
+    assert len(disk.listdir(log.folder)) < files, "and its room is back"
+    reopened = open_log(disk, settings=SMALL)
+    assert reopened.log_start_offset == 5
+    assert values(reopened) == [b"5", b"6", b"7"]
+
+
 def test_limit_of_the_file_size_on_the_real_disk_is_a_full_disk(tmp_path: Path) -> None:
     """EFBIG from a real kernel, in a process of its own: the limit holds for all its files."""
     script = f"""
