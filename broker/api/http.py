@@ -15,3 +15,8 @@ LEADER_EPOCH: Final = "Liftlog-Leader-Epoch"
 INCARNATION: Final = "Liftlog-Incarnation"
 
 DEFAULT_PORT: Final = 9293
+
+
+def host_port(host: str, port: int) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

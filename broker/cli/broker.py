@@ -33,6 +33,10 @@ def broker(
         sys.stdout.write(annotated())
         return
     loaded = load(config, os.environ, assigned(assignments or []))
+    if check and loaded.intake.enabled:
+        from broker.runtime.nats_options import checked_options
+
+        checked_options(loaded.nats)
     if check and is_json(ctx, json):
         json_out(describe(loaded))
         return

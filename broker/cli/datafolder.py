@@ -14,6 +14,7 @@ D2  `up` and `down` hold a lock on DATA/run/lock while they change anything; the
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from broker.api.errors import FolderInUse, FolderNotAllowed
+from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed
 from broker.api.plain import parse_json
 from broker.cli.processes import Identity
 
@@ -123,7 +124,7 @@ class DataFolder:
             return None
 
     def save(self, record: Record) -> None:
-        """Write the record and the pid files."""
+        """Write the record and the pid files. Raises DiskFull, StorageFailed."""
         values = record.addresses(self.path)
         values["processes"] = {name: identity.as_dict() for name, identity in record.processes.items()}
         for name, identity in record.processes.items():
@@ -135,6 +136,10 @@ class DataFolder:
         for name in record.processes:
             (self.run / f"{name}.pid").unlink(missing_ok=True)
         self.record_path.unlink(missing_ok=True)
+
+    def write_nats_config(self, text: str) -> None:
+        """Of the embedded NATS. Raises DiskFull, StorageFailed."""
+        _replace(self.nats_config, text)
 
     def log(self, name: str) -> Path:
         """Where a process writes; put aside first when it has grown long."""
@@ -150,6 +155,13 @@ class DataFolder:
 
 
 def _replace(path: Path, text: str) -> None:
+    """Raises DiskFull, StorageFailed."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        failed = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
+        raise failed(f"write {path}: {error.strerror}", path=str(path), errno=error.errno) from error

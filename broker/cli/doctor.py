@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from broker.api.http import DEFAULT_PORT, host_port
 from broker.cli.exits import FAILED
 from broker.cli.options import Brokers, Json, Nats, globals_of, is_json
 from broker.cli.output import json_out, note, table
@@ -36,11 +37,14 @@ def doctor(
     from broker.cli.checks_network import check_broker, check_nats
     from broker.cli.datafolder import DataFolder
     from broker.runtime.config import Config, load
+    from broker.runtime.nats_options import checked_options
     from broker.storage.places import used_by
 
     checks: list[Check] = []
     try:
         loaded = load(config, os.environ, assigned(assignments or []))
+        if loaded.intake.enabled:
+            checked_options(loaded.nats)
         checks.append(Check(name="configuration", status=OK, found=config or "defaults and environment"))
     except LiftlogError as error:
         loaded = Config()
@@ -52,7 +56,7 @@ def doctor(
     record = DataFolder(os.path.dirname(folder)).load()  # of `up`, where it was that made the folder
     user = used_by(folder)
     addresses = brokers or globals_of(ctx).brokers or (record.http if record else None)
-    addresses = addresses or loaded.http.advertised or f"{loaded.http.host}:{loaded.http.port}"
+    addresses = addresses or loaded.http.advertised or host_port(loaded.http.host, loaded.http.port)
     urls = nats or globals_of(ctx).nats or (record.nats_url if record else None)
 
     checks += check_versions()
@@ -89,7 +93,6 @@ def doctor(
 
 def _local(address: str) -> str:
     """host:port to ask at: a broker that listens everywhere is asked on loopback."""
-    from broker.api.http import DEFAULT_PORT
 
     address = address.removeprefix("http://").rstrip("/")
     host, colon, port = address.rpartition(":")

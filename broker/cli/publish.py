@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
@@ -64,6 +65,8 @@ def publish(
 
     if sum(given is not None for given in (message, file, count)) != 1:
         raise typer.BadParameter("give one of MESSAGE, --file and --count")
+    for text, hint in ((subject, "SUBJECT"), (key, "--key"), *((text, "--header") for text in header or [])):
+        _check_utf8(text or "", hint)
     if size is not None and count is None:
         raise typer.BadParameter("goes with --count", param_hint="--size")
     if count is not None:
@@ -71,7 +74,7 @@ def publish(
     elif file is not None:
         payloads = lines(file)
     else:
-        payloads = iter([str(message).encode()])
+        payloads = iter([os.fsencode(str(message))])  # as they were typed, also what is no UTF-8
     with _progress(count) as on_progress:
         report = publish_all(
             nats_of(ctx, nats),
@@ -100,6 +103,15 @@ def generated(count: int, size: int) -> Iterator[bytes]:
         raise typer.BadParameter(f"{size} bytes cannot hold the number {count - 1}", param_hint="--size")
     filler = b" " + b"x" * size
     return ((str(number).encode() + filler)[:size] for number in range(count))
+
+
+def _check_utf8(text: str, hint: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(
+            f"{text!r}: must be UTF-8; only a message may be other bytes", param_hint=hint
+        ) from None
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:

@@ -6,11 +6,13 @@ line. So they live on, whole, should this one be killed; `up` then finds them, `
 S1  Brokers stop before NATS: the last acks still reach their publishers.
 S2  If one ends by itself, the others are stopped and the command fails.
 S3  A second Ctrl-C kills what has not ended yet.
+S4  When stderr is gone (`liftlog up 2>&1 | head`) nobody looks any more: that is a Ctrl-C, and the rest is silent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -41,12 +43,13 @@ def supervise(folder: DataFolder, record: Record, processes: list[Process]) -> N
         ended = None
         while not asked.is_set() and ended is None:
             asked.wait(POLL_INTERVAL_S)
-            for log in logs:
-                log.show()
+            if sum(log.show() for log in logs) < len(logs):  # all of them are shown
+                asked.set()
             ended = next((process for process in processes if process.has_ended()), None)
         asked.clear()
         if ended is None:
-            note("stopping")
+            with contextlib.suppress(OSError):
+                note("stopping")
         killed = _stop(processes, logs, asked)
     folder.forget(record)
     if ended is not None:
@@ -85,16 +88,22 @@ class Follower:
         self._position = process.log_position
         self._rest = b""
 
-    def show(self) -> None:
+    def show(self) -> bool:
+        """Show what is new; False: stderr takes nothing any more (S4)."""
         with open(self._path, "rb") as file:
             file.seek(self._position)
             data = file.read()
         self._position += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            sys.stderr.write(self._prefix + printable(line.decode(errors="replace").replace("\t", "    ")) + "\n")
-        if lines:
-            sys.stderr.flush()
+        try:
+            for line in lines:
+                sys.stderr.write(self._prefix + printable(line.decode(errors="replace").replace("\t", "    ")) + "\n")
+            if lines:
+                sys.stderr.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            return False
+        return True
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ def _bring_up(plan: Plan, alive: Mapping[str, Identity], running: list[Process],
         if needs_nats:
             note(f"starting nats-server on {HOST}:{ports.nats}")
             text = nats_server.config_text(name=f"liftlog-{ports.nats}", host=HOST, port=ports.nats)
-            folder.nats_config.write_text(text, encoding="utf-8")
+            folder.write_nats_config(text)
             command = [binary, "-c", str(folder.nats_config)]
             running.append(start(NATS, command, env=plan.env, log=folder.log(NATS)))
         else:

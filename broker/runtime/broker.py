@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import broker
+from broker.api.http import host_port
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.runtime import metrics
@@ -43,6 +44,7 @@ from broker.runtime.dataplane import DataPlane
 from broker.runtime.expiry import expire_offsets
 from broker.runtime.intake import IntakeDriver
 from broker.runtime.metrics import Sample
+from broker.runtime.nats_options import checked_options
 from broker.runtime.open_logs import OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.orphans import remove_orphans, require_catalog
 from broker.runtime.partition import Partition
@@ -71,6 +73,8 @@ class Broker:
         self.config = config
         self.version = broker.__version__
         self.broker_id = config.broker_id
+        if config.intake.enabled:
+            checked_options(config.nats)  # an error here, not in a log line at each try to connect
         self._disk = OsDisk()
         self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id)
         self.cluster_id = self._folder.cluster_id
@@ -135,7 +139,7 @@ class Broker:
         )
         app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits)
         port = await asyncio.to_thread(self._dataplane.serve, app, http.host, http.port)
-        self.http_address = http.advertised or f"{http.host}:{port}"
+        self.http_address = http.advertised or host_port(http.host, port)
         self._register()
         if self._intake is not None:
             self._intake.start()

@@ -77,6 +77,10 @@ CLIENT_VARIABLES: Final = frozenset(
 
 NOT_SET: Final = ("", "none")
 
+_ADDRESS: Final = re.compile(
+    r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+)
+
 
 def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
     """Read the configuration of one broker.
@@ -212,7 +216,7 @@ def _checked(setting: Setting, given: _Given) -> Any:
             raise _invalid(setting, given, "must be true or false")
     elif setting.kind == "list":
         if isinstance(value, str):
-            value = [value]
+            value = [part.strip() for part in value.split(",") if part.strip()]
         if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
             raise _invalid(setting, given, "must be a list of texts, not empty")
         return tuple(value)
@@ -222,6 +226,8 @@ def _checked(setting: Setting, given: _Given) -> Any:
         raise _invalid(setting, given, f"must be one of {', '.join(map(str, setting.limit))}")
     elif setting.kind == "secret":
         return Secret(value)
+    elif setting.key == "http.advertised" and not _ADDRESS.fullmatch(value):
+        raise _invalid(setting, given, "must be host:port, an IPv6 address in brackets, and nothing else")
     elif setting.key == "broker_id":
         try:
             check_name(value, what="broker")
@@ -275,6 +281,7 @@ def _split_url(given: _Given, url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         ok = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+        ok = ok and not re.search(r"[\s,]", parts.netloc)
     except ValueError:
         ok = False
     if not ok:

@@ -105,6 +105,7 @@ class NatsConfig:
     tls_ca: str | None = _key(None, "Path of the CA that signed the server's certificate (PEM); turns TLS on.")
     tls_cert: str | None = _key(None, "Path of our certificate (PEM), where the server asks for one.")
     tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM).")
+    tls_first: bool = _key(False, "Begin TLS before the server greets: its `handshake_first`. Turns TLS on.")
     connect_timeout_ms: int = _key(2_000, "Patience with one server.", limit=(10, 600_000), unit="ms")
 
 

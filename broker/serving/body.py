@@ -112,6 +112,7 @@ async def read_body(
             if reservation is not None:
                 reservation.grow_to(len(body))
     except web.RequestPayloadError as error:
+        _leave_unread(request)
         raise InvalidRequest(f"the request body is broken after {len(body)} bytes: {error}") from error
     return body
 
@@ -124,10 +125,16 @@ async def _read_declared(request: web.Request, declared: int) -> memoryview:
             body[done : done + len(chunk)] = chunk
             done += len(chunk)
     except web.RequestPayloadError as error:
+        _leave_unread(request)
         raise InvalidRequest(f"the request body is broken after {done} bytes: {error}") from error
     if done != declared:
         raise InvalidRequest(f"the request body ended after {done} bytes of {declared}")
     return body
+
+
+def _leave_unread(request: web.Request) -> None:
+    """After a body that is broken. aiohttp would read on, meet the same error, and log it as a fault of ours."""
+    request.protocol._lingering_time = 0
 
 
 async def _more(request: web.Request, byte_count: int) -> bytes:

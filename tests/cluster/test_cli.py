@@ -239,6 +239,21 @@ def test_the_foreground_shows_logs_and_stops_the_broker_before_nats(
     assert list((one.path / "run").glob("*.pid")) == []
 
 
+def test_the_foreground_stops_all_when_nobody_reads_its_output_any_more(one: Folder) -> None:
+    env = {**one.env, "LIFTLOG_LOG_FORMAT": "console"}
+    up = subprocess.Popen([*COMMAND, *one.up_arguments()], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert up.stdout is not None
+    while b"is up" not in up.stdout.readline():
+        pass
+    eventually(lambda: (one.path / "run" / "up.pid").exists(), what="it supervises")
+    up.stdout.close()  # as `| head` does
+    create = [*COMMAND, "stream", "create", "s", "--subject", "s"]  # makes a log line, if there was none before
+    subprocess.run(create, env=one.env, capture_output=True, check=False, timeout=150)
+    up.wait(60)
+    assert one.listening() == []
+    assert one.down()["stopped"] == {}
+
+
 def test_down_stops_a_foreground_up_from_outside(one: Folder, tmp_path: Path) -> None:
     child = _foreground(one, tmp_path / "up.log")
     assert "already up" in one.up().stdout
@@ -320,6 +335,19 @@ def test_publish_takes_a_file_stdin_key_and_headers(house: Folder, tmp_path: Pat
     assert [line["value"] for line in lines] == ["one", "two", "", "four", "five"]
     assert [line["key"] for line in lines] == ["k"] * 4 + [None]
     assert ["H", "1"] in lines[0]["headers"]
+
+
+def test_publish_sends_the_bytes_of_an_argument_as_they_are(house: Folder) -> None:
+    house.liftlog("stream", "create", "bytes", "--subject", "bytes")
+    binary = [os.fsencode(word) for word in (*COMMAND, "publish", "bytes")] + [b"caf\xe9"]
+    subprocess.run(binary, env=house.env, check=True, capture_output=True, timeout=150)
+    assert '"base64"' in house.liftlog("tail", "bytes", "--json").stdout
+    for option in ("--key", "--header"):
+        done = subprocess.run(
+            [*binary, option.encode(), b"a:\xff"], env=house.env, capture_output=True, timeout=150, check=False
+        )
+        assert done.returncode == 2
+        assert b"must be UTF-8" in done.stderr
 
 
 def test_publish_fails_when_nobody_stores_the_messages(house: Folder) -> None:

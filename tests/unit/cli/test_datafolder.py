@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.errors import FolderInUse, FolderNotAllowed
+from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed
 from broker.cli.datafolder import LOG_BYTES_KEPT, DataFolder, Record
 from broker.cli.processes import Identity
 
@@ -28,6 +28,18 @@ def _record() -> Record:
         mode="detached",
         processes={"nats": me, "broker-0": gone},
     )
+
+
+def test_a_disk_that_refuses_the_record_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    folder = DataFolder(str(tmp_path / "data"))
+    folder.prepare()
+    folder.record_path.mkdir()
+    with pytest.raises(StorageFailed, match=r"write .*up\.json: Is a directory"):
+        folder.save(_record())
+    (folder.run / "nats.conf.tmp").symlink_to("/dev/full")
+    with pytest.raises(DiskFull, match=r"write .*nats\.conf: No space left"):
+        folder.write_nats_config("x")
+    assert not list(folder.run.glob("*.tmp"))
 
 
 def test_a_saved_record_is_loaded_again_with_its_pid_files(tmp_path: Path) -> None:

@@ -56,6 +56,29 @@ def test_every_key_has_a_line_and_a_default_within_its_limit() -> None:
             assert setting.default in setting.limit, setting.key
 
 
+def test_urls_in_one_text_are_a_list_wherever_they_stand(tmp_path: Path) -> None:
+    both = ("nats://a:1", "tls://b:2")
+    assert load(_file(tmp_path, 'nats.urls = "nats://a:1, tls://b:2"'), {}).nats.urls == both
+    assert load(None, {"LIFTLOG_NATS_URLS": "nats://a:1, tls://b:2"}).nats.urls == both
+    assert load(None, {}, {"nats.urls": "nats://a:1, tls://b:2"}).nats.urls == both
+    for wrong in ("nats://a,nats://b", "nats://a b:1"):  # one item of a list: such a host is never found
+        with pytest.raises(InvalidSetting, match=r"nats\.urls"):
+            load(_file(tmp_path, f'nats.urls = ["{wrong}"]'), {})
+
+
+@pytest.mark.parametrize(
+    "wrong", ["http://a:1", "a", "a:", ":1", "a:0", "a:65536", "::1:9293", "u@a:1", "a:1/x", "a b:1"]
+)
+def test_an_advertised_address_that_nobody_could_connect_to_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"http\.advertised = .*must be host:port"):
+        load(None, {"LIFTLOG_HTTP_ADVERTISED": wrong})
+
+
+@pytest.mark.parametrize("right", ["a:1", "liftlog-0.example.net:9293", "10.0.0.1:65535", "[::1]:9293"])
+def test_an_advertised_address_is_taken_as_it_is(right: str) -> None:
+    assert load(None, {"LIFTLOG_HTTP_ADVERTISED": right}).http.advertised == right
+
+
 def test_option_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     path = _file(tmp_path, "[http]\nport = 1001\nhost = '10.0.0.1'\n[fsync]\nthreads = 7\n")
     config = load(path, {"LIFTLOG_HTTP_PORT": "1002", "LIFTLOG_HTTP_HOST": "10.0.0.2"}, {"http.port": 1003})

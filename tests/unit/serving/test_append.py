@@ -140,6 +140,24 @@ def test_an_encoded_body_is_undone(api: Api, encoding: str, pack: object) -> Non
     assert answer.json()["record_count"] == 1000
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_body_that_is_broken_in_its_encoding_is_answered_and_no_fault_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, encoding: str
+) -> None:
+    with running(tmp_path) as server:
+        server.api.create("orders")
+        answer = server.api.request(
+            "POST",
+            "/v1/streams/orders/partitions/0/records",
+            body=b"xxx",
+            headers={"Content-Type": ARROW_STREAM, "Content-Encoding": encoding},
+        )
+        assert answer.status == 400
+        assert answer.problem["reason"] == "invalid_request"
+        assert encoding in answer.problem["detail"]
+    assert "Unhandled" not in caplog.text
+
+
 def test_a_chunked_body_is_taken(api: Api) -> None:
     api.create("orders")
     body = stream_of(values(1000))
