@@ -11,6 +11,7 @@ and nothing of an earlier build gets into a wheel.
 
 import atexit
 import os
+import runpy
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.dist import Distribution
+
+sources_digest = runpy.run_path("broker/api/compiled.py")["sources_digest"]
 
 SOURCES = {
     "broker.ingest._intake": "broker/ingest/_intake.pyx",
@@ -60,6 +63,7 @@ def described() -> list[Extension]:
         Extension(
             name,
             [source],
+            define_macros=[("LIFTLOG_SOURCES", f'"{sources_digest(Path(source).parent)}"')],
             depends=[str(path) for path in sorted(Path(source).parent.glob("*.pxi"))],
             extra_compile_args=["-O3", "-g0"],
         )

@@ -1,5 +1,6 @@
 """The command line, `liftlog`. Modules import what they need when a command runs, so that help is quick.
 
+start.py        the command: the app, or what is missing for it
 main.py         the app, its global options, errors to exit codes (exits.py)
 options.py      options that several commands share; values with units
 output.py       tables for people, JSON for programs, notes on stderr

@@ -54,6 +54,16 @@ from broker.api.errors import BadBatch
 from broker.api.schema import SCHEMA
 
 
+cdef extern from *:
+    """
+    #ifndef LIFTLOG_SOURCES
+    #define LIFTLOG_SOURCES ""
+    #endif
+    """
+    const char *LIFTLOG_SOURCES  # set by setup.py; compared by broker/api/compiled.py
+
+SOURCES = LIFTLOG_SOURCES.decode()
+
 cdef extern from "Python.h":
     int Py_IsInitialized() noexcept nogil
 

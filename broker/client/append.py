@@ -19,10 +19,11 @@ from urllib.parse import urlencode
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.errors import InvalidRecords
+from broker.api.errors import InvalidRecords, InvalidRequest
 from broker.client.answers import Appended, understand
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
+from broker.client.positions import whole
 
 TIMEOUT_S: Final = 30.0
 DEADLINE_S: Final = 60.0
@@ -79,6 +80,10 @@ class Appender:
             UnknownStream, UnknownPartition, ReadOnly, StaleIncarnation: as they say.
             UnknownProducer, ProducerFenced, OutOfSequence: the stamp does not fit; this call appended nothing.
         """
+        number = whole(partition)
+        if number is None:
+            raise InvalidRequest(f"partition={partition!r}: must be a whole number")
+        partition = number
         query: dict[str, Any] = {n: v for n, v in (("acks", acks), ("incarnation", incarnation)) if v is not None}
         if stamp is not None:
             query |= asdict(stamp)

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from broker.api.errors import DeadlineExceeded, LiftlogError, Retryable, Unavailable
+from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, Retryable, Unavailable
 from broker.api.plain import parse_json
 from broker.client.answers import Readiness, understand
 from broker.client.brokers import Brokers, PartitionKey, nobody
 from broker.client.interrupt import Interrupt
 from broker.client.patience import Patience
 from broker.client.pool import Body
+from broker.client.positions import whole
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 JSON_HEADERS: Final = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -71,7 +72,7 @@ class Calls:
         return self.send(
             method,
             f"{target}?{urlencode(given)}" if given else target,
-            body=None if body is None else json.dumps(body).encode(),
+            body=None if body is None else json.dumps(body, default=_plain).encode(),
             headers=JSON_HEADERS,
             timeout_s=self.timeout_s + wait_s,
             done_if=done_if,
@@ -159,3 +160,11 @@ class Calls:
 def is_ambiguous(error: Retryable) -> bool:
     """Whether the request may have been carried out although it failed."""
     return isinstance(error, DeadlineExceeded) or bool(error.fields.get("sent"))
+
+
+def _plain(value: object) -> int:
+    """What JSON does not know: numpy's whole numbers. Raises InvalidRequest for anything else."""
+    number = whole(value)
+    if number is None:
+        raise InvalidRequest(f"{value!r} is no JSON: a {type(value).__name__}")
+    return number

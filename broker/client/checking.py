@@ -6,15 +6,12 @@ else there is it leaves to `verify_batch`, which finds what is wrong, or that no
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from broker.api.batch import verify_batch
+from broker.api.compiled import load_compiled
 
 if TYPE_CHECKING:
     verified = verify_batch
 else:
-    try:
-        verified = importlib.import_module("broker.client._gathering").verified
-    except ModuleNotFoundError:
-        verified = verify_batch
+    verified = getattr(load_compiled("broker.client._gathering"), "verified", verify_batch)

@@ -13,7 +13,7 @@ a process forked after `connect`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -94,7 +94,7 @@ class Client(StreamCalls, ConsumerCalls):
         partitions: Iterable[int] | None = None,
         start: Start = "earliest",
         end: End = None,
-        columns: Sequence[str] | None = None,
+        columns: Iterable[str] | None = None,
         follow: bool = False,
         max_bytes: int | None = None,
     ) -> RecordReader:
@@ -125,6 +125,9 @@ class Client(StreamCalls, ConsumerCalls):
             raise InvalidRequest("follow=True goes on for ever: give no end")
         if max_bytes is not None and max_bytes < 1:
             raise InvalidRequest(f"max_bytes={max_bytes}: must be 1 or more")
+        if isinstance(columns, str):
+            raise InvalidRequest(f"columns={columns!r}: must be a list of names, such as ['offset', 'value']")
+        columns = None if columns is None else list(columns)
         reader_schema(columns, False)
         description = self.describe(stream)
         spans = plan_read(self.resolve, description, partitions=partitions, start=start, end=end)

@@ -10,13 +10,13 @@ into again and again, this one from Arrow's buffers.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from broker.api.batch import BatchHeader
+from broker.api.compiled import load_compiled
 from broker.api.schema import SCHEMA
 from broker.client.frames import Message
 from broker.client.memory import Memory
@@ -127,12 +127,9 @@ def rows_between(batch: pa.RecordBatch, header: BatchHeader, start: int, end: in
     return batch.slice(first, max(min(stop, batch.num_rows) - first, 0))
 
 
-IMPLEMENTATION = "pure"
+_compiled = load_compiled("broker.client._gathering")
+IMPLEMENTATION = "pure" if _compiled is None else "compiled"
 if TYPE_CHECKING:
     Gathering = PureGathering
 else:
-    try:
-        Gathering = importlib.import_module("broker.client._gathering").Gathering
-        IMPLEMENTATION = "compiled"
-    except ModuleNotFoundError:
-        Gathering = PureGathering
+    Gathering = getattr(_compiled, "Gathering", PureGathering)

@@ -15,7 +15,7 @@ from broker.api.schema import HEADERS_TYPE
 from broker.api.stream import check_subject
 from broker.client.answers import StreamDescription
 from broker.client.deliveries import Delivery
-from broker.client.positions import timestamp_us
+from broker.client.positions import timestamp_us, whole
 
 RECORD_OVERHEAD_BYTES: Final = 32
 """What a record costs beside its own bytes, about: offset, timestamp, an entry in each column."""
@@ -129,9 +129,10 @@ def as_timestamp_us(time: datetime | int) -> int:
     """Microseconds since 1970 UTC. Raises InvalidRecords, InvalidRequest (no time zone)."""
     if isinstance(time, datetime):
         return timestamp_us(time)
-    if isinstance(time, bool) or not isinstance(time, int) or not -(1 << 63) <= time < 1 << 63:
+    time_us = whole(time)
+    if time_us is None or not -(1 << 63) <= time_us < 1 << 63:
         raise InvalidRecords(f"timestamp {time!r}: must be a datetime or microseconds since 1970, a whole number")
-    return time
+    return time_us
 
 
 @lru_cache(maxsize=10_000)

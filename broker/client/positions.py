@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import index
 from typing import Any, Final
 
 from broker.api.errors import InvalidRequest
@@ -53,11 +54,19 @@ def at_json(at: At | Mapping[str, Any]) -> str | dict[str, Any]:
     if isinstance(at, str):
         if at in ("earliest", "latest"):
             return at
-    elif isinstance(at, int) and not isinstance(at, bool) and at >= 0:
-        return {"offset": at}
+    elif (offset := whole(at)) is not None and offset >= 0:
+        return {"offset": offset}
     raise InvalidRequest(
         f"position {at!r}: must be 'earliest', 'latest', an offset (0 or more) or a datetime", position=repr(at)
     )
+
+
+def whole(value: object) -> int | None:
+    """A whole number as an int, numpy's and others' with `__index__`, too; None: it is none."""
+    try:
+        return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def timestamp_us(time: datetime) -> int:

@@ -24,6 +24,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
+from broker.api.compiled import load_compiled
 from broker.ingest.errors import IntakeProtocolError
 
 IMPLEMENTATIONS: Final = ("auto", "compiled", "pure")
@@ -41,11 +42,11 @@ def load(implementation: str = "auto") -> ModuleType:
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     if implementation != "pure":
-        try:
-            return importlib.import_module("broker.ingest._intake")
-        except ModuleNotFoundError as error:
-            if implementation == "compiled":
-                raise ImportError("the compiled intake was not built here: install with a C compiler") from error
+        compiled = load_compiled("broker.ingest._intake")
+        if compiled is not None:
+            return compiled
+        if implementation == "compiled":
+            raise ImportError("the compiled intake was not built here: install with a C compiler")
     return importlib.import_module("broker.ingest.pure")
 
 

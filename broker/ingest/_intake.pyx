@@ -47,6 +47,15 @@ from broker.ingest.answers import ack_tail, error_body, json_text, publish
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
 from broker.ingest.settings import check_builder, check_intake, check_place, check_route
 
+cdef extern from *:
+    """
+    #ifndef LIFTLOG_SOURCES
+    #define LIFTLOG_SOURCES ""
+    #endif
+    """
+    const char *LIFTLOG_SOURCES  # set by setup.py; compared by broker/api/compiled.py
+
+SOURCES = LIFTLOG_SOURCES.decode()
 IMPLEMENTATION = "compiled"
 BATCH_BYTES_HARD = rules.BATCH_BYTES_HARD
 

@@ -20,6 +20,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from broker import __version__
 from broker.cli.datafolder import DataFolder, Record
 from broker.cli.main import app
 from broker.cli.processes import Identity
@@ -277,3 +278,20 @@ def test_headers_are_split_at_the_first_colon() -> None:
     assert headers_of("k", ["a: b:c"]) == {"Liftlog-Key": "k", "a": "b:c"}
     with pytest.raises(typer.BadParameter):
         headers_of(None, ["a:1", "a:2"])
+
+
+def test_without_the_extra_the_command_says_what_is_missing() -> None:
+    """As where only the client or Spark's executors run. Method: a typer that is not there."""
+    code = "import sys; sys.modules['typer'] = None\nfrom broker.cli.start import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error[missing_package]: the command needs typer, which comes with the extra [broker]"
+    )
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_installed_command_is_the_app() -> None:
+    code = "import sys; sys.argv = ['liftlog', '--version']; from broker.cli.start import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, f"liftlog {__version__}\n")

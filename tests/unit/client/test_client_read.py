@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -273,6 +275,46 @@ def test_a_following_read_notices_that_its_stream_was_deleted_or_re_created(
     eventually(lambda: follower.error is not None)
     assert isinstance(follower.error, UnknownStream | StaleIncarnation)
     assert len(follower.rows) == 3
+
+
+def test_whole_numbers_of_numpy_are_numbers(client: Client, three: str) -> None:
+    """Offsets, partitions and times often come out of an array."""
+    read = client.read(three, start={0: np.int64(10)}, end={0: np.int32(20)}, partitions=np.array([0]))  # type: ignore[dict-item]
+    assert offsets(read) == list(range(10, 20))
+    assert client.append(three, np.int64(1), values(0, 1)).partition == 1  # type: ignore[arg-type]
+    assert client.commit("numpy", {three: {np.int64(0): np.int64(3)}}) == 1  # type: ignore[dict-item]
+    assert client.trim(three, before=np.uint8(6), partitions=[np.int64(0)]) == {0: 6}  # type: ignore[arg-type, list-item]
+    assert len(client.add_partitions(three, np.int64(4)).partitions) == 4  # type: ignore[arg-type]
+    with client.producer(three, partition=3) as producer:
+        sent = producer.send("x", timestamp=np.int64(1_000_000))  # type: ignore[arg-type]
+    assert client.read(three, partitions=[3]).to_table().column("timestamp").to_pylist() == [
+        datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    ]
+    assert sent.result(60) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        ({"partitions": 0}, "partitions=0: must be a list of whole numbers"),
+        ({"partitions": "01"}, "partitions='01': must be a list of whole numbers"),
+        ({"partitions": [0.0]}, "must be a list of whole numbers"),
+        ({"partitions": [True]}, "must be a list of whole numbers"),
+        ({"start": np.float64(5)}, "must be 'earliest', 'latest', an offset"),
+        ({"start": True}, "must be 'earliest', 'latest', an offset"),
+        ({"columns": "value"}, "columns='value': must be a list of names"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_by_name(
+    client: Client, one: str, asked: dict[str, object], says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(says)):
+        client.read(one, **asked)  # type: ignore[arg-type]
+
+
+def test_columns_may_be_any_iterable_of_names(client: Client, one: str) -> None:
+    for columns in (("value", "offset"), iter(["value", "offset"]), np.array(["value", "offset"])):
+        assert client.read(one, columns=columns).to_table().schema.names == ["value", "offset"]
 
 
 def test_a_closed_reader_is_at_its_end(client: Client, one: str) -> None:

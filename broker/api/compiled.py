@@ -1,0 +1,55 @@
+"""Compiled modules beside the sources that they were built from: used only where the two belong together.
+
+After a `git pull` an editable install has new sources beside a module that was built from the former ones. That one may
+fail to be imported, for a name that is gone, or work and do what the sources do no longer. So the build puts a digest
+of its sources into the module (`SOURCES`), and whoever loads it compares. A wheel has no sources: nothing to compare.
+
+Standard library only: setup.py runs this file by its path, before anything is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import warnings
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+
+def sources_digest(folder: Path) -> str:
+    """Of what a folder's compiled module is made of: *.pyx, *.pxi and *.h, names and bytes; "" where there is none."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in (".pyx", ".pxi", ".h"))
+    digest = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:16] if paths else ""
+
+
+@cache
+def load_compiled(name: str) -> ModuleType | None:
+    """Import a compiled module that has a twin in Python.
+
+    Returns:
+        None: it was not built here; or, with a RuntimeWarning that says how to mend it, it does not belong to the
+        sources beside it or cannot be imported.
+    """
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return None
+        why = f"it cannot be imported ({error})"
+    else:
+        expected = sources_digest(Path(str(module.__file__)).parent)
+        if expected in ("", getattr(module, "SOURCES", None)):
+            return module
+        why = "it was built from other sources than those beside it"
+    warnings.warn(
+        f"{name} is not used but its slower twin in Python: {why}. Build it anew: make install, or"
+        " python setup.py build_ext --inplace",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
