@@ -22,6 +22,7 @@ Importing this loads neither tenacity nor pandas nor anything of asyncio: execut
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -30,6 +31,7 @@ import pyarrow as pa
 
 from broker.api import http
 from broker.api.errors import BadBatch, InvalidRequest, NotReady, Retryable, StaleIncarnation
+from broker.api.plain import INT64_MAX
 from broker.api.schema import SCHEMA
 from broker.client.address import Addresses
 from broker.client.brokers import Brokers
@@ -162,10 +164,9 @@ class Answer:
 
     def _number(self, name: str) -> int:
         text = self._exchange.headers.get(name, "")
-        try:
-            return int(text)
-        except ValueError as error:
-            raise BadBatch(f"{self._where}no answer of a liftlog broker: header {name} is {text!r}") from error
+        if not re.fullmatch(r"-?[0-9]{1,18}|[0-9]{19}", text) or int(text) > INT64_MAX:
+            raise BadBatch(f"{self._where}no answer of a liftlog broker: header {name} is {text[:100]!r}")
+        return int(text)
 
     def messages(self, memory: Memory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
         """Verified batches as stored. Once. Arguments and errors as `read_messages`."""

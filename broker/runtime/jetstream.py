@@ -8,6 +8,7 @@ import json
 import nats
 import nats.errors
 
+from broker.api.plain import parse_json
 from broker.runtime.config import Config
 from broker.runtime.nats_options import connect_options
 
@@ -25,11 +26,21 @@ async def jetstream_on(config: Config, subject: str) -> list[str]:
             try:
                 request = json.dumps({"subject": subject}).encode()
                 answer = await client.request("$JS.API.STREAM.NAMES", request, timeout=ASK_TIMEOUT_S)
-                return sorted(json.loads(answer.data).get("streams") or ())
+                return names_in(answer.data)
             finally:
                 await client.close()
     except (TimeoutError, OSError, ValueError, nats.errors.Error):
         return []
+
+
+def names_in(answer: bytes) -> list[str]:
+    """The names in an answer of `$JS.API.STREAM.NAMES`, sorted; none in what is no such answer."""
+    try:
+        values = parse_json(answer)
+    except ValueError:
+        return []
+    names = values.get("streams") if isinstance(values, dict) else None
+    return sorted(name for name in names if isinstance(name, str)) if isinstance(names, list) else []
 
 
 async def _ignore(error: Exception) -> None:

@@ -20,10 +20,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final, Protocol
 
 from broker.api.errors import LiftlogError
+from broker.api.plain import build
 from broker.runtime.config import Config
 from broker.runtime.metrics import Sample
 from broker.runtime.partition import Partition
@@ -63,11 +64,9 @@ class Position:
 def load_position(disk: Disk, path: str) -> Position:
     """What the file says; the beginning where it is missing, damaged or of a later release."""
     beginning = Position()
-    with suppress(OSError, LiftlogError, TypeError):
+    with suppress(OSError, LiftlogError, ValueError):
         values = open_json(disk.read_file(path), where=path)
-        found = beginning if values is None else Position(**values)
-        if all(type(getattr(found, f.name)) is type(getattr(beginning, f.name)) for f in fields(found)):
-            return found
+        return beginning if values is None else build(Position, values)
     return beginning
 
 

@@ -20,17 +20,21 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import typer
 from crc32c import crc32c
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, seal, verify_batch
 from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, LiftlogError, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
+from broker.cli.broker import assigned
 from broker.cli.datafolder import DataFolder as UpFolder
+from broker.cli.options import byte_count, duration_ms, number, position
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
 from broker.metadata.journal import encode_line
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.config import load
+from broker.runtime.scrubber import load_position
 from broker.sinks.ledger import Ledger, SinkState
 from broker.sinks.notes import decode_note, encode_note
 from broker.sinks.restamp import RestampedBatch
@@ -403,6 +407,33 @@ def _small_file(name: str, module: str) -> Decoder:
     )
 
 
+def check_scrub(data: bytes) -> None:
+    """Whatever the file says: a position that a pass can begin at, and that is written as it was read."""
+    disk = SimDisk()
+    disk.makedirs("d")
+    disk.names["d/scrub"] = Inode(bytearray(data), bytearray(data))
+    found = load_position(disk, "d/scrub")
+    assert all(-(1 << 63) <= value < 1 << 63 for value in (found.partition, found.offset, found.finished_us))
+    assert found.finished_us / 1e6 <= float(1 << 63)
+
+
+def check_arguments(data: bytes) -> None:
+    """What stands behind the options of a command: each text is a value within the limit, or a usage error."""
+    text, refused = data.decode("utf-8", "replace"), None
+    for make, limit in ((duration_ms, (1, 1 << 50)), (byte_count, (1 << 10, 1 << 60)), (number, (0, 100))):
+        try:
+            assert limit[0] <= make(limit)(text) <= limit[1]
+        except typer.BadParameter as error:
+            refused = error
+    try:
+        position(text, "--from")
+        assigned([text])
+    except (typer.BadParameter, InvalidRequest):
+        pass
+    if refused is not None:
+        raise refused
+
+
 FILES: Final = (
     Decoder(
         name="segment",
@@ -537,6 +568,23 @@ FILES: Final = (
         form="json",
         words=JSON_WORDS,
         weight=4,
+    ),
+    Decoder(
+        name="scrub",
+        modules=("broker/runtime/scrubber.py",),
+        check=check_scrub,
+        errors=(),
+        form="json",
+        words=JSON_WORDS,
+        unseal=unseal_json,
+        seal=seal_json,
+    ),
+    Decoder(
+        name="arguments",
+        modules=("broker/cli/options.py", "broker/cli/broker.py"),
+        check=check_arguments,
+        errors=(typer.BadParameter,),
+        words=(b"7d", b"KiB", b"inf", b"1e9", b"none", b"2026-01-31T12:00:00", b"earliest", b"http.port=", b"-"),
     ),
     Decoder(
         name="config",

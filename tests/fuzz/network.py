@@ -139,6 +139,12 @@ def _server() -> Server:
     return server
 
 
+def serving() -> Server:
+    """The server that all requests go to; there is a stream `orders`."""
+    _api()
+    return _server()
+
+
 def _api() -> Api:
     api = _server().api
     if api.get("/v1/streams/orders").status == 404:

@@ -30,6 +30,7 @@ from broker.storage.state import encode_state, state_name
 from broker.storage.subjects import SubjectTable
 from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
+from tests.fuzz.raw_seeds import of_connections
 from tests.support.logs import FOLDER
 from tests.unit.client.logs import body, message
 from tests.unit.ingest.vectors import VECTORS
@@ -431,7 +432,7 @@ def of_spark() -> Inputs:
 
 
 def main() -> None:
-    for make in (of_the_disk, of_values, of_metadata, of_nats, of_http, of_answers, of_spark):
+    for make in (of_the_disk, of_values, of_metadata, of_nats, of_http, of_answers, of_connections, of_spark):
         for decoder, name, data in make():
             path = CORPUS / decoder / name
             path.parent.mkdir(parents=True, exist_ok=True)

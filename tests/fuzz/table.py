@@ -11,12 +11,12 @@ from typing import Final
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.files import FILES
 from tests.fuzz.network import NETWORK
+from tests.fuzz.raw import RAW
 
-DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK)}
+DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FILES, *NETWORK, *RAW)}
 
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/api/plain.py": "what the others decode JSON with",
-    "broker/runtime/jetstream.py": "a yes or no from nats-server's own API; anything unreadable counts as no",
     "broker/runtime/stages.py": "reads notes (target note) and verified batches (target batch)",
     "broker/cli/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
     "broker/cli/export.py": "decodes what PartitionLog.batches has verified (target segment)",
