@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,6 +40,8 @@ class Liftlog:
             self._stack.callback(self.broker.stop)
             self.broker.start()
             self.create_stream(STREAM, subject=f"{SUBJECT}.*", **self._settings)
+            self._connection = http.client.HTTPConnection("127.0.0.1", self.broker.port, timeout=60)
+            self._stack.callback(self._connection.close)
             self.port = nats.port
             self.url = nats.url
             self._stack = self._stack.pop_all()
@@ -59,6 +63,18 @@ class Liftlog:
         self.broker.request("POST", "/v1/streams", {"name": name, **settings})
 
     def stored(self) -> int:
-        """Records that consumers may read, by the HTTP API."""
-        partitions = self.broker.get(f"/v1/streams/{STREAM}")["partitions"]
-        return sum(int(partition["high_watermark"]) for partition in partitions)
+        """Records that consumers may read, by the HTTP API, on one connection as JetStream's are asked for."""
+        try:
+            described = self._described()
+        except (http.client.HTTPException, OSError):  # it was idle for too long, or the broker was restarted
+            self._connection.close()
+            described = self._described()
+        return sum(int(partition["high_watermark"]) for partition in described["partitions"])
+
+    def _described(self) -> Any:
+        self._connection.request("GET", f"/v1/streams/{STREAM}")
+        answer = self._connection.getresponse()
+        described = json.load(answer)
+        if answer.status != 200:
+            raise RuntimeError(f"{STREAM}: {described}")
+        return described
