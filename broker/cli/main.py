@@ -6,13 +6,15 @@ traceback is shown only when it was asked for, by `liftlog --debug …`.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from broker import __version__
-from broker.api.errors import LiftlogError
+from broker.api.errors import DiskFull, LiftlogError
 from broker.cli import broker, changes, consumer, doctor, down, log, publish, sink, stream, tail, up
 from broker.cli.exits import FAILED, code_of
 from broker.cli.options import Brokers, Globals, Json, Nats
@@ -65,12 +67,17 @@ app.command("doctor")(doctor.doctor)
 
 def main() -> None:
     """Entry point. Ends the process with one of the documented exit codes."""
+    if sys.stdout is None:  # `>&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 as long as the process
     try:
         app(prog_name="liftlog")
     except LiftlogError as error:
         _report(error.reason, str(error))
         sys.exit(code_of(error))
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # of stdout, mostly
+            _report(DiskFull.reason, f"what this command writes: {error.strerror}")
+            sys.exit(FAILED)
         _report("internal", f"{type(error).__name__}: {error} (a fault of liftlog; --debug shows where)")
         sys.exit(FAILED)
 

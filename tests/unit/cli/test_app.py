@@ -295,3 +295,14 @@ def test_the_installed_command_is_the_app() -> None:
     code = "import sys; sys.argv = ['liftlog', '--version']; from broker.cli.start import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (0, f"liftlog {__version__}\n")
+
+
+def test_a_full_disk_behind_stdout_is_no_fault_of_ours_and_a_closed_one_is_no_fault_at_all() -> None:
+    command = f"{shlex.quote(sys.executable)} -m broker.cli.main broker --defaults"
+    for redirect, code, said in ((">/dev/full", 1, "error[disk_full]"), (">&-", 0, "")):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {redirect}"], capture_output=True, text=True, check=False, env=CLEAN, timeout=120
+        )
+        assert done.returncode == code, done.stderr
+        assert said in done.stderr
+        assert "internal" not in done.stderr
