@@ -96,7 +96,12 @@ def up(
         if not detach and me is not None:
             record.processes[SUPERVISOR] = me
         folder.save(record)
-    _announce(folder, record, as_json=as_json, already=False)
+    try:
+        _announce(folder, record, as_json=as_json, already=False)
+    except OSError:  # nobody reads it any more: what runs must not be left without its supervisor
+        if detach:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not detach:
         from broker.cli.supervise import supervise
 
