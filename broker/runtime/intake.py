@@ -68,6 +68,7 @@ class IntakeDriver:
         self._rate = 0.0
         self._rate_from = (time.monotonic(), 0)
         self._last_read = time.monotonic()
+        self._away_since: float | None = None
         self.state = "connecting"
         self.counts: dict[str, int] = dict.fromkeys(
             (
@@ -162,7 +163,7 @@ class IntakeDriver:
                 for attachment in self._streams.values():
                     attachment.sids.clear()
                 await self._subscribe_missing()
-            except (TimeoutError, OSError, nats.errors.Error) as error:
+            except Exception as error:  # whatever it is (nkeys has errors of its own): this task must not end
                 self.state = f"cannot connect: {error or type(error).__name__}"
                 log.warning("intake.connect_failed urls=%s error=%r retry_s=%.1f", self._urls(), error, wait_s)
                 self._client = None
@@ -183,6 +184,7 @@ class IntakeDriver:
             self._client = None
             if not self._stopping:
                 self.state = f"closed by the server: {client.last_error}"
+                self._note_away()
                 self.counts["disconnects"] += 1
                 log.error("intake.closed_by_server error=%r", client.last_error)
                 self._intake.reset()
@@ -202,6 +204,7 @@ class IntakeDriver:
         if self._stopping:
             return
         self.state = "disconnected"
+        self._note_away()
         self.counts["disconnects"] += 1
         log.warning("intake.disconnected")
 
@@ -211,8 +214,15 @@ class IntakeDriver:
         await self._subscribe_missing()
         self.counts["reconnects"] += 1  # now everything is captured again
 
+    def _note_away(self) -> None:
+        """From now on messages may be missed. Not told by `_last_read` later: the new connection is read before
+        `_on_reconnected` runs."""
+        if self._away_since is None:
+            self._away_since = self._last_read
+
     def _count_missing(self) -> None:
-        away_s = time.monotonic() - self._last_read
+        since, self._away_since = self._away_since, None
+        away_s = 0.0 if since is None else time.monotonic() - since
         missing = round(self._rate * away_s)
         self.counts["missing_estimated_records"] += missing
         log.warning(
