@@ -8,5 +8,6 @@ errors.py   the error tree with its reason codes
 stream.py   the settings of a stream: defaults, limits, validation
 http.py     header names and media types of the HTTP API
 plain.py    JSON that somebody else wrote, as values of the right types
+compiled.py  a compiled module, where it belongs to the sources beside it
 legible.py  a record's cells as JSON that people read
 """

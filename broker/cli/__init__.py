@@ -11,8 +11,9 @@ up.py, down.py  an embedded NATS server and a broker in one folder, and:
     readiness.py    waiting until something answers
     supervise.py    the foreground: logs, stopping in order
 broker.py       one broker, for production
-stream.py, consumer.py   what is there, and changing it
-publish.py, tail.py      records in, records out
+stream.py, consumer.py, sink.py   what is there, and changing it; settings.py: the options for it,
+    changes.py      what is changed of a stream that runs
+publish.py, tail.py      records in, records out; records.py: as text
 log.py                   files of a log: verify, repair; dump.py and export.py show and copy what is in them
 doctor.py                whether all is as a broker needs it; checks.py: what a check says, and of
     checks_machine.py   this machine

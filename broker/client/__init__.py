@@ -5,7 +5,8 @@
     consumers.py      its calls about consumers: how far each is, how far behind
     ranges.py         what a read covers: its start and end resolved to offsets
     reader.py         `RecordReader`: records of a stream as Arrow batches
-    producer.py       `Producer`: records to a stream, batched (outgoing.py, partitioner.py, deliveries.py)
+    producer.py       `Producer`: records to a stream, batched (outgoing.py, partitioner.py, deliveries.py), each once
+                      (sequences.py)
     nats_publish.py   messages to a NATS subject, acks counted (loads nats-py when called; nats_connection.py)
     answers.py        what brokers answer, as frozen dataclasses
     positions.py      positions in a stream, as users name them

@@ -1,1 +1,4 @@
-"""Who reads how far: consumer offsets as records of the offset stream."""
+"""Who reads how far.
+
+offsets.py   consumer offsets as records of the offset stream, and the newest of them in memory
+"""

@@ -5,11 +5,14 @@
                                   └─ refusals: answers to refused messages     └─ acks ────► answers for publishers
 
 rules.py        what decides whether a message is stored, skipped or refused; names and limits
+control.py      control lines of the protocol; errors.py what is none
 answers.py      the JSON that publishers get: JetStream's PubAck and errors
 headers.py      the header block of a message
 partitioning.py which partition a message belongs to
 settling.py     what becomes of a message with an id or expectations, at the append
-pure.py         Intake in Python; pure_batch.py: Builder and PendingBatch. The specification that runs
+pure.py         Intake in Python; pure_batch.py: Builder and PendingBatch; pure_fate.py: the rules. The specification
+                that runs
+settings.py     what both twins refuse of their caller
 _intake.pyx     the same, compiled: no Python object per message. Optional; same results, byte for byte
 
 The compiled twin is used where it was built, else the pure one; `load` (and the setting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -61,6 +62,17 @@ def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
     for page in pages[1:]:
         name = str(page.relative_to(ROOT))
         assert page in linked or name in text, f"nothing leads to {name}"
+
+
+def test_every_module_stands_in_the_list_of_its_package() -> None:
+    """Whoever looks for something reads the package's docstring first."""
+    for package in [*sorted((ROOT / "broker").iterdir()), ROOT / "spark_liftlog"]:
+        start = package / "__init__.py"
+        if start.exists():
+            docstring = ast.get_docstring(ast.parse(start.read_text())) or ""
+            modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+            missing = modules - set(re.findall(r"[a-z_]+\.py\b", docstring))
+            assert not missing, f"{package.relative_to(ROOT)}/__init__.py does not name {sorted(missing)}"
 
 
 def test_every_metric_and_log_line_is_documented() -> None:
