@@ -91,5 +91,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
     for report in failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         where = f"{crash.path}:{crash.lineno}: " if crash else ""
-        terminalreporter.line(f"{report.nodeid} ({report.when}, {report.duration:.1f} s)")
+        terminalreporter.line(f"{report.nodeid} ({report.when}, {getattr(report, 'duration', 0.0):.1f} s)")
         terminalreporter.line(f"    {where}{(crash.message if crash else str(report.longrepr))[:REASON_CHARS_MAX]}")
