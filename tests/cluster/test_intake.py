@@ -215,3 +215,35 @@ async def test_jetstream_on_the_same_subject_is_warned_about(tmp_path: Path) -> 
     finally:
         broker.stop()
         nats_server.stop()
+
+
+async def test_brokers_of_one_queue_group_share_what_is_published(nats_server: NatsServer, tmp_path: Path) -> None:
+    """Each message is in one of their logs, and only there; without a group it is in both."""
+    count = 2000
+    brokers = [BrokerProcess(tmp_path / f"broker-{i}", nats_server) for i in range(2)]
+    try:
+        for each in brokers:
+            each.start()
+            each.request("POST", "/v1/streams", {"name": "shared", "subject": "queue-group.>", "group": "loaders"})
+            each.request("POST", "/v1/streams", {"name": "own", "subject": "queue-group.>"})
+        publisher = await nats.connect(nats_server.url)
+        for i in range(count):
+            await publisher.publish("queue-group.a", b"%d" % i)
+        await flush(publisher, 60)
+        await publisher.close()
+
+        def stored(stream: str) -> list[list[bytes]]:
+            return [table(each, stream)["value"].to_pylist() for each in brokers]
+
+        def is_there() -> bool:
+            return len(stored("own")[0]) == len(stored("own")[1]) == sum(map(len, stored("shared"))) == count
+
+        await asyncio.to_thread(eventually, is_there, what="all is stored")
+        expected = sorted(b"%d" % i for i in range(count))
+        shared = stored("shared")
+        assert sorted(shared[0] + shared[1]) == expected
+        assert all(shared), "both take a part"
+        assert [sorted(values) for values in stored("own")] == [expected, expected]
+    finally:
+        for each in brokers:
+            each.stop()
