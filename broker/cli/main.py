@@ -64,19 +64,27 @@ app.add_typer(sink.app, name="sink")
 app.add_typer(log.app, name="log")
 app.command("doctor")(doctor.doctor)
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
+
 
 def main() -> None:
     """Entry point. Ends the process with one of the documented exit codes."""
     if sys.stdout is None:  # `>&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 as long as the process
     try:
-        app(prog_name="liftlog")
+        try:
+            app(prog_name="liftlog")
+        except SystemExit:
+            sys.stdout.flush()  # not left to the interpreter, which could only say that it failed
+            raise
     except LiftlogError as error:
         _report(error.reason, str(error))
         sys.exit(code_of(error))
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # of stdout, mostly
-            _report(DiskFull.reason, f"what this command writes: {error.strerror}")
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:  # of stdout, mostly
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is tried again at the end
+            if error.errno != errno.EPIPE:  # nobody is there to read it
+                _report(DiskFull.reason, f"what this command writes: {error.strerror}")
             sys.exit(FAILED)
         _report("internal", f"{type(error).__name__}: {error} (a fault of liftlog; --debug shows where)")
         sys.exit(FAILED)
