@@ -4,7 +4,8 @@ log.py          PartitionLog: append, sync, read, retention; what everyone else 
 tail.py         which segment the next append goes to
 opened.py       the state of an open log; opening it, and meeting trouble with its files
 chain.py        the segment files of one log, and the tail that appends go to
-disk.py         what storage asks of a disk, and the real one
+disk.py         what storage asks of a disk, and the real one: osfile.py; ahead.py  a file that is longer than what was
+                written, for cheaper fsyncs
 segment.py      one segment: its names, and what is known of it without reading
 index.py        where each batch of a segment lies
 read.py         from offsets and times to ranges of files

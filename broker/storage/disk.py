@@ -12,11 +12,12 @@ D4  A file that is unlinked or replaced stays readable for those who have it ope
 D5  `FileSystem.sync` does what `File.sync` does, for all bytes that were written before it began to the files that it
     holds. After an error any of them may have lost bytes, and it is not to be asked again: only each file's own `sync`
     tells more.
+D6  A file that is opened with `ahead` may be longer than what was written, by up to so many zeros, until it is trimmed
+    or closed, and after a crash. Its own `size` does not count them; `Disk.size` and whoever else opens it does.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
@@ -24,6 +25,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from broker.api.errors import DiskFull, StorageFailed
+from broker.storage.ahead import AheadFile
+from broker.storage.osfile import OsFile
 
 ReadableBuffer = bytes | bytearray | memoryview
 WritableBuffer = bytearray | memoryview
@@ -71,6 +74,9 @@ class File(Protocol):
     def truncate(self, size: int) -> None:
         """Cut down to `size` bytes. Durable only after `sync`."""
 
+    def trim(self) -> None:
+        """Take away what runs ahead (D6). Durable only after `sync`."""
+
     def sync(self) -> None:
         """fdatasync: what was written and the length are durable when this returns."""
 
@@ -97,7 +103,8 @@ class FileSystem(Protocol):
 class Disk(Protocol):
     """Names and files. Paths are absolute strings. `OSError` passes through."""
 
-    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> File: ...
+    def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> File:
+        """Open a file; `ahead`: to be its only writer, while its length runs ahead by so many bytes (D6)."""
 
     def listdir(self, path: str) -> list[str]: ...
 
@@ -124,105 +131,14 @@ class Disk(Protocol):
         """Remove a folder and all in it; it may be missing."""
 
 
-def _system_call() -> ctypes._NamedFuncPointer | None:
-    try:
-        call = ctypes.CDLL(None).sync_file_range
-    except (AttributeError, OSError):  # Linux alone has it
-        return None
-    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return call
-
-
-_sync_file_range: Final = _system_call()
-_WRITE_ONLY: Final = 2
-"""SYNC_FILE_RANGE_WRITE. The flags that wait would take the errors of writing from this descriptor, and the fsync after
-them would answer that all is well. Without them all is left to it."""
-
-
-class OsFile:
-    """A file of the operating system."""
-
-    __slots__ = ("_device", "_fd", "path")
-
-    def __init__(self, fd: int, path: str) -> None:
-        self._fd = fd
-        self._device: int | None = None
-        self.path = path
-
-    def write(self, data: ReadableBuffer) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-
-    def pread(self, size: int, position: int) -> bytes:
-        data = os.pread(self._fd, size, position)
-        while len(data) < size:  # Linux moves at most 2 GiB at a time
-            more = os.pread(self._fd, size - len(data), position + len(data))
-            if not more:
-                break
-            data += more
-        return data
-
-    def pread_cold(self, size: int, position: int) -> bytes | bytearray:
-        data = bytearray(size)
-        try:
-            if os.preadv(self._fd, [data], position, os.RWF_NOWAIT) == size:
-                return data  # all of it was in memory, and stays there
-        except (BlockingIOError, AttributeError):
-            pass
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-        # No reading ahead: what comes next would look as if somebody wanted it.
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
-        found = self.pread(size, position)
-        self.forget(size, position)
-        return found
-
-    def pread_into(self, block: WritableBuffer, position: int) -> int:
-        view, done = memoryview(block), 0
-        while done < len(view) and (more := os.preadv(self._fd, [view[done:]], position + done)):
-            done += more
-        return done
-
-    def hasten(self, size: int, position: int) -> None:
-        if _sync_file_range is not None:
-            _sync_file_range(self._fd, position, size, _WRITE_ONLY)
-
-    def forget(self, size: int, position: int) -> None:
-        with suppress(OSError):
-            os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
-
-    def size(self) -> int:
-        return os.fstat(self._fd).st_size
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
-
-    def sync(self) -> None:
-        os.fdatasync(self._fd)
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def device(self) -> int:
-        """Which file system it is on."""
-        if self._device is None:
-            self._device = os.fstat(self._fd).st_dev
-        return self._device
-
-
 class OsDisk:
     """The disk of the machine."""
 
-    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> OsFile:
-        flags = os.O_CLOEXEC | (os.O_RDONLY if readonly else os.O_RDWR | os.O_APPEND)
-        return OsFile(os.open(path, flags | (os.O_CREAT if create else 0), 0o644), path)
+    def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> OsFile:
+        flags = os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        if ahead:
+            return AheadFile(os.open(path, flags | os.O_RDWR, 0o644), path, ahead)
+        return OsFile(os.open(path, flags | (os.O_RDONLY if readonly else os.O_RDWR | os.O_APPEND), 0o644), path)
 
     def listdir(self, path: str) -> list[str]:
         return os.listdir(path)

@@ -85,6 +85,7 @@ class Bounded:
         self.pread = file.pread
         self.write, self.truncate, self.sync = file.write, file.truncate, file.sync
         self.close, self.fileno = file.close, file.fileno
+        self.trim = file.trim
         self.pread_cold, self.pread_into = file.pread_cold, file.pread_into
         self.forget, self.hasten = file.forget, file.hasten
 
@@ -263,7 +264,7 @@ class _Inspector:
             self.found.batches += len(found.batches)
             self.found.bytes += found.size
             kept = found.batches
-            if is_last and self.cut is not None:
+            if is_last and self.cut is not None and self.cut < found.size:
                 kept = self.torn_tail(segment, found, self.cut)
             self.gaps(segment, file, found, kept, end_offset)
             self.markers(segment, found, kept)

@@ -31,6 +31,7 @@ from broker.storage.inspect import inspect_partition
 from broker.storage.log import PartitionLog
 from broker.storage.overlay import OverlayDisk
 from broker.storage.recovery import RecoveryReport, list_segments, merge_ranges, rescan
+from broker.storage.scan import is_zeros
 from broker.storage.segment import INDEX_ENDING
 
 COPY_BYTES: Final = 4 << 20
@@ -158,10 +159,11 @@ class AsideFile:
         self.sync, self.close, self.fileno = file.sync, file.close, file.fileno
         self.pread_cold, self.pread_into = file.pread_cold, file.pread_into
         self.forget, self.hasten = file.forget, file.hasten
+        self.trim = file.trim
 
     def truncate(self, size: int) -> None:
         count = self._file.size() - size
-        if count > 0:
+        if count > 0 and not is_zeros(self._file, size):
             aside = self._disk.copy(self._file, f"{self.path}.{size}" if size else self.path, size)
             what = "rebuilt" if self.path.endswith(INDEX_ENDING) else "cut"
             self._disk.deeds.append(Deed(what=what, path=self.path, position=size, bytes=count, aside=aside))
@@ -184,7 +186,7 @@ class AsideDisk:
         self.makedirs, self.sync_dir, self.read_file = under.makedirs, under.sync_dir, under.read_file
         self.rename = under.rename
 
-    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> File:
         if readonly:
             return self.under.open(path, readonly=True)
         if create and not self.under.exists(path):

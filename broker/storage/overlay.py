@@ -79,6 +79,9 @@ class OverlayFile:
         del content.added[max(0, size - content.kept) :]
         content.kept = min(content.kept, size)
 
+    def trim(self) -> None:
+        """Nothing runs ahead."""
+
     def sync(self) -> None:
         """Nothing to make durable."""
 
@@ -104,7 +107,7 @@ class OverlayDisk:
         content = self._files.get(path)
         return content.kept if content is not None and content.kept < self.under.size(path) else None
 
-    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> File:
         if path not in self._files and readonly:
             return self.under.open(path, readonly=True)
         content = self._content(path, create=create)

@@ -8,7 +8,8 @@ R1  What is below `committed_end` is never cut. It is the greatest of: the recov
     watermark of the checkpoint; the base of the last segment (a segment is fsynced whole before
     the next is made); the high watermark in the header of a later intact batch.
 R2  A gap at or above it is a torn tail: the file is cut there, and back to where its commit group began.
-    A later intact batch that is no evidence goes with it: writes may reach the disk out of order.
+    A later intact batch that is no evidence goes with it: writes may reach the disk out of order. Zeros alone are the
+    room that an open tail has (`ahead`): cut off too, and nothing to tell of.
 R3  A gap below it is *lost*: the offsets are noted, the file is left as it is and never appended
     to again, and what is intact around the gap is served.
 R4  Offsets below `committed_end` are never given out again, present or lost.
@@ -248,12 +249,14 @@ class _Recovery:
         entries = np.concatenate([kept, _entries(batches, kept)])
         end_offset = int(batches["next_offset"][-1]) if len(batches) else expected
         self.lost(end_offset, committed_end)
+        if cut is None and found.room_bytes and end_offset >= committed_end:
+            cut = found.size
         self.log_end_offset = max(end_offset, committed_end)
         size = found.size
         if cut is not None or end_offset > self.known.recovery_point:
             size = self._make_durable(segment, cut)
-        if cut is not None:
-            self.report.cut_bytes += max(0, found.size - cut)
+        if cut is not None and cut < found.size:
+            self.report.cut_bytes += found.size - cut
             self.report.cut_offset = self.log_end_offset
         view = IndexView(entries)
         is_whole = view.contiguous and view.end == size and (found.schema_is_whole or cut == 0)

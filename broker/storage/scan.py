@@ -18,6 +18,8 @@ the message around them were destroyed; there a batch must also fit the offsets:
 came before, and no further than records of 16 bytes would fill the gap. (In a compressed segment that is too little:
 there step 2 matters.)
 
+Zeros between the last batch and the end of the file are no gap but room (`ahead`).
+
 Deciding what a gap means (torn or lost) is recovery's task.
 """
 
@@ -120,7 +122,8 @@ class Scan:
         batches: One `FOUND` per intact batch, offsets strictly increasing.
         gaps: (position, end) of what is none, in file order; markers are not among them.
         markers: Positions of end-of-stream markers.
-        size: Length of the file.
+        size: Length of the file without its room.
+        room_bytes: The zeros at its end, if nothing else follows the last batch (`ahead`).
         schema_is_whole: The file begins with the pinned schema bytes.
     """
 
@@ -129,6 +132,7 @@ class Scan:
     gaps: list[tuple[int, int]]
     markers: list[int]
     size: int
+    room_bytes: int
     schema_is_whole: bool
 
 
@@ -147,6 +151,15 @@ def scan(
         UnknownFormatVersion: an intact batch of a later release: nothing of this log may be touched.
     """
     return _Scanner(file, start, first_offset, where, known).run()
+
+
+def is_zeros(file: Readable, position: int) -> bool:
+    """Whether nothing but zeros follows in a file: the room that an open segment has (`ahead`)."""
+    while part := file.pread(WINDOW_BYTES, position):
+        if part.strip(b"\0"):
+            return False
+        position += len(part)
+    return True
 
 
 class _Scanner:
@@ -181,7 +194,11 @@ class _Scanner:
                 gaps.append((at, end))
                 at = end
         head = self.file.pread(len(SCHEMA_BYTES), 0)
-        return Scan(self.start, self.found[: self.count], gaps, markers, self.size, head == SCHEMA_BYTES)
+        size = self.size
+        if gaps and gaps[-1][1] == size and is_zeros(self.file, gaps[-1][0]):
+            size, _ = gaps.pop()
+        room = self.size - size
+        return Scan(self.start, self.found[: self.count], gaps, markers, size, room, head == SCHEMA_BYTES)
 
     def take(self, batch: Peek, at: int) -> None:
         if batch.format_version != FORMAT_VERSION:

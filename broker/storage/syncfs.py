@@ -25,7 +25,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from broker.storage.disk import File, OsFile
+from broker.storage.disk import File
+from broker.storage.osfile import OsFile
 
 KERNEL_MIN: Final = (5, 17)
 KINDS: Final = ("ext4", "xfs")

@@ -315,10 +315,10 @@ async def test_stream_created_while_nats_is_away_captures_once_it_is_back(tmp_pa
 
 
 def damage(data: Path, stream: str) -> None:
-    """Flip one bit in the middle of the first segment of partition 0."""
+    """Flip one bit in the middle of what was written to the first segment of partition 0."""
     (segment, *_) = sorted((data / "streams" / stream).glob("*/0/*.arrows"))
     with segment.open("r+b") as file:
-        at = segment.stat().st_size // 2
+        at = len(segment.read_bytes().rstrip(b"\0")) // 2
         file.seek(at)
         (byte,) = file.read(1)
         file.seek(at)

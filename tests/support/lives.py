@@ -41,8 +41,9 @@ class Restarts(RuleBasedStateMachine):
     def end(self) -> int:
         raise NotImplementedError
 
-    @initialize()
-    def create(self) -> None:
+    @initialize(runs_ahead=st.booleans())
+    def create(self, runs_ahead: bool) -> None:
+        self.disk.runs_ahead = runs_ahead
         self.log = create_log(self.disk, settings=self.settings, boot_id="boot-0")
 
     @rule()

@@ -80,6 +80,8 @@ def read_segment(data: bytes, decompress: Decompress | None = None) -> Iterator[
             if at + 8 != len(data):
                 raise Damaged("bytes behind the end marker")
             return
+        if not data[at:].strip(b"\0"):
+            return  # the room of an open segment
         batch = read_batch(data, at, decompress)
         yield batch
         at += batch.length

@@ -35,9 +35,11 @@ from __future__ import annotations
 import errno
 import os
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from broker.storage.ahead import PREFIX_BYTES
 from broker.storage.disk import TEMPORARY, ReadableBuffer, WritableBuffer
 from tests.support.effort import seeded
 
@@ -71,7 +73,19 @@ class Inode:
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Change] = field(default_factory=list)
+    room: int = 0  # so many zeros at the end of `content` take no space: its length runs ahead
     untold: int = 0  # errno of a failed sync of the whole file system, which the next sync of this file tells
+
+    @property
+    def written(self) -> int:
+        return len(self.content) - self.room
+
+    def resize(self, size: int) -> None:
+        """Cut, or let the length run ahead."""
+        self.room = max(0, size - self.written)
+        change = Truncate(size)
+        apply(self.content, change)
+        self.pending.append(change)
 
     def settle(self) -> None:
         """All of it is on the plates."""
@@ -99,13 +113,15 @@ def apply(content: bytearray, change: Change) -> None:
             content[position : position + len(data)] = data
         case Truncate(size):
             del content[size:]
+            content.extend(bytes(size - len(content)))
 
 
 class SimFile:
     """An open file of a `SimDisk`."""
 
-    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
+    def __init__(self, disk: SimDisk, path: str, inode: Inode, ahead: int = 0) -> None:
         self.path = path
+        self._ahead = ahead
         self._disk = disk
         self._inode = inode
         self._fd = -1
@@ -113,7 +129,7 @@ class SimFile:
 
     def write(self, data: ReadableBuffer) -> None:
         self._check()
-        self._disk.write_to(self._inode, self.path, bytes(data))
+        self._disk.write_to(self._inode, self.path, bytes(data), self._ahead)
 
     def pread(self, size: int, position: int) -> bytes:
         self._check()
@@ -137,14 +153,16 @@ class SimFile:
 
     def size(self) -> int:
         self._check()
-        return len(self._inode.content)
+        return self._inode.written if self._ahead else len(self._inode.content)
 
     def truncate(self, size: int) -> None:
         self._check()
         self._disk.step("truncate", self.path)
-        change = Truncate(size)
-        apply(self._inode.content, change)
-        self._inode.pending.append(change)
+        self._inode.resize(size)
+
+    def trim(self) -> None:
+        if self._ahead and self._inode.room:
+            self.truncate(self.size())
 
     def sync(self) -> None:
         self._check()
@@ -160,6 +178,8 @@ class SimFile:
 
     def close(self) -> None:
         if self._is_open:
+            if self._ahead and self._inode.room and not self._disk.is_dead:
+                self._inode.resize(self.size())
             self._is_open = False
             self._disk.open_files -= 1
         if self._fd >= 0:
@@ -207,6 +227,7 @@ class SimDisk:
     Args:
         seed: Decides how far a half-done call came (with `effort.SEED`).
         crash_at: The step at which the power goes; None: never.
+        runs_ahead: Files that are opened with `ahead` do run ahead; else this disk refuses it.
 
     Attributes:
         steps: Changing calls so far.
@@ -217,9 +238,10 @@ class SimDisk:
         mounts: Folders that are on file systems of their own.
     """
 
-    def __init__(self, *, seed: int = 0, crash_at: int | None = None) -> None:
+    def __init__(self, *, seed: int = 0, crash_at: int | None = None, runs_ahead: bool = False) -> None:
         self.names: dict[str, Inode] = {}
         self.folders: set[str] = {"/"}
+        self.runs_ahead = runs_ahead
         self.steps = 0
         self.crash_at = crash_at
         self.calls: dict[str, int] = {}
@@ -231,7 +253,12 @@ class SimDisk:
         self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now
         self._faults: list[Fault] = []
         self._rng = random.Random(seeded(seed))
-        self._is_dead = False
+        self.is_dead = False
+
+    @property
+    def used_bytes(self) -> int:
+        """What all files take; room takes nothing."""
+        return sum(inode.written for inode in self.names.values())
 
     # --- faults ---------------------------------------------------------------------------------------------
 
@@ -254,7 +281,7 @@ class SimDisk:
     def after_crash(self, mode: Mode, *, seed: int = 0, crash_at: int | None = None) -> SimDisk:
         """The disk that the next process finds. This one stays as it is, so several outcomes can be looked at."""
         rng = random.Random(seeded(seed))
-        found = SimDisk(seed=seed, crash_at=crash_at)
+        found = SimDisk(seed=seed, crash_at=crash_at, runs_ahead=self.runs_ahead)
         found.folders = set(self.folders)
         names = dict(self._durable_names)
         kept = {"lost": 0, "kept": len(self._pending_names)}.get(mode, rng.randint(0, len(self._pending_names)))
@@ -275,14 +302,14 @@ class SimDisk:
 
     def after_kill(self, *, crash_at: int | None = None) -> SimDisk:
         """The disk that the next process on the same, running machine finds."""
-        found = SimDisk(crash_at=crash_at)
+        found = SimDisk(crash_at=crash_at, runs_ahead=self.runs_ahead)
         found.folders = set(self.folders)
         copies: dict[int, Inode] = {}
 
         def copy(inode: Inode) -> Inode:
             if id(inode) not in copies:
                 copies[id(inode)] = Inode(
-                    bytearray(inode.content), bytearray(inode.durable), list(inode.pending), inode.untold
+                    bytearray(inode.content), bytearray(inode.durable), list(inode.pending), untold=inode.untold
                 )
             return copies[id(inode)]
 
@@ -294,7 +321,7 @@ class SimDisk:
         return found
 
     def check_power(self) -> None:
-        if self._is_dead:
+        if self.is_dead:
             raise Crashed
 
     def meet_fault(self, call: str, path: str) -> Fault | None:
@@ -317,37 +344,45 @@ class SimDisk:
         fault = self.meet_fault(call, path)
         self.steps += 1
         if self.steps == self.crash_at:
-            self._is_dead = True
+            self.is_dead = True
             raise Crashed
         return fault
 
-    def write_to(self, inode: Inode, path: str, data: bytes) -> None:
+    def write_to(self, inode: Inode, path: str, data: bytes, ahead: int) -> None:
+        if inode.room < len(data) < ahead // 4:
+            with suppress(OSError):
+                self.step("stretch", path)
+                inode.resize(inode.written + len(data) + ahead)
         allowed, error = len(data), 0
         if self.bytes_max is not None:
-            free = max(0, self.bytes_max - sum(len(other.content) for other in self.names.values()))
+            free = max(0, self.bytes_max - self.used_bytes)
             if free < len(data):
                 allowed, error = free, errno.ENOSPC
         try:
             fault = self.step("write", path)
         except Crashed:
             allowed = self._rng.randint(0, allowed)
-            self._append(inode, data[:allowed])
+            self._append(inode, data, allowed)
             raise
         if fault is not None:
             allowed, error = min(allowed, fault.short), fault.errno
-        self._append(inode, data[:allowed])
+        self._append(inode, data, allowed)
         if error:
             raise OSError(error, os.strerror(error), path)
 
-    def _append(self, inode: Inode, data: bytes) -> None:
-        if data:
-            change = Write(len(inode.content), data)
-            apply(inode.content, change)
-            inode.pending.append(change)
+    def _append(self, inode: Inode, data: bytes, allowed: int) -> None:
+        """Write so many bytes of `data`; into room all but the first 8 first."""
+        at, prefix = inode.written, min(PREFIX_BYTES, len(data)) if len(data) <= inode.room else 0
+        body, head = data[prefix : prefix + allowed], data[: max(0, prefix + allowed - len(data))]
+        for change in (Write(at + prefix, body), Write(at, head)):
+            if change.data:
+                apply(inode.content, change)
+                inode.pending.append(change)
+        inode.room = max(0, len(inode.content) - at - (allowed if allowed == len(data) or not prefix else 0))
 
     # --- Disk -----------------------------------------------------------------------------------------------
 
-    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> SimFile:
+    def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> SimFile:
         self.meet_fault("open", path)
         inode = self.names.get(path)
         if inode is None:
@@ -358,7 +393,7 @@ class SimDisk:
             inode = Inode()
             self._name(path, inode)
         self.open_files += 1
-        return SimFile(self, path, inode)
+        return SimFile(self, path, inode, ahead if self.runs_ahead else 0)
 
     def listdir(self, path: str) -> list[str]:
         self.meet_fault("listdir", path)

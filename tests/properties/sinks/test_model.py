@@ -30,7 +30,7 @@ class Sinks(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 1 << 16))
     def start(self, seed: int) -> None:
         self.world = World(rows=3, seed=seed)
-        self.disk = SimDisk(seed=seed)
+        self.disk = SimDisk(seed=seed, runs_ahead=seed % 2 == 1)
         self.boot = 1
         self.rig = Rig(self.disk)
         self.seed = seed

@@ -178,12 +178,12 @@ def scenario(disk: SimDisk, model: Model, ends: list[int]) -> None:
 
 
 def test_a_power_cut_at_any_step_loses_nothing_and_shows_nothing_twice() -> None:
-    whole = SimDisk()
+    whole = SimDisk(runs_ahead=True)
     scenario(whole, Model(), [])
     assert whole.steps > 200
     joined = 0
     for crash_at in range(1, whole.steps + 1):
-        disk, model, ends = SimDisk(crash_at=crash_at, seed=crash_at), Model(), [0]
+        disk, model, ends = SimDisk(crash_at=crash_at, seed=crash_at, runs_ahead=True), Model(), [0]
         with suppress(Crashed):
             scenario(disk, model, ends)
         for mode in MODES:

@@ -126,11 +126,11 @@ def scenario(disk: SimDisk, model: Model) -> None:
 
 
 def test_a_power_cut_at_any_step_loses_nothing_and_brings_nothing_back() -> None:
-    whole = SimDisk()
+    whole = SimDisk(runs_ahead=True)
     scenario(whole, Model())
     assert whole.steps > 100
     for crash_at in range(1, whole.steps + 1):
-        disk, model = SimDisk(crash_at=crash_at, seed=crash_at), Model()
+        disk, model = SimDisk(crash_at=crash_at, seed=crash_at, runs_ahead=True), Model()
         with suppress(Crashed):
             scenario(disk, model)
         for mode in MODES:

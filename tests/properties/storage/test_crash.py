@@ -15,6 +15,7 @@ crash in the middle of the recovery changes none of this.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from dataclasses import dataclass, field
 
@@ -109,18 +110,19 @@ def live(disk: SimDisk, seen: Witness) -> None:
     log.checkpoint()
 
 
-def steps_of_life() -> int:
-    disk = SimDisk()
+AHEAD = pytest.mark.parametrize("runs_ahead", [False, True], ids=["", "ahead"])
+
+
+@functools.cache
+def steps_of_life(runs_ahead: bool) -> int:
+    disk = SimDisk(runs_ahead=runs_ahead)
     live(disk, Witness())
     return disk.steps
 
 
-STEPS = steps_of_life()
-
-
-def crash(step: int) -> tuple[SimDisk, Witness]:
+def crash(step: int, runs_ahead: bool) -> tuple[SimDisk, Witness]:
     """The disk and what was known when the power went at `step`."""
-    disk, seen = SimDisk(seed=step, crash_at=step), Witness()
+    disk, seen = SimDisk(seed=step, crash_at=step, runs_ahead=runs_ahead), Witness()
     with pytest.raises(Crashed):
         live(disk, seen)
     return disk, seen
@@ -154,23 +156,26 @@ def check_after(disk: SimDisk, seen: Witness, *, boot_id: str = "boot-2") -> Non
     assert disk.open_files == 0
 
 
+@AHEAD
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", range(4))
-def test_power_loss_at_any_step_loses_nothing_synced(mode: Mode, part: int) -> None:
+def test_power_loss_at_any_step_loses_nothing_synced(mode: Mode, part: int, runs_ahead: bool) -> None:
     """Every step, in four parts; the seed of a failure is its step."""
-    for step in range(1 + part, STEPS + 1, 4):
-        disk, seen = crash(step)
+    steps = steps_of_life(runs_ahead)
+    for step in range(1 + part, steps + 1, 4):
+        disk, seen = crash(step, runs_ahead)
         try:
             check_after(disk.after_crash(mode, seed=step), seen)
         except Exception as error:
-            raise AssertionError(f"mode {mode}, step {step} of {STEPS}") from error
+            raise AssertionError(f"mode {mode}, step {step} of {steps}") from error
 
 
+@AHEAD
 @pytest.mark.parametrize("mode", MODES)
-def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode) -> None:
+def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode, runs_ahead: bool) -> None:
     """A crash, then another at each step of the recovery from it."""
-    for step in range(3, STEPS, 17):
-        disk, seen = crash(step)
+    for step in range(3, steps_of_life(runs_ahead), 17):
+        disk, seen = crash(step, runs_ahead)
         for second in range(1, 40):
             again = disk.after_crash(mode, seed=step, crash_at=second)
             try:
@@ -192,10 +197,11 @@ def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode) -> None:
                 raise AssertionError(f"mode {mode}, step {step}, then step {second} of the recovery") from error
 
 
-def test_kill_without_power_loss_keeps_every_append_and_the_next_process_makes_it_durable() -> None:
+@AHEAD
+def test_kill_without_power_loss_keeps_every_append_and_the_next_process_makes_it_durable(runs_ahead: bool) -> None:
     """R5. The page cache survives the process; what the next one calls durable survives the machine."""
-    for step in range(1, STEPS + 1):
-        disk, seen = crash(step)
+    for step in range(1, steps_of_life(runs_ahead) + 1):
+        disk, seen = crash(step, runs_ahead)
         found = disk.after_kill()
         if found.exists("/data/streams/orders/i1/0/partition.json"):
             log = open_log(found, boot_id=BOOT_ID)

@@ -52,8 +52,9 @@ class LogMachine(RuleBasedStateMachine):
     def committed(self) -> list[Record]:
         return self.records[self.log.log_start_offset : self.log.high_watermark]
 
-    @initialize()
-    def create(self) -> None:
+    @initialize(runs_ahead=st.booleans())
+    def create(self, runs_ahead: bool) -> None:
+        self.disk.runs_ahead = runs_ahead
         self.log = create_log(self.disk, settings=self.settings, boot_id=self.boot_id)
 
     # --- what changes the log -------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def append(log: PartitionLog, count: int, *, epoch: int = 1) -> None:
 
 
 @functools.cache
-def _prepared() -> SimDisk:
-    disk = SimDisk()
+def _prepared(runs_ahead: bool) -> SimDisk:
+    disk = SimDisk(runs_ahead=runs_ahead)
     log = create_log(disk, settings=SETTINGS)
     stamped = [keyed_batch([record(at)], producer_id=PRODUCER, sequence=at) for at in range(3)]
     for batch in stamped:
@@ -73,9 +73,9 @@ def _prepared() -> SimDisk:
     return disk.after_crash("lost")
 
 
-def prepared(crash_at: int | None = None) -> SimDisk:
+def prepared(runs_ahead: bool, crash_at: int | None = None) -> SimDisk:
     """The log that every workload begins with, closed, and the power lost: what is there is durable."""
-    return _prepared().after_crash("kept", crash_at=crash_at)
+    return _prepared(runs_ahead).after_crash("kept", crash_at=crash_at)
 
 
 def opened(disk: SimDisk, boot_id: str = "boot-2") -> PartitionLog:
@@ -312,17 +312,18 @@ def check_replica(log: PartitionLog, other: PartitionLog, workload: Workload) ->
             assert mine_bytes[first_offset] == their_bytes[first_offset]
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_power_cut_at_any_write_keeps_s1_to_s6(name: str) -> None:
+def test_a_power_cut_at_any_write_keeps_s1_to_s6(name: str, runs_ahead: bool) -> None:
     workload = WORKLOADS[name]
-    whole = prepared()
+    whole = prepared(runs_ahead)
     before = whole.steps
     workload.do(whole)
     total = whole.steps - before
     assert total >= workload.steps_least, "nothing was written: the workload does not do what it says"
     reference = check(whole.after_kill(), workload)
     for step in range(1, total + 1):
-        disk = prepared(crash_at=step)
+        disk = prepared(runs_ahead, crash_at=step)
         with pytest.raises(Crashed):
             workload.do(disk)
         for mode in MODES if EFFORT > 1 else (MODES[step % 5], MODES[(step + 2) % 5]):

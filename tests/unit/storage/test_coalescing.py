@@ -544,7 +544,7 @@ def test_a_full_disk_stops_it_and_appends_go_on() -> None:
     disk = SimDisk()
     log = trickled(20, segments=3, disk=disk)
     records = verified_records(log)
-    disk.bytes_max = sum(len(inode.content) for inode in disk.names.values()) + 700
+    disk.bytes_max = disk.used_bytes + 700
     with pytest.raises(DiskFull):
         coalesce(log, SETTINGS, {}, now_us=NOW_US)
     disk.heal()

@@ -340,7 +340,7 @@ def test_a_pass_that_is_stopped_leaves_nothing_behind() -> None:
 def test_a_full_disk_stops_the_pass_and_appends_go_on() -> None:
     disk = SimDisk()
     log = filled([[(b"a", b"1" * 100), (b"b", b"1")], [(b"a", b"2")]], disk=disk)
-    disk.bytes_max = sum(len(inode.content) for inode in disk.names.values()) + 700
+    disk.bytes_max = disk.used_bytes + 700
     with pytest.raises(DiskFull):
         compact(log, SETTINGS, map_bytes=1 << 16, now_us=0)
     disk.heal()

@@ -15,9 +15,10 @@ import pytest
 
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.storage.checkpoint import LogSettings
-from broker.storage.disk import File, OsDisk, OsFile
+from broker.storage.disk import File, OsDisk
 from broker.storage.durable import sync_together
 from broker.storage.log import PartitionLog
+from broker.storage.osfile import OsFile
 from broker.storage.syncfs import OsFileSystem, is_new_enough, kind_of
 from tests.support.effort import seeded
 from tests.support.logs import check_log, create_log, open_log, row_batch, verified_records

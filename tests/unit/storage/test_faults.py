@@ -30,9 +30,9 @@ def values(log: PartitionLog) -> list[bytes]:
     return [value for _, _, value in verified_records(log)]
 
 
-@pytest.fixture
-def disk() -> SimDisk:
-    return SimDisk()
+@pytest.fixture(params=[False, True], ids=["", "ahead"])
+def disk(request: pytest.FixtureRequest) -> SimDisk:
+    return SimDisk(runs_ahead=request.param)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def log(disk: SimDisk) -> PartitionLog:
 def test_full_disk_refuses_the_append_and_takes_the_next_when_there_is_space(
     disk: SimDisk, log: PartitionLog, short: int
 ) -> None:
-    disk.bytes_max = sum(len(inode.content) for inode in disk.names.values()) + short
+    disk.bytes_max = disk.used_bytes + short
     for _ in range(3):
         with pytest.raises(DiskFull, match="No space left") as caught:
             append(log, b"refused")
@@ -68,7 +68,7 @@ def test_full_disk_at_a_roll_refuses_the_append_and_rolls_later(disk: SimDisk) -
     commit(log)
     log.checkpoint()
     for free in (0, 4, 8, 100, 568, 700):
-        disk.bytes_max = sum(len(inode.content) for inode in disk.names.values()) + free
+        disk.bytes_max = disk.used_bytes + free
         with pytest.raises(DiskFull):
             append(log, b"refused")
         assert log.failure is None

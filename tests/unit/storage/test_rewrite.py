@@ -15,8 +15,9 @@ from broker.storage import rewrite
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.coalescing import CoalescingSettings, coalesce
 from broker.storage.compaction import CompactionReport, CompactionSettings, compact
-from broker.storage.disk import OsDisk, OsFile, ReadableBuffer
+from broker.storage.disk import OsDisk, ReadableBuffer
 from broker.storage.log import PartitionLog
+from broker.storage.osfile import OsFile
 from tests.support.compacting import keyed_batch, keyed_records
 from tests.support.logs import commit
 from tests.support.processes import eventually
@@ -33,8 +34,8 @@ class Disk(OsDisk):
         self.notes: list[tuple[str, str, int]] = []
         self.on_close: Callable[[str], None] = lambda path: None
 
-    def open(self, path: str, *, create: bool = False, readonly: bool = False) -> OsFile:
-        opened = super().open(path, create=create, readonly=readonly)
+    def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> OsFile:
+        opened = super().open(path, create=create, readonly=readonly, ahead=ahead)
         return File(self, opened)
 
     def rename(self, source: str, target: str) -> None:
