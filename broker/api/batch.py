@@ -85,6 +85,8 @@ NODE_COUNT: Final = 10
 TEMPLATE: Final = resources.files(__package__).joinpath("batch_header.bin").read_bytes()
 HEADER_LENGTHS: Final = {TEMPLATE[:8]: HEADER_BYTES, packed_template(TEMPLATE, "lz4")[:8]: PACKED_HEADER_BYTES}
 """The first 8 bytes of a message -> length of its header."""
+_PLAIN: Final = TEMPLATE[:8]
+_BODY_LENGTH: Final = struct.Struct("<q")
 _CRC_ZERO: Final = b"0" * FIELDS["crc"]
 _U64: Final = 1 << 64
 
@@ -277,6 +279,11 @@ def message_bytes(head: bytes | bytearray | memoryview, *, where: str = "") -> i
     if body < 0 or body % 8:
         raise BadBatch(f"{where}impossible body length {body}")
     return length + int(body)
+
+
+def is_plain(message: bytes | bytearray | memoryview) -> bool:
+    """Whether it begins as an uncompressed batch does, and is as long as it says."""
+    return message[:8] == _PLAIN and _BODY_LENGTH.unpack_from(message, BODY_LENGTH_AT)[0] == len(message) - HEADER_BYTES
 
 
 def read_header(head: bytes | bytearray | memoryview, *, where: str = "") -> BatchHeader:

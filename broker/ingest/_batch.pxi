@@ -76,7 +76,8 @@ cdef class Builder:
 
     cdef Slot slot
     cdef bytes stream_utf8
-    cdef bytes stream_json
+    cdef bytes ack_head         # of each ack, up to the sequence number: {"stream":STREAM,"seq":
+    cdef bytes ack_end          # of each ack, from behind the offset
     cdef readonly str stream
     cdef Guard guard
     cdef object __weakref__
@@ -87,12 +88,13 @@ cdef class Builder:
         check_builder(partition, partition_count, default_ack, batch_bytes_hard)
         self.stream = stream
         self.stream_utf8 = stream.encode()
-        self.stream_json = json_text(stream)
+        self.ack_head = ack_head(stream)
+        self.ack_end = ack_tail(partition, duplicate=False)
         self.slot.builder = <void*>self
         self.slot.stream = self.stream_utf8
         self.slot.stream_size = len(self.stream_utf8)
-        self.slot.stream_json = self.stream_json
-        self.slot.stream_json_size = len(self.stream_json)
+        self.slot.stream_json = <const char*>self.ack_head + ACK_HEAD_BEFORE
+        self.slot.stream_json_size = len(self.ack_head) - ACK_HEAD_BEFORE - ACK_HEAD_BEHIND
         self.slot.partition = partition
         self.slot.partition_count = partition_count
         self.slot.reply_acks = reply_acks
@@ -153,7 +155,8 @@ cdef class Builder:
         batch = PendingBatch.__new__(PendingBatch)
         batch.stream = self.stream
         batch.partition = slot.partition
-        batch.stream_json = self.stream_json
+        batch.ack_head = self.ack_head
+        batch.ack_end = self.ack_end
         columns = slot.columns
         if columns == NULL or columns.rows == 0:
             return batch
@@ -190,7 +193,8 @@ cdef class PendingBatch:
     cdef int64_t ids_max        # that NO_ROOM speaks of
     cdef int64_t subjects_max   # that NOT_KNOWN speaks of
     cdef readonly tuple settled
-    cdef bytes stream_json
+    cdef bytes ack_head
+    cdef bytes ack_end
     cdef readonly str stream
     cdef readonly int partition
 
@@ -340,7 +344,7 @@ cdef class PendingBatch:
         """What the publishers of dropped records are told, in order; all the same `error` unless that is None."""
         cdef const Dropped* dropped = <const Dropped*>self.dropped.data
         cdef const char* text = self.dropped_text.data
-        cdef bytes head = b'{"stream":%b,"seq":' % self.stream_json
+        cdef bytes head = self.ack_head
         cdef bytes tail = ack_tail(self.partition, duplicate=True)
         cdef Py_ssize_t i
         cdef list parts = []
@@ -396,16 +400,20 @@ cdef class PendingBatch:
         cdef Layout layout
         cdef bytes message
         cdef bytes decision_hex
-        cdef int64_t first
+        cdef int64_t first = -1, epoch = 0, mark = 0, index = 0, count = 0
         cdef char* to
         cdef char* at
         cdef Py_ssize_t size
         cdef const char* template_data = TEMPLATE_BYTES
         if self.columns == NULL:
             raise ValueError("a batch holds at least one record")
-        check_place(first_offset, leader_epoch, high_watermark, group_index, group_count, decision)
-        first = first_offset
-        decision_hex = b"%032x" % decision
+        try:
+            first, epoch, mark, index, count = first_offset, leader_epoch, high_watermark, group_index, group_count
+        except OverflowError:
+            pass  # `check_place` says which
+        if first < 0 or first >> 62 or mark < 0 or (epoch | index | count) >> 32 or decision:
+            check_place(first_offset, leader_epoch, high_watermark, group_index, group_count, decision)
+        decision_hex = b"%032x" % decision if decision else NO_DECISION
         lay_out(&layout, self.columns)
         size = HEADER_SIZE + layout.body_size
         message = PyBytes_FromStringAndSize(NULL, size)
@@ -426,14 +434,14 @@ cdef class PendingBatch:
         at = put_hex(at, 0, 4)                                       # flags
         at = put_hex(at, first, 16)
         at = put_hex(at, first + self.columns.rows - 1, 16)
-        at = put_hex(at, leader_epoch, 8)
-        at = put_hex(at, high_watermark, 16)
+        at = put_hex(at, epoch, 8)
+        at = put_hex(at, mark, 16)
         at = put_hex(at, <uint64_t>self.columns.max_timestamp_us, 16)
         at = put_hex(at, 0, 16)                                      # producer id
         at = put_hex(at, 0, 8)                                       # producer epoch
         at = put_hex(at, 0, 16)                                      # sequence
-        at = put_hex(at, group_index, 8)
-        at = put_hex(at, group_count, 8)
+        at = put_hex(at, index, 8)
+        at = put_hex(at, count, 8)
         memcpy(at, <const char*>decision_hex, 32)
         put_hex(at + 32, 0, 8)
         put_hex(at + 32, crc32c(message), 8)  # its own digits are zeros until now
@@ -446,9 +454,8 @@ cdef class PendingBatch:
             first_offset: Of the batch, as it was appended.
             duplicate: Say that the records were there already.
         """
-        cdef bytes head = b'{"stream":%b,"seq":' % self.stream_json
-        cdef bytes tail = ack_tail(self.partition, duplicate=duplicate)
-        cdef bytes blob = self.answer_all(head, tail, first_offset, True)
+        cdef bytes tail = ack_tail(self.partition, duplicate=True) if duplicate else self.ack_end
+        cdef bytes blob = self.answer_all(self.ack_head, tail, first_offset, True)
         return blob + self.dropped_answers(None) if self.told_count else blob
 
     def errors(self, int code, int err_code, str description):

@@ -43,7 +43,7 @@ from broker.api.batch import (
 from broker.ingest import answers, partitioning, rules
 from broker.ingest.answers import IDS_FULL, IDS_OFF, SUBJECTS_FULL, SUBJECTS_NOT_READY, SUBJECTS_OFF, WRONG_MSG_ID
 from broker.ingest.answers import WRONG_SEQUENCE as WRONG_SEQUENCE_ERROR
-from broker.ingest.answers import ack_tail, error_body, json_text, publish
+from broker.ingest.answers import ack_head, ack_tail, error_body, json_text, publish
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
 from broker.ingest.settings import check_builder, check_intake, check_place, check_route
 
@@ -63,6 +63,9 @@ BATCH_BYTES_HARD = rules.BATCH_BYTES_HARD
 cdef Py_ssize_t NOGIL_BYTES_MIN = 8192
 cdef Py_ssize_t NOGIL_ANSWERS_MIN = 128
 cdef bytes TEMPLATE_BYTES = TEMPLATE
+cdef bytes NO_DECISION = b"0" * 32
+cdef Py_ssize_t ACK_HEAD_BEFORE = len(b'{"stream":'), ACK_HEAD_BEHIND = len(b',"seq":')  # the name of the stream
+assert ack_head("s") == b'{"stream":"s","seq":'
 cdef Py_ssize_t HEADER_SIZE = HEADER_BYTES
 cdef Py_ssize_t BODY_LENGTH_POSITION = BODY_LENGTH_AT
 cdef Py_ssize_t ROWS_POSITION = ROWS_AT

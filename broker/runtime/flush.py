@@ -50,7 +50,7 @@ class Slot:
     Attributes:
         scheduled: The flush that is going to come; `lingers` if it waits for records that nobody awaits.
         in_flight: Batches being synced; `idle` is set while there are none.
-        flushed_s: When the last flush was, by the loop's clock.
+        flushed_s: When the last flush was whose batch had to wait for the fsync pool, by the loop's clock.
     """
 
     partition: Partition
@@ -184,15 +184,16 @@ class Flusher:
         if not slot.builder.record_count:
             return
         pending = slot.builder.take()
-        at_once: list[tuple[int, bytes, Outcome]] = []
+        at_once: tuple[bytes, Outcome] | None = None
 
         def durable(result: AppendResult, outcome: Outcome) -> None:  # in an fsync thread, or during the append
+            nonlocal at_once
             if not isinstance(outcome, int):
                 blob = _error_blob(pending, outcome)
             else:
                 blob = pending.acks(result.first_offset) if pending.awaited_count else b""
             if threading.get_ident() == thread:
-                at_once.append((result.bytes, blob, outcome))
+                at_once = blob, outcome
                 return
             try:
                 self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome)
@@ -210,20 +211,30 @@ class Flusher:
             log.exception("intake.flush_bug partition=%s", slot.partition)
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
+        if at_once is not None:
+            self._answer(pending, *at_once)
+            return
         slot.flushed_s = self._loop.time()
         slot.in_flight += 1
         slot.idle.clear()
         self._pending_bytes += result.bytes
-        if at_once:
-            self._on_durable(slot, pending, *at_once[0])
 
-    def _count(self, pending: PendingBatch) -> None:
-        repeats, wrong, full, unsure = pending.settled
-        self.counts["batches"] += 1
-        self.counts["duplicate_records"] += repeats
-        self.counts["refused_expectation"] += wrong
-        self.counts["refused_ids_full"] += full
-        self.counts["refused_subject_unknown"] += unsure
+    def _answer(self, pending: PendingBatch, blob: bytes, outcome: Outcome) -> None:
+        """Send the answers to a batch that was appended, and count it."""
+        if blob:
+            self._send(blob)  # before all else: somebody waits for it
+        counts = self.counts
+        counts["batches"] += 1
+        if any(pending.settled):
+            repeats, wrong, full, unsure = pending.settled
+            counts["duplicate_records"] += repeats
+            counts["refused_expectation"] += wrong
+            counts["refused_ids_full"] += full
+            counts["refused_subject_unknown"] += unsure
+        if not isinstance(outcome, int):
+            counts["append_failed_records"] += pending.record_count
+        elif blob:
+            counts["acks_sent"] += pending.awaited_count
         BATCH_RECORDS.observe(pending.record_count)
 
     def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
@@ -241,15 +252,9 @@ class Flusher:
         self._send(_error_blob(pending, error))
 
     def _on_durable(self, slot: Slot, pending: PendingBatch, byte_count: int, blob: bytes, outcome: Outcome) -> None:
-        if blob:
-            self._send(blob)  # before all else: somebody waits for it
+        self._answer(pending, blob, outcome)
         slot.in_flight -= 1
         self._pending_bytes -= byte_count
-        self._count(pending)
-        if not isinstance(outcome, int):
-            self.counts["append_failed_records"] += pending.record_count
-        elif blob:
-            self.counts["acks_sent"] += pending.awaited_count
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
             wait_s = slot.flushed_s + CYCLE_S - self._loop.time()
             if wait_s > 0 and slot.builder.awaited_count >= CROWD_RECORDS:

@@ -79,16 +79,20 @@ class OpenLogs:
         self._pool = pool
         self._lock = threading.Lock()
         self._order: OrderedDict[Restable, None] = OrderedDict()
+        self._newest: Restable | None = None  # the last in that order, where nothing was taken out since
 
     def __len__(self) -> int:
         return len(self._order)
 
     def touch(self, log: Restable) -> None:
         """It was just appended to."""
+        if log is self._newest:
+            return
         oldest = None
         with self._lock:
             self._order[log] = None
             self._order.move_to_end(log)
+            self._newest = log
             if len(self._order) > self.limit:
                 oldest, _ = self._order.popitem(last=False)
         if oldest is not None:
@@ -98,6 +102,7 @@ class OpenLogs:
         """It is closed for good, or gave its file back by itself."""
         with self._lock:
             self._order.pop(log, None)
+            self._newest = None
 
     def put_off(self, log: Restable) -> None:
         """It could not give its file back yet: it is the first to be asked next time."""

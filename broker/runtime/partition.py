@@ -86,6 +86,7 @@ class Partition(Driver[list[Waiting]]):
         self.room = room  # None: a stream of the broker's own, for which the reserve is
         self._lock = threading.Lock()
         self._info = info
+        self._is_closed = info.paused or info.read_only
         self._generation = 0
         self._callbacks: list[Waiting] = []
         self._sync_queued = False
@@ -102,6 +103,7 @@ class Partition(Driver[list[Waiting]]):
     def alter(self, info: StreamInfo) -> None:
         """Take over altered settings and state."""
         self._info = info
+        self._is_closed = info.paused or info.read_only
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings, self.log.settings))
@@ -127,32 +129,34 @@ class Partition(Driver[list[Waiting]]):
             ReadOnly, StreamPaused: the stream takes none.
             UnknownStream: it was deleted.
         """
-        self.check_open(decided=decided)
-        if self.room is not None:
-            self.room.check()
+        if self.removed or self._is_closed:
+            self.check_open(decided=decided)
+        partition_log, room = self.log, self.room
+        if room is not None:
+            room.check()
         now_us = time.time_ns() // 1000
         try:
-            if self.log.failure is not None and not self.removed:
+            if partition_log.failure is not None and not self.removed:
                 self._recover(now_us)
             generation = self._generation  # before the append: too early is an error too many, too late a false ack
             if isinstance(batches, StoredGroup):
-                result = self.log.append_group(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+                result = partition_log.append_group(batches, leader_epoch=self.leader_epoch, now_us=now_us)
             else:
-                result = self.log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+                result = partition_log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
         except (LiftlogError, OSError):
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise
         if not result.duplicate:  # else it may still not be durable: then it is answered when it is
             self.record_count += result.next_offset - result.first_offset
         self.byte_count += result.bytes
-        if self.room is not None:
-            self.room.took(result.bytes)
+        if room is not None:
+            room.took(result.bytes)
         if self._open_logs is not None:
-            self._open_logs.touch(self.log)
-        if self.log.lacks_subjects:
+            self._open_logs.touch(partition_log)
+        if partition_log.lacks_subjects:
             self._build_subjects()
         if not self.fsync_each_batch:
-            self.log.advance_high_watermark(result.next_offset)
+            partition_log.advance_high_watermark(result.next_offset)
             self._hub.note(self)
             on_durable(result, result.next_offset)
             return result

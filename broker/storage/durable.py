@@ -44,14 +44,17 @@ class SyncedLog(TailLog):
 
     def _sync_begins(self) -> tuple[int, File | None]:
         with self._lock:
-            self._check_writable()
+            if self.failure is not None:
+                self._check_writable()
             self._chain.close_retired()
             return self.log_end_offset, self._chain.file
 
     def _sync_ends(self, end: int) -> None:
         with self._lock:
-            self._check_writable()  # G3
-            self.durable_end = max(self.durable_end, end)
+            if self.failure is not None:
+                self._check_writable()  # G3
+            if end > self.durable_end:
+                self.durable_end = end
 
     def _sync_failed(self, error: OSError) -> LiftlogError:
         with self._lock:

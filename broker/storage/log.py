@@ -23,20 +23,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
-from broker.api.batch import crc_of, message_bytes
+from broker.api.batch import crc_of, is_plain
 from broker.api.errors import StorageFailed
+from broker.storage.chain import Untrusted
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.dedup import Found
 from broker.storage.disk import storage_error
 from broker.storage.durable import SyncedLog
+from broker.storage.producers import Stamp
 from broker.storage.read import ReadPlan, bytes_between, find_time, plan_read
 from broker.storage.recovery import RecoveryReport, merge_ranges
 from broker.storage.remembering import stamp_of
 from broker.storage.retention import is_expired, log_start_for
-from broker.storage.rows import Encodable, StoredGroup
+from broker.storage.rows import Encodable, RowBatch, StoredGroup, is_conditional
 from broker.storage.scan import MESSAGE_BYTES_MAX
 from broker.storage.subjects import Latest
 from broker.storage.turns import Turn, messages_in_turn
@@ -49,8 +51,7 @@ HASTE_BYTES: Final = 4 << 20
 written and fsynced in 47 ms with it, in 75 ms without; by 16 MB it were 53."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     """Where an append went: offsets [first_offset, next_offset), and how many bytes were written.
 
     `duplicate`: nothing was, its producer had appended it before; the offsets are those of then, maybe not yet durable.
@@ -97,8 +98,8 @@ class PartitionLog(SyncedLog):
         """Append batches as one commit group, with one write. Not durable before a later `sync`.
 
         Args:
-            batches: n >= 1; they get consecutive offsets in this order. With a producer id they all carry the same
-                stamp, and a group that was appended before is not appended again.
+            batches: n >= 1, of one kind; they get consecutive offsets in this order. With a producer id they all carry
+                the same stamp, and a group that was appended before is not appended again.
             leader_epoch: Not less than that of the last append.
             now_us: Decides the age of a new segment.
         Raises:
@@ -109,36 +110,23 @@ class PartitionLog(SyncedLog):
         assert batches, "an append holds at least one batch"
         self._unmark_clean()
         with self._lock:
-            self._check_writable()
+            if self.failure is not None:
+                self._check_writable()
             self._latest_us = now_us
-            stamp = stamp_of(batches)
+            first = batches[0]
+            conditional = first if is_conditional(first) else None
+            if conditional is not None and conditional.condition_count:
+                assert len(batches) == 1, "the conditions of a group are not settled"
+                with self._settling(conditional):
+                    if not conditional.record_count:
+                        return AppendResult(self.log_end_offset, self.log_end_offset, 0, duplicate=True)
+                    return self._write(batches, leader_epoch, now_us, knows_ids=True)
+            stamp = stamp_of(first) if isinstance(first, RowBatch) else None
             if stamp is not None:
                 found = self._check_stamp(stamp, sum(batch.record_count for batch in batches), now_us)
                 if found is not None:
                     return AppendResult(found.first_offset, found.next_offset, 0, duplicate=True)
-            with self._settled(batches):
-                if not any(batch.record_count for batch in batches):
-                    return AppendResult(self.log_end_offset, self.log_end_offset, 0, duplicate=True)
-                messages, offset = self._compose(batches, leader_epoch)
-                data = messages[0] if len(messages) == 1 else b"".join(messages)
-                ids = [self._ids_of(message, batch) for message, batch in zip(messages, batches, strict=True)]
-                latest = self._latest_in(messages, batches)
-                with self._guarded("append"):
-                    index = self._tail_for(len(data), now_us)
-                    self._begin_epoch(leader_epoch)
-                    position = index.end
-                    self._chain.write(data, position)
-            first = at = self.log_end_offset
-            for batch, message in zip(batches, messages, strict=True):
-                index.append(at, position, batch.max_timestamp_us, len(message), crc_of(message))
-                at += batch.record_count
-                position += len(message)
-            self.log_end_offset = offset
-            if stamp is not None:
-                self._note_stamp(stamp, first, offset)
-            self._note_ids(ids)
-            self._note_subjects(batches, latest, first)
-            return AppendResult(first, offset, len(data))
+            return self._write(batches, leader_epoch, now_us, knows_ids=conditional is not None, stamp=stamp)
 
     def append_group(self, group: StoredGroup, *, leader_epoch: int, now_us: int) -> AppendResult:
         """Append a commit group that need not fit into memory: batch by batch, and all taken back if one fails.
@@ -158,7 +146,8 @@ class PartitionLog(SyncedLog):
             latest: list[Latest] = []
             with self._guarded("append"):
                 index = self._tail_for(group.byte_count, now_us)
-                self._begin_epoch(leader_epoch)
+                if leader_epoch != self.leader_epoch:
+                    self._begin_epoch(leader_epoch)
                 first = offset = self.log_end_offset
                 begin = position = hastened = index.end
                 try:
@@ -188,7 +177,8 @@ class PartitionLog(SyncedLog):
         """Commit what is below `offset`; one that is not greater changes nothing."""
         assert offset <= self.log_end_offset, f"high watermark {offset} beyond the log end {self.log_end_offset}"
         with self._high_watermark_lock:
-            self.high_watermark = max(self.high_watermark, offset)
+            if offset > self.high_watermark:
+                self.high_watermark = offset
 
     def roll_if_due(self, now_us: int) -> bool:
         """Seal the active segment if it is older than `segment_age_ms`. Returns whether it did."""
@@ -355,15 +345,45 @@ class PartitionLog(SyncedLog):
 
     # --- helpers --------------------------------------------------------------------------------------------
 
-    def _compose(
-        self, batches: Sequence[Encodable], leader_epoch: int
-    ) -> tuple[list[bytes | bytearray | memoryview], int]:
-        messages = []
-        offset = self.log_end_offset
-        for i, batch in enumerate(batches):
-            messages.append(self._message(batch, offset, leader_epoch, i, len(batches)))
+    def _write(
+        self,
+        batches: Sequence[Encodable],
+        leader_epoch: int,
+        now_us: int,
+        *,
+        knows_ids: bool,
+        stamp: Stamp | None = None,
+    ) -> AppendResult:
+        """Append what is settled and no repeat. `knows_ids`: the batches are conditional; nothing is to be decoded."""
+        first = offset = self.log_end_offset
+        messages: list[bytes | bytearray | memoryview] = []
+        for batch in batches:
+            messages.append(self._message(batch, offset, leader_epoch, len(messages), len(batches)))
             offset += batch.record_count
-        return messages, offset
+        data = messages[0] if len(messages) == 1 else b"".join(messages)
+        ids = [] if knows_ids else [self._ids_of(message) for message in messages]
+        latest = [] if knows_ids else self._latest_in(messages)
+        try:
+            index = self._tail_for(len(data), now_us)
+            if leader_epoch != self.leader_epoch:
+                self._begin_epoch(leader_epoch)
+            position = index.end
+            self._chain.write(data, position)
+        except (OSError, Untrusted) as error:
+            raise self._error_of(error, "append") from error
+        at = first
+        for batch, message in zip(batches, messages, strict=True):
+            index.append(at, position, batch.max_timestamp_us, len(message), crc_of(message))
+            at += batch.record_count
+            position += len(message)
+        self.log_end_offset = offset
+        if stamp is not None:
+            self._note_stamp(stamp, first, offset)
+        if self._ids is not None:
+            self._note_ids(ids, batches)
+        if self._subjects is not None:
+            self._note_subjects(batches, latest, first)
+        return AppendResult(first, offset, len(data))
 
     def _message(
         self, batch: Encodable, offset: int, leader_epoch: int, group_index: int, group_count: int
@@ -375,7 +395,8 @@ class PartitionLog(SyncedLog):
             group_index=group_index,
             group_count=group_count,
         )
-        assert message_bytes(message) == len(message) <= MESSAGE_BYTES_MAX, "a batch is not as long as it says"
+        assert is_plain(message), "a batch is not as long as it says"
+        assert len(message) <= MESSAGE_BYTES_MAX, "a batch is too long to be found again"
         return message
 
     def _unmark_clean(self) -> None:

@@ -335,7 +335,7 @@ class OpenLog:
             self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)
 
     def _guarded(self, doing: str) -> _Guard:
-        """Errors of the disk as errors of the tree; the log is failed when a file is not to be trusted."""
+        """What `_error_of` says of what the disk raises within."""
         return _Guard(self, doing)
 
     def _fail(self, error: LiftlogError) -> LiftlogError:
@@ -349,9 +349,15 @@ class OpenLog:
             cls = DiskFull if isinstance(failure, DiskFull) else StorageFailed
             raise cls(f"{failure.message} (nothing is accepted until the log has recovered)", **failure.fields)
 
+    def _error_of(self, error: OSError | Untrusted, doing: str) -> LiftlogError:
+        """Trouble of the disk as an error of the tree; the log is failed when a file is not to be trusted."""
+        if isinstance(error, Untrusted):
+            return self._fail(error.error)
+        return storage_error(error, f"{doing} in {self.folder}")
+
 
 class _Guard:
-    """What `_guarded` returns. (A class: each append enters one, and a generator would take four times as long.)"""
+    """What `_guarded` returns. (A class: a generator would take four times as long to enter.)"""
 
     __slots__ = ("_doing", "_log")
 
@@ -363,7 +369,5 @@ class _Guard:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Untrusted):
-            raise self._log._fail(error.error) from error
-        if isinstance(error, OSError):
-            raise storage_error(error, f"{self._doing} in {self._log.folder}") from error
+        if isinstance(error, (OSError, Untrusted)):
+            raise self._log._error_of(error, self._doing) from error

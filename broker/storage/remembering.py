@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -39,8 +39,6 @@ from broker.storage.state import IDS, PRODUCERS, list_states, load_state, save_s
 from broker.storage.subjects import SubjectTable
 
 BATCHES_READ_BYTES: Final = 4 << 20
-_NONE: Final = np.zeros(0, np.int64)
-_UNCONDITIONAL: Final = nullcontext()
 IDS_KEPT_AT_ONCE: Final = 1 << 14
 """A roll writes a table of so many ids itself, half a megabyte; a larger one is left to the next checkpoint."""
 
@@ -92,20 +90,13 @@ class RememberingLog(OpenLog):
         with self._lock:
             return self._known_producers().needs(stamp, self.high_watermark)
 
-    def _settled(self, batches: Sequence[Encodable]) -> AbstractContextManager[None]:
+    @contextmanager
+    def _settling(self, batch: Conditional) -> Iterator[None]:
         """Let a batch drop the records that are not to be stored, while it is appended; M2.
 
         Raises:
             StorageFailed, DiskFull: the ids are not known, or there is no place to keep them.
         """
-        batch = batches[0]
-        if not is_conditional(batch) or not batch.condition_count:
-            return _UNCONDITIONAL
-        assert len(batches) == 1, "the conditions of a group are not settled"
-        return self._settling(batch)
-
-    @contextmanager
-    def _settling(self, batch: Conditional) -> Iterator[None]:
         table, tail = None, 0
         subjects = self._subjects_for(batch)
         if self._window_us and batch.minds_ids:
@@ -136,12 +127,10 @@ class RememberingLog(OpenLog):
     def _subjects_for(self, batch: Conditional) -> SubjectTable | None:
         """The table that a batch's expectations are settled with; None: there is none, or not yet (tracking.py)."""
 
-    def _ids_of(self, message: bytes | bytearray | memoryview, batch: Encodable | None = None) -> Found | None:
+    def _ids_of(self, message: bytes | bytearray | memoryview) -> Found | None:
         """Before it is written: what is to be noted of a message. The first id of a log makes its state file (T1)."""
         if not self._window_us:
             return None
-        if batch is not None and is_conditional(batch):  # its ids are noted already
-            return Found([], _NONE, _NONE, batch.last_id)
         if self._ids is None and self._known_states():
             return None  # they are found in the log when they are needed
         found = ids_in(message)
@@ -149,13 +138,17 @@ class RememberingLog(OpenLog):
             self._begin_state()
         return found
 
-    def _note_ids(self, found: Sequence[Found | None]) -> None:
-        """Remember what was just appended."""
+    def _note_ids(self, found: Sequence[Found | None], batches: Sequence[Encodable] = ()) -> None:
+        """Remember what was just appended. The ids of conditional batches are noted already, but for which is last."""
         table = self._ids
+        if table is None:
+            return
         for ids in found:
-            if table is not None and ids is not None:
+            if ids is not None:
                 table.note(ids.texts, ids.offsets, ids.times_us)
                 table.last_id = ids.last_id
+        if batches and is_conditional(last := batches[-1]) and self._window_us:
+            table.last_id = last.last_id
 
     @property
     def _window_us(self) -> int:
@@ -377,9 +370,8 @@ class RememberingLog(OpenLog):
                 self._repair(damaged)
 
 
-def stamp_of(batches: Sequence[Encodable]) -> Stamp | None:
-    """Whose commit group this is; None for one without a producer."""
-    first = batches[0]
-    if not isinstance(first, RowBatch) or first.producer_id == 0:
+def stamp_of(first: RowBatch) -> Stamp | None:
+    """Whose commit group begins with this batch; None for one without a producer."""
+    if first.producer_id == 0:
         return None
     return Stamp(first.producer_id, first.producer_epoch, first.sequence)

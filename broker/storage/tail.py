@@ -16,7 +16,10 @@ class TailLog(SubjectLog):
 
     def _tail_for(self, size: int, now_us: int) -> GrowingIndex:
         """The index of the tail that has room for `size` bytes; its file is open."""
-        index = self._awake()
+        try:
+            index = self._chain.awake()
+        except NeedsRepair:
+            index = self._awake()
         if index is not None and index.count and index.end + size > self.settings.segment_bytes:
             self._chain.seal()
             self.durable_end = self.log_end_offset
@@ -45,8 +48,7 @@ class TailLog(SubjectLog):
         return is_sealed
 
     def _begin_epoch(self, leader_epoch: int) -> None:
-        if leader_epoch == self.leader_epoch:
-            return
+        """Before the first append of a later leader epoch."""
         assert leader_epoch > self.leader_epoch, f"leader epoch {leader_epoch} after {self.leader_epoch}"
         epochs = self._known_epochs().trimmed(self.log_start_offset)
         epochs.begin(leader_epoch, self.log_end_offset)

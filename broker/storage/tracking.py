@@ -149,14 +149,10 @@ class SubjectLog(RememberingLog):
                 self._carried = None
                 raise
 
-    def _latest_in(
-        self, messages: Sequence[bytes | bytearray | memoryview], batches: Sequence[Encodable] = ()
-    ) -> list[Latest]:
-        """Before they are written: what is to be noted of messages, but for batches that do it themselves."""
+    def _latest_in(self, messages: Sequence[bytes | bytearray | memoryview]) -> list[Latest]:
+        """Before they are written: what is to be noted of messages whose batches do not do it themselves."""
         table = self._subjects
-        if table is None or (batches and is_conditional(batches[0])):
-            return []
-        return [table.digest(message) for message in messages]
+        return [] if table is None else [table.digest(message) for message in messages]
 
     def _note_subjects(self, batches: Sequence[Encodable], latest: Sequence[Latest], first_offset: int) -> None:
         """Remember what was just appended (U1)."""

@@ -22,6 +22,7 @@ from broker.api.batch import (
     BatchHeader,
     decode_batch,
     encode_batch,
+    is_plain,
     message_bytes,
     read_header,
     seal,
@@ -74,6 +75,16 @@ def test_golden_compressed_segment_is_still_read_by_everybody(compression: str) 
     ours = encode_batch(rows_of(), HEADER, compression=compression)
     for start, end in ((0, 48), (56, 256), (264, 320), (728, PACKED_HEADER_BYTES)):  # but lengths, CRC and places
         assert bytes(ours[start:end]) == bytes(message[start:end])
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_plain_message_is_known_by_its_beginning_and_its_length(kind: type) -> None:
+    message = bytes(encode_batch(rows_of(), HEADER))
+    assert is_plain(kind(message))
+    for wrong in (message[:-1], message[:-8], message + bytes(8), b"\0" + message[1:]):
+        assert not is_plain(kind(wrong))
+    for compression in CODECS:
+        assert not is_plain(kind(bytes(encode_batch(rows_of(), HEADER, compression=compression))))
 
 
 @pytest.mark.parametrize("compression", CODECS)

@@ -87,6 +87,17 @@ def test_one_that_is_forgotten_is_not_asked(pool: SyncPool) -> None:
     assert len(open_logs) == 1
 
 
+def test_the_newest_is_counted_again_after_it_was_forgotten(pool: SyncPool) -> None:
+    (log,) = logs(SimDisk(), 1)
+    open_logs = OpenLogs(LIMIT, pool)
+    for _ in range(2):
+        open_logs.touch(log)
+        open_logs.touch(log)
+        assert len(open_logs) == 1
+        open_logs.forget(log)
+        assert len(open_logs) == 0
+
+
 def test_the_limit_of_the_process_bounds_what_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
     assert files_within(1_000, 100_000) == 1_000
     assert caplog.text == ""

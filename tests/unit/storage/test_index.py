@@ -82,6 +82,21 @@ def test_view_does_not_change_when_the_index_grows() -> None:
     assert GrowingIndex(index.view().entries).view().entries.tolist() == index.view().entries.tolist()
 
 
+def test_rows_are_those_that_numpy_would_have_made() -> None:
+    rows = [
+        (0, START, -5, 1, 0),
+        (1, START + 1, -(1 << 63), (1 << 32) - 1, (1 << 32) - 1),
+        (1 << 62, (1 << 62) + 7, (1 << 63) - 1, 888, 1 << 31),
+    ]
+    index = GrowingIndex()
+    for row in rows:
+        index.append(*row)
+    made = np.array(rows, ENTRY)
+    made["max_timestamp_us"] = np.maximum.accumulate(made["max_timestamp_us"])
+    assert index.view().entries.tobytes() == made.tobytes()
+    assert (index.end, index.max_timestamp_us) == ((1 << 62) + 7 + 888, (1 << 63) - 1)
+
+
 def test_gap_between_batches_is_known() -> None:
     whole = index_of((0, 0, 8), (1, 0, 16)).view().entries
     assert IndexView(whole).contiguous
