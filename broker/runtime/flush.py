@@ -266,9 +266,13 @@ class Flusher:
         if self._pending_bytes < self._pending_bytes_max // 2:
             self._resume.set()
 
+    def is_held_up(self) -> bool:
+        """Whether too much is on its way to the disk (N2)."""
+        return self._pending_bytes >= self._pending_bytes_max
+
     async def may_read(self) -> None:
-        """Wait while too much is on its way to the disk (N2)."""
-        if self._pending_bytes >= self._pending_bytes_max:
+        """Wait while too much is on its way to the disk."""
+        if self.is_held_up():
             self._resume.clear()
             self.counts["pauses"] += 1
             log.warning("intake.paused pending_bytes=%d", self._pending_bytes)

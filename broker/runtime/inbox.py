@@ -1,16 +1,24 @@
 """What a connection is read into: two blocks of memory, in turns.
 
 asyncio's own streams copy each byte twice on its way to whoever reads: into the stream's buffer, and out of it. Here
-the socket writes into one block while what the other holds is parsed where it lies.
+the socket writes into one block while what the other holds is parsed where it lies. And while the reader has nothing
+to do but wait in `take`, what comes does not wake it (a future, a task's step, another turn of the loop): the loop's
+callback passes it to `take_in`, and the reader is woken when that leaves something to it.
 
-W1  What `take` has handed out is not written to before the next `take`.
+    nobody in `take`    socket ─► block ─► the next `take`
+    waiting in `take`   socket ─► block ─► take_in ─► done, the reader sleeps on │ not done, or an error: it is woken
+
+W1  What `take` has handed out is not written to before the next `take`; what `take_in` gets is good until it returns.
 W2  A block that is full stops the reading: the kernel and the server hold what follows.
 W3  What had come before the end, or before an error, is handed out first.
+W4  `take_in` is called only while the reader waits, and not again until it has been woken and waits anew if it was to
+    be woken: each byte goes one way, in order, and nothing overtakes what the reader has still to do.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 
 class Inbox(asyncio.BufferedProtocol):
@@ -20,12 +28,20 @@ class Inbox(asyncio.BufferedProtocol):
         transport: Of the connection; its protocol is to be set to this by the caller.
         streams: The protocol that it had, whose writer goes on to be used.
         block_bytes: Of each of the two blocks; at most so much is handed out at once.
+        take_in: Takes in what comes while `take` waits. False: something is left to do for who waits.
     """
 
-    def __init__(self, transport: asyncio.Transport, streams: asyncio.StreamReaderProtocol, block_bytes: int) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        streams: asyncio.StreamReaderProtocol,
+        block_bytes: int,
+        take_in: Callable[[memoryview], bool],
+    ) -> None:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._streams = streams
+        self._take_in = take_in
         self._filling = memoryview(bytearray(block_bytes))
         self._resting = memoryview(bytearray(block_bytes))
         self._filled = 0
@@ -34,14 +50,18 @@ class Inbox(asyncio.BufferedProtocol):
         self._is_ended = False
 
     async def take(self) -> memoryview:
-        """What has come since the last call, waiting for some; empty at the end. Good until the next call (W1).
+        """What has come since the last call, waiting for some; good until the next call (W1).
+
+        Empty at the end, and when `take_in`, which gets what comes from now on, leaves something to do.
 
         Raises:
             OSError: the connection was lost.
+            Exception: what `take_in` raised.
         """
         if self._filled:
             was_full = self._filled == len(self._filling)
-            taken = self._hand_out()
+            taken = self._filling[: self._filled]
+            self._filling, self._resting, self._filled = self._resting, self._filling, 0
             if was_full:
                 self._transport.resume_reading()
             return taken
@@ -55,11 +75,6 @@ class Inbox(asyncio.BufferedProtocol):
         finally:
             self._taker = None
 
-    def _hand_out(self) -> memoryview:
-        taken = self._filling[: self._filled]
-        self._filling, self._resting, self._filled = self._resting, self._filling, 0
-        return taken
-
     def at_end(self) -> bool:
         """Whether the server has ended the connection, and nothing is left to be taken."""
         return self._is_ended and not self._filled
@@ -70,11 +85,18 @@ class Inbox(asyncio.BufferedProtocol):
         return self._filling[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(self._hand_out())
-        elif self._filled == len(self._filling):
-            self._transport.pause_reading()
+        if self._taker is None or self._taker.done():
+            self._filled += nbytes
+            if self._filled == len(self._filling):
+                self._transport.pause_reading()
+            return
+        try:
+            is_done = self._take_in(self._filling[:nbytes])  # nothing else is in it: `take` waits only when it is empty
+        except Exception as error:  # the loop would take it for the end of the connection; the reader knows better
+            self._taker.set_exception(error)
+        else:
+            if not is_done:
+                self._taker.set_result(self._filling[:0])
 
     def eof_received(self) -> bool | None:
         self._ends(None)

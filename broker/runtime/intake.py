@@ -147,7 +147,7 @@ class IntakeDriver:
         while not self._stopping:
             closed = asyncio.Event()
             wide = not any(url.startswith(("ws:", "wss:")) for url in self._config.nats.urls)
-            client = make_client(self._intake, self._after_feed, self._may_read, wide=wide)
+            client = make_client(self._intake, self._after_feed, self._is_held_up, self._may_read, wide=wide)
             try:
                 await client.connect(
                     **connect_options(self._config.nats),
@@ -347,12 +347,19 @@ class IntakeDriver:
         except (OSError, RuntimeError, AttributeError) as error:
             log.debug("intake.ack_unsent error=%r", error)
 
+    def _is_held_up(self) -> bool:
+        """Whether too much is on its way to the disk or to the server."""
+        return self._flusher.is_held_up() or self._sends_too_slowly()
+
     async def _may_read(self) -> None:
-        """Wait while too much is on its way to the disk or to the server."""
+        """Wait while too much is."""
         await self._flusher.may_read()
+        if self._sends_too_slowly() and self._client is not None:
+            await self._client._transport.drain()  # type: ignore[union-attr]
+
+    def _sends_too_slowly(self) -> bool:
         transport = self._client._transport if self._client is not None else None
-        if isinstance(transport, WideTransport) and transport.write_buffer_bytes() > WRITE_PENDING_BYTES_MAX:
-            await transport.drain()  # type: ignore[no-untyped-call]
+        return isinstance(transport, WideTransport) and transport.write_buffer_bytes() > WRITE_PENDING_BYTES_MAX
 
 
 def _subscriptions(info: StreamInfo, slots: list[Slot]) -> list[tuple[str, list[Slot]]]:

@@ -3,6 +3,17 @@
 nats-py owns connection, TLS, authentication and reconnect. Its `Client` hands every chunk that it reads
 to `Client._ps.parse`. We put our parser there, read wider chunks, and pass the few control operations on
 to the client's own handlers. Private to nats-py, hence the pin `>=2.16,<2.17` and tests/unit/runtime/test_nats_seam.py.
+
+Over TCP and TLS nats-py's read loop mostly sleeps in `WideTransport.read`: what comes meanwhile is taken in by the
+callback of the event loop that read it (see inbox.py). The read loop is woken for what it alone can do.
+
+    socket ─► Inbox ─► take_in: feed, after_feed ─► done
+                          └─ control operations, held up, an error ─► read loop: parse, may_read, nats-py
+
+P1  Control operations are handled in order, and before anything that comes after their chunk is parsed.
+P2  While `is_held_up`, nothing is parsed: the read loop waits in `may_read`, the Inbox fills, the socket is not read.
+P3  An error in `take_in` is raised by `read`, and nats-py reconnects as it does at one of `parse`.
+P4  What is parsed is of one connection: after `reset` nothing is taken in until the next, which ends the one before.
 """
 
 from __future__ import annotations
@@ -33,23 +44,30 @@ class WideTransport(nats.aio.transport.TcpTransport):
     """nats-py's TCP transport, which reads up to `READ_BYTES` at once, and into an Inbox (its own: 32 KiB, by streams).
 
     Until the handshake is done, TLS included, asyncio's streams read; from then on, once they hold nothing, the Inbox.
+
+    Args:
+        seam: Takes in what comes while `read` waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seam: ParserSeam) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._seam = seam
         self._inbox: Inbox | None = None
 
     def __bool__(self) -> bool:
         return True  # set before the first connect; nats-py would make its own otherwise
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()  # nats-py leaves one open that did not answer soon enough
+        self._seam.reset()
         self._inbox = None
         await super().connect(uri, buffer_size, connect_timeout)
         if self._io_writer is not None and (sock := self._io_writer.get_extra_info("socket")) is not None:
             unpace_loopback(sock, sock.getpeername())
 
     async def read(self, buffer_size: int) -> Any:
-        """The next bytes, empty at the end; good until the next call."""
+        """The next bytes, good until the next call; empty at the end, and when `take_in` has left something to do."""
         if self._inbox is not None:
             return await self._inbox.take()
         data: bytes = await super().read(READ_BYTES)
@@ -58,7 +76,7 @@ class WideTransport(nats.aio.transport.TcpTransport):
         if reader is not None and writer is not None and is_drained and not reader.at_eof() and not reader.exception():
             transport, protocol = writer.transport, writer.transport.get_protocol()
             if isinstance(transport, asyncio.Transport) and isinstance(protocol, asyncio.StreamReaderProtocol):
-                self._inbox = Inbox(transport, protocol, READ_BYTES)
+                self._inbox = Inbox(transport, protocol, READ_BYTES, self._seam.take_in)
                 transport.set_protocol(self._inbox)
         return data
 
@@ -81,6 +99,11 @@ class WideTransport(nats.aio.transport.TcpTransport):
 class ParserSeam:
     """Stands where nats-py's parser stood.
 
+    Args:
+        after_feed: Called after each chunk with its length in bytes.
+        is_held_up: Whether `may_read` would wait.
+        may_read: Returns when more may be taken in.
+
     Attributes:
         is_busy: A chunk is being taken in, which may have to wait for the disk.
         read_s: When the last one had been, by the monotonic clock.
@@ -91,48 +114,68 @@ class ParserSeam:
         client: nats.aio.client.Client,
         intake: Intake,
         after_feed: Callable[[int], None],
+        is_held_up: Callable[[], bool],
         may_read: Callable[[], Awaitable[None]],
     ) -> None:
         self.nc = client
         self._intake = intake
         self._after_feed = after_feed
+        self._is_held_up = is_held_up
         self._may_read = may_read
+        self._operations: list[tuple[Any, ...]] = []
         self.is_busy = False
         self.read_s = time.monotonic()
 
     def reset(self) -> None:
         """A new connection begins: what was half read is gone."""
         self._intake.reset()
+        self._operations.clear()
+
+    def take_in(self, data: memoryview) -> bool:
+        """Take in one chunk without awaiting anything; whether that was all, or else `parse` has to go on with it.
+
+        Raises:
+            ProtocolError: nats-py is to reconnect.
+        """
+        if self.nc.is_reconnecting:
+            return True  # P4
+        try:
+            self._feed(data)
+            return not self._operations and not self._is_held_up()
+        except (ProtocolError, OSError):
+            raise
+        except Exception as error:
+            raise _fault(error, len(data)) from error
 
     async def parse(self, data: bytes | memoryview = b"") -> None:
-        """Take in one chunk. Awaiting here is the back-pressure: nothing is read meanwhile.
+        """Take in one chunk, do what `take_in` has left. Awaiting here is the back-pressure: nothing is read meanwhile.
 
         Raises:
             ProtocolError: nats-py then reconnects.
         """
         self.is_busy = True
         try:
-            await self._take(data)
+            self._feed(data)
+            operations, self._operations = self._operations, []
+            for operation in operations:
+                await self._control(operation)
+            await self._may_read()
         except (ProtocolError, OSError):
             raise
         except Exception as error:
-            # nats-py ends its read loop for good at any error but its own: a reconnect is what heals.
-            log.exception("intake.feed_bug")
-            raise ProtocolError(f"taking in {len(data)} bytes failed: {error!r}") from error
+            raise _fault(error, len(data)) from error
         finally:
             self.is_busy = False
             self.read_s = time.monotonic()
 
-    async def _take(self, data: bytes | memoryview) -> None:
+    def _feed(self, data: bytes | memoryview) -> None:
         try:
-            operations = self._intake.feed(data, time.time_ns() // 1000)
+            self._operations += self._intake.feed(data, time.time_ns() // 1000)
         except IntakeProtocolError as error:
             self._after_feed(len(data))
             raise ProtocolError(str(error)) from error
         self._after_feed(len(data))
-        for operation in operations:
-            await self._control(operation)
-        await self._may_read()
+        self.read_s = time.monotonic()
 
     async def _control(self, operation: tuple[Any, ...]) -> None:
         match operation:
@@ -155,14 +198,26 @@ class ParserSeam:
                 pass
 
 
+def _fault(error: Exception, byte_count: int) -> ProtocolError:
+    """nats-py ends its read loop for good at any error but its own: a reconnect is what heals."""
+    log.error("intake.feed_bug", exc_info=error)
+    return ProtocolError(f"taking in {byte_count} bytes failed: {error!r}")
+
+
 def make_client(
-    intake: Intake, after_feed: Callable[[int], None], may_read: Callable[[], Awaitable[None]], *, wide: bool
+    intake: Intake,
+    after_feed: Callable[[int], None],
+    is_held_up: Callable[[], bool],
+    may_read: Callable[[], Awaitable[None]],
+    *,
+    wide: bool,
 ) -> nats.aio.client.Client:
-    """A nats-py client whose messages go to `intake`. `wide`: TCP, not WebSocket."""
+    """A nats-py client whose messages go to `intake`; see ParserSeam. `wide`: TCP, not WebSocket."""
     client = nats.aio.client.Client()
-    client._ps = ParserSeam(client, intake, after_feed, may_read)  # type: ignore[assignment]
+    seam = ParserSeam(client, intake, after_feed, is_held_up, may_read)
+    client._ps = seam  # type: ignore[assignment]
     if wide:
-        client._transport = WideTransport()
+        client._transport = WideTransport(seam)
     return client
 
 

@@ -79,7 +79,7 @@ def check_lines(data: bytes) -> None:
 
 def check_info(data: bytes) -> None:
     async def met() -> None:
-        client = make_client(Intake(), lambda _: None, _at_once, wide=False)
+        client = make_client(Intake(), lambda _: None, lambda: False, _at_once, wide=False)
         client._current_server = Srv(urlparse("nats://127.0.0.1:4222"))
         client.options["dont_randomize"] = True
         client._discovered_server_cb = client._lame_duck_mode_cb = None

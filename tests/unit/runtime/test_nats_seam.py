@@ -14,8 +14,12 @@ import nats.aio.transport
 import pytest
 
 from broker.ingest import Builder, Intake
-from broker.runtime.nats_seam import WideTransport, barrier, make_client
+from broker.runtime.nats_seam import ParserSeam, WideTransport, barrier, make_client
 from tests.support.processes import NatsServer, frozen
+
+
+def _no() -> bool:
+    return False
 
 
 async def _nothing() -> None:
@@ -33,16 +37,24 @@ def test_client_has_the_parts_that_are_replaced_or_called() -> None:
     source = inspect.getsource(nats.aio.client.Client._read_loop)
     assert "await self._ps.parse(b)" in source
     assert "self._transport.read(" in source
+    assert source.index("self._transport.at_eof()") < source.index(
+        "self._transport.read("
+    )  # what is empty is not the end
+    for name in ("_process_op_err", "force_reconnect"):
+        source = inspect.getsource(getattr(nats.aio.client.Client, name))
+        assert source.index("self._status = Client.RECONNECTING") < source.index("self._ps.reset()")
     assert "if not self._transport" in inspect.getsource(nats.aio.client.Client._connect_to_server)
     assert issubclass(WideTransport, nats.aio.transport.TcpTransport)
-    assert {"_io_reader", "_io_writer"} <= vars(WideTransport()).keys()
+    seam = ParserSeam(client, Intake(), lambda n: None, _no, _nothing)
+    assert {"_io_reader", "_io_writer"} <= vars(WideTransport(seam)).keys()
+    assert not client.is_reconnecting
 
 
 async def test_messages_reach_the_builders_and_control_operations_reach_nats_py(tmp_path: Path) -> None:
     server = NatsServer(tmp_path).start()
     intake = Intake()
     fed: list[int] = []
-    client = make_client(intake, fed.append, _nothing, wide=True)
+    client = make_client(intake, fed.append, _no, _nothing, wide=True)
     builder = Builder(
         stream="s",
         partition=0,
@@ -94,7 +106,7 @@ async def test_a_barrier_comes_after_the_commands_before_it() -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = make_client(Intake(), lambda n: None, _nothing, wide=True)
+    client = make_client(Intake(), lambda n: None, _no, _nothing, wide=True)
     try:
         await client.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         for _ in range(20):
@@ -111,7 +123,7 @@ async def test_a_barrier_comes_after_the_commands_before_it() -> None:
 async def test_the_late_answer_to_a_barrier_that_gave_up_does_not_end_the_reading(tmp_path: Path) -> None:
     server = NatsServer(tmp_path).start()
     intake = Intake()
-    client = make_client(intake, lambda n: None, _nothing, wide=True)
+    client = make_client(intake, lambda n: None, _no, _nothing, wide=True)
     try:
         await client.connect(server.url)
         await client.subscribe("s")
@@ -141,7 +153,7 @@ async def test_a_barrier_waits_while_the_disk_holds_up_the_reading(tmp_path: Pat
         held.set()
         await go.wait()
 
-    client = make_client(intake, lambda n: None, may_read, wide=True)
+    client = make_client(intake, lambda n: None, lambda: not go.is_set(), may_read, wide=True)
     try:
         await client.connect(server.url)
         await client.subscribe("s")
@@ -167,7 +179,7 @@ async def test_a_barrier_waits_while_the_disk_holds_up_the_reading(tmp_path: Pat
 
 async def test_a_barrier_ends_when_the_connection_is_lost(tmp_path: Path) -> None:
     server = NatsServer(tmp_path).start()
-    client = make_client(Intake(), lambda n: None, _nothing, wide=True)
+    client = make_client(Intake(), lambda n: None, _no, _nothing, wide=True)
     try:
         await client.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05)  # type: ignore[arg-type]
         with frozen(server.process.popen.pid):
@@ -195,7 +207,7 @@ async def test_a_fault_of_ours_leads_to_a_reconnect(tmp_path: Path) -> None:
     async def on_reconnected() -> None:
         reconnected.set()
 
-    client: Any = make_client(intake, after_feed, _nothing, wide=True)
+    client: Any = make_client(intake, after_feed, _no, _nothing, wide=True)
     try:
         await client.connect(
             server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, reconnected_cb=on_reconnected
@@ -226,7 +238,7 @@ async def test_reconnect_replays_subscriptions_with_their_ids(tmp_path: Path) ->
     async def on_reconnected() -> None:
         reconnected.set()
 
-    client: Any = make_client(intake, lambda n: None, _nothing, wide=True)
+    client: Any = make_client(intake, lambda n: None, _no, _nothing, wide=True)
     try:
         await client.connect(
             server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, reconnected_cb=on_reconnected

@@ -1,0 +1,92 @@
+"""N2 of broker/runtime/flush.py, from a real nats-server to a disk that is held back: what is not read stays there."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nats
+
+from broker.api.stream import settings_from
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.config import load
+from broker.runtime.intake import WRITE_PENDING_BYTES_MAX, IntakeDriver
+from broker.runtime.nats_seam import barrier
+from broker.runtime.partition import Partition
+from broker.runtime.watch import ChangeHub
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.log import PartitionLog
+from tests.support.processes import NatsServer, eventually
+from tests.support.simdisk import SimDisk
+from tests.unit.runtime.test_partition import HeldPool, pool
+from tests.unit.runtime.test_take_in import connected, until
+
+__all__ = ["pool"]  # a fixture
+
+VALUE = bytes(1 << 10)
+COUNT = 32 << 10
+
+
+async def _publish(url: str, count: int) -> None:
+    client = await nats.connect(url)
+    for _ in range(count):
+        await client.publish("s", VALUE)
+    await barrier(client, 60)
+    await barrier(client, 60)
+    await client.close()
+
+
+def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(tmp_path: Path, pool: HeldPool) -> None:
+    server = NatsServer(tmp_path).start()
+    driver = IntakeDriver(load(None, {}, {"nats.urls": [server.url], "intake.pending_bytes_max": 1 << 20}))
+    info = StreamInfo(name="s", incarnation="i", created_us=0, settings=settings_from({"subject": "s"}))
+    identity = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=0)
+    log = PartitionLog.create(SimDisk(), "/s", identity, LogSettings.of(info.settings), now_us=0)
+    hub_loop = asyncio.new_event_loop()
+
+    def is_reading() -> bool:
+        client: Any = driver._client
+        return bool(client._transport._io_writer.transport.is_reading())
+
+    with ThreadPoolExecutor(1) as appender:
+        hub = ChangeHub(hub_loop, version=0)
+        partition = Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=hub)
+        driver.start()
+        try:
+            eventually(lambda: driver.state == "connected")
+            driver.attach([(info, [partition])]).result(60)
+            asyncio.run(_publish(server.url, COUNT))
+            eventually(lambda: driver.message_counts()["pauses"] == 1 and not is_reading())
+            assert driver.message_counts()["messages"] < COUNT
+            pool.go.release(COUNT)
+            eventually(lambda: log.durable_end == COUNT)
+            assert is_reading()
+            assert driver.message_counts()["append_failed_records"] == 0
+        finally:
+            pool.go.release(COUNT)
+            driver.stop(60)
+            hub_loop.close()
+            server.stop()
+
+
+async def test_while_the_server_does_not_take_our_acks_we_do_not_read() -> None:
+    driver = IntakeDriver(load(None, {}))
+    async with connected() as rig:
+        driver._client = rig.client
+        assert not driver._is_held_up()
+        transport = rig.client._transport
+        rig.connections[0].transport.pause_reading()  # type: ignore[attr-defined]
+        line = bytes(1023) + b"\n"
+        transport.write(line * (8 * WRITE_PENDING_BYTES_MAX // len(line)))
+        assert driver._is_held_up()
+        waiting = asyncio.create_task(driver._may_read())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        rig.connections[0].transport.resume_reading()  # type: ignore[attr-defined]
+        await asyncio.wait_for(waiting, 60)
+        assert not driver._is_held_up()
+        await until(lambda: transport.write_buffer_bytes() == 0, "all is sent")
+    driver._loop.close()
