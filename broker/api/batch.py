@@ -86,7 +86,9 @@ TEMPLATE: Final = resources.files(__package__).joinpath("batch_header.bin").read
 HEADER_LENGTHS: Final = {TEMPLATE[:8]: HEADER_BYTES, packed_template(TEMPLATE, "lz4")[:8]: PACKED_HEADER_BYTES}
 """The first 8 bytes of a message -> length of its header."""
 _PLAIN: Final = TEMPLATE[:8]
-_BODY_LENGTH: Final = struct.Struct("<q")
+_START: Final = struct.Struct(f"<8s{BODY_LENGTH_AT - 8}xq")
+"""Marker and metadata length, and the body's length."""
+_CRC_END: Final = CRC_AT + FIELDS["crc"]
 _CRC_ZERO: Final = b"0" * FIELDS["crc"]
 _U64: Final = 1 << 64
 
@@ -258,7 +260,7 @@ def seal(message: bytearray | memoryview) -> int:
 
 def crc_of(message: bytes | bytearray | memoryview) -> int:
     """The CRC that a message says it has."""
-    return int(bytes(message[CRC_AT : CRC_AT + FIELDS["crc"]]), 16)
+    return int(bytes(message[CRC_AT:_CRC_END]), 16)
 
 
 def message_bytes(head: bytes | bytearray | memoryview, *, where: str = "") -> int:
@@ -283,7 +285,7 @@ def message_bytes(head: bytes | bytearray | memoryview, *, where: str = "") -> i
 
 def is_plain(message: bytes | bytearray | memoryview) -> bool:
     """Whether it begins as an uncompressed batch does, and is as long as it says."""
-    return message[:8] == _PLAIN and _BODY_LENGTH.unpack_from(message, BODY_LENGTH_AT)[0] == len(message) - HEADER_BYTES
+    return len(message) >= HEADER_BYTES and _START.unpack_from(message) == (_PLAIN, len(message) - HEADER_BYTES)
 
 
 def read_header(head: bytes | bytearray | memoryview, *, where: str = "") -> BatchHeader:

@@ -184,16 +184,17 @@ class Flusher:
         if not slot.builder.record_count:
             return
         pending = slot.builder.take()
-        at_once: tuple[bytes, Outcome] | None = None
+        is_answered = False
 
         def durable(result: AppendResult, outcome: Outcome) -> None:  # in an fsync thread, or during the append
-            nonlocal at_once
+            nonlocal is_answered
             if not isinstance(outcome, int):
                 blob = _error_blob(pending, outcome)
             else:
                 blob = pending.acks(result.first_offset) if pending.awaited_count else b""
             if threading.get_ident() == thread:
-                at_once = blob, outcome
+                is_answered = True
+                self._answer(pending, blob, outcome)
                 return
             try:
                 self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome)
@@ -211,13 +212,11 @@ class Flusher:
             log.exception("intake.flush_bug partition=%s", slot.partition)
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
-        if at_once is not None:
-            self._answer(pending, *at_once)
-            return
-        slot.flushed_s = self._loop.time()
-        slot.in_flight += 1
-        slot.idle.clear()
-        self._pending_bytes += result.bytes
+        if not is_answered:
+            slot.flushed_s = self._loop.time()
+            slot.in_flight += 1
+            slot.idle.clear()
+            self._pending_bytes += result.bytes
 
     def _answer(self, pending: PendingBatch, blob: bytes, outcome: Outcome) -> None:
         """Send the answers to a batch that was appended, and count it."""

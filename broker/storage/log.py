@@ -356,13 +356,14 @@ class PartitionLog(SyncedLog):
     ) -> AppendResult:
         """Append what is settled and no repeat. `knows_ids`: the batches are conditional; nothing is to be decoded."""
         first = offset = self.log_end_offset
-        messages: list[bytes | bytearray | memoryview] = []
+        rows: list[tuple[int, int, bytes | bytearray | memoryview]] = []
         for batch in batches:
-            messages.append(self._message(batch, offset, leader_epoch, len(messages), len(batches)))
+            message = self._message(batch, offset, leader_epoch, len(rows), len(batches))
+            rows.append((offset, batch.max_timestamp_us, message))
             offset += batch.record_count
-        data = messages[0] if len(messages) == 1 else b"".join(messages)
-        ids = [] if knows_ids else [self._ids_of(message) for message in messages]
-        latest = [] if knows_ids else self._latest_in(messages)
+        data = rows[0][2] if len(rows) == 1 else b"".join([row[2] for row in rows])
+        ids = [] if knows_ids else [self._ids_of(row[2]) for row in rows]
+        latest = [] if knows_ids else self._latest_in([row[2] for row in rows])
         try:
             index = self._tail_for(len(data), now_us)
             if leader_epoch != self.leader_epoch:
@@ -371,10 +372,8 @@ class PartitionLog(SyncedLog):
             self._chain.write(data, position)
         except (OSError, Untrusted) as error:
             raise self._error_of(error, "append") from error
-        at = first
-        for batch, message in zip(batches, messages, strict=True):
-            index.append(at, position, batch.max_timestamp_us, len(message), crc_of(message))
-            at += batch.record_count
+        for at, max_timestamp_us, message in rows:
+            index.append(at, position, max_timestamp_us, len(message), crc_of(message))
             position += len(message)
         self.log_end_offset = offset
         if stamp is not None:

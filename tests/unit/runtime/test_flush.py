@@ -6,8 +6,10 @@ Method: the real parser, log and pool; the pool's fsync is held back, so what is
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -32,19 +34,25 @@ class Intake:
         parser = load()
         self.loop = asyncio.new_event_loop()
         self.sent: list[bytes] = []
+        self.at_send: list[tuple[int, int, int]] = []
         self.parser = parser.Intake()
-        self.flusher = Flusher(self.parser, parser.Builder, self.sent.append, loop=self.loop, pending_bytes_max=1 << 20)
+        self.flusher = Flusher(self.parser, parser.Builder, self.send, loop=self.loop, pending_bytes_max=1 << 20)
         self.disk = SimDisk()
         self.partitions = []
         for sid, name in enumerate("ab", 1):
             info = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings_from({"linger_ms": 0}))
             identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
             log = PartitionLog.create(self.disk, f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
-            hub = ChangeHub(self.loop, version=0)
-            partition = Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=hub)
+            self.hub = ChangeHub(self.loop, version=0)
+            partition = Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=self.hub)
             self.partitions.append(partition)
             slot = self.flusher.add(info, partition)
             self.parser.route(sid, [slot.builder], partition_by="subject_suffix")
+
+    def send(self, blob: bytes) -> None:
+        log = self.partitions[-1].log
+        self.sent.append(blob)
+        self.at_send.append((log.durable_end, log.high_watermark, self.hub.version))
 
     def receive(self, *sids: int, unawaited: int = 0) -> None:
         """One message for each sid, in one read of the socket, behind some for sid 1 that nobody awaits."""
@@ -74,6 +82,31 @@ def test_a_few_that_come_alone_are_durable_and_acknowledged_without_the_pool(int
         assert intake.acked() == before + count
     assert intake.partitions[0].log.durable_end == CROWD_RECORDS + 3 * unawaited
     assert intake.flusher.counts["acks_sent"] == CROWD_RECORDS
+
+
+def test_when_an_ack_goes_out_its_record_is_durable_and_readers_were_told(intake: Intake) -> None:
+    """N1; of stream `b`. A version that is asked for after the ack counts its record."""
+    for count in range(1, 4):
+        intake.receive(2)
+        assert intake.at_send[count - 1 :] == [(count, count, count)]
+
+
+def test_with_fsync_interval_readers_were_told_when_an_ack_goes_out(intake: Intake) -> None:
+    partition = intake.partitions[1]
+    partition.alter(replace(partition._info, settings=settings_from({"linger_ms": 0, "fsync": "interval"})))
+    before = intake.hub.version
+    intake.receive(2)
+    assert intake.at_send == [(0, 1, before + 1)]
+    assert intake.flusher.counts["acks_sent"] == 1
+
+
+def test_a_sync_here_that_fails_is_answered_with_the_error_and_counted(intake: Intake) -> None:
+    intake.disk.fail("sync", errno.EIO, path=".arrows")
+    intake.receive(2, 2)
+    assert [blob.count(b"storage_failed") for blob in intake.sent] == [2]
+    assert (intake.flusher.counts["append_failed_records"], intake.flusher.counts["acks_sent"]) == (2, 0)
+    intake.receive(2)
+    assert (intake.acked(), intake.flusher.counts["acks_sent"], intake.flusher.counts["batches"]) == (3, 1, 2)
 
 
 def test_a_crowd_that_comes_alone_is_as_well_if_all_are_awaited(intake: Intake) -> None:
