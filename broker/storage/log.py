@@ -114,11 +114,12 @@ class PartitionLog(SyncedLog):
                 self._check_writable()
             self._latest_us = now_us
             first = batches[0]
-            conditional = first if is_conditional(first) else None
-            if conditional is not None and conditional.condition_count:
+            if is_conditional(first):
+                if not first.condition_count:
+                    return self._write(batches, leader_epoch, now_us, knows_ids=True)
                 assert len(batches) == 1, "the conditions of a group are not settled"
-                with self._settling(conditional):
-                    if not conditional.record_count:
+                with self._settling(first):
+                    if not first.record_count:
                         return AppendResult(self.log_end_offset, self.log_end_offset, 0, duplicate=True)
                     return self._write(batches, leader_epoch, now_us, knows_ids=True)
             stamp = stamp_of(first) if isinstance(first, RowBatch) else None
@@ -126,7 +127,7 @@ class PartitionLog(SyncedLog):
                 found = self._check_stamp(stamp, sum(batch.record_count for batch in batches), now_us)
                 if found is not None:
                     return AppendResult(found.first_offset, found.next_offset, 0, duplicate=True)
-            return self._write(batches, leader_epoch, now_us, knows_ids=conditional is not None, stamp=stamp)
+            return self._write(batches, leader_epoch, now_us, knows_ids=False, stamp=stamp)
 
     def append_group(self, group: StoredGroup, *, leader_epoch: int, now_us: int) -> AppendResult:
         """Append a commit group that need not fit into memory: batch by batch, and all taken back if one fails.
