@@ -121,8 +121,7 @@ class GrowingIndex:
     def append(self, first_offset: int, position: int, max_timestamp_us: int, length: int, crc: int) -> None:
         count = self.count
         if count == len(self._entries):
-            self._memory = self._memory + bytes(len(self._memory))  # another one: views have the old
-            self._entries = np.frombuffer(self._memory, ENTRY)
+            self.make_room(1)
         if max_timestamp_us > self.max_timestamp_us:
             self.max_timestamp_us = max_timestamp_us
         ONE_ENTRY.pack_into(
@@ -130,6 +129,13 @@ class GrowingIndex:
         )
         self.end = position + length
         self.count = count + 1
+
+    def make_room(self, count: int) -> None:
+        """Let the next `count` appends need no memory. MemoryError: nothing has changed."""
+        lacking = self.count + count - len(self._entries)
+        if lacking > 0:
+            memory = self._memory + bytes(max(len(self._memory), ENTRY_BYTES * lacking))  # another: views have the old
+            self._memory, self._entries = memory, np.frombuffer(memory, ENTRY)
 
     def view(self) -> IndexView:
         count = self.count  # before the array, which may be replaced by a longer one in between

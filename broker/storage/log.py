@@ -151,6 +151,7 @@ class PartitionLog(SyncedLog):
                     self._begin_epoch(leader_epoch)
                 first = offset = self.log_end_offset
                 begin = position = hastened = index.end
+                index.make_room(group.batch_count)
                 try:
                     for batch in group.batches:
                         message = self._message(batch, offset, leader_epoch, len(entries), group.batch_count)
@@ -370,6 +371,7 @@ class PartitionLog(SyncedLog):
             if leader_epoch != self.leader_epoch:
                 self._begin_epoch(leader_epoch)
             position = index.end
+            index.make_room(len(batches))  # before the write: what is written is in the index
             self._chain.write(data, position)
         except (OSError, Untrusted) as error:
             raise self._error_of(error, "append") from error

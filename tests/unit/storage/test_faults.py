@@ -15,7 +15,9 @@ import pytest
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.checkpoint import LogSettings
+from broker.storage.index import GrowingIndex
 from broker.storage.log import PartitionLog
+from broker.storage.rows import StoredGroup
 from tests.support.logs import check_log, commit, create_log, open_log, read_records, row_batch, verified_records
 from tests.support.simdisk import SimDisk
 
@@ -58,6 +60,31 @@ def test_full_disk_refuses_the_append_and_takes_the_next_when_there_is_space(
     append(log, b"1")
     commit(log)
     assert values(log) == [b"0", b"1"]
+    check_log(log, disk)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_append_for_whose_index_there_is_no_memory_writes_nothing(
+    disk: SimDisk, log: PartitionLog, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """What is in the file is in the index: else the next batch would not be where its entry says."""
+
+    def refused(index: GrowingIndex, count: int) -> None:
+        raise MemoryError
+
+    before = {path: bytes(inode.content) for path, inode in disk.names.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(GrowingIndex, "make_room", refused)
+        with pytest.raises(MemoryError):
+            log.append([row_batch([b"refused"])] * count, leader_epoch=1, now_us=0)
+        group = StoredGroup(batches=[row_batch([b"refused"])] * count, batch_count=count, byte_count=10_000)
+        with pytest.raises(MemoryError):
+            log.append_group(group, leader_epoch=1, now_us=0)
+    assert {path: bytes(inode.content) for path, inode in disk.names.items()} == before
+    for number in range(1, 40):  # and it does grow
+        append(log, b"%d" % number)
+    commit(log)
+    assert values(log) == [b"%d" % number for number in range(40)]
     check_log(log, disk)
 
 

@@ -97,6 +97,21 @@ def test_rows_are_those_that_numpy_would_have_made() -> None:
     assert (index.end, index.max_timestamp_us) == ((1 << 62) + 7 + 888, (1 << 63) - 1)
 
 
+@pytest.mark.parametrize("count", [1, 16, 17, 1_000])
+def test_room_that_was_made_is_not_made_again_and_changes_nothing(count: int) -> None:
+    index = GrowingIndex()
+    index.append(0, 568, 5, 100, 1)
+    view = index.view()
+    index.make_room(count)
+    memory = index._memory
+    for number in range(1, 1 + count):
+        index.append(number, 568 + 100 * number, 5, 100, 1)
+    assert index._memory is memory
+    assert len(view) == 1
+    assert view.entries[0] == index.view().entries[0]
+    assert index.view().first_offsets.tolist() == list(range(1 + count))
+
+
 def test_gap_between_batches_is_known() -> None:
     whole = index_of((0, 0, 8), (1, 0, 16)).view().entries
     assert IndexView(whole).contiguous
