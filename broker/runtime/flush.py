@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 CYCLE_S = 0.001
 CROWD_RECORDS = 16
 """When so many that await acks have gathered during a sync, the next flush starts no earlier than `CYCLE_S` after the
-last one: a cycle costs about 0.4 ms of CPU whatever is in it, and a crowd does not notice the wait. A few are flushed
+last one: a cycle costs some 0.3 ms of CPU whatever is in it, and a crowd does not notice the wait. A few are flushed
 at once."""
 
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
