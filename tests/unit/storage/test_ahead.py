@@ -185,7 +185,7 @@ def test_what_a_sealed_segment_had_as_room_does_not_come_back_after_a_power_cut(
 
 def test_recovery_cuts_room_and_says_nothing_of_it(place: tuple[Disk, str]) -> None:
     disk, folder = place
-    opened_log(place, b"a", b"b")  # and the process is gone
+    written = opened_log(place, b"a", b"b").byte_count  # and the process is gone
     if isinstance(disk, SimDisk):
         disk = disk.after_kill()
     found = inspect_partition(disk, f"{folder}/p")
@@ -193,8 +193,9 @@ def test_recovery_cuts_room_and_says_nothing_of_it(place: tuple[Disk, str]) -> N
     log = open_log(disk, settings=SETTINGS, folder=f"{folder}/p", boot_id="next")
     assert (log.recovery.cut_bytes, log.recovery.cut_offset, log.recovery.notes) == (0, None, [])
     assert (log.log_end_offset, log.durable_end, log.lost_ranges) == (2, 2, ())
-    assert disk.size(segment(folder)) == log.byte_count
+    assert disk.size(segment(folder)) == log.byte_count == written
     append(log, b"c")
+    assert log.segment_count == 1, "it goes on where it was"
     assert [value for _, _, value in verified_records(log)] == [b"a", b"b", b"c"]
     log.close()
     assert inspect_partition(disk, f"{folder}/p").findings == []
@@ -243,13 +244,14 @@ def test_committed_records_of_which_zeros_are_left_are_lost_not_room(place: tupl
 
 def test_a_repair_moves_no_room_aside(place: tuple[Disk, str]) -> None:
     disk, folder = place
-    opened_log(place, b"a")
+    log = opened_log(place, b"a")
+    log.roll_if_due(1 << 60)
+    append(log, b"b")
     if isinstance(disk, SimDisk):
         disk = disk.after_kill()
-    index = segment(folder).replace(".arrows", ".index")
-    file = disk.open(index, create=True)
-    file.write(b"wrong")
-    file.close()
+    disk.replace_file(segment(folder).replace(".arrows", ".index"), b"wrong")
     done = mend(disk, f"{folder}/p", f"{folder}/aside", now_us=0, expected=IDENTITY)
+    assert any(deed.path.endswith(".index") for deed in done.deeds)
     assert [deed for deed in done.deeds if deed.path.endswith(".arrows")] == []
+    assert disk.size(segment(folder, 1)) < AHEAD_BYTES
     assert inspect_partition(disk, f"{folder}/p").findings == []
