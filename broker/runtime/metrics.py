@@ -7,65 +7,12 @@ The list with meanings: docs/operations.md.
 from __future__ import annotations
 
 import os
-import threading
-import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 # One broker per process, so one registry per process.
 REGISTRY = CollectorRegistry()
-
-
-class Histogram(Collector):
-    """What the library's histogram shows, kept in numbers: theirs takes two locks and walks the buckets in Python.
-
-    Thread-safe.
-
-    Args:
-        buckets: Their greatest values, ascending; one without a limit is added.
-    """
-
-    def __init__(self, name: str, text: str, *, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
-        self._name = name
-        self._text = text
-        self._limits = (*map(float, buckets), float("inf"))
-        self._counts = [0] * len(self._limits)
-        self._sum = 0.0
-        self._lock = threading.Lock()
-        self._created_s = None if _hides_created() else time.time()
-        registry.register(self)
-
-    def observe(self, value: float) -> None:
-        """Count a value; cheap."""
-        bucket = bisect_left(self._limits, value)
-        with self._lock:
-            self._counts[bucket] += 1
-            self._sum += value
-
-    def collect(self) -> Iterator[Metric]:
-        """For the registry, when it is scraped."""
-        with self._lock:
-            counts, total = list(accumulate(self._counts)), self._sum
-        found = Metric(self._name, self._text, "histogram")
-        for limit, count in zip(self._limits, counts, strict=True):
-            label = floatToGoString(limit)  # type: ignore[no-untyped-call]
-            found.add_sample(f"{self._name}_bucket", {"le": label}, count)
-        found.add_sample(f"{self._name}_count", {}, counts[-1])
-        found.add_sample(f"{self._name}_sum", {}, total)
-        if self._created_s is not None:
-            found.add_sample(f"{self._name}_created", {}, self._created_s)
-        yield found
-
-
-def _hides_created() -> bool:
-    """Whether the library is told to leave out when a metric began, and so are we."""
-    return os.environ.get("PROMETHEUS_DISABLE_CREATED_SERIES", "").lower() in ("true", "1", "t")
-
 
 FSYNC_SECONDS = Histogram(
     "liftlog_fsync_seconds",

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.runtime.inbox import Inbox
+from tests.support.waiting import DEADLINE_S, until
 
 BLOCK = 1000
-DEADLINE_S = 60
 
 
 def for_the_reader(data: memoryview) -> bool:
@@ -42,14 +42,6 @@ async def opened(
     finally:
         writer.close()
         theirs.close()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(DEADLINE_S * 100):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
 
 
 async def taken(inbox: Inbox) -> bytes:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
-import prometheus_client
-import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.runtime import metrics
@@ -35,44 +30,6 @@ def test_every_sample_is_read_back_as_it_was_given() -> None:
 
 
 NAMES = {"liftlog_up", "liftlog_bytes_in", "liftlog_queue"}
-
-BUCKETS = (0.0001, 0.00025, 1, 4, 65536)
-
-
-def text_of(registry: CollectorRegistry) -> list[str]:
-    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("h_created ")]
-
-
-@pytest.mark.parametrize("values", [[], [0.0001], [0, 1, 1.5, 4, 5, 65536, 65536.5, 1e9, 0.1, 0.2, 0.3]])
-def test_a_histogram_reads_as_the_library_s_own(values: list[float]) -> None:
-    """Names, types, help, buckets, sums and the order of lines; but for when each of the two was made."""
-    theirs, ours = CollectorRegistry(), CollectorRegistry()
-    own = prometheus_client.Histogram("h", "Some \\ \n text", registry=theirs, buckets=BUCKETS)
-    made = metrics.Histogram("h", "Some \\ \n text", registry=ours, buckets=BUCKETS)
-    for value in values:
-        own.observe(value)
-        made.observe(value)
-    assert text_of(ours) == text_of(theirs)
-    assert len(generate_latest(ours).splitlines()) == len(generate_latest(theirs).splitlines())
-
-
-def test_when_a_histogram_began_is_left_out_where_the_library_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for told, shown in (("True", False), ("0", True)):
-        monkeypatch.setenv("PROMETHEUS_DISABLE_CREATED_SERIES", told)
-        registry = CollectorRegistry()
-        metrics.Histogram("h", "text", registry=registry, buckets=BUCKETS)
-        assert ("h_created" in generate_latest(registry).decode()) is shown
-
-
-def test_a_histogram_counts_what_several_threads_observe() -> None:
-    registry = CollectorRegistry()
-    made = metrics.Histogram("h", "text", registry=registry, buckets=BUCKETS)
-    threads = [threading.Thread(target=lambda: [made.observe(1) for _ in range(5_000)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert registry.get_sample_value("h_count") == registry.get_sample_value("h_sum") == 20_000
 
 
 def test_the_broker_s_histograms_have_the_buckets_that_are_documented() -> None:

@@ -18,19 +18,11 @@ import trustme
 from broker.ingest import Intake
 from broker.runtime.inbox import Inbox
 from broker.runtime.nats_seam import READ_BYTES, barrier, make_client
+from tests.support.waiting import DEADLINE_S, until
 
-DEADLINE_S = 60
 MESSAGE = b"MSG s 1 5\r\nhello\r\n"
 BEGUN = b"MSG s 1 64\r\nbegun on a connection that ends"
 INFO = b'INFO {"server_id":"s","version":"2.11.0","headers":true,"max_payload":1048576}\r\n'
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(DEADLINE_S * 100):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
 
 
 class Rig:
