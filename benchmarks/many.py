@@ -3,8 +3,8 @@
 `many-idle`: `cpu_percent` of one core while nothing happens, and what creating, killing and starting them takes.
 `many-trickle`: every message is stored at once by itself, as nobody sends two; JetStream has as many streams of its
 own. Ours is fsynced before it counts as stored, JetStream's is not. Each stream has a message before the clock starts.
-`many-burst`: one message to each of a thousand streams at once, until the last ack. `liftlog-each` fsyncs every file
-by itself (`fsync.syncfs_threshold` 0). JetStream acks before it fsyncs.
+`many-burst`: one message to each of a thousand streams at once, until the last ack. JetStream acks
+before it fsyncs.
 """
 
 from __future__ import annotations
@@ -140,17 +140,14 @@ def _trickle(streams: int, seconds: float) -> Callable[[Path], Any]:
 def _burst(streams: int, bursts: int) -> Callable[[Path], Any]:
     @contextmanager
     def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
-        def ours(env: Mapping[str, str]) -> Side:
-            def turn() -> Measures:
-                with Liftlog(folder, env=env) as place:
-                    for number in range(streams):
-                        place.create_stream(f"many-{number}", subject=f"{SUBJECT}.{number}")
-                    _bursts(place.port, place.pid, streams, 2)  # every log has its segment
-                    before = _fsyncs(place)
-                    found = _bursts(place.port, place.pid, streams, bursts)
-                    return {**found, "fsyncs": (_fsyncs(place) - before) / bursts}
-
-            return turn
+        def ours() -> Measures:
+            with Liftlog(folder) as place:
+                for number in range(streams):
+                    place.create_stream(f"many-{number}", subject=f"{SUBJECT}.{number}")
+                _bursts(place.port, place.pid, streams, 2)  # every log has its segment
+                before = _fsyncs(place)
+                found = _bursts(place.port, place.pid, streams, bursts)
+                return {**found, "fsyncs": (_fsyncs(place) - before) / bursts}
 
         def jetstream() -> Measures:
             with JetStream(folder) as place:
@@ -160,11 +157,7 @@ def _burst(streams: int, bursts: int) -> Callable[[Path], Any]:
                 _bursts(place.port, place.pid, streams, 2)
                 return _bursts(place.port, place.pid, streams, bursts)
 
-        yield {
-            "liftlog": ours({}),
-            "liftlog-each": ours({"LIFTLOG_FSYNC_SYNCFS_THRESHOLD": "0"}),
-            "jetstream": jetstream,
-        }
+        yield {"liftlog": ours, "jetstream": jetstream}
 
     return open_sides
 

@@ -53,7 +53,7 @@ from broker.runtime.scrubber import Scrubber
 from broker.runtime.sink_service import SinkService
 from broker.runtime.stages import StageLimits
 from broker.runtime.streams import Streams
-from broker.runtime.sync import SyncPool, file_system_of
+from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.serving.app import build_app
 from broker.serving.connections import ConnectionLimits
@@ -81,9 +81,7 @@ class Broker:
         catalog = str(Path(config.data_dir) / "catalog.log")
         require_catalog(self._disk, catalog, f"{config.data_dir}/{STREAMS_FOLDER}")
         store = CatalogStore(self._disk, catalog, before_rewrite=self._finish_deletions)
-        threshold = config.fsync.syncfs_threshold
-        file_system = file_system_of(config.data_dir, threshold)  # before anything is written
-        self._pool = SyncPool(config.fsync.threads, file_system, threshold)
+        self._pool = SyncPool(config.fsync.threads)
         self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
         self._dataplane = DataPlane()
         self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
@@ -305,7 +303,6 @@ class Broker:
         yield from self._compactor.samples()
         yield from self._scrubber.samples()
         yield from self._room.samples()
-        yield from self._pool.samples()
 
 
 async def _serve(config: Config) -> int:

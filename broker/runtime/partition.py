@@ -28,9 +28,10 @@ from concurrent.futures import Executor, Future
 
 from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.metadata.catalog import StreamInfo
+from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.open_logs import OpenLogs
 from broker.runtime.room import Room
-from broker.runtime.sync import Driver, Outcome, SyncPool
+from broker.runtime.sync import Outcome, SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import AppendResult, Encodable, PartitionLog, StoredGroup
@@ -50,10 +51,8 @@ Waiting = tuple[int, AppendResult, OnDurable]
 """Since which generation, for what, and how it is told."""
 
 
-class Partition(Driver[list[Waiting]]):
+class Partition:
     """The driver of one partition's log. Thread-safe."""
-
-    log: PartitionLog
 
     def __init__(
         self,
@@ -91,6 +90,7 @@ class Partition(Driver[list[Waiting]]):
         self._callbacks: list[Waiting] = []
         self._sync_queued = False
         self._synced_s = 0.0
+        self._sync_took_s = 0.0
         self._appends_waiting = 0
         self._is_building = False
         self._build_again_s = 0.0
@@ -165,7 +165,7 @@ class Partition(Driver[list[Waiting]]):
             if self._sync_queued:
                 return result
             self._sync_queued = True
-        if not here or self.sync_took_s > QUICK_S or self.run_sync():
+        if not here or self._sync_took_s > QUICK_S or self.run_sync():
             self._pool.submit(self)
         return result
 
@@ -230,14 +230,30 @@ class Partition(Driver[list[Waiting]]):
         self.removed = True  # before the log is closed, so that no append sees that without the reason
         self._hub.note(self)
 
-    def sync_begins(self) -> list[Waiting]:
-        """For the fsync pool: who waits for what was appended before now."""
+    def run_sync(self) -> bool:
+        """One group commit: sync, tell who waits for it; return whether others wait already. Never raises."""
         with self._lock:
             waiting, self._callbacks = self._callbacks, []
-        return waiting
+        self._tell(waiting, self._sync())
+        FSYNC_SECONDS.observe(self._sync_took_s)
+        with self._lock:
+            self._sync_queued = bool(self._callbacks)
+            return self._sync_queued
 
-    def sync_ends(self, waiting: list[Waiting], outcome: Outcome) -> bool:
-        """For the fsync pool: tell them; return whether others wait already."""
+    def _sync(self) -> Outcome:
+        begun = time.perf_counter()
+        outcome: Outcome
+        try:
+            outcome = self.log.sync()
+        except LiftlogError as error:
+            outcome = error
+        except Exception as error:  # who waits must hear whatever happens
+            log.exception("partition.sync_bug partition=%s", self)
+            outcome = StorageFailed(f"{self}: sync failed: {error!r}")
+        self._sync_took_s = time.perf_counter() - begun
+        return outcome
+
+    def _tell(self, waiting: list[Waiting], outcome: Outcome) -> None:
         if isinstance(outcome, int):
             self.log.advance_high_watermark(outcome)
         elif self.removed:
@@ -250,9 +266,6 @@ class Partition(Driver[list[Waiting]]):
                 callback(result, outcome if generation == self._generation else self._unsure(result))
             except Exception:
                 log.exception("partition.callback_bug partition=%s", self)
-        with self._lock:
-            self._sync_queued = bool(self._callbacks)
-            return self._sync_queued
 
     def _build_subjects(self) -> None:
         """Have the log read for its table of subjects, in pieces between the appends of others (P5)."""

@@ -130,9 +130,6 @@ class FsyncConfig:
     """How appends reach the disk."""
 
     threads: int = _key(4, "Threads that wait for the disk.", limit=(1, 64))
-    syncfs_threshold: int = _key(
-        16, "Dirty partitions from which on the whole file system is synced at once; 0: never.", limit=(0, 1 << 20)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ recovery.py     what is kept, cut or lost at an unclean open
 checkpoint.py   the small files: identity and checkpoint
 epochs.py       which leader wrote what
 retention.py    which segments go
-durable.py      what was appended made durable, one log or many at once (syncfs.py)
+durable.py      what was appended made durable
 turns.py        stored messages in turn, each in the memory of the one before
 rewrite.py      sealed segments written anew; compaction.py and coalescing.py say when and why, joining.py how
                 several files become one

@@ -9,10 +9,7 @@ D1  `File.write` appends at the end, whole or not at all as far as it tells: aft
 D2  Bytes are durable after `sync`, names after `sync_dir` of their folder; nothing else is durable.
 D3  `replace_file` leaves the old content or the new under the name, whatever happens.
 D4  A file that is unlinked or replaced stays readable for those who have it open.
-D5  `FileSystem.sync` does what `File.sync` does, for all bytes that were written before it began to the files that it
-    holds. After an error any of them may have lost bytes, and it is not to be asked again: only each file's own `sync`
-    tells more.
-D6  A file that is opened with `ahead` may be longer than what was written, by up to so many zeros, until it is trimmed
+D5  A file that is opened with `ahead` may be longer than what was written, by up to so many zeros, until it is trimmed
     or closed, and after a crash. Its own `size` does not count them; `Disk.size` and whoever else opens it does.
 """
 
@@ -75,7 +72,7 @@ class File(Protocol):
         """Cut down to `size` bytes. Durable only after `sync`."""
 
     def trim(self) -> None:
-        """Take away what runs ahead (D6). Durable only after `sync`."""
+        """Take away what runs ahead (D5). Durable only after `sync`."""
 
     def sync(self) -> None:
         """fdatasync: what was written and the length are durable when this returns."""
@@ -87,24 +84,11 @@ class File(Protocol):
         """A descriptor that `sendfile` and `pread` take; valid until `close`."""
 
 
-class FileSystem(Protocol):
-    """A file system that can be synced as a whole (D5). `OSError` passes through."""
-
-    def holds(self, file: File) -> bool:
-        """Whether `sync` is for that file too."""
-
-    def sync(self) -> None:
-        """Make durable what was written before (D5). Never called by two threads at a time."""
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-
-
 class Disk(Protocol):
     """Names and files. Paths are absolute strings. `OSError` passes through."""
 
     def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> File:
-        """Open a file; `ahead`: to be its only writer, while its length runs ahead by so many bytes (D6)."""
+        """Open a file; `ahead`: to be its only writer, while its length runs ahead by so many bytes (D5)."""
 
     def listdir(self, path: str) -> list[str]: ...
 

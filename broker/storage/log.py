@@ -14,7 +14,7 @@ L1  Offsets are dense and strictly increasing; one append is one write, or sever
 L2  log start <= high watermark <= log end, durable end <= log end, and none of them ever moves back.
 L3  After a failed fsync, or a write that could not be taken back, the log is failed: it appends and
     syncs nothing until `recover`. Reads go on.
-L4  Locks are taken in this order: checkpoint, sync, append. (`sync_together` holds many sync locks and waits for none.)
+L4  Locks are taken in this order: checkpoint, sync, append.
 
 The clock is an argument. What was found at open is in `recovery`; the caller logs it.
 """

@@ -27,11 +27,10 @@ them would answer that all is well. Without them all is left to it."""
 class OsFile:
     """A file of the operating system."""
 
-    __slots__ = ("_device", "_fd", "path")
+    __slots__ = ("_fd", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
-        self._device: int | None = None
         self.path = path
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -97,9 +96,3 @@ class OsFile:
 
     def fileno(self) -> int:
         return self._fd
-
-    def device(self) -> int:
-        """Which file system it is on."""
-        if self._device is None:
-            self._device = os.fstat(self._fd).st_dev
-        return self._device

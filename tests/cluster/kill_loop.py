@@ -19,11 +19,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,8 +105,7 @@ class Publishers:
 class Figures:
     """What a run came to.
 
-    `republished`: records that took more than one try until their ack came; `synced_together`: group commits of the
-    last process that one sync of the file system served.
+    `republished`: records that took more than one try until their ack came.
     """
 
     rounds: int
@@ -119,25 +116,18 @@ class Figures:
     sink_batches: int
     compactions: int
     segments: int
-    synced_together: int
     seconds: float
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:,.0f}" for name, value in vars(self).items())
 
 
-def run(
-    folder: Path, rounds: int, seed: int, *, env: Mapping[str, str] | None = None, together: bool = False
-) -> Figures:
-    """Kill a broker, configured by `env`, so often; raise AssertionError for X1 to X5.
-
-    `together`: go on until group commits were served by a sync of the file system.
-    """
+def run(folder: Path, rounds: int, seed: int) -> Figures:
+    """Kill a broker so often; raise AssertionError for X1 to X5."""
     rng = random.Random(seed)
     began_s = time.monotonic()
     nats_server = NatsServer(folder / "nats").start()
-    settings = {"LIFTLOG_CLEANER_INTERVAL_MS": "50", **(env or {})}
-    broker = BrokerProcess(folder / "broker", nats_server, env=settings).start()
+    broker = BrokerProcess(folder / "broker", nats_server, env={"LIFTLOG_CLEANER_INTERVAL_MS": "50"}).start()
     publishers, query = None, None
     try:
         broker.request("POST", "/v1/streams", {"name": PLAIN, "subject": PLAIN, **SMALL})
@@ -162,11 +152,8 @@ def run(
             broker.start()
         go_on(100, 2)
         eventually(lambda: "compaction.done" in broker.output(), what="a pass of compaction, while all go on")
-        if together:
-            eventually(lambda: synced_together(broker) > 0, timeout_s=60, what="some are synced together")
         publishers.stop()
         query.stop()
-        synced = synced_together(broker)
         assert broker.stop() == 0
         output = broker.output()
     finally:
@@ -193,16 +180,8 @@ def run(
         sink_batches=check_batches(streams / "s", query),
         compactions=output.count("compaction.done"),
         segments=len(list(streams.rglob("*.arrows"))),
-        synced_together=synced,
         seconds=time.monotonic() - began_s,
     )
-
-
-def synced_together(broker: BrokerProcess) -> int:
-    """Group commits that one sync of the file system served."""
-    found = re.search(rb"^liftlog_syncfs_partitions_total (\S+)", broker.get("/metrics"), re.MULTILINE)
-    assert found is not None
-    return int(float(found[1]))
 
 
 def records_of(folder: Path) -> list[tuple[int, str, int]]:

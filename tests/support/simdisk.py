@@ -21,9 +21,7 @@ is half done, `Crashed` is raised, and every later call raises it too: the proce
 
 *Errors* (`fail`, `bytes_max`). Any call may fail with any errno, a write after part of its bytes. A failed sync
 leaves pages that look clean and never reach the disk, as Linux does: a later sync succeeds and does
-not write them. When a sync of the whole file system (`file_system`) fails, that happened to some of its files, at
-least one, and each of those tells it once more when it is synced by itself. A power cut in the middle of one leaves
-any of its files written. A full disk takes what fits and fails with ENOSPC.
+not write them. A full disk takes what fits and fails with ENOSPC.
 
 *Rot* (`flip`, or change `content`): bits that were synced and change all the same.
 
@@ -74,7 +72,6 @@ class Inode:
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Change] = field(default_factory=list)
     room: int = 0  # so many zeros at the end of `content` take no space: its length runs ahead
-    untold: int = 0  # errno of a failed sync of the whole file system, which the next sync of this file tells
 
     @property
     def written(self) -> int:
@@ -172,9 +169,6 @@ class SimFile:
             self._inode.pending.clear()  # clean in the kernel's eyes, and not on the disk
             raise
         self._inode.settle()
-        error, self._inode.untold = self._inode.untold, 0
-        if error:
-            raise OSError(error, os.strerror(error), self.path)
 
     def close(self) -> None:
         if self._is_open:
@@ -194,31 +188,10 @@ class SimFile:
             os.write(self._fd, self._inode.content)
         return self._fd
 
-    def device(self) -> int:
-        return self._disk.device_of(self.path)
-
     def _check(self) -> None:
         if not self._is_open:
             raise OSError(errno.EBADF, "closed", self.path)
         self._disk.check_power()
-
-
-class SimFileSystem:
-    """All of a `SimDisk` that is on one device."""
-
-    def __init__(self, disk: SimDisk, path: str) -> None:
-        self._disk = disk
-        self._path = path
-        self._device = disk.device_of(path)
-
-    def holds(self, file: SimFile) -> bool:
-        return file.device() == self._device
-
-    def sync(self) -> None:
-        self._disk.sync_all(self._path)
-
-    def close(self) -> None:
-        pass
 
 
 class SimDisk:
@@ -235,7 +208,6 @@ class SimDisk:
         open_files: Files that are open now.
         forgotten: How often somebody asked to read past the page cache, which this disk does not have.
         bytes_max: Capacity; None is no limit.
-        mounts: Folders that are on file systems of their own.
     """
 
     def __init__(self, *, seed: int = 0, crash_at: int | None = None, runs_ahead: bool = False) -> None:
@@ -248,7 +220,6 @@ class SimDisk:
         self.open_files = 0
         self.forgotten = 0
         self.bytes_max: int | None = None
-        self.mounts: list[str] = []
         self._durable_names: dict[str, Inode] = {}
         self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now
         self._faults: list[Fault] = []
@@ -308,9 +279,7 @@ class SimDisk:
 
         def copy(inode: Inode) -> Inode:
             if id(inode) not in copies:
-                copies[id(inode)] = Inode(
-                    bytearray(inode.content), bytearray(inode.durable), list(inode.pending), untold=inode.untold
-                )
+                copies[id(inode)] = Inode(bytearray(inode.content), bytearray(inode.durable), list(inode.pending))
             return copies[id(inode)]
 
         found.names = {path: copy(inode) for path, inode in self.names.items()}
@@ -432,9 +401,6 @@ class SimDisk:
     def sync_dir(self, path: str) -> None:
         self._check_folder(path)
         self.step("sync_dir", path)
-        self._settle_names(path)
-
-    def _settle_names(self, path: str) -> None:
         left = []
         for folder, name, inode in self._pending_names:
             if folder != path:
@@ -466,39 +432,6 @@ class SimDisk:
         for name in [name for name in self.names if name.startswith(path + "/")]:
             self.unlink(name)
         self.folders -= {name for name in self.folders if name == path or name.startswith(path + "/")}
-
-    def file_system(self, path: str) -> SimFileSystem:
-        self._check_folder(path)
-        return SimFileSystem(self, path)
-
-    def device_of(self, path: str) -> int:
-        return max((number for number, mount in enumerate(self.mounts, 1) if path.startswith(mount)), default=0)
-
-    def sync_all(self, path: str) -> None:
-        """Sync the file system of a folder: files and names."""
-        device = self.device_of(path)
-        inodes = {id(inode): inode for name, inode in self.names.items() if self.device_of(name) == device}
-        dirty = [inode for inode in inodes.values() if inode.pending]
-        try:
-            self.step("syncfs", path)
-        except Crashed:
-            for inode in dirty:
-                if self._rng.random() < 0.5:
-                    inode.settle()
-            raise
-        except OSError as error:
-            lost = self._rng.randrange(len(dirty)) if dirty else 0
-            for number, inode in enumerate(dirty):
-                if number == lost or self._rng.random() < 0.5:
-                    inode.pending.clear()  # clean in the kernel's eyes, and not on the disk
-                    inode.untold = error.errno or errno.EIO
-                else:
-                    inode.settle()
-            raise
-        for inode in dirty:
-            inode.settle()
-        for folder in {folder for folder, _, _ in self._pending_names if self.device_of(folder) == device}:
-            self._settle_names(folder)
 
     def _name(self, path: str, inode: Inode) -> None:
         self.names[path] = inode
