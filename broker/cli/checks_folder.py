@@ -10,7 +10,7 @@ from typing import Final
 from broker.api.errors import LiftlogError
 from broker.cli.checks import OK, WARNING, WRONG, Check
 from broker.cli.checks_machine import existing_folder
-from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER
+from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, brokers_in
 from broker.storage.places import owner_of, used_by
 
 _CATALOG_GONE: Final = (
@@ -150,6 +150,10 @@ def _owner(path: str, broker_id: str) -> Check:
         if os.path.isdir(f"{path}/{STREAMS_FOLDER}"):
             advice = "restore it from a backup; nobody knows whose these streams are"
             return Check(name="owner", status=WRONG, found=f"streams but no {BROKER_FILE}", advice=advice)
+        below = brokers_in(path)
+        if below:
+            found = f"{path} is not a broker's folder, it holds those of {', '.join(below)}"
+            return Check(name="owner", status=WRONG, found=found, advice=f"set data_dir to {path}/{below[0]}")
         return Check(name="owner", status=OK, found="nobody's yet")
     if owner.get("format_version") != FORMAT_VERSION:
         found = f"format version {owner.get('format_version')}, this release reads {FORMAT_VERSION}"

@@ -18,15 +18,19 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed
+from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
 from broker.api.plain import parse_json
 from broker.cli.processes import Identity
 
+BROKER: Final = "broker-0"
+"""The broker of `up`, and its folder in DATA."""
+CATALOG_FILE: Final = "catalog.log"
 LOG_BYTES_KEPT: Final = 16 << 20
 """A log over this is put aside, as `.1`, at the next start."""
 
@@ -72,6 +76,35 @@ class DataFolder:
         self.logs = self.path / "logs"
         self.record_path = self.run / "up.json"
         self.nats_config = self.run / "nats.conf"
+
+    def check(self) -> None:
+        """See that this is a folder of `up`, or may become one. Changes nothing.
+
+        Raises:
+            WrongFolder: it is the data folder of a broker, or it holds one that `up` would not start. A new and empty
+                broker there would look as if the records were lost.
+        """
+        from broker.storage.folder import BROKER_FILE, brokers_in
+
+        if (self.path / BROKER_FILE).exists() or (self.path / CATALOG_FILE).exists():
+            raise WrongFolder(f"{self.path} is the data folder of a broker: {self._way_to_it()}", path=str(self.path))
+        below = [] if (self.path / BROKER).exists() else brokers_in(self.path)
+        if below:
+            other = self.path / below[0]
+            raise WrongFolder(
+                f"{self.path} holds the data folders of other brokers ({', '.join(below)}), which `up` does not start:"
+                f" {_broker_command(other)}",
+                path=str(self.path),
+                found=below,
+            )
+
+    def _way_to_it(self) -> str:
+        """How to start the broker whose data folder this is."""
+        owner = _broker_id(self.path)
+        if self.path.name == BROKER and owner in (BROKER, None):
+            return f"name the folder above it: liftlog up --data {shlex.quote(str(self.path.parent))}"
+        as_ours = f"; `up` works one level above, and calls it DATA/{BROKER}" if owner == BROKER else ""
+        return f"{_broker_command(self.path)}{as_ours}"
 
     def prepare(self) -> None:
         """Make the folders.
@@ -152,6 +185,19 @@ class DataFolder:
     @staticmethod
     def _not_allowed(folder: Path, error: OSError) -> FolderNotAllowed:
         return FolderNotAllowed(f"{folder}: {error.strerror}", path=str(folder))
+
+
+def _broker_command(folder: Path) -> str:
+    """What starts the broker of a data folder."""
+    owner = _broker_id(folder)
+    more = "" if owner in (BROKER, None) else f" --set {shlex.quote(f'broker_id={owner}')}"
+    return f"liftlog broker --set {shlex.quote(f'data_dir={folder}')}{more}"
+
+
+def _broker_id(folder: Path) -> object:
+    from broker.storage.places import owner_of
+
+    return (owner_of(str(folder)) or {}).get("broker_id")
 
 
 def _replace(path: Path, text: str) -> None:

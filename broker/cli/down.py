@@ -30,6 +30,8 @@ def down(
     folder = DataFolder(data)
     stopped: dict[str, int] = {}
     record = folder.load()
+    if record is None:
+        folder.check()
     if record is not None:
         if "up" in record.alive():  # holds no lock: it supervises
             stopped |= _stop_all(record, timeout_s, force)

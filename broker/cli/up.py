@@ -25,13 +25,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from broker.api.errors import FolderInUse, InvalidRequest, NotSupported, PortInUse
-from broker.cli.datafolder import DataFolder, Record
+from broker.cli.datafolder import BROKER, DataFolder, Record
 from broker.cli.options import DEFAULT_DATA, Data, Json, globals_of, is_json
 from broker.cli.output import json_out, note, pairs
 from broker.cli.processes import Identity, Process, start
 
 HOST: Final = "127.0.0.1"
-BROKER: Final = "broker-0"
 NATS: Final = "nats"
 SUPERVISOR: Final = "up"
 STOP_TIMEOUT_S: Final = 30.0
@@ -75,6 +74,7 @@ def up(
         )
     plan = _plan(DataFolder(data), Ports.of(port_base), nats or globals_of(ctx).nats, detach=detach)
     folder, as_json = plan.folder, is_json(ctx, json)
+    folder.check()
     folder.prepare()
     with folder.locked():
         found = folder.load()

@@ -62,12 +62,15 @@ class DataFolder:
         Raises:
             FolderInUse: another process has it open; `pid` says which, if known.
             FolderNotAllowed: no permission, or a read-only file system.
-            WrongFolder: no folder, or that of another broker or cluster, or streams without a `broker.json`.
+            WrongFolder: no folder, or that of another broker or cluster, or streams without a `broker.json`, or one
+                that holds brokers' folders: an empty broker beside them would look as if all records were lost.
             UnknownFormatVersion: a later release wrote it.
             CorruptLog: `broker.json` cannot be read.
             StorageFailed, DiskFull: the disk refuses.
         """
         path = os.path.abspath(path)
+        if not os.path.exists(f"{path}/{BROKER_FILE}"):
+            _check_not_above(path)  # before a lock file is made there
         try:
             disk = OsDisk()
             disk.makedirs(path)
@@ -123,6 +126,27 @@ class DataFolder:
                 return file.read().strip()
         except OSError:
             return ""
+
+
+def brokers_in(path: str | os.PathLike[str]) -> list[str]:
+    """Names of the folders right below `path` that are brokers' data folders, sorted; unreadable ones are none."""
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        return []
+    return [name for name in names if os.path.exists(f"{os.fspath(path)}/{name}/{BROKER_FILE}")]
+
+
+def _check_not_above(path: str) -> None:
+    """Raise WrongFolder if the path is one level above the data folders of brokers."""
+    below = brokers_in(path)
+    if below:
+        raise WrongFolder(
+            f"data folder {path} is not a broker's folder, it holds the folders of brokers: {', '.join(below)};"
+            f" set data_dir to {path}/{below[0]}, or start what `liftlog up` made there: liftlog up --data {path}",
+            path=path,
+            found=below,
+        )
 
 
 def _lock(path: str) -> int:

@@ -25,6 +25,7 @@ from broker.cli.datafolder import DataFolder, Record
 from broker.cli.main import app
 from broker.cli.processes import Identity
 from broker.cli.publish import generated, headers_of, lines
+from broker.storage import DataFolder as BrokersFolder
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "cli.md").read_text()
@@ -228,6 +229,23 @@ def test_options_may_stand_before_the_command_and_nearer_wins() -> None:
         ("--brokers before:0 stream list --brokers after:0", "after"),
     ):
         assert f"'{named}:0'" in _run(*arguments.split(), env=env)[2]
+
+
+def test_a_brokers_folder_and_that_of_up_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """A restored backup looked lost: `up` started an empty broker inside it."""
+    mine = tmp_path / "data" / "broker-0"
+    BrokersFolder.open(mine, broker_id="broker-0").close()
+    up = ["up", "--detach", "--data", str(mine), "--nats", f"nats://{NOWHERE}", "--port-base", "1"]
+    for arguments in (up, ["down", "--data", str(mine)]):
+        code, _, err = _run(*arguments)
+        assert code == 1
+        assert err.startswith("error[wrong_folder]")
+        assert f"liftlog up --data {tmp_path}/data" in err
+    code, _, err = _run("broker", "--set", f"data_dir={tmp_path}/data", "--set", "intake.enabled=false")
+    assert code == 1
+    assert f"set data_dir to {mine}" in err
+    assert not (mine / "broker-0").exists()
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["broker-0"]
 
 
 def test_down_where_nothing_runs_is_fine_and_makes_nothing(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
-from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed
+from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
 from broker.cli.datafolder import LOG_BYTES_KEPT, DataFolder, Record
 from broker.cli.processes import Identity
+from broker.storage import DataFolder as BrokersFolder
 
 
 def _record() -> Record:
@@ -107,3 +109,40 @@ def test_a_long_log_is_put_aside(tmp_path: Path) -> None:
     os.truncate(path, LOG_BYTES_KEPT + 1)
     assert not folder.log("nats").exists()
     assert (folder.logs / "nats.log.1").stat().st_size == LOG_BYTES_KEPT + 1
+
+
+def _found(path: Path, broker_id: str) -> Path:
+    BrokersFolder.open(path, broker_id=broker_id).close()
+    return path
+
+
+def test_a_brokers_own_folder_is_refused_with_the_call_that_goes_on_with_it(tmp_path: Path) -> None:
+    mine = _found(tmp_path / "data" / "broker-0", "broker-0")
+    other = _found(tmp_path / "it's b7", "b7")
+    restored = _found(tmp_path / "restored", "broker-0")
+    for path, call in (
+        (mine, f"liftlog up --data {tmp_path}/data"),
+        (other, f"liftlog broker --set {shlex.quote(f'data_dir={other}')} --set broker_id=b7"),
+        (restored, f"liftlog broker --set data_dir={restored}; `up` works one level above, and calls it DATA/broker-0"),
+    ):
+        with pytest.raises(WrongFolder) as refused:
+            DataFolder(str(path)).check()
+        assert str(refused.value).endswith(call)
+        assert sorted(entry.name for entry in path.iterdir()) == ["broker.json", "lock"], "nothing was made there"
+    DataFolder(str(tmp_path / "data")).check()
+    DataFolder(str(tmp_path / "new")).check()
+
+
+@pytest.mark.parametrize("file", ["broker.json", "catalog.log"])
+def test_a_damaged_brokers_folder_is_still_one(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("{")
+    with pytest.raises(WrongFolder, match="liftlog broker --set data_dir="):
+        DataFolder(str(tmp_path)).check()
+
+
+def test_a_folder_of_other_brokers_is_refused(tmp_path: Path) -> None:
+    _found(tmp_path / "b1", "b1")
+    with pytest.raises(WrongFolder, match=f"liftlog broker --set data_dir={tmp_path}/b1 --set broker_id=b1"):
+        DataFolder(str(tmp_path)).check()
+    _found(tmp_path / "broker-0", "broker-0")
+    DataFolder(str(tmp_path)).check()

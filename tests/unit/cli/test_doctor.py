@@ -100,6 +100,8 @@ def test_whose_the_folder_is_and_who_uses_it(tmp_path: Path) -> None:
     broker_file.unlink()
     (tmp_path / "streams").mkdir()
     assert _by_name(check_folder(path, "broker-0"))["owner"].status == WRONG
+    DataFolder.open(tmp_path / "above" / "b1", broker_id="b1").close()
+    assert "holds those of b1" in _by_name(check_folder(f"{path}/above", "broker-0"))["owner"].found
 
 
 def test_a_folder_that_may_not_be_written_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

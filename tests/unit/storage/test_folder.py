@@ -48,6 +48,24 @@ def test_new_folder_is_made_and_founds_a_cluster(tmp_path: Path) -> None:
         assert again.cluster_id == cluster_id
 
 
+@pytest.mark.parametrize("names", [["broker-0"], ["b1", "b2"]])
+def test_a_folder_above_those_of_brokers_founds_no_broker_beside_them(tmp_path: Path, names: list[str]) -> None:
+    """Somebody named the folder of `up`, or of several brokers: an empty one would look as if all was lost."""
+    for name in names:
+        DataFolder.open(tmp_path / name, broker_id=name).close()
+    with pytest.raises(WrongFolder, match=f"set data_dir to {tmp_path / names[0]}"):
+        DataFolder.open(tmp_path, broker_id="b0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == names, "nothing was made there"
+
+
+def test_a_broker_goes_on_although_another_was_founded_in_its_folder(tmp_path: Path) -> None:
+    """As `up` did before it looked: the records are in the upper folder."""
+    DataFolder.open(tmp_path, broker_id="b0").close()
+    DataFolder.open(tmp_path / "broker-0", broker_id="broker-0").close()
+    with DataFolder.open(tmp_path, broker_id="b0"):
+        pass
+
+
 def test_folder_joins_the_cluster_that_is_named(tmp_path: Path) -> None:
     DataFolder.open(tmp_path, broker_id="b0", cluster_id="c7").close()
     with DataFolder.open(tmp_path, broker_id="b0") as folder:
