@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from broker.api.stream import LIMITS
-from broker.cli.exits import FAILED
+from broker.cli.exits import FAILED, INTERRUPTED
 from broker.cli.options import Json, Nats, byte_count, is_json, nats_of
 from broker.cli.output import bytes_text, json_out, note
 
@@ -29,7 +29,7 @@ def publish(
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Where to publish.", show_default=False)],
     message: Annotated[str | None, typer.Argument(metavar="[MESSAGE]", help="One message.", show_default=False)] = None,
     file: Annotated[
-        typer.FileBinaryRead | None,
+        str | None,
         typer.Option("--file", "-f", metavar="FILE", help="One message a line; - reads stdin.", show_default=False),
     ] = None,
     count: Annotated[
@@ -61,6 +61,7 @@ def publish(
     json: Json = False,
 ) -> None:
     """Publish messages to a NATS subject."""
+    from broker.client.nats_publish import PublishInterrupted
     from broker.client.nats_publish import publish as publish_all
 
     if sum(given is not None for given in (message, file, count)) != 1:
@@ -72,23 +73,28 @@ def publish(
     if count is not None:
         payloads = generated(count, SIZE_BYTES if size is None else size)
     elif file is not None:
-        payloads = lines(file)
+        payloads = lines(_opened(file))
     else:
         payloads = iter([os.fsencode(str(message))])  # as they were typed, also what is no UTF-8
-    with _progress(count) as on_progress:
-        report = publish_all(
-            nats_of(ctx, nats),
-            subject,
-            payloads,
-            headers=headers_of(key, header or []) or None,
-            window=window,
-            acks=acks,
-            ack_timeout_s=timeout_s,
-            payloads_may_block=file is not None,
-            on_progress=on_progress,
-            **({} if creds is None else {"user_credentials": creds}),
-        )
-    _show(report, subject, acks=acks, as_json=is_json(ctx, json))
+    as_json = is_json(ctx, json)
+    try:
+        with _progress(count) as on_progress:
+            report = publish_all(
+                nats_of(ctx, nats),
+                subject,
+                payloads,
+                headers=headers_of(key, header or []) or None,
+                window=window,
+                acks=acks,
+                ack_timeout_s=timeout_s,
+                payloads_may_block=file is not None,
+                on_progress=on_progress,
+                **({} if creds is None else {"user_credentials": creds}),
+            )
+    except PublishInterrupted as interrupted:
+        _show(interrupted.report, subject, acks=acks, as_json=as_json, is_interrupted=True)
+        raise typer.Exit(INTERRUPTED) from None
+    _show(report, subject, acks=acks, as_json=as_json)
     if report.failed:
         raise typer.Exit(FAILED)
 
@@ -112,6 +118,20 @@ def _check_utf8(text: str, hint: str) -> None:
         raise typer.BadParameter(
             f"{text!r}: must be UTF-8; only a message may be other bytes", param_hint=hint
         ) from None
+
+
+def _opened(path: str) -> BinaryIO:
+    """The file, or stdin for `-`, as an object of our own that nobody closes: after Ctrl-C a thread still reads it.
+
+    Closing waits for that thread, and an interpreter that ends while `sys.stdin` is read aborts.
+
+    Raises:
+        BadParameter: it cannot be opened.
+    """
+    try:
+        return open(0 if path == "-" else path, "rb", closefd=path != "-")
+    except OSError as error:
+        raise typer.BadParameter(f"{path!r}: {error.strerror}", param_hint="--file") from error
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
@@ -153,18 +173,21 @@ def _progress(count: int | None) -> Iterator[Progress | None]:
         yield lambda published, acked: bar.update(task, completed=published)
 
 
-def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool) -> None:
+def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool, is_interrupted: bool = False) -> None:
     rate = report.published / report.seconds if report.seconds > 0 else 0.0
     if as_json:
         json_out(
             {
                 "subject": subject,
+                "interrupted": is_interrupted,
                 "published": report.published,
                 "bytes": report.bytes,
                 "acked": report.acked,
                 "duplicates": report.duplicates,
                 "failed": report.failed,
+                "unanswered": report.unanswered,
                 "errors": dict(report.errors),
+                "examples": dict(report.examples),
                 "offsets": [
                     {"stream": stream, "partition": partition, "first_offset": first, "last_offset": last}
                     for (stream, partition), (first, last) in sorted(report.offsets.items())
@@ -175,12 +198,14 @@ def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool) -> 
         )
         return
     note(
-        f"published {report.published} messages ({bytes_text(report.bytes)}) to {subject}"
-        f" in {report.seconds:.2f} s, {rate:,.0f}/s" + ("" if acks else "; no acks were asked for")
+        f"{'interrupted: ' * is_interrupted}published {report.published} messages ({bytes_text(report.bytes)})"
+        f" to {subject} in {report.seconds:.2f} s, {rate:,.0f}/s" + ("" if acks else "; no acks were asked for")
     )
     if acks:
         note(f"acknowledged {report.acked}" + (f", {report.duplicates} of them again" if report.duplicates else ""))
     for (stream, partition), (first, last) in sorted(report.offsets.items()):
         note(f"stream {stream}, partition {partition}: offsets {first} to {last}")
+    if report.unanswered:
+        note(f"not answered yet {report.unanswered}: they may be stored or not")
     for reason, many in sorted(report.errors.items()):
-        note(f"failed {many}: {reason}")
+        note(f"failed {many} ({reason}): {report.examples[reason]}")

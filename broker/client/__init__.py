@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     )
     from broker.client.client import Client, connect
     from broker.client.deliveries import BatchFuture, RecordFuture
-    from broker.client.nats_publish import PublishReport, publish
+    from broker.client.nats_publish import PublishInterrupted, PublishReport, publish
     from broker.client.positions import Position
     from broker.client.producer import Producer
     from broker.client.reader import RecordReader
@@ -78,7 +78,7 @@ _HOME: Final = {
     ),
     **dict.fromkeys(("Client", "connect"), "client"),
     **dict.fromkeys(("BatchFuture", "RecordFuture"), "deliveries"),
-    **dict.fromkeys(("PublishReport", "publish"), "nats_publish"),
+    **dict.fromkeys(("PublishInterrupted", "PublishReport", "publish"), "nats_publish"),
     "Position": "positions",
     "Producer": "producer",
     "RecordReader": "reader",
@@ -96,6 +96,7 @@ __all__ = [
     "PartitionLag",
     "Position",
     "Producer",
+    "PublishInterrupted",
     "PublishReport",
     "Readiness",
     "RecordFuture",

@@ -6,6 +6,13 @@
 
 One subscription takes all acks. Where several streams capture the subject, the first ack counts. nats-py
 is loaded by the first call.
+
+    what became of a message     counted in
+    stored                       acked, and offsets
+    refused, or no ack in time   errors, by a reason that is the same for all of its kind, with one text as an example
+    neither yet                  unanswered: only in the report of a publish that was interrupted
+
+P1  A message is noted before it is handed to nats-py. A Ctrl-C in between leaves it unanswered, never uncounted.
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import re
 import threading
 import time
 from collections import Counter
@@ -30,7 +38,10 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 ACK_TIMEOUT_S: Final = 10.0
-ERRORS_MAX: Final = 100
+REASONS_MAX: Final = 100
+EXAMPLE_CHARS_MAX: Final = 500
+_REASON: Final = re.compile(r"(.*) \[([a-z_]{1,64})\]", re.DOTALL)
+"""How our own refusals end (broker/ingest/answers.py)."""
 PROGRESS_EVERY: Final = 1_000
 READ_AHEAD: Final = 1_024
 
@@ -46,9 +57,13 @@ class PublishReport:
         bytes: Of their payloads.
         acked: How many a stream has stored; 0 where no acks were asked for.
         duplicates: Of those, how many were there already.
-        errors: How many have not been acknowledged, by reason; the reasons beyond 100 are under "other".
+        errors: How many have failed, by reason: a code of `broker.api.errors` that the broker named,
+            `jetstream_<err_code>` of another server, or `no_responders`, `no_ack`, `max_payload`, `bad_ack`. Reasons
+            beyond 100 are `other`.
+        examples: For each reason, the text of the first failure.
         offsets: First and last offset that acks named, by (stream, partition).
         seconds: From the first message to the last ack.
+        unanswered: Messages whose ack was still awaited when the publish was interrupted: stored or not.
     """
 
     published: int
@@ -56,13 +71,23 @@ class PublishReport:
     acked: int
     duplicates: int
     errors: Mapping[str, int]
+    examples: Mapping[str, str]
     offsets: Mapping[tuple[str, int], tuple[int, int]]
     seconds: float
+    unanswered: int = 0
 
     @property
     def failed(self) -> int:
         """Messages without an ack, though one was asked for; and those that NATS did not take."""
         return sum(self.errors.values())
+
+
+class PublishInterrupted(KeyboardInterrupt):
+    """Ctrl-C while messages were published. `report` tells what became of those so far."""
+
+    def __init__(self, report: PublishReport) -> None:
+        super().__init__(report)
+        self.report = report
 
 
 def publish(
@@ -95,29 +120,22 @@ def publish(
         InvalidSubject, InvalidRequest: the subject or the headers cannot be sent.
         Unavailable: no server answers, or the connection is lost for good.
         NatsRefused: the server refuses the connection or the subject.
+        PublishInterrupted: Ctrl-C; it has the report so far.
     """
+    work = _Publish(subject, dict(headers) if headers else None, window, ack_timeout_s)
 
     def run() -> PublishReport:
-        return asyncio.run(
-            publish_async(
-                nats_url,
-                subject,
-                payloads,
-                headers=headers,
-                window=window,
-                acks=acks,
-                ack_timeout_s=ack_timeout_s,
-                payloads_may_block=payloads_may_block,
-                on_progress=on_progress,
-                **connect_options,
-            )
-        )
+        source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
+        return asyncio.run(work.publish(nats_url, source, connect_options, acks=acks, on_progress=on_progress))
 
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run()
-    return _in_thread(run)  # a notebook: its loop runs in this thread
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return run()
+        return _in_thread(run, work.cancel)  # a notebook: its loop runs in this thread
+    except KeyboardInterrupt:
+        raise PublishInterrupted(work.report()) from None
 
 
 async def publish_async(
@@ -134,43 +152,81 @@ async def publish_async(
     **connect_options: Any,
 ) -> PublishReport:
     """As `publish`, on the running loop."""
-    check_subject(subject, wildcards=False)
-    if window < 1:
-        raise InvalidRequest(f"window={window}: must be 1 or more")
-    urls = [
-        part.strip() for text in ([nats_url] if isinstance(nats_url, str) else nats_url) for part in text.split(",")
-    ]
-    connection = NatsConnection(urls)
-    client = await connection.open(connect_options)
-    try:
-        work = _Publish(client, connection, subject, dict(headers) if headers else None, window, ack_timeout_s)
-        if acks:
-            await work.listen()
-        source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
-        return await work.run(source, on_progress)
-    finally:
-        await close(client)
+    work = _Publish(subject, dict(headers) if headers else None, window, ack_timeout_s)
+    source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
+    return await work.publish(nats_url, source, connect_options, acks=acks, on_progress=on_progress)
 
 
 @dataclass(slots=True)
 class _Publish:
     """One run: what was sent, what awaits an ack, what came back."""
 
-    client: Client
-    connection: NatsConnection
     subject: str
     headers: dict[str, str] | None
     window: int
     ack_timeout_s: float
+    client: Client = field(init=False)
+    connection: NatsConnection = field(init=False)
+    task: asyncio.Task[Any] | None = None
+    is_cancelled: bool = False
     inbox: str = ""
+    began_s: float | None = None
     published: int = 0
     byte_count: int = 0
     acked: int = 0
     duplicates: int = 0
     errors: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
     offsets: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     awaited: dict[int, float] = field(default_factory=dict)  # message number -> when to give up, oldest first
     answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def publish(
+        self,
+        nats_url: str | Iterable[str],
+        payloads: AsyncIterator[bytes],
+        connect_options: Mapping[str, Any],
+        *,
+        acks: bool,
+        on_progress: Progress | None,
+    ) -> PublishReport:
+        """Connect, publish all, disconnect."""
+        self.task = asyncio.current_task()
+        if self.is_cancelled:
+            raise asyncio.CancelledError
+        check_subject(self.subject, wildcards=False)
+        if self.window < 1:
+            raise InvalidRequest(f"window={self.window}: must be 1 or more")
+        given = [nats_url] if isinstance(nats_url, str) else nats_url
+        self.connection = NatsConnection([part.strip() for text in given for part in text.split(",")])
+        self.client = await self.connection.open(connect_options)
+        try:
+            if acks:
+                await self.listen()
+            return await self.run(payloads, on_progress)
+        finally:
+            await close(self.client)
+
+    def cancel(self) -> None:
+        """End it from another thread, also before it has begun."""
+        self.is_cancelled = True
+        if self.task is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended
+                self.task.get_loop().call_soon_threadsafe(self.task.cancel)
+
+    def report(self) -> PublishReport:
+        """What became of the messages by now."""
+        return PublishReport(
+            published=self.published,
+            bytes=self.byte_count,
+            acked=self.acked,
+            duplicates=self.duplicates,
+            errors=dict(self.errors),
+            examples=dict(self.examples),
+            offsets=dict(self.offsets),
+            seconds=0.0 if self.began_s is None else time.perf_counter() - self.began_s,
+            unanswered=len(self.awaited),
+        )
 
     async def listen(self) -> None:
         """Subscribe to the acks."""
@@ -179,7 +235,7 @@ class _Publish:
         await flush(self.client, self.ack_timeout_s)
 
     async def run(self, payloads: AsyncIterator[bytes], on_progress: Progress | None) -> PublishReport:
-        began_s = time.perf_counter()
+        self.began_s = time.perf_counter()
         async for payload in payloads:
             if len(self.awaited) >= self.window:
                 await self._until(self.window // 2)  # not one by one: a wake-up for many acks
@@ -190,43 +246,44 @@ class _Publish:
                     on_progress(self.published, self.acked)
         await self._until(0)
         await self._flush()
-        seconds = time.perf_counter() - began_s
+        report = self.report()
         if on_progress is not None:
             on_progress(self.published, self.acked)
-        return PublishReport(
-            published=self.published,
-            bytes=self.byte_count,
-            acked=self.acked,
-            duplicates=self.duplicates,
-            errors=dict(self.errors),
-            offsets=self.offsets,
-            seconds=seconds,
-        )
+        return report
 
     async def _send(self, payload: bytes) -> None:
         from nats import errors
 
-        reply = f"{self.inbox}.{self.published}" if self.inbox else ""
+        number = self.published
+        reply = f"{self.inbox}.{number}" if self.inbox else ""
         give_up_s = time.monotonic() + self.ack_timeout_s
         while True:
+            self.published += 1
+            self.byte_count += len(payload)
+            if reply:
+                self.awaited[number] = give_up_s
             try:
-                await self.client.publish(self.subject, payload, reply=reply, headers=self.headers)
-                break
+                await self.client.publish(self.subject, payload, reply=reply, headers=self.headers)  # P1
+                return
             except errors.MaxPayloadError:
-                self._count(f"over the server's max_payload of {self.client.max_payload} bytes")
+                self._not_sent(number, payload)
+                self._count("max_payload", f"over the server's max_payload of {self.client.max_payload} bytes")
                 return
             except errors.OutboundBufferLimitError as error:  # not connected at the moment
+                self._not_sent(number, payload)
                 if time.monotonic() > give_up_s:
                     raise self._lost("no connection") from error
                 await asyncio.sleep(0.05)
             except errors.BadHeaderError as error:
                 raise InvalidRequest(f"a header cannot be sent: {error}") from error
             except errors.Error as error:
+                self._not_sent(number, payload)
                 raise self._lost(str(error)) from error
-        if reply:
-            self.awaited[self.published] = give_up_s
-        self.published += 1
-        self.byte_count += len(payload)
+
+    def _not_sent(self, number: int, payload: bytes) -> None:
+        self.published -= 1
+        self.byte_count -= len(payload)
+        self.awaited.pop(number, None)
 
     async def _until(self, awaited_max: int) -> None:
         """Wait until at most so many acks are awaited; those that are overdue count as errors."""
@@ -240,7 +297,7 @@ class _Publish:
                     await self.answered.wait()
             except TimeoutError:
                 if self.awaited.pop(number, None) is not None:
-                    self._count(f"no ack within {self.ack_timeout_s:g} s")
+                    self._count("no_ack", f"no ack within {self.ack_timeout_s:g} s")
 
     async def _flush(self) -> None:
         from nats import errors
@@ -256,25 +313,28 @@ class _Publish:
             return  # another stream's ack was first, or it was given up
         self.answered.set()
         if message.headers and message.headers.get("Status") == "503":
-            self._count(f"no stream captures {self.subject}")
+            self._count("no_responders", f"no stream captures {self.subject}")
             return
         try:
             answer = parse_json(message.data)
             if "error" in answer:
-                self._count(str(answer["error"]["description"]))
+                self._count(*_reason_of(answer["error"]))
                 return
             place = (str(answer["stream"]), int(answer.get("partition", 0)))
             offset = int(answer["offset"]) if "offset" in answer else int(answer["seq"]) - 1  # seq: JetStream's own ack
         except (ValueError, KeyError, TypeError, OverflowError):
-            self._count("an answer that is no ack")
+            self._count("bad_ack", f"an answer that is no ack: {message.data[:100]!r}")
             return
         self.acked += 1
         self.duplicates += bool(answer.get("duplicate"))
         first, last = self.offsets.get(place, (offset, offset))
         self.offsets[place] = (min(first, offset), max(last, offset))
 
-    def _count(self, reason: str) -> None:
-        self.errors[reason if reason in self.errors or len(self.errors) < ERRORS_MAX else "other"] += 1
+    def _count(self, reason: str, text: str) -> None:
+        if reason not in self.errors and len(self.errors) >= REASONS_MAX:
+            reason = "other"
+        self.errors[reason] += 1
+        self.examples.setdefault(reason, text[:EXAMPLE_CHARS_MAX])
 
     def _lost(self, why: str) -> LiftlogError:
         said = self.connection.last_error
@@ -286,6 +346,16 @@ class _Publish:
             acked=self.acked,
             sent=True,
         )
+
+
+def _reason_of(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Reason and text of an error answer: ours ends with the reason in brackets, JetStream's own has a number."""
+    text = str(error["description"])
+    ours = _REASON.fullmatch(text)
+    if ours:
+        return ours[2], ours[1]
+    code = error.get("err_code", error.get("code"))
+    return f"jetstream_{code}" if isinstance(code, int) and 0 <= code < 100_000 else "refused", text
 
 
 async def _as_async(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -324,8 +394,13 @@ async def _read_ahead(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
         await arrived.wait()
 
 
-def _in_thread(run: Callable[[], PublishReport]) -> PublishReport:
+def _in_thread(run: Callable[[], PublishReport], cancel: Callable[[], None]) -> PublishReport:
+    """Call it in a thread. Ctrl-C comes to this one: it cancels, and goes on once the other has ended."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
+        try:
+            return pool.submit(run).result()
+        except KeyboardInterrupt:
+            cancel()
+            raise

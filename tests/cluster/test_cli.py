@@ -356,6 +356,43 @@ def test_publish_fails_when_nobody_stores_the_messages(house: Folder) -> None:
     house.liftlog("publish", "nobody.listens", "hi", "--no-acks")
 
 
+@pytest.mark.parametrize("source", ["--count=100000000", "--file=-"])
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_ctrl_c_in_publish_prints_what_became_of_the_messages(house: Folder, source: str, as_json: bool) -> None:
+    """Whatever is done then, what was acknowledged is told, and is in the stream."""
+    name = f"interrupted{source[2]}{'j' * as_json}"
+    house.liftlog("stream", "create", name, "--subject", name)
+    with subprocess.Popen(
+        [*COMMAND, "publish", name, source, *["--json"] * as_json],
+        env=house.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background has Ctrl-C switched off, for children too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as child:
+        assert child.stdin is not None
+        child.stdin.write("a\nb\nc\n")
+        child.stdin.flush()
+        eventually(lambda: house.json("stream", "describe", name)["partitions"][0]["high_watermark"] >= 3)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 130
+        assert child.stdout is not None
+        assert child.stderr is not None
+        out, err = child.stdout.read(), child.stderr.read()
+    if as_json:
+        report = json.loads(out)
+        assert report["interrupted"]
+        assert report["published"] == report["acked"] + report["failed"] + report["unanswered"]
+        assert report["acked"] >= 1
+        assert err == ""
+    else:
+        assert err.startswith("interrupted: published ")
+        assert f"\nstream {name}, partition 0: offsets 0 to " in err
+        assert out == ""
+
+
 def test_tail_begins_ends_and_follows_where_it_is_told(house: Folder) -> None:
     house.liftlog("stream", "create", "t", "--subject", "t")
     house.liftlog("publish", "t", "--count", "10", "--size", "1")

@@ -31,7 +31,6 @@ from broker.client import answers, connect
 from broker.client.address import Address, parse_addresses
 from broker.client.brokers import leader_of, read_problem
 from broker.client.frames import read_batches
-from broker.client.nats_connection import NatsConnection
 from broker.client.nats_publish import _Publish
 from broker.client.sinks import SinkDescription
 from broker.ingest import Intake
@@ -97,7 +96,7 @@ def check_ack(data: bytes) -> None:
         import nats.aio.client
 
         client = nats.aio.client.Client()
-        work = _Publish(client, NatsConnection("nats://127.0.0.1:4222"), "s", None, 1, 1.0)
+        work = _Publish("s", None, 1, 1.0)
         work.awaited[0] = 0.0
         await work._on_answer(Msg(client, subject="_INBOX.x.0", data=data))
         assert work.acked + sum(work.errors.values()) == 1

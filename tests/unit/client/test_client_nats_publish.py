@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,7 +22,7 @@ from nats.aio.msg import Msg
 from broker.api.errors import InvalidRequest, InvalidSubject, NatsRefused, Unavailable
 from broker.client.client import Client, connect
 from broker.client.nats_connection import flush
-from broker.client.nats_publish import PublishReport, publish, publish_async
+from broker.client.nats_publish import PublishInterrupted, PublishReport, publish, publish_async
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running
 
 Cluster = tuple[NatsServer, BrokerProcess]
@@ -98,19 +99,33 @@ def test_without_acks_messages_are_only_handed_to_nats(cluster: Cluster, client:
 
 def test_what_no_stream_stores_is_counted_by_its_reason(cluster: Cluster, client: Client) -> None:
     report = publish(cluster[0].url, "nobody.listens", [b"a", b"b"])
-    assert report.errors == {"no stream captures nobody.listens": 2}
+    assert report.errors == {"no_responders": 2}
+    assert report.examples == {"no_responders": "no stream captures nobody.listens"}
     assert (report.acked, report.failed) == (0, 2)
     client.create_stream("small", subject="small", record_bytes_max=100)
-    report = publish(cluster[0].url, "small", [b"x", b"y" * 200, b"z"])
-    assert (report.published, report.acked, report.failed) == (3, 2, 1)
-    assert "100" in next(iter(report.errors))
+    report = publish(cluster[0].url, "small", [b"x", b"y" * 200, b"z", b"y" * 300])
+    assert (report.published, report.acked, report.failed) == (4, 2, 2)
+    assert report.errors == {"record_too_large": 2}, "whatever number stands in the text"
+    assert "size exceeds maximum allowed: 2" in report.examples["record_too_large"]
+
+
+def test_expectations_that_fail_are_one_reason_whatever_sequence_they_missed(cluster: Cluster, client: Client) -> None:
+    client.create_stream("expected", subject="expected")
+    client.create_stream("other", subject="other")
+    publish(cluster[0].url, "expected", [b"x"])
+    report = publish(cluster[0].url, "expected", [b"x"] * 3, headers={"Nats-Expected-Last-Sequence": "7"}, window=1)
+    publish(cluster[0].url, "expected", [b"x"])
+    again = publish(cluster[0].url, "expected", [b"x"] * 3, headers={"Nats-Expected-Last-Sequence": "7"}, window=1)
+    assert report.errors == again.errors == {"expectation_failed": 3}
+    assert again.examples == {"expectation_failed": "wrong last sequence: 2"}
 
 
 def test_a_message_over_the_servers_limit_is_counted_and_the_rest_goes_on(cluster: Cluster, client: Client) -> None:
     client.create_stream("large", subject="large")
     report = publish(cluster[0].url, "large", [b"a", bytes(9 << 20), b"b"])
     assert (report.published, report.acked) == (2, 2)
-    assert report.errors == {f"over the server's max_payload of {8 << 20} bytes": 1}
+    assert report.errors == {"max_payload": 1}
+    assert report.examples["max_payload"] == f"over the server's max_payload of {8 << 20} bytes"
 
 
 def test_at_most_window_messages_await_their_ack(cluster: Cluster) -> None:
@@ -146,19 +161,62 @@ def test_a_missing_ack_is_an_error_after_its_time_and_a_late_one_changes_nothing
     with responder(cluster[0].url, "acks.test", every_second):
         # A machine that stands still for as long as the patience makes an ack late that was not meant to be.
         found = eventually(lambda: (r := report()).acked == 2 and r, what="two acks in time")
-    assert found.errors == {"no ack within 0.2 s": 2}
+    assert found.errors == {"no_ack": 2}
     assert (found.published, found.offsets) == (4, {("s", 2): (4, 4)})
 
 
 def test_an_answer_that_is_no_ack_is_counted_as_such(cluster: Cluster) -> None:
-    answers = iter([b"hello", b"{}", b"[1]", b'{"stream": 1}', b'{"error": {"description": "refused"}}'])
+    errors = [{"description": "a"}, {"description": "b", "err_code": 10071}, {"description": "c", "err_code": "1"}]
+    answers = iter([b"hello", b"{}", b"[1]", b'{"stream": 1}', *(json.dumps({"error": e}).encode() for e in errors)])
 
     async def nonsense(message: Msg) -> None:
         await message.respond(next(answers))
 
     with responder(cluster[0].url, "nonsense.test", nonsense):
-        report = publish(cluster[0].url, "nonsense.test", [b"x"] * 5, window=1)
-    assert report.errors == {"an answer that is no ack": 4, "refused": 1}
+        report = publish(cluster[0].url, "nonsense.test", [b"x"] * 7, window=1)
+    assert report.errors == {"bad_ack": 4, "refused": 2, "jetstream_10071": 1}
+    assert "hello" in report.examples["bad_ack"]
+    assert report.examples["refused"] == "a"
+
+
+@pytest.mark.parametrize("inside_a_loop", [False, True], ids=["plain", "notebook"])
+def test_ctrl_c_brings_the_report_so_far(cluster: Cluster, inside_a_loop: bool) -> None:
+    """The first two messages are answered, the others never; then the interrupt comes."""
+    seen = 0
+
+    async def first_two(message: Msg) -> None:
+        nonlocal seen
+        seen += 1
+        if seen <= 2:
+            await message.respond(b'{"stream": "s", "seq": %d}' % seen)
+
+    def interrupt() -> None:
+        eventually(lambda: seen == 5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def plain() -> PublishReport:
+        return publish(cluster[0].url, "interrupted.test", [b"x"] * 5)
+
+    def notebook() -> PublishReport:
+        async def cell() -> PublishReport:
+            return plain()
+
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(cell())
+        finally:
+            loop.close()
+
+    call, interrupter = notebook if inside_a_loop else plain, threading.Thread(target=interrupt)
+    with responder(cluster[0].url, "interrupted.test", first_two):
+        interrupter.start()
+        with pytest.raises(PublishInterrupted) as caught:
+            call()
+        interrupter.join()
+    report = caught.value.report
+    assert (report.published, report.acked, report.failed, report.unanswered) == (5, 2, 0, 3)
+    assert report.offsets == {("s", 0): (0, 1)}
+    assert report.seconds > 0
 
 
 def test_payloads_from_a_pipe_are_sent_as_they_come(cluster: Cluster, client: Client) -> None:
