@@ -26,11 +26,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the stream.",
 @app.command()
 @takes(FIXED, CHANGEABLE)
 def create(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
-    """Create a stream. One that exists with the same settings is fine."""
+    """Create a stream. One that exists with the same settings is left as it is."""
     values = _given(settings)
     with client_of(ctx, brokers) as client:
         made = client.create_stream(name, **values)
-    show_change(ctx, made, json, f"stream {name} is there")
+    said = "exists already, with these settings" if made.created is False else "created"
+    show_change(ctx, made, json, f"stream {name} {said}")
 
 
 @app.command("list")
@@ -44,7 +45,7 @@ def list_(
     with client_of(ctx, brokers) as client:
         streams = client.streams(internal=internal)
     if is_json(ctx, json):
-        json_out([asdict(stream) for stream in streams])
+        json_out([as_json(stream) for stream in streams])
         return
     table(
         ["stream", "subject", "state", "partitions", "records", "size", "created (UTC)"],
@@ -70,7 +71,7 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
     with client_of(ctx, brokers) as client:
         stream = client.describe(name)
     if is_json(ctx, json):
-        json_out(asdict(stream))
+        json_out(as_json(stream))
         return
     pairs(
         [
@@ -125,11 +126,11 @@ def delete(
     if not yes:
         typer.confirm(f"delete stream {name} and all its records?", abort=True, err=True)
     with client_of(ctx, brokers) as client:
-        client.delete_stream(name, missing_ok=missing_ok)
+        deleted = client.delete_stream(name, missing_ok=missing_ok)
     if is_json(ctx, json):
-        json_out({"stream": name, "deleted": True})
+        json_out({"stream": name, "deleted": deleted})
     else:
-        note(f"stream {name} is deleted")
+        note(f"stream {name} deleted" if deleted else f"there is no stream {name}: nothing to delete")
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,10 +139,18 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if value == NONE and key.startswith("retention") else value for key, value in values.items()}
 
 
+def as_json(stream: StreamDescription) -> dict[str, Any]:
+    """Its fields; `created` only where it says something."""
+    values = asdict(stream)
+    if values["created"] is None:
+        del values["created"]
+    return values
+
+
 def show_change(ctx: typer.Context, stream: StreamDescription, json: bool, text: str) -> None:
     """The changed stream as JSON, or a note and its warnings."""
     if is_json(ctx, json):
-        json_out(asdict(stream))
+        json_out(as_json(stream))
         return
     note(text)
     for warning in stream.warnings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from broker.api.errors import LiftlogError, from_problem
@@ -78,6 +78,7 @@ class StreamDescription:
         warnings: What the broker found worth saying about the settings.
         paused: It captures nothing and takes no appends until it is resumed.
         read_only: It answers every record with an error.
+        created: In the answer to `create_stream`: whether it was made now, or existed already; else None.
     """
 
     name: str
@@ -89,6 +90,7 @@ class StreamDescription:
     partitions: tuple[PartitionDescription, ...]
     paused: bool = False
     read_only: bool = False
+    created: bool | None = field(default=None, compare=False)
 
     @property
     def record_count(self) -> int:
@@ -118,6 +120,7 @@ class StreamDescription:
             partitions=tuple(PartitionDescription.of(partition) for partition in value["partitions"]),
             paused=bool(value.get("paused", False)),  # a broker of before had no such states
             read_only=bool(value.get("read_only", False)),
+            created=_optional(bool, value.get("created")),
         )
 
     def _repr_html_(self) -> str:

@@ -23,6 +23,8 @@ class StreamCalls:
 
         Args:
             settings: As `broker.api.stream.StreamSettings`; what is not given has the broker's default.
+        Returns:
+            The stream. `created` is False if it existed, which may also be from an earlier try whose answer was lost.
         Raises:
             StreamExists: with other settings; field `differences`: {key: [existing, asked]}.
             InvalidName, InvalidSetting, UnknownSetting, InvalidSubject: as they say.
@@ -47,13 +49,15 @@ class StreamCalls:
         """
         return self._stream(self._calls.json("PATCH", path("streams", stream), settings))
 
-    def delete_stream(self, stream: str, *, missing_ok: bool = False) -> None:
-        """Delete a stream and its records. Raises UnknownStream unless `missing_ok`."""
+    def delete_stream(self, stream: str, *, missing_ok: bool = False) -> bool:
+        """Delete a stream and its records. Raises UnknownStream unless `missing_ok`; returns whether there was one."""
         try:
             self._calls.json("DELETE", path("streams", stream), done_if=UnknownStream)
         except UnknownStream:
             if not missing_ok:
                 raise
+            return False
+        return True
 
     def pause(self, stream: str) -> StreamDescription:
         """Capture nothing and take no appends until `resume`; reads go on.

@@ -133,6 +133,18 @@ _SINK: Final[Schema] = {
     },
 }
 
+_STREAM: Final[dict[str, Schema]] = {
+    "name": NAME,
+    "incarnation": STRING,
+    "created_ms": INTEGER,
+    "internal": BOOLEAN,
+    "paused": {**BOOLEAN, "description": "It captures nothing and takes no appends until it is resumed"},
+    "read_only": {**BOOLEAN, "description": "It answers every record with an error"},
+    "settings": ref("StreamSettings"),
+    "reply_acks_effective": BOOLEAN,
+    "warnings": listing(STRING),
+    "partitions": listing(ref("Partition")),
+}
 COMPONENTS: Final[dict[str, Schema]] = {
     "Problem": {
         "description": "An RFC 9457 problem. Further keys hold the facts: parameter, value, limit, and others.",
@@ -165,18 +177,8 @@ COMPONENTS: Final[dict[str, Schema]] = {
         segments=COUNT,
         lost_ranges=listing(listing(OFFSET, minItems=2, maxItems=2)),
     ),
-    "Stream": answer(
-        name=NAME,
-        incarnation=STRING,
-        created_ms=INTEGER,
-        internal=BOOLEAN,
-        paused={**BOOLEAN, "description": "It captures nothing and takes no appends until it is resumed"},
-        read_only={**BOOLEAN, "description": "It answers every record with an error"},
-        settings=ref("StreamSettings"),
-        reply_acks_effective=BOOLEAN,
-        warnings=listing(STRING),
-        partitions=listing(ref("Partition")),
-    ),
+    "Stream": answer(**_STREAM),
+    "CreatedStream": answer(**_STREAM, created={**BOOLEAN, "description": "False: it existed, with the same settings"}),
     "Streams": answer(streams=listing(ref("Stream"))),
     "ReadOnlyState": asked(("read_only",), read_only=BOOLEAN),
     "Trim": asked(

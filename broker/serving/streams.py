@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -38,7 +38,7 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     check_name(name)
     info, created = await unbroken(serving.backend.create_stream(name, values))
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
-    return await answer_one(serving, info, status=status, headers=headers)
+    return await answer_one(serving, info, {"created": created}, status=status, headers=headers)
 
 
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -77,10 +77,12 @@ def changeable(serving: Serving, request: web.Request) -> StreamInfo:
     return info
 
 
-async def answer_one(serving: Serving, info: StreamInfo, **answer: Any) -> web.Response:
-    """Answer with one stream."""
+async def answer_one(
+    serving: Serving, info: StreamInfo, more: Mapping[str, Any] | None = None, **answer: Any
+) -> web.Response:
+    """Answer with one stream; `more`: keys to add."""
     gathered, leader = _gather(serving.backend, info), leader_of(serving.backend)
-    return await serving.json_answer(_render, gathered, leader, **answer)
+    return await serving.json_answer(lambda: {**_render(gathered, leader), **(more or {})}, **answer)
 
 
 def _gather(backend: Backend, info: StreamInfo) -> Gathered:
@@ -136,6 +138,7 @@ def leader_of(backend: Backend) -> dict[str, str]:
 
 
 _ONE: Final = {JSON_MEDIA: ref("Stream")}
+_CREATED: Final = {JSON_MEDIA: ref("CreatedStream")}
 _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
 
 ENDPOINTS: Final = (
@@ -147,8 +150,8 @@ ENDPOINTS: Final = (
         handler=create,
         request=Content(description="Name and settings.", media={JSON_MEDIA: ref("NewStream")}),
         answers={
-            201: Content(description="Created.", media=_ONE),
-            200: Content(description="It existed, with the same settings.", media=_ONE),
+            201: Content(description="Created.", media=_CREATED),
+            200: Content(description="It existed, with the same settings.", media=_CREATED),
         },
         errors=(InvalidName, *_SETTINGS_ERRORS, StreamExists),
     ),

@@ -308,8 +308,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
 
 
 def test_a_stream_is_created_described_altered_and_deleted(house: Folder) -> None:
-    house.liftlog("stream", "create", "a", "--subject", "a.>", "--partitions", "2", "--partition-by", "subject")
-    house.liftlog("stream", "create", "a", "--subject", "a.>", "--partitions", "2", "--partition-by", "subject")
+    create = ("stream", "create", "a", "--subject", "a.>", "--partitions", "2", "--partition-by", "subject")
+    said = "stream a created", "warning: partition_by=subject: every partition leader receives the whole subject"
+    assert tuple(house.liftlog(*create).stderr.splitlines()) == said
+    assert house.liftlog(*create).stderr.splitlines()[0] == "stream a exists already, with these settings"
+    assert house.json(*create)["created"] is False
+    assert "created" not in house.json("stream", "describe", "a")
     error = house.liftlog("stream", "create", "a", "--subject", "b.>", code=1).stderr
     assert error.startswith("error[stream_exists]")
     assert "subject" in error
@@ -320,8 +324,11 @@ def test_a_stream_is_created_described_altered_and_deleted(house: Folder) -> Non
     assert "a.>" in house.liftlog("stream", "describe", "a").stdout
     assert [stream["name"] for stream in house.json("stream", "list")] == ["a"]
     assert "__offsets" in house.liftlog("stream", "list", "--internal").stdout
-    house.liftlog("stream", "delete", "a", "--yes")
-    house.liftlog("stream", "delete", "a", "--yes", "--missing-ok")
+    assert house.json("stream", "delete", "a", "--yes") == {"stream": "a", "deleted": True}
+    assert house.json("stream", "delete", "a", "--yes", "--missing-ok") == {"stream": "a", "deleted": False}
+    assert "there is no stream a" in house.liftlog("stream", "delete", "a", "--yes", "--missing-ok").stderr
+    assert house.json("stream", "create", "a", "--subject", "a.>")["created"] is True
+    assert house.liftlog("stream", "delete", "a", "--yes").stderr == "stream a deleted\n"
     assert house.liftlog("stream", "delete", "a", "--yes", code=1).stderr.startswith("error[unknown_stream]")
     assert "no streams yet" in house.liftlog("stream", "list").stderr
 

@@ -100,8 +100,16 @@ def test_what_is_wrong_with_a_stream_comes_out_as_its_own_error(client: Client) 
         client.alter("nobody", retention_ms=1)
 
 
+def test_whether_it_was_made_or_was_there_is_told(client: Client, new_stream: Callable[..., str]) -> None:
+    name = new_stream()
+    assert client.create_stream(name).created is False
+    assert client.describe(name).created is None
+    assert client.delete_stream(name) is True
+    assert client.create_stream(name).created is True
+
+
 def test_a_missing_stream_may_be_deleted_if_so_asked(client: Client) -> None:
-    client.delete_stream("nobody", missing_ok=True)
+    assert client.delete_stream("nobody", missing_ok=True) is False
     with pytest.raises(UnknownStream):
         client.delete_stream("nobody")
 

@@ -161,6 +161,7 @@ class Api:
         answer = self.post("/v1/streams", {"name": name, **settings})
         assert answer.status == 201, answer.body
         found: dict[str, Any] = answer.json()
+        assert found.pop("created") is True, "said of a new one, and not again"
         return found
 
     def read(self, stream: str, partition: int = 0, *, method: str = "GET", **query: Any) -> Answer:

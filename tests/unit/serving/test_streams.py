@@ -17,6 +17,7 @@ def test_a_created_stream_has_the_defaults_and_what_was_asked(server: Server, ap
     assert answer.status == 201
     assert answer.headers["Location"] == "/v1/streams/orders"
     stream = answer.json()
+    assert stream.pop("created") is True
     asked = {"subject": "orders.*", "partitions": 3, "partition_by": "key"}
     assert stream["settings"] == {**StreamSettings().as_dict(), **asked}
     assert [p["partition"] for p in stream["partitions"]] == [0, 1, 2]
@@ -41,7 +42,7 @@ def test_a_description_follows_the_log(api: Api) -> None:
 def test_creating_it_again_succeeds_with_the_same_settings_only(api: Api) -> None:
     created = api.create("orders", retention_ms=1000)
     again = api.post("/v1/streams", {"name": "orders", "retention_ms": 1000})
-    assert (again.status, again.json()) == (200, created)
+    assert (again.status, again.json()) == (200, {**created, "created": False})
     other = api.post("/v1/streams", {"name": "orders", "retention_ms": 2000, "acks": "none"})
     assert (other.status, other.reason) == (409, "stream_exists")
     assert other.problem["differences"] == {"retention_ms": [1000, 2000], "acks": ["all", "none"]}
