@@ -6,7 +6,6 @@ Records of damaged batches are not shown.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import pyarrow as pa
 from broker.api.batch import BatchHeader, read_header
 from broker.api.legible import iso_time
 from broker.api.schema import SCHEMA, SCHEMA_BYTES
-from broker.cli.output import printable
+from broker.cli.output import json_text, printable
 from broker.cli.records import Lines, json_lines, rows
 from broker.storage.contradictions import what_stands_at
 from broker.storage.disk import File, OsDisk
@@ -50,7 +49,7 @@ def batch_lines(places: list[Place], *, start: int, end: int | None, as_json: bo
             yield _batch_json(stored, stored.header) if as_json else _batch_line(stored, stored.header)
         elif show_all and as_json:
             place = {"path": stored.path, "position": stored.position, "bytes": stored.end - stored.position}
-            yield json.dumps({"partition": stored.place.name, **place, "gap": stored.text}, ensure_ascii=False)
+            yield json_text({"partition": stored.place.name, **place, "gap": stored.text})
         elif show_all:
             yield f"{_where(stored)}  {printable(stored.text)}"
 
@@ -72,7 +71,7 @@ def record_lines(places: list[Place], *, start: int, end: int | None, as_json: b
         if as_json and not several:
             yield from json_lines(batch)
         elif as_json:
-            name = json.dumps(stored.place.name)
+            name = json_text(stored.place.name)
             yield from (f'{{"partition": {name}, {line[1:]}' for line in json_lines(batch))
         else:
             name = stored.place.name
@@ -165,4 +164,4 @@ def _batch_json(stored: Stored, header: BatchHeader) -> str:
         "records": stored.rows().num_rows,
         **asdict(header),
     }
-    return json.dumps({**values, "decision": f"{header.decision:032x}", "crc": f"{header.crc:08x}"}, ensure_ascii=False)
+    return json_text({**values, "decision": f"{header.decision:032x}", "crc": f"{header.crc:08x}"})

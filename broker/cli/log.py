@@ -7,7 +7,8 @@ broker has the folder open, reading goes on beside it and stops at what it has m
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,7 +96,7 @@ def repair(
                 if one.deeds and not dry_run:
                     asides.setdefault(top, []).append(_mending_json(place, one))
                     OsDisk().makedirs(top)
-                    text = json_module.dumps({"repaired": asides[top]}, indent=1, ensure_ascii=False) + "\n"
+                    text = json_module.dumps({"repaired": asides[top]}, indent=1) + "\n"
                     OsDisk().replace_file(f"{top}/repair.json", text.encode())
             if not is_json(ctx, json):
                 _show_mending(place, one, dry_run=dry_run)
@@ -269,14 +270,14 @@ def _show_inspection(place: Place, one: Inspection) -> None:
         _show_finding(place, finding)
 
 
-def _show_finding(place: Place, finding: Finding) -> None:
+def _show_finding(place: Place, finding: Finding, *, known: str = "known") -> None:
     where = [printable(finding.path)]
     if finding.position is not None:
         where.append(f"bytes [{finding.position}, {finding.end})")
     if finding.first_offset is not None:
         where.append(f"offsets [{finding.first_offset}, {finding.next_offset})")
-    known = " (known)" if finding.is_known else ""
-    sys.stdout.write(f"{finding.kind}{known}: {', '.join(where)}\n")
+    noted = f" ({known})" if finding.is_known else ""
+    sys.stdout.write(f"{finding.kind}{noted}: {', '.join(where)}\n")
     sys.stdout.write(f"    {printable(finding.text)}\n    -> {finding.consequence}\n")
 
 
@@ -299,24 +300,30 @@ def _show_mending(place: Place, one: Mending, *, dry_run: bool) -> None:
             _show_inspection(place, one.before)
         return
     sys.stdout.write(f"{printable(place.name)}: {'would be repaired' if dry_run else 'repaired'}\n")
-    for deed in one.deeds:
-        sys.stdout.write(f"    {_deed_text(deed)}\n")
+    for deed in _by_file(one.deeds):
+        sys.stdout.write(f"    {_deed_text(deed, dry_run=dry_run)}\n")
     for finding in one.after.findings:
-        _show_finding(place, finding)
+        _show_finding(place, finding, known="would be known then" if dry_run else "known")
 
 
-def _deed_text(deed: Deed) -> str:
+def _by_file(deeds: Iterable[Deed]) -> list[Deed]:
+    """The deeds in order, a file named once: taken away and written again is rebuilt. Each cut stays."""
+    found: dict[tuple[str, int], Deed] = {}
+    for deed in deeds:
+        place = (deed.path, deed.position if deed.what == "cut" else -1)
+        first = found.get(place)
+        what = deed.what if first is None or first.what == deed.what else "rebuilt"
+        found[place] = replace(first or deed, what=what, aside=(first and first.aside) or deed.aside)
+    return list(found.values())
+
+
+def _deed_text(deed: Deed, *, dry_run: bool) -> str:
     name = printable(deed.path)
-    aside = f" is now {printable(deed.aside)}" if deed.aside else ""
-    match deed.what:
-        case "cut":
-            return f"cut {name} at byte {deed.position}: {deed.bytes} bytes" + (f"; the rest{aside}" if aside else "")
-        case "rebuilt":
-            return f"rebuilt {name}" + (f"; the old one{aside}" if aside else "")
-        case "moved":
-            return f"took {name} away" + (f"; it{aside}" if aside else "")
-        case _:
-            return f"wrote {name}" + (f"; the old one{aside}" if aside else "")
+    verb = {"cut": "cut", "rebuilt": "rebuild", "moved": "move away", "wrote": "write"}[deed.what]
+    done = f"would {verb}" if dry_run else {"moved": "moved away"}.get(deed.what, deed.what)
+    where = f" at byte {deed.position}: {deed.bytes} bytes" if deed.what == "cut" else ""
+    what_went = {"cut": "the rest", "moved": "it"}.get(deed.what, "the old one")
+    return f"{done} {name}{where}" + (f"; {what_went} is now {printable(deed.aside)}" if deed.aside else "")
 
 
 def _mending_json(place: Place, one: Mending) -> dict[str, Any]:

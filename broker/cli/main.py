@@ -18,7 +18,7 @@ from broker.api.errors import DiskFull, LiftlogError
 from broker.cli import broker, changes, consumer, doctor, down, log, publish, sink, stream, tail, up
 from broker.cli.exits import FAILED, code_of
 from broker.cli.options import Brokers, Globals, Json, Nats
-from broker.cli.output import printable
+from broker.cli.output import make_writable, printable
 
 app = typer.Typer(
     name="liftlog",
@@ -71,6 +71,9 @@ def main() -> None:
     """Entry point. Ends the process with one of the documented exit codes."""
     if sys.stdout is None:  # `>&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 likewise
+    make_writable()
     try:
         try:
             app(prog_name="liftlog")

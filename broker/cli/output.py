@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,9 +21,22 @@ PIPE_WIDTH: Final = 4_096
 """Columns of a table that no terminal limits: a pipe must not cut values."""
 
 
+def make_writable() -> None:
+    """Let stdout and stderr take any text: what their encoding cannot show stands as an escape, `\\u017e`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def json_text(value: Any) -> str:
+    """A JSON value on one line, in ASCII unless stdout is UTF-8: there the escape of a character is not JSON's."""
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(value, ensure_ascii=not is_utf8, default=str)
+
+
 def json_out(value: Any) -> None:
     """One JSON value on one line of stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
     sys.stdout.flush()
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 
 from broker.api.legible import iso_time, readable
-from broker.cli.output import printable
+from broker.cli.output import json_text, printable
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "value")
 
@@ -22,7 +21,7 @@ def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
         row["key"] = readable(row["key"])
         row["value"] = readable(row["value"])
         row["timestamp"] = str(iso_time(row["timestamp"]))
-        yield json.dumps(row, ensure_ascii=False)
+        yield json_text(row)
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:

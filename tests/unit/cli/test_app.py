@@ -329,3 +329,54 @@ def test_a_full_disk_behind_stdout_is_no_fault_of_ours_and_nobody_there_is_no_fa
         )
         assert done.returncode in codes, done.stderr
         assert done.stderr == said
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_encoding_that_cannot_show_a_character_shows_its_escape(encoding: str, tmp_path: Path) -> None:
+    """In help, in what a command prints, in its errors, and as JSON's own escape in JSON."""
+    env = {"PYTHONIOENCODING": encoding, "LIFTLOG_BROKER_ID": "b\u017e\u00e9\U0001f600", "LC_ALL": "C"}
+    text = _run("broker", "--check", "--set", "data_dir=d\u017e\U0001f600", env={"PYTHONIOENCODING": encoding})
+    assert text[0] == 0
+    assert "data_dir = d\\u017e" in text[1]
+    assert "\\U0001f600" in text[1]
+    value = json.loads(
+        _run(
+            "broker",
+            "--check",
+            "--json",
+            "--set",
+            "data_dir=d\u017e\U0001f600",
+            env={"PYTHONIOENCODING": encoding},
+        )[1]
+    )
+    assert value["data_dir"] == "d\u017e\U0001f600"
+    code, _, err = _run("broker", "--check", env=env)
+    assert code == 1
+    assert err.startswith("error[invalid_setting]: ")
+    for name in ("", "stream", "stream create", "publish", "doctor"):
+        assert _run(*name.split(), "--help", env={"PYTHONIOENCODING": encoding})[0] == 0
+
+
+def test_a_file_name_that_is_not_utf8_can_be_told(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(path)
+    for more in ([], ["--json"]):
+        done = subprocess.run(
+            [
+                os.fsencode(sys.executable),
+                b"-m",
+                b"broker.cli.main",
+                b"doctor",
+                b"--data",
+                path,
+                *map(str.encode, more),
+            ],
+            capture_output=True,
+            check=False,
+            env=CLEAN,
+            cwd=ROOT,
+        )
+        assert b"Traceback" not in done.stderr
+        assert b"internal" not in done.stderr
+        assert b"caf\\udce9" in done.stdout
+    assert json.loads(done.stdout)["data"] == os.fsdecode(path)

@@ -190,6 +190,27 @@ def test_repair_cuts_rebuilds_keeps_what_it_took_and_writes_what_it_did(data: Pa
     assert _json("log", "verify", data)["is_well"]
 
 
+def test_a_dry_run_speaks_of_what_would_be_done_and_names_a_file_once(data: Path) -> None:
+    """The epochs are taken away and written, the last index is cut away and written: one line for each file."""
+    first, second, *_, last = _segments(data)
+    last.write_bytes(last.read_bytes() + b"torn")
+    _flip(first, 3_500)
+    first.with_suffix(".index").write_bytes(b"nonsense")
+    second.with_suffix(".index").unlink()
+    last.with_suffix(".index").write_bytes(b"nonsense")
+    for name in ("epochs", "checkpoint"):
+        (first.parent / name).write_bytes(b"nonsense")
+    dry = _run("log", "repair", data, "--dry-run")[0].splitlines()
+    deeds = [line.split() for line in dry if line.startswith("    ") and str(data) in line]
+    assert {tuple(words[:1]) for words in deeds} == {("would",)}
+    for lines, place in ((deeds, 2), ([line.split() for line in _run("log", "repair", data)[0].splitlines()], 1)):
+        names = [words[place] for words in lines if len(words) > place and words[place].startswith(str(data))]
+        assert len(names) >= 6
+        assert len(names) == len(set(names)), "a file stands there once"
+    assert any(line.startswith("lost_range (would be known then)") for line in dry)
+    assert not any(word in line for line in dry for word in ("wrote", "rebuilt", "took", "is now"))
+
+
 def test_repair_notes_what_is_lost_and_is_then_done_with_it(data: Path) -> None:
     _flip(_segments(data)[1], 2_000)
     out, _ = _run("log", "repair", data)
