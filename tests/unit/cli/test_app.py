@@ -334,7 +334,7 @@ def test_a_full_disk_behind_stdout_is_no_fault_of_ours_and_nobody_there_is_no_fa
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_an_encoding_that_cannot_show_a_character_shows_its_escape(encoding: str, tmp_path: Path) -> None:
     """In help, in what a command prints, in its errors, and as JSON's own escape in JSON."""
-    env = {"PYTHONIOENCODING": encoding, "LIFTLOG_BROKER_ID": "b\u017e\u00e9\U0001f600", "LC_ALL": "C"}
+    env = {"PYTHONIOENCODING": encoding, "LIFTLOG_BROKER_ID": "b\u017e\U0001f600", "LC_ALL": "C"}
     text = _run("broker", "--check", "--set", "data_dir=d\u017e\U0001f600", env={"PYTHONIOENCODING": encoding})
     assert text[0] == 0
     assert "data_dir = d\\u017e" in text[1]
