@@ -251,6 +251,18 @@ cdef class PendingBatch:
         text = header_of(self.columns, last.id_header, &size)
         return text[:size]
 
+    def make_room(self, ids, *, int64_t window_us, int64_t ids_max):
+        """Make room for the ids of this batch: see `Conditional`."""
+        cdef Table table
+        cdef int64_t[:, ::1] entries = ids.entries
+        cdef int32_t[::1] index = ids.index
+        cdef int64_t[::1] places = ids.places
+        if self.columns == NULL:
+            return
+        point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
+        expire_ids(&table, least_time(self.columns) - window_us)
+        ids.reserve(min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))), fill_index)
+
     def settle(self, ids, subjects, *, int64_t next_offset, int64_t window_us, int64_t ids_max, int64_t subjects_max):
         """Drop the records that are not to be stored: see `Conditional`."""
         cdef Settling settling
@@ -263,6 +275,7 @@ cdef class PendingBatch:
         cdef const char* last_data
         cdef Py_ssize_t last_size
         cdef Columns* kept = NULL
+        cdef int64_t room
         cdef int result
         if self.condition_count == 0:
             return
@@ -274,10 +287,8 @@ cdef class PendingBatch:
             self.missed_end = pointed.counts[SUBJECTS_MISSED_END]
         if ids is not None:
             entries, index, places = ids.entries, ids.index, ids.places
-            point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
-            expire_ids(&table, least_time(self.columns) - window_us)
-            ids.reserve(min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))), fill_index)
-            entries, index, places = ids.entries, ids.index, ids.places
+            room = entries.shape[0] - (places[1] - places[0])
+            assert room >= min(self.columns.id_count, max(0, ids_max - (places[1] - places[0]))), "make_room comes first"
             point_at(&table, &entries[0, 0], entries.shape[0], &index[0], index.shape[0], &places[0], ids.key)
             settling.table = &table
             last = ids.last_id

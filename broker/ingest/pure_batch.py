@@ -230,6 +230,11 @@ class PendingBatch:
     def minds_subjects(self) -> bool:
         return any(row.expected_subject_sequence >= 0 for row in self._rows)
 
+    def make_room(self, ids: Ids, *, window_us: int, ids_max: int) -> None:
+        """Make room for the ids of this batch: see `Conditional`."""
+        ids.expire(min(row.timestamp_us for row in self._rows) - window_us)
+        ids.reserve(min(self.id_count, max(0, ids_max - len(ids))))
+
     def settle(
         self,
         ids: Ids | None,

@@ -117,8 +117,6 @@ def settle(rows: Sequence[Row], log: Log, puts: list[tuple[bytes, int]]) -> tupl
     dropped: list[tuple[Row, Verdict]] = []
     ids, last_id = log.ids, b""
     if ids is not None:
-        ids.expire(min(row.timestamp_us for row in rows) - log.window_us)
-        ids.reserve(min(sum(bool(row.msg_id) for row in rows), max(0, log.ids_max - len(ids))))
         last_id = ids.last_id
     for row in rows:
         offset = log.next_offset + len(kept)

@@ -103,7 +103,8 @@ class RememberingLog(OpenLog):
             table = self._known_ids()
             if batch.id_count and not self._known_states():
                 self._begin_state()
-            tail = int(table.places[1])
+            batch.make_room(table, window_us=self._window_us, ids_max=self.settings.dedup_ids_max)
+            tail = int(table.places[1])  # after the room: entries keep their places until they are taken back
         self._is_settling = subjects is not None
         try:
             batch.settle(

@@ -66,6 +66,12 @@ class Conditional(Encodable, Protocol):
     @property
     def last_id(self) -> bytes: ...
 
+    def make_room(self, ids: IdTable, *, window_us: int, ids_max: int) -> None:
+        """Before `settle`: let the ids go that are out of their window, and make room for those of this batch.
+
+        So the table does not move its entries while some are noted that may have to be taken back.
+        """
+
     def settle(
         self,
         ids: IdTable | None,
@@ -81,7 +87,7 @@ class Conditional(Encodable, Protocol):
         What was dropped and why stays with the batch, for its answers. `record_count` becomes that of what is left.
 
         Args:
-            ids: Of this log; those of the batch are in it afterwards. None: ids mean nothing here.
+            ids: Of this log, with room for this batch; its ids are in it afterwards. None: ids mean nothing here.
             subjects: Of this log; what stays of the batch is in it afterwards. None: it is not known yet, or never.
             next_offset: Of the first record.
             window_us: How long an id is known.

@@ -51,6 +51,8 @@ class Publisher:
         subjects = self.subjects if subjects_max and batch.minds_subjects else None
         if self.subjects is not None:
             self.subjects.begin(log_start, subjects_max)
+        if table is not None:
+            batch.make_room(table, window_us=window_us, ids_max=ids_max)
         batch.settle(
             table, subjects, next_offset=self.end, window_us=window_us, ids_max=ids_max, subjects_max=subjects_max
         )
