@@ -8,12 +8,15 @@ C1  `segments` is replaced, never changed: readers keep the tuple they took.
 C2  A segment is sealed by marker and fsync before the next one is made: that there is a later segment proves
     that all before it is on disk.
 C3  A segment with a gap in it is never appended to.
-C4  Only the tail's file runs ahead of what was written (`ahead`), and only while it is open: a sealed segment and a
+C4  Files are fsynced by `sync` alone, one at a time, and after an error none is: the kernel tells an error of writing
+    once, so a second fsync beside or after the one that was told succeeds although bytes are lost.
+C5  Only the tail's file runs ahead of what was written (`ahead`), and only while it is open: a sealed segment and a
     resting tail are as long as what they hold.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -50,7 +53,7 @@ class Chain:
         file: Of the tail, while it is awake.
     """
 
-    __slots__ = ("_retired", "_salvaged", "disk", "file", "folder", "segments", "tail")
+    __slots__ = ("_fsync_lock", "_retired", "_salvaged", "_sync_error", "disk", "file", "folder", "segments", "tail")
 
     def __init__(self, disk: Disk, folder: str, segments: list[Segment], tail: Segment | None) -> None:
         self.disk = disk
@@ -58,6 +61,8 @@ class Chain:
         self.segments = tuple(segments)
         self.tail = tail
         self.file: File | None = None
+        self._fsync_lock = threading.Lock()  # innermost (C4)
+        self._sync_error: OSError | None = None
         self._retired: list[File] = []  # of sealed segments: a sync may still be using them
         self._salvaged: bytes | None = None
 
@@ -135,6 +140,21 @@ class Chain:
         except OSError as error:
             raise Untrusted(storage_error(error, f"truncate in {self.folder}")) from error
 
+    def sync(self, file: File) -> None:
+        """Fsync a file of this chain (C4). Any thread, with the log's locks or without.
+
+        Raises:
+            OSError: of this fsync, or of one before it: what is on disk is not known until the log is recovered.
+        """
+        with self._fsync_lock:
+            if self._sync_error is not None:
+                raise self._sync_error
+            try:
+                file.sync()
+            except OSError as error:
+                self._sync_error = error
+                raise
+
     def seal(self) -> bool:
         """End the tail: marker, fsync, index (C2). False: there is none, or it is empty.
 
@@ -147,8 +167,8 @@ class Chain:
         view = index.view()
         self.write(END_OF_STREAM, view.end)
         try:
-            file.trim()  # C4
-            file.sync()
+            file.trim()  # C5
+            self.sync(file)
         except OSError as error:
             raise Untrusted(storage_error(error, f"fsync {tail.path}")) from error
         with suppress(OSError):  # derivable: rebuilt when it is missing
@@ -278,7 +298,7 @@ class Chain:
                 try:
                     if self.file is not None:
                         self.file.trim()
-                        self.file.sync()
+                        self.sync(self.file)
                 except OSError as error:
                     raise Untrusted(storage_error(error, f"fsync {segment.path}")) from error
                 self._retire()

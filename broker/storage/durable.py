@@ -5,8 +5,8 @@ when it was made. So a sync is a matter of one file:
 
 G1  The durable end moves only to what had been appended when the sync began.
 G2  A sync that failed fails the log (L3).
-G3  An error is told once for each open file. If a roll that seals the tail meanwhile got it, the sync beside it sees
-    none: so one that ends on a failed log moves nothing and raises what failed the log.
+G3  An error is told once for each open file. Who is told notes it before anybody else may ask (`chain.C4`): a roll beside
+    a sync that fails fails too, and a sync beside a roll that failed ends on a failed log, moves nothing and raises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SyncedLog(TailLog):
             end, file = self._sync_begins()
             if self.durable_end < wanted and file is not None:
                 try:
-                    file.sync()
+                    self._chain.sync(file)
                 except OSError as error:
                     raise self._sync_failed(error) from error
                 self._sync_ends(end)

@@ -231,7 +231,7 @@ class RememberingLog(OpenLog):
         """Make all durable (T2), under the sync lock and the append lock. OSError: the log is failed (L3)."""
         if self.durable_end < self.log_end_offset and self._chain.file is not None:
             try:
-                self._chain.file.sync()
+                self._chain.sync(self._chain.file)
             except OSError as error:
                 self._fail(storage_error(error, f"fsync in {self.folder}"))
                 raise

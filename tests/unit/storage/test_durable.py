@@ -6,10 +6,15 @@ Method: real logs on the fake disk, whose sync fails, or lets others append whil
 from __future__ import annotations
 
 import errno
+import threading
+from collections.abc import Callable
 
 import pytest
 
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed
+from broker.api.schema import END_OF_STREAM
+from broker.storage.checkpoint import LogSettings
+from broker.storage.disk import File
 from broker.storage.log import PartitionLog
 from tests.support.logs import create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import SimDisk, SimFile
@@ -80,19 +85,127 @@ def check_it_comes_back(log: PartitionLog, disk: SimDisk) -> None:
     assert values(open_log(disk.after_crash("lost"))) == [b"x"]
 
 
-def test_a_sync_beside_a_roll_that_got_the_error_does_not_say_that_all_is_well(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+class Beside:
+    """Another thread, and what it raised."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except LiftlogError as error:
+            self.error = error
+
+    def ends(self) -> BaseException | None:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+def roll_by_append(log: PartitionLog) -> None:
+    log.update_settings(LogSettings(segment_bytes=1_000))
+    append(log, b"y")
+
+
+ROLLS = [
+    pytest.param(lambda log: log.roll_if_due(1 << 60), id="by-age"),
+    pytest.param(roll_by_append, id="by-size"),
+]
+
+
+@pytest.mark.parametrize("roll", ROLLS)
+def test_a_roll_beside_a_sync_that_was_told_the_error_does_not_say_that_all_is_well(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, roll: Callable[[PartitionLog], object]
 ) -> None:
-    """G3."""
-    log, plain, rolls = create_log(disk), SimFile.sync, [roll_in_vain]
+    """G3: the kernel has told the sync, which has told nobody yet; the roll's fsync of the same file would succeed. The
+    roll holds the append lock from before its end marker on, so it is over before the sync can say what it knows.
+    """
+    log, plain, marked = create_log(disk), SimFile.sync, threading.Event()
     append(log)
+    told, go_on = threading.Event(), threading.Event()
+    syncing: list[Beside] = []
 
     def sync(file: SimFile) -> None:
-        if rolls:
-            rolls.pop()(log, disk)
-        plain(file)
+        try:
+            plain(file)
+        except OSError:
+            told.set()
+            assert go_on.wait(60)
+            raise
+
+    def write(file: SimFile, data: bytes, plain: Callable[[SimFile, bytes], None] = SimFile.write) -> None:
+        plain(file, data)
+        if bytes(data) == END_OF_STREAM:
+            marked.set()
 
     monkeypatch.setattr(SimFile, "sync", sync)
+    monkeypatch.setattr(SimFile, "write", write)
+    disk.fail("sync", errno.EIO, path=log.folder)
+    syncing.append(Beside(log.sync))
+    assert told.wait(60)
+    rolling = Beside(lambda: roll(log))
+    assert marked.wait(60)
+    go_on.set()
+    assert isinstance(rolling.ends(), StorageFailed)
+    assert isinstance(syncing[0].ends(), StorageFailed)
+    assert log.log_end_offset == 1
+    check_it_comes_back(log, disk)
+
+
+def test_a_sync_beside_a_roll_that_was_told_the_error_does_not_either(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G3, the other order: the sync knows its file and has not asked yet when the roll is told."""
+    log, begins = create_log(disk), PartitionLog._sync_begins
+    append(log)
+
+    def begins_and_rolls(log: PartitionLog) -> tuple[int, File | None]:
+        found = begins(log)
+        roll_in_vain(log, disk)
+        return found
+
+    monkeypatch.setattr(PartitionLog, "_sync_begins", begins_and_rolls)
     with pytest.raises(StorageFailed):
         log.sync()
+    monkeypatch.undo()
     check_it_comes_back(log, disk)
+
+
+def test_a_tail_that_is_given_up_beside_a_failing_sync_is_not_durable(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G3: a reader meets damage in the tail, and its repair fsyncs what is left of it."""
+    log, plain = create_log(disk), SimFile.sync
+    for value in (b"x", b"y"):
+        append(log, value)
+    told, go_on, scanned = threading.Event(), threading.Event(), threading.Event()
+    tail = log._view().segments[-1]
+
+    def sync(file: SimFile) -> None:
+        try:
+            plain(file)
+        except OSError:
+            told.set()
+            assert go_on.wait(60)
+            raise
+
+    def trim(file: SimFile, plain: Callable[[SimFile], None] = SimFile.trim) -> None:
+        plain(file)
+        scanned.set()
+
+    monkeypatch.setattr(SimFile, "sync", sync)
+    monkeypatch.setattr(SimFile, "trim", trim)
+    disk.fail("sync", errno.EIO, path=log.folder)
+    syncing = Beside(log.sync)
+    assert told.wait(60)
+    disk.flip(tail.path, 8 * (disk.size(tail.path) - 3))  # in the last batch
+    repairing = Beside(lambda: log.repair_segment(tail))
+    assert scanned.wait(60)
+    go_on.set()
+    assert isinstance(repairing.ends(), StorageFailed)
+    assert isinstance(syncing.ends(), StorageFailed)
+    assert log.durable_end == 0

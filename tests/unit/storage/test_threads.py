@@ -168,16 +168,17 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
     syncing = threading.Thread(target=run, args=(log.sync,))
     syncing.start()
     assert started.wait(60)
-    if when == "roll":
-        log.append([row_batch([b"1"])], leader_epoch=1, now_us=0)
-        assert log.segment_count == 2
-        go_on.set()
-    else:
-        other = threading.Thread(target=run, args=(log.idle if when == "idle" else log.close,))
-        other.start()
-        go_on.set()
-        other.join(60)
-        assert not other.is_alive()
+    others: dict[str, Callable[[], object]] = {
+        "roll": lambda: log.append([row_batch([b"1"])], leader_epoch=1, now_us=0),
+        "idle": log.idle,
+        "close": log.close,
+    }
+    other = threading.Thread(target=run, args=(others[when],))
+    other.start()
+    go_on.set()
+    other.join(60)
+    assert not other.is_alive()
+    assert log.segment_count == 1 + (when == "roll")
     syncing.join(60)
     assert not syncing.is_alive()
     assert errors == []
