@@ -26,7 +26,7 @@ from crc32c import crc32c
 from broker.api.errors import LiftlogError
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.checkpoint import TailPoint
-from broker.storage.disk import NO_SPACE, Disk, File, ReadableBuffer, storage_error
+from broker.storage.disk import NO_SPACE, TEMPORARY, Disk, File, ReadableBuffer, storage_error
 from broker.storage.index import INDEX_CACHE, Entries, GrowingIndex, IndexView
 from broker.storage.read import NeedsRepair
 from broker.storage.recovery import RecoveryReport, rescan
@@ -251,10 +251,12 @@ class Chain:
         return True
 
     def write_again(self, durable_end: int) -> None:
-        """After a failure: cut the tail to what is durable, write the rest anew and fsync it.
+        """After a failure: give what is not durable to the disk anew, as a segment of its own, which begins there.
 
-        A failed fsync leaves pages that the kernel holds as clean and that never reached the disk. What was
-        read from them is kept until it is safe, so this may be tried again and again.
+        A failed fsync leaves pages that the kernel holds as clean and that never reached the disk. What was read from
+        them is kept as long as this object, so all of it may be done again and again until the log is open anew. It is
+        copied as it is found: whoever opens the log verifies all from `durable_end` on. The old file is cut after the copy has its name on disk, so a
+        kill or a power cut at any step leaves what is visible in one of the two.
         """
         tail = self.tail
         if tail is None or tail.live is None:
@@ -262,14 +264,43 @@ class Chain:
         index = tail.live.view()
         count = index.find_from(durable_end)
         durable = index.end_of(count - 1) if count else 0  # not even the schema message is sure to be there
-        file = self.disk.open(tail.path)
+        if count == len(index):
+            self._cut_file(tail.path, durable)
+            return
+        if self._salvaged is None:
+            file = self.disk.open(tail.path, readonly=True)
+            try:
+                begin = max(durable, len(SCHEMA_BYTES))
+                self._salvaged = file.pread(index.end - begin, begin)
+            finally:
+                file.close()
+        copy = Segment(self.folder, durable_end if count else tail.base_offset)
+        self._write_beside(copy, self._salvaged)
+        with suppress(FileNotFoundError):
+            self.disk.unlink(copy.index_path)
+        self.disk.rename(copy.path + TEMPORARY, copy.path)
+        self.disk.sync_dir(self.folder)
+        if count:
+            self._cut_file(tail.path, durable, END_OF_STREAM)
+            with suppress(OSError):  # derivable: rebuilt when it is missing
+                tail.write_index(self.disk, index.entries[:count])
+
+    def _write_beside(self, segment: Segment, batches: bytes) -> None:
+        file = self.disk.open(segment.path + TEMPORARY, create=True)
         try:
-            if self._salvaged is None:
-                self._salvaged = file.pread(index.end - durable, durable)
-            file.truncate(durable)
-            file.write(self._salvaged)
+            file.truncate(0)
+            file.write(SCHEMA_BYTES)
+            file.write(batches)
             file.sync()
-            self._salvaged = None
+        finally:
+            file.close()
+
+    def _cut_file(self, path: str, size: int, ending: bytes = b"") -> None:
+        file = self.disk.open(path)
+        try:
+            file.truncate(size)
+            file.write(ending)
+            file.sync()
         finally:
             file.close()
 
@@ -280,7 +311,7 @@ class Chain:
             Untrusted: the tail had to be given up, and its fsync failed.
         """
         number = self.segments.index(segment)
-        following = self.segments[number + 1 :]
+        following, live, partial = self.segments[number + 1 :], segment.live, segment.partial
         end = following[0].base_offset if following else log_end_offset
         report = RecoveryReport()
         whole = False
@@ -300,6 +331,7 @@ class Chain:
                         self.file.trim()
                         self.sync(self.file)
                 except OSError as error:
+                    segment.live, segment.partial = live, partial  # for `write_again`
                     raise Untrusted(storage_error(error, f"fsync {segment.path}")) from error
                 self._retire()
         return report.lost

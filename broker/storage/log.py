@@ -325,8 +325,9 @@ class PartitionLog(SyncedLog):
     def recover(self, now_us: int) -> RecoveryReport:
         """Bring a failed log back: write what is not durable anew, fsync it, open everything as after a crash.
 
-        Every offset keeps its record, so an append whose `sync` failed may turn out to be stored after all.
-        A log that is well, or closed, is left alone.
+        Every offset keeps its record as far as the page cache still has it, so an append whose `sync` failed may turn
+        out to be stored after all. What it has lost is cut off above the high watermark, and lost below. (RF 1: with
+        more replicas nothing is salvaged in place.) A log that is well, or closed, is left alone.
 
         Raises:
             StorageFailed, DiskFull: the disk still refuses; the log stays failed, and this may be tried again.
@@ -337,7 +338,6 @@ class PartitionLog(SyncedLog):
             try:
                 self._chain.close()
                 self._chain.write_again(self.durable_end)
-                self.durable_end = self.log_end_offset
                 self._recover(self._point(flush=False), RecoveryReport(), now_us)
             except OSError as error:
                 self.failure = storage_error(error, f"recover {self.folder}")

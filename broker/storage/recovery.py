@@ -14,6 +14,8 @@ R3  A gap below it is *lost*: the offsets are noted, the file is left as it is a
     to again, and what is intact around the gap is served.
 R4  Offsets below `committed_end` are never given out again, present or lost.
 R5  What recovery keeps is fsynced before it counts as durable.
+R6  Where two segments overlap the later one counts: it was whole on disk before it got its name (`Chain.write_again`).
+    What a segment that lacks nothing holds beyond is cut off.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from broker.api.schema import SCHEMA_BYTES
+from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.around import ReadAround
 from broker.storage.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.disk import TEMPORARY, Disk
@@ -149,8 +151,9 @@ def recover(
     run = _Recovery(disk, folder, known, report, now_us)
     run.lost(known.log_start_offset, segments[0].base_offset if segments else known.recovery_point)
     after = [segment.base_offset for segment in segments[1:]]
+    was_tail = known.tail.base_offset if known.tail is not None else known.recovery_point
     for segment, next_base in zip(segments, after, strict=False):
-        if next_base > known.recovery_point:
+        if next_base > known.recovery_point or segment.base_offset >= was_tail:
             run.sealed(segment, next_base)
     run.log_end_offset = max(known.recovery_point, known.high_watermark, known.log_start_offset)
     tail = run.last(segments[-1]) if segments else None
@@ -168,7 +171,7 @@ def rescan(
         around_errors: What the disk cannot read is a gap, as long as it is little (`ReadAround`).
     """
     run = _Recovery(disk, "", Checkpoint(), report, 0)
-    run.around_errors = around_errors
+    run.around_errors, run.tidies = around_errors, False
     return run.sealed(segment, next_base)
 
 
@@ -203,6 +206,7 @@ class _Recovery:
         self.high_watermark = known.high_watermark
         self.new_epochs: list[tuple[int, int]] = []
         self.around_errors = False
+        self.tidies = True  # R6
 
     def lost(self, start: int, end: int) -> None:
         if start < end:
@@ -232,7 +236,23 @@ class _Recovery:
             self.lost(expected, int(batch["first_offset"]))
             expected = int(batch["next_offset"])
         self.lost(expected, next_base)
-        return self._settle(segment, _entries(batches), found.size)
+        entries, size = _entries(batches), found.size
+        if self.tidies and expected == next_base:
+            end = IndexView(entries).end
+            if found.size + found.room_bytes > end and (found.markers != [end] or found.size > end + len(END_OF_STREAM)):
+                size = self._end_at(segment, end)
+        return self._settle(segment, entries, size)
+
+    def _end_at(self, segment: Segment, position: int) -> int:
+        """Cut off what stands behind the last batch of a segment (R6), and mark its end."""
+        file = self.disk.open(segment.path)
+        try:
+            file.truncate(position)
+            file.write(END_OF_STREAM)
+            file.sync()
+            return file.size()
+        finally:
+            file.close()
 
     def last(self, segment: Segment) -> Segment | None:
         """The last segment: may have a torn tail. Returns it if it can be appended to."""
