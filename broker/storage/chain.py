@@ -255,8 +255,8 @@ class Chain:
 
         A failed fsync leaves pages that the kernel holds as clean and that never reached the disk. What was read from
         them is kept as long as this object, so all of it may be done again and again until the log is open anew. It is
-        copied as it is found: whoever opens the log verifies all from `durable_end` on. The old file is cut after the copy has its name on disk, so a
-        kill or a power cut at any step leaves what is visible in one of the two.
+        copied as it is found: whoever opens the log verifies all from `durable_end` on. The old file is cut after the
+        copy has its name on disk, so a kill or a power cut at any step leaves what is visible in one of the two.
         """
         tail = self.tail
         if tail is None or tail.live is None:

@@ -239,7 +239,8 @@ class _Recovery:
         entries, size = _entries(batches), found.size
         if self.tidies and expected == next_base:
             end = IndexView(entries).end
-            if found.size + found.room_bytes > end and (found.markers != [end] or found.size > end + len(END_OF_STREAM)):
+            is_marked = found.markers == [end] and found.size == end + len(END_OF_STREAM) and not found.room_bytes
+            if found.size + found.room_bytes > end and not is_marked:
                 size = self._end_at(segment, end)
         return self._settle(segment, entries, size)
 
