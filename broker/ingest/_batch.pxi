@@ -72,6 +72,9 @@ cdef class Builder:
         record_bytes_max: A larger record is refused (R2 of rules.py).
         batch_bytes, batch_records: At either the batch is full. Feeding goes on beyond.
         batch_bytes_hard: Over this, records are refused until `take`.
+
+    Attributes:
+        tag: The driver's own, who finds by it where the records go; nothing here looks at it.
     """
 
     cdef Slot slot
@@ -79,6 +82,7 @@ cdef class Builder:
     cdef bytes ack_head         # of each ack, up to the sequence number: {"stream":STREAM,"seq":
     cdef bytes ack_end          # of each ack, from behind the offset
     cdef readonly str stream
+    cdef public object tag
     cdef Guard guard
     cdef object __weakref__
 
@@ -132,12 +136,13 @@ cdef class Builder:
         """Records whose publisher awaits an ack."""
         return count_awaited(self.slot.columns) if self.slot.columns != NULL else 0
 
-    def alter(self, *, bint reply_acks, str default_ack, Py_ssize_t record_bytes_max, Py_ssize_t batch_bytes,
-              Py_ssize_t batch_records):
-        """New settings for the records that come from now on."""
+    def alter(self, *, int partition_count, bint reply_acks, str default_ack, Py_ssize_t record_bytes_max,
+              Py_ssize_t batch_bytes, Py_ssize_t batch_records):
+        """New settings for the messages whose fate is still to be decided. Routes know another count once made anew."""
         if self.guard is not None:
             self.guard.check()
-        check_builder(self.slot.partition, self.slot.partition_count, default_ack, self.slot.batch_bytes_hard)
+        check_builder(self.slot.partition, partition_count, default_ack, self.slot.batch_bytes_hard)
+        self.slot.partition_count = partition_count
         self.slot.reply_acks = reply_acks
         self.slot.awaits_by_default = default_ack != "none"
         self.slot.record_bytes_max = record_bytes_max

@@ -8,6 +8,8 @@
 # N2  In IN_VALUE, `slot.arrived` bytes of the value lie behind the value column's size, and all `arriving`
 #     have room there.
 # N3  After `fail` nothing is parsed until the connection is reset.
+# N4  A subscription that ends amid a message, or amid a control line, ends behind it: what is half read is stored or
+#     answered. Until then its sid is in `ending`, and its route in the table.
 
 cdef void forget_value(Connection* self) noexcept nogil:
     """What has arrived of the current message's value goes, if it went to a slot that is still ours."""
@@ -24,7 +26,36 @@ cdef void drop_message(Connection* self) noexcept nogil:
         self.state = IN_SKIPPED
 
 
+cdef void end_routes(Connection* self) noexcept nogil:
+    cdef const uint64_t* sids = <const uint64_t*>self.ending.data
+    cdef Py_ssize_t i
+    for i in range(self.ending.size // <Py_ssize_t>sizeof(uint64_t)):
+        drop_route(&self.table, sids[i])
+    self.ending.size = 0
+
+
+cdef int end_route(Connection* self, uint64_t sid) noexcept nogil:
+    """The subscription ends, behind what is half read (N4). Returns -1: no memory."""
+    if (self.state == AT_LINE and self.line.size) or (self.state != AT_LINE and self.message.sid == sid):
+        keep_route(self, sid)
+        return append(&self.ending, <const char*>&sid, sizeof(uint64_t))
+    drop_route(&self.table, sid)
+    return 0
+
+
+cdef void keep_route(Connection* self, uint64_t sid) noexcept nogil:
+    """It does not end, or is there again."""
+    cdef uint64_t* sids = <uint64_t*>self.ending.data
+    cdef Py_ssize_t i, kept = 0
+    for i in range(self.ending.size // <Py_ssize_t>sizeof(uint64_t)):
+        if sids[i] != sid:
+            sids[kept] = sids[i]
+            kept += 1
+    self.ending.size = kept * sizeof(uint64_t)
+
+
 cdef void begin_anew(Connection* self) noexcept nogil:
+    end_routes(self)
     forget_value(self)
     self.slot = NULL
     self.state = AT_LINE
@@ -36,6 +67,7 @@ cdef void begin_anew(Connection* self) noexcept nogil:
 
 cdef void free_connection(Connection* self) noexcept nogil:
     PyMem_RawFree(self.table.entries)
+    release(&self.ending)
     release(&self.line)
     release(&self.header)
     release(&self.spans)
@@ -59,6 +91,8 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
     while p < end:
         if self.state == AT_LINE:
             if self.line.size == 0:
+                if self.ending.size:
+                    end_routes(self)
                 if not begins_operation(p[0]):
                     return fail(self, b"an unknown operation", self.position + (p - start), p, end - p)
                 line_max = line_max_of(self, p[0])

@@ -17,6 +17,7 @@ cdef struct Connection:
     Py_ssize_t payload_max
     Py_ssize_t reply_size_max
     RouteTable table
+    Buffer ending               # uint64_t sids: their routes go behind what is half read
     int64_t position            # of the byte after everything fed
     State state
     Buffer line                 # a control line in part; the line of a message in part
@@ -30,6 +31,8 @@ cdef struct Connection:
     Options options
     int fate
     Slot* slot
+    bint reply_acks             # of its slot, when its fate was decided
+    Py_ssize_t record_bytes_max
     bint oversize
     bint tombstone
     bint awaits
@@ -82,6 +85,7 @@ cdef int decide(Connection* self) noexcept nogil:
         self.fate = UNROUTED
         return 0
     self.slot = slot
+    self.reply_acks, self.record_bytes_max = slot.reply_acks, slot.record_bytes_max
     self.fate = judge(self, slot, subject, subject_size)
     return 0
 
@@ -167,12 +171,12 @@ cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept no
         return -1
     self.fates[fate] += 1
     self.byte_count += self.message.size
-    if fate >= FIRST_REFUSAL and self.slot.reply_acks and self.message.reply_size:
+    if fate >= FIRST_REFUSAL and self.reply_acks and self.message.reply_size:
         if not is_answerable(self):
             self.unanswerable += 1
         elif write_refusal(
             &self.answers, self.slot, fate, self.line_data + self.message.reply_at, self.message.reply_size,
-            self.message.subject_size + self.message.reply_size + self.message.size
+            self.message.subject_size + self.message.reply_size + self.message.size, self.record_bytes_max
         ) < 0:
             return -1
     self.slot = NULL
@@ -255,7 +259,7 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     """Remember what the record about to be counted depends on, if anything (R6, R7). There is room for it."""
     cdef Options* options = &self.options
     cdef Condition* condition = <Condition*>(columns.conditions.data + columns.conditions.size)
-    cdef bint minds_expectations = self.slot.reply_acks
+    cdef bint minds_expectations = self.reply_acks
     condition.id_header = condition.expected_header = -1
     condition.expected_sequence = condition.expected_subject_sequence = -1
     if options.msg_id.size > 0:
@@ -274,7 +278,7 @@ cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
     ):
         return
     condition.row = <int32_t>columns.rows
-    condition.may_be_told = self.slot.reply_acks and self.message.reply_size > 0 and is_answerable(self)
+    condition.may_be_told = self.reply_acks and self.message.reply_size > 0 and is_answerable(self)
     columns.id_count += condition.id_header >= 0
     columns.expected_id_count += condition.expected_header >= 0
     columns.expected_subject_count += condition.expected_subject_sequence >= 0

@@ -116,6 +116,7 @@ cdef class Intake:
     cdef Connection connection
     cdef dict routes            # sid -> RouteHolder
     cdef dict orphans           # id -> Builder: no route any more, but records or half a message (I3)
+    cdef list ended             # RouteHolder: their subscriptions end behind what is half read (I3)
 
     def __cinit__(self, *, Py_ssize_t control_line_max=4096, Py_ssize_t payload_max=64 << 20):
         global intake_number
@@ -124,6 +125,7 @@ cdef class Intake:
         self.guard = Guard()
         self.routes = {}
         self.orphans = {}
+        self.ended = []
         self.connection.number = intake_number
         self.connection.line_max = control_line_max + CONTROL_LINE_SLACK
         self.connection.reply_size_max = control_line_max - ANSWER_ARGUMENT_BYTES
@@ -158,6 +160,7 @@ cdef class Intake:
         holder = RouteHolder(held, by, token)
         if put_route(&self.connection.table, sid, holder.route) < 0:
             raise MemoryError()
+        keep_route(&self.connection, sid)
         self.orphan(self.routes.get(sid))
         self.routes[sid] = holder
         for builder in held:
@@ -166,12 +169,16 @@ cdef class Intake:
                 raise MemoryError()
 
     def unroute(self, uint64_t sid):
-        """Forget a subscription. A message of it that is half read is dropped; `dirty` still lists its builders."""
+        """Forget a subscription, behind what is half read (N4). `dirty` still lists its builders."""
+        cdef RouteHolder holder
         self.guard.check()
-        if self.connection.state != AT_LINE and self.connection.message.sid == sid:
-            drop_message(&self.connection)
-        drop_route(&self.connection.table, sid)
-        self.orphan(self.routes.pop(sid, None))
+        holder = self.routes.get(sid)
+        if holder is None:
+            return
+        self.ended.append(holder)
+        if end_route(&self.connection, sid) < 0:
+            raise MemoryError()
+        self.orphan(self.routes.pop(sid))
 
     cdef int orphan(self, RouteHolder holder) except -1:
         if holder is not None:
@@ -182,6 +189,10 @@ cdef class Intake:
     cdef int forget_orphans(self) except -1:
         """Let go of unrouted builders that nothing points to any more."""
         cdef Builder builder
+        if self.connection.ending.size:
+            return 0
+        if self.ended:
+            self.ended.clear()
         for builder in list(self.orphans.values()) if self.orphans else ():
             if self.connection.slot == &builder.slot:
                 continue

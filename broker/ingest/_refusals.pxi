@@ -84,10 +84,9 @@ make_templates()
 
 
 cdef int write_refusal(Buffer* to, const Slot* slot, int fate, const char* reply, Py_ssize_t reply_size,
-                       Py_ssize_t record_size) noexcept nogil:
+                       Py_ssize_t record_size, uint64_t limit) noexcept nogil:
     """Append the PUB that answers a refused message."""
     cdef const Template* text = &templates[fate]
-    cdef uint64_t limit = <uint64_t>slot.record_bytes_max
     cdef Py_ssize_t size = text.head_size + text.tail_size + slot.stream_json_size + 9
     cdef char* p
     if text.numbers:

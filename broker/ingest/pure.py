@@ -9,8 +9,11 @@ again; a payload that will not be stored is skipped as it arrives.
 
 I1  A builder changes only when a message is complete, its closing CR LF included.
 I2  The fate of a message is decided once, when its header block is complete (or at its control line if it
-    has none, or none that is looked at).
+    has none, or none that is looked at), by the settings that its builder has then. A change of settings or routes
+    while the rest arrives changes neither its builder nor how it is answered.
 I3  Fed whole or in any pieces, the results are the same.
+I4  A subscription that ends amid a message, or amid a control line, ends behind it: what is half read is stored or
+    answered.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Intake:
         self._reply_size_max = control_line_max - rules.ANSWER_ARGUMENT_BYTES
         self._payload_max = payload_max
         self._routes: dict[int, Route] = {}
+        self._ending: set[int] = set()  # subscriptions whose routes go behind what is half read (I4)
         self._dirty: dict[int, Builder] = {}
         self._touches = 0
         self._counters = dict.fromkeys(rules.COUNTERS, 0)
@@ -87,7 +91,9 @@ class Intake:
             ValueError: the builders are not of one stream, or do not fit `partition_by`.
         """
         by, token = check_route(builders, partition_by)
-        self._routes[sid] = Route(by, token, builders[0], {builder.partition: builder for builder in builders})
+        lead = builders[0]
+        self._routes[sid] = Route(by, token, lead.partition_count, lead, {b.partition: b for b in builders})
+        self._ending.discard(sid)
         for builder in builders:
             is_new = builder._owner is not self
             builder._owner = self
@@ -96,10 +102,17 @@ class Intake:
                 self._touch(builder)
 
     def unroute(self, sid: int) -> None:
-        """Forget a subscription. A message of it that is half read is dropped; `dirty` still lists its builders."""
-        self._routes.pop(sid, None)
-        if self._message is not None and self._message.line.sid == sid:
-            self._drop_message(self._message)
+        """Forget a subscription, behind what is half read (I4). `dirty` still lists its builders."""
+        message = self._message
+        if self._part if message is None else message.line.sid == sid:
+            self._ending.add(sid)
+        else:
+            self._routes.pop(sid, None)
+
+    def _end_routes(self) -> None:
+        for sid in self._ending:
+            self._routes.pop(sid, None)
+        self._ending.clear()
 
     def _drop_message(self, message: Message) -> None:
         """The rest of the current message is skipped, and counts as unrouted."""
@@ -152,10 +165,13 @@ class Intake:
         self._part = bytearray()
         self._problem = None
         self._position = 0
+        self._end_routes()
 
     def _step(self, chunk: bytes, at: int, now_us: int, events: list[tuple[Any, ...]]) -> int:
         """Take in what belongs together from `at` on; return where to go on."""
         if self._state is _State.AT_LINE:
+            if self._ending and not self._part:
+                self._end_routes()
             return self._at_line(chunk, at, events)
         if self._state is _State.AT_END:
             return self._at_end(chunk, at, now_us)
@@ -259,9 +275,9 @@ class Intake:
         answerable = len(line.reply) <= self._reply_size_max and not line.reply.startswith(rules.SYSTEM)
         if isinstance(fate, Refusal):
             assert builder is not None
-            if builder._reply_acks and line.reply:
+            if message.reply_acks and line.reply:
                 if answerable:
-                    limit = builder._record_bytes_max
+                    limit = message.record_bytes_max
                     body = refusal_body(fate, builder.stream, size=message.wire_bytes, limit=limit)
                     self._answers.append(publish(line.reply, body))
                 else:
@@ -279,7 +295,7 @@ class Intake:
                     headers=message.headers,
                     reply=line.reply or None,
                     awaited=message.awaits and answerable,
-                    may_be_told=builder._reply_acks and bool(line.reply) and answerable,
+                    may_be_told=message.reply_acks and bool(line.reply) and answerable,
                     msg_id=message.msg_id,
                     expected_id=message.expected_id,
                     expected_sequence=message.expected_sequence,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -98,6 +99,9 @@ class Builder:
         record_bytes_max: A larger record is refused (R2 of rules.py).
         batch_bytes, batch_records: At either the batch is full. Feeding goes on beyond.
         batch_bytes_hard: Over this, records are refused until `take`.
+
+    Attributes:
+        tag: The driver's own, who finds by it where the records go; nothing here looks at it.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Builder:
         self._batch_records = batch_records
         self._batch_bytes_hard = batch_bytes_hard
         self._clear()
+        self.tag: Any = None
         # For the Intake that it is routed from:
         self._owner: object | None = None
         self._on_first_record: Callable[[Builder], None] | None = None
@@ -147,10 +152,18 @@ class Builder:
         return self._awaited_count
 
     def alter(
-        self, *, reply_acks: bool, default_ack: str, record_bytes_max: int, batch_bytes: int, batch_records: int
+        self,
+        *,
+        partition_count: int,
+        reply_acks: bool,
+        default_ack: str,
+        record_bytes_max: int,
+        batch_bytes: int,
+        batch_records: int,
     ) -> None:
-        """New settings for the records that come from now on."""
-        check_builder(self.partition, self.partition_count, default_ack, self._batch_bytes_hard)
+        """New settings for the messages whose fate is still to be decided. Routes know another count once made anew."""
+        check_builder(self.partition, partition_count, default_ack, self._batch_bytes_hard)
+        self.partition_count = partition_count
         self._reply_acks = reply_acks
         self._awaits_by_default = default_ack != "none"
         self._record_bytes_max = record_bytes_max

@@ -34,12 +34,14 @@ class Route:
 
     Attributes:
         by, token: How to partition: see partitioning.py.
+        partition_count: How many partitions the stream has.
         lead: Any of the builders, for what is the same in all partitions.
         builders: By partition, those led here.
     """
 
     by: int
     token: int
+    partition_count: int
     lead: Builder
     builders: dict[int, Builder]
 
@@ -51,6 +53,7 @@ class Message:
     Attributes:
         fate: A name in `rules.COUNTERS`, or a Refusal.
         builder: Where it goes, or who answers for it.
+        reply_acks, record_bytes_max: The builder's, when the fate was decided.
         key, headers, tombstone, awaits: For its row, if its fate is "stored".
         msg_id, expected_id, expected_sequence, expected_subject_sequence: Likewise, as in `Row`.
         value: What has arrived of it, then.
@@ -59,6 +62,8 @@ class Message:
     line: ControlLine
     fate: str | Refusal = "unrouted"
     builder: Builder | None = None
+    reply_acks: bool = False
+    record_bytes_max: int = 0
     key: bytes | None = None
     headers: Headers | None = None
     tombstone: bool = False
@@ -103,7 +108,7 @@ def decide(message: Message, block: bytes | None, route: Route | None, intake: o
     builder: Builder | None = route.lead
     if route.by != FIXED:
         part = hashed_part(line.subject, message.key, route.by, route.token)
-        builder = route.builders.get(crc32(part) % route.lead.partition_count)
+        builder = route.builders.get(crc32(part) % route.partition_count)
     if builder is None:
         message.fate = "skipped_other_partition"
         return
@@ -111,6 +116,7 @@ def decide(message: Message, block: bytes | None, route: Route | None, intake: o
         message.fate = "unrouted"
         return
     message.builder = builder
+    message.reply_acks, message.record_bytes_max = builder._reply_acks, builder._record_bytes_max
     message.headers = headers if line.header_size is not None else None
     message.fate = _judge(message, builder, headers, options, oversize=oversize)
 

@@ -13,6 +13,10 @@ N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over 
     so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
 N3  A refused or failed record is answered and counted; the rest of its batch is not touched.
 N4  A repeat (by its id) is answered like a record of the batch that it came with: its original was appended before it.
+N5  A builder lives as long as messages can come into it, and knows its slot (`Builder.tag`): a message that was half
+    read when settings changed, or when its stream was paused or deleted, goes the way of every other, and its
+    partition says what becomes of it.
+N6  A failure while one slot is flushed concerns that slot: the others are flushed, and reading goes on.
 """
 
 from __future__ import annotations
@@ -38,6 +42,9 @@ CROWD_RECORDS = 16
 """When so many that await acks have gathered during a sync, the next flush starts no earlier than `CYCLE_S` after the
 last one: a cycle costs some 0.3 ms of CPU whatever is in it, and a crowd does not notice the wait. A few are flushed
 at once."""
+
+BUG_INTERVAL_S = 1.0
+"""So often at most a failure of our own is logged (N6); all are counted."""
 
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
 """Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
@@ -95,10 +102,10 @@ class Flusher:
         self._send = send
         self._pending_bytes_max = pending_bytes_max
         self._pending_bytes = 0
-        self._slots: dict[Builder, Slot] = {}
         self._resume = asyncio.Event()
         self._resume.set()
         self._loop = loop
+        self._bugs_shown_s = -BUG_INTERVAL_S
         self.counts = dict.fromkeys(
             (
                 "acks_sent",
@@ -110,34 +117,15 @@ class Flusher:
                 "refused_ids_full",
                 "refused_subject_unknown",
                 "pauses",
+                "flush_bugs",
             ),
             0,
         )
 
     def add(self, info: StreamInfo, partition: Partition) -> Slot:
         """Make a partition's slot."""
-        slot = Slot(partition, self._builder(info, partition), 0.0, 0, 0)
-        slot.idle.set()
-        self._configure(slot, info)
-        self._slots[slot.builder] = slot
-        return slot
-
-    def alter(self, slot: Slot, info: StreamInfo) -> None:
-        """Flush what has gathered under the old settings and go on under new ones; the caller routes anew."""
-        self._flush(slot, force=True)
-        del self._slots[slot.builder]
-        slot.builder = self._builder(info, slot.partition)
-        self._configure(slot, info)
-        self._slots[slot.builder] = slot
-
-    def _configure(self, slot: Slot, info: StreamInfo) -> None:
-        slot.linger_s = info.settings.linger_ms / 1000
-        slot.batch_bytes = info.settings.batch_bytes
-        slot.batch_records = info.settings.batch_records
-
-    def _builder(self, info: StreamInfo, partition: Partition) -> Builder:
         settings = info.settings
-        return self._make_builder(
+        builder = self._make_builder(
             stream=info.name,
             partition=partition.partition,
             partition_count=settings.partitions,
@@ -147,12 +135,33 @@ class Flusher:
             batch_bytes=settings.batch_bytes,
             batch_records=settings.batch_records,
         )
+        builder.tag = slot = Slot(partition, builder, 0.0, 0, 0)
+        slot.idle.set()
+        self._configure(slot, info)
+        return slot
+
+    def alter(self, slot: Slot, info: StreamInfo) -> None:
+        """Go on under new settings; the caller routes anew. What has gathered keeps what was decided for it (N5)."""
+        settings = info.settings
+        slot.builder.alter(
+            partition_count=settings.partitions,
+            reply_acks=info.reply_acks_effective,
+            default_ack=settings.acks,
+            record_bytes_max=settings.record_bytes_max,
+            batch_bytes=settings.batch_bytes,
+            batch_records=settings.batch_records,
+        )
+        self._configure(slot, info)
+
+    def _configure(self, slot: Slot, info: StreamInfo) -> None:
+        slot.linger_s = info.settings.linger_ms / 1000
+        slot.batch_bytes = info.settings.batch_bytes
+        slot.batch_records = info.settings.batch_records
 
     async def remove(self, slot: Slot) -> None:
-        """Flush a slot, wait until all of it is durable, forget it."""
+        """Flush a slot, and wait until all of it is durable. What is half read is flushed when it is whole (N5)."""
         self._flush(slot, force=True)
         await slot.idle.wait()
-        del self._slots[slot.builder]
 
     def after_feed(self) -> None:
         """Schedule flushes of what the last chunk has filled, and send the refusals."""
@@ -160,17 +169,20 @@ class Flusher:
         dirty = self._intake.dirty()
         alone = len(dirty) == 1
         for builder in dirty:
-            slot = self._slots[builder]
-            if full and slot.is_full:
-                self._flush(slot, force=True)
-            elif slot.scheduled is None and not slot.in_flight:
-                if builder.awaited_count or not slot.linger_s:
+            slot: Slot = builder.tag
+            try:
+                if full and slot.is_full:
+                    self._flush(slot, force=True)
+                elif slot.scheduled is None and not slot.in_flight:
+                    if builder.awaited_count or not slot.linger_s:
+                        self._flush(slot, alone=alone)
+                    else:
+                        slot.lingers = True
+                        slot.scheduled = self._loop.call_later(slot.linger_s, self._flush, slot)
+                elif builder.awaited_count and slot.lingers:
                     self._flush(slot, alone=alone)
-                else:
-                    slot.lingers = True
-                    slot.scheduled = self._loop.call_later(slot.linger_s, self._flush, slot)
-            elif builder.awaited_count and slot.lingers:
-                self._flush(slot, alone=alone)
+            except Exception:  # N6
+                self._note_bug(slot)
         if refusals := self._intake.refusals():
             self._send(refusals)
 
@@ -208,8 +220,8 @@ class Flusher:
         except LiftlogError as error:
             self._failed(slot, pending, error)
             return
-        except Exception as error:  # a fault of ours must not end the connection's read loop, nor pass for success
-            log.exception("intake.flush_bug partition=%s", slot.partition)
+        except Exception as error:  # it must not pass for success (N6)
+            self._note_bug(slot)
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
         if not is_answered:
@@ -264,6 +276,13 @@ class Flusher:
             slot.idle.set()
         if self._pending_bytes < self._pending_bytes_max // 2:
             self._resume.set()
+
+    def _note_bug(self, slot: Slot) -> None:
+        self.counts["flush_bugs"] += 1
+        now_s = self._loop.time()
+        if now_s - self._bugs_shown_s >= BUG_INTERVAL_S:
+            self._bugs_shown_s = now_s
+            log.exception("intake.flush_bug partition=%s bugs=%d", slot.partition, self.counts["flush_bugs"])
 
     def is_held_up(self) -> bool:
         """Whether too much is on its way to the disk (N2)."""

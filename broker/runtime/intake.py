@@ -46,12 +46,18 @@ RATE_WINDOW_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Attachment:
-    """One stream's subscriptions: sid -> its slots."""
+    """One stream's subscriptions: sid -> its slots.
+
+    Attributes:
+        sids: Of those that the present connection has, in order; routed.
+        is_detached: It gets no more of them.
+    """
 
     info: StreamInfo
     slots: list[Slot]
     subscriptions: list[tuple[str, list[Slot]]]
     sids: list[int] = field(default_factory=list)
+    is_detached: bool = False
 
 
 class IntakeDriver:
@@ -160,8 +166,8 @@ class IntakeDriver:
                     closed_cb=functools.partial(_set, closed),
                 )
                 self._client = client
-                for attachment in self._streams.values():
-                    attachment.sids.clear()
+                for attachment in self._streams.values():  # their numbers begin anew
+                    self._unroute(attachment)
                 await self._subscribe_missing()
             except Exception as error:  # whatever it is (nkeys has errors of its own): this task must not end
                 self.state = f"cannot connect: {error or type(error).__name__}"
@@ -256,6 +262,8 @@ class IntakeDriver:
 
     async def _subscribe(self, client: nats.aio.client.Client, attachment: Attachment) -> None:
         for subject, slots in attachment.subscriptions[len(attachment.sids) :]:
+            if attachment.is_detached or client is not self._client:
+                return  # while the last one was being sent
             sid = client._sid + 1  # routed before the server hears of it, so that nothing comes unrouted
             self._route(sid, slots, attachment.info)
             attachment.sids.append(sid)
@@ -266,6 +274,7 @@ class IntakeDriver:
         attachment = self._streams.pop(stream, None)
         if attachment is None:
             return
+        attachment.is_detached = True
         await self._unsubscribe(attachment)
         for slot in attachment.slots:
             await self._flusher.remove(slot)
@@ -310,8 +319,13 @@ class IntakeDriver:
                     await barrier(client, CONFIRM_TIMEOUT_S)
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 log.warning("intake.unsubscribe_unconfirmed stream=%s error=%r", attachment.info.name, error)
+        if client is self._client:  # else the numbers are the next one's, and of other streams
+            self._unroute(attachment)
+
+    def _unroute(self, attachment: Attachment) -> None:
         for sid in attachment.sids:
             self._intake.unroute(sid)
+        attachment.sids.clear()
 
     async def _drain(self, timeout_s: float) -> None:
         self._stopping = True

@@ -365,6 +365,47 @@ async def test_added_partitions_outlive_kill_9_and_may_be_added_to_a_paused_stre
         assert sorted(map(int, stored(client, "s"))) == list(range(60))
 
 
+# -- alter under load of large messages -----------------------------------------------------------------------
+
+
+async def test_settings_change_and_partitions_are_added_under_large_messages_and_all_are_acked(
+    nats_server: NatsServer, broker: BrokerProcess, name: str, create: Create
+) -> None:
+    """Of 20 KB, so that one is half read at nearly each change. Intake used to end for good here."""
+    create(subject=f"{name}.*", partition_by="subject")
+    client = await nats.connect(nats_server.url)
+    jetstream = client.jetstream(timeout=60, publish_async_max_pending=64)
+    changed = asyncio.Event()
+    got: dict[tuple[int, int], bytes] = {}
+
+    async def publish(publisher: int) -> None:
+        number = 0
+        while not changed.is_set() or number % 16:
+            value = b"%d-%d " % (publisher, number)
+            ack = json.loads((await client.request(f"{name}.{number % 7}", value * (20_000 // len(value)), 60)).data)
+            assert "error" not in ack, ack
+            got[ack["partition"], ack["offset"]] = value
+            number += 1
+
+    publishing = [asyncio.create_task(publish(i)) for i in range(16)]
+    with connect(broker.address) as admin:
+        for number in range(60):
+            if number == 30:
+                await asyncio.to_thread(admin.add_partitions, name, 3)
+            await asyncio.to_thread(admin.alter, name, linger_ms=number % 3, record_bytes_max=(1 << 20) + number)
+        changed.set()
+        await asyncio.wait_for(asyncio.gather(*publishing), 60)
+        ack = await jetstream.publish(f"{name}.1", b"behind")
+        assert ack.stream == name
+        table = admin.read(name).to_table()
+    rows_ = zip(*(table.column(c).to_pylist() for c in ("partition", "offset", "value")), strict=True)
+    values = {(partition, offset): value for partition, offset, value in rows_}
+    assert len(values) == len(got) + 1
+    assert all(values[place].startswith(value) and len(values[place]) > 19_900 for place, value in got.items())
+    await client.close()
+    assert_no_fault(broker)
+
+
 # -- delete and re-create -----------------------------------------------------------------------------------
 
 

@@ -119,6 +119,7 @@ step = st.one_of(
     st.tuples(st.just("take"), st.integers(0, 7)),
     st.tuples(st.just("unroute"), sid),
     st.tuples(st.just("route"), st.integers(0, 3)),
+    st.tuples(st.just("alter"), st.integers(0, 31)),
     st.tuples(st.just("refusals"), st.just(0)),
     st.tuples(st.just("reconnect"), st.just(0)),
 )
@@ -188,6 +189,17 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
                 intake.unroute(argument)
             case "route":
                 route(argument)
+            case "alter":
+                number, kind = argument % 4, argument // 4
+                for target in streams[number]:
+                    target.alter(
+                        partition_count=target.partition_count,
+                        reply_acks=bool(kind & 1),
+                        default_ack="leader" if kind & 2 else "none",
+                        record_bytes_max=20 if kind & 4 else 1000,
+                        batch_bytes=1 << 20,
+                        batch_records=3,
+                    )
             case "refusals":
                 seen.append(intake.refusals())
             case "reconnect":

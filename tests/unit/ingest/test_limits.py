@@ -54,7 +54,14 @@ def test_a_batch_is_full_at_its_bytes(twin: ModuleType) -> None:
 
 def test_settings_change_for_what_comes_next(twin: ModuleType) -> None:
     intake, target = routed(twin)
-    new = {"record_bytes_max": 5, "batch_bytes": 1 << 20, "batch_records": 2, "reply_acks": False, "default_ack": "all"}
+    new = {
+        "partition_count": 1,
+        "record_bytes_max": 5,
+        "batch_bytes": 1 << 20,
+        "batch_records": 2,
+        "reply_acks": False,
+        "default_ack": "all",
+    }
     intake.feed(msg("a", b"123456", reply="r"), 1)
     target.alter(**new)
     intake.feed(msg("a", b"123456", reply="r") + msg("a", b"1", reply="r"), 1)
@@ -110,7 +117,7 @@ def test_a_record_over_the_limit_is_not_kept_while_it_passes(twin: ModuleType) -
     assert target.record_count == 1
 
 
-@pytest.mark.parametrize("end", ["reset", "unroute", "take over"])
+@pytest.mark.parametrize("end", ["reset", "take over"])
 def test_the_room_for_half_a_value_is_given_back(twin: ModuleType, end: str) -> None:
     tracemalloc.start()
     try:
@@ -120,8 +127,6 @@ def test_the_room_for_half_a_value_is_given_back(twin: ModuleType, end: str) -> 
         match end:
             case "reset":
                 intake.reset()
-            case "unroute":
-                intake.unroute(1)
             case "take over":
                 successor = twin.Intake()
                 successor.route(1, [target], partition_by="subject_suffix")

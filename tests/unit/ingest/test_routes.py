@@ -96,14 +96,16 @@ HALVES = {
 
 
 @pytest.mark.parametrize("wire, cut", HALVES.values(), ids=HALVES)
-def test_half_a_message_of_a_subscription_that_ends_is_dropped(twin: ModuleType, wire: bytes, cut: int) -> None:
+def test_half_a_message_of_a_subscription_that_ends_is_stored_and_the_next_is_not(
+    twin: ModuleType, wire: bytes, cut: int
+) -> None:
     target = builder(twin)
     intake = twin.Intake()
     intake.route(1, [target], partition_by="subject_suffix")
     intake.feed(msg("a", b"0") + wire[:cut], 1)
     intake.unroute(1)
-    intake.feed(wire[cut:] + b"PING\r\n", 1)
-    assert values(target) == [b"0"]
+    assert intake.feed(wire[cut:] + b"PING\r\n" + msg("a", b"1"), 1) == [("PING",)]
+    assert values(target) == [b"0", b"x" * 50]
     assert intake.counters["unrouted"] == 1
 
 

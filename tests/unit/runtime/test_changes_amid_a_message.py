@@ -1,0 +1,286 @@
+"""Goal: whatever is done to a stream while a message of it is half read, the message is acked or refused in words, what
+was acked is in the log, and reading goes on.
+
+Method: the real intake driver, its loop turned by hand; real parsers, logs and fsync pool. Streams are changed as
+`broker.runtime.control` does it, with no connection to NATS that could hold a change back until the message is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.api.batch import decode_batch
+from broker.api.stream import settings_from
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.config import load
+from broker.runtime.intake import IntakeDriver
+from broker.runtime.partition import Partition
+from broker.runtime.sync import SyncPool
+from broker.runtime.watch import ChangeHub
+from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.log import PartitionLog
+from tests.support.simdisk import SimDisk
+from tests.support.waiting import until
+from tests.unit.ingest.twins import TWIN_IDS
+from tests.unit.ingest.wire import answers_in, hmsg, msg
+
+VALUE = b"x" * 30
+MESSAGES = {
+    "plain": msg("s.1", VALUE, reply="half"),
+    "with headers": hmsg("s.1", VALUE, ("Liftlog-Key", "k"), ("Nats-Msg-Id", "i"), reply="half"),
+}
+
+
+class Broker:
+    """Streams `s` (subject s.>, hashed) on sid 1 and `t` on sid 2."""
+
+    def __init__(self, implementation: str, appender: ThreadPoolExecutor, pool: SyncPool) -> None:
+        self.driver = IntakeDriver(load(None, {}, {"intake.implementation": implementation}))
+        self.loop = self.driver._loop
+        self.hub = ChangeHub(self.loop, version=0)
+        self.disk, self.appender, self.pool = SimDisk(), appender, pool
+        self.sent = b""
+        self.driver._flusher._send = self.send
+        self.infos: dict[str, StreamInfo] = {}
+        self.partitions: dict[str, list[Partition]] = {}
+        for sid, name in enumerate("st", 1):
+            settings = settings_from({"subject": f"{name}.>", "partition_by": "key", "linger_ms": 0})
+            self.infos[name] = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings)
+            self.partitions[name] = [self.partition(name, 0)]
+            self.attach(name, sid)
+
+    def send(self, blob: bytes) -> None:
+        self.sent += blob
+
+    def partition(self, name: str, number: int) -> Partition:
+        info = self.infos[name]
+        identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=number)
+        log = PartitionLog.create(self.disk, f"/{name}{number}", identity, LogSettings.of(info.settings), now_us=0)
+        return Partition(info, number, log, leader_epoch=1, pool=self.pool, appender=self.appender, hub=self.hub)
+
+    def run(self, coroutine: Any) -> None:
+        self.loop.run_until_complete(coroutine)
+
+    def attach(self, name: str, sid: int) -> None:
+        self.run(self.driver._attach([(self.infos[name], self.partitions[name])]))
+        attachment = self.driver._streams[name]
+        for subscription, (_, slots) in enumerate(attachment.subscriptions):  # as `_subscribe` does, but to nobody
+            self.driver._route(sid + subscription, slots, attachment.info)
+            attachment.sids.append(sid + subscription)
+
+    def receive(self, data: bytes) -> None:
+        self.driver._intake.feed(data, 1)
+        self.driver._after_feed(len(data))
+
+    def answers(self) -> dict[bytes, dict[str, Any]]:
+        found = answers_in(self.sent)
+        assert len(dict(found)) == len(found), "an answer came twice"
+        return {reply: json.loads(body) for reply, body in found}
+
+    def until_answered(self, reply: bytes) -> dict[str, Any]:
+        self.run(until(lambda: b"PUB %b " % reply in self.sent, f"no answer to {reply!r}"))
+        return self.answers()[reply]
+
+    def value_at(self, ack: dict[str, Any]) -> bytes:
+        log = self.partitions[ack["stream"]][ack["partition"]].log
+        rows = [row for message in log.batches(0) for row in decode_batch(message).to_pylist()]
+        return bytes(rows[ack["offset"]]["value"])
+
+    # -- changes
+
+    def change(self, **settings: Any) -> None:
+        before = self.infos["s"]
+        values = {**before.settings.as_dict(), **settings}
+        self.infos["s"] = replace(before, settings=settings_from(values))
+        for partition in self.partitions["s"]:
+            partition.alter(self.infos["s"])
+
+    def alter(self, **settings: Any) -> None:
+        self.change(**settings)
+        self.run(self.driver._alter(self.infos["s"]))
+
+    def add_partitions(self) -> None:
+        self.change(partitions=3)
+        added = [self.partition("s", number) for number in (1, 2)]
+        self.partitions["s"] += added
+        self.run(self.driver._extend(self.infos["s"], added))
+
+    def detach(self) -> None:
+        self.run(self.driver._detach("s"))
+
+    def set_state(self, **state: bool) -> None:
+        self.infos["s"] = replace(self.infos["s"], **state)
+        for partition in self.partitions["s"]:
+            partition.alter(self.infos["s"])
+
+    def pause(self) -> None:
+        self.detach()
+        self.set_state(paused=True)
+
+    def pause_and_resume(self) -> None:
+        self.pause()
+        self.set_state(paused=False)
+        self.attach("s", 3)
+
+    def delete(self) -> None:
+        self.detach()
+        for partition in self.partitions["s"]:
+            partition.note_removed()
+            partition.log.close(clean=False)
+
+
+CHANGES: dict[str, tuple[Callable[[Broker], None], str]] = {
+    "acks off": (lambda b: b.alter(reply_acks=False), ""),
+    "awaits none": (lambda b: b.alter(acks="none"), ""),
+    "smaller records": (lambda b: b.alter(record_bytes_max=1024), ""),
+    "linger": (lambda b: b.alter(linger_ms=10_000), ""),
+    "fsync interval": (lambda b: b.alter(fsync="interval"), ""),
+    "partitions": (Broker.add_partitions, ""),
+    "read-only": (lambda b: b.set_state(read_only=True), "read_only"),
+    "pause": (Broker.pause, "stream_paused"),
+    "pause and resume": (Broker.pause_and_resume, ""),
+    "delete": (Broker.delete, "unknown_stream"),
+}
+
+
+@pytest.fixture(params=TWIN_IDS)
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[[], Broker]]:
+    made: list[Broker] = []
+    pool = SyncPool(1)
+    with ThreadPoolExecutor(1) as appender:
+
+        def one() -> Broker:
+            made.append(Broker(request.param, appender, pool))
+            return made[-1]
+
+        yield one
+        pool.close()
+    for broker in made:
+        broker.loop.close()
+
+
+@pytest.mark.parametrize("change, reason", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("wire", MESSAGES.values(), ids=MESSAGES)
+def test_it_is_stored_or_refused_with_an_answer_and_reading_goes_on(
+    make: Callable[[], Broker], wire: bytes, change: Callable[[Broker], None], reason: str
+) -> None:
+    for cut in range(1, len(wire)):
+        broker = make()
+        broker.receive(msg("s.1", b"before", reply="before") + wire[:cut])
+        change(broker)
+        is_silent = broker.infos["s"].settings.acks == "none" or not broker.infos["s"].settings.reply_acks
+        broker.receive(wire[cut : cut + 5])
+        broker.receive(wire[cut + 5 :])
+        broker.receive(msg("t.1", b"behind", sid=2, reply="behind"))
+        assert broker.value_at(broker.until_answered(b"behind")) == b"behind"
+        assert broker.value_at(broker.until_answered(b"before")) == b"before"
+        if is_silent and b"half" not in broker.answers():  # its fate was decided behind the change
+            [place] = [p for p in broker.partitions["s"] if p.log.log_end_offset == 2]
+            assert broker.value_at({"stream": "s", "partition": place.partition, "offset": 1}) == VALUE
+            continue
+        answer = broker.until_answered(b"half")
+        if reason:
+            assert f"[{reason}]" in answer["error"]["description"], answer
+        else:
+            assert broker.value_at(answer) == VALUE
+
+
+def test_a_hundred_changes_in_the_midst_of_a_hundred_messages(make: Callable[[], Broker]) -> None:
+    """The report: 40 alters under load, and nothing was acked ever after."""
+    broker = make()
+    message = msg("s.1", VALUE, reply="rrr")
+    for number in range(100):
+        wire = message.replace(b"rrr", b"%03d" % number)
+        cut = 1 + number * 7 % (len(wire) - 1)
+        broker.receive(wire[:cut])
+        broker.alter(linger_ms=number % 3) if number != 50 else broker.add_partitions()
+        broker.receive(wire[cut:])
+    for number in range(100):
+        assert broker.value_at(broker.until_answered(b"%03d" % number)) == VALUE
+    assert sum(p.log.log_end_offset for p in broker.partitions["s"]) == 100
+
+
+def test_what_is_half_read_when_the_connection_ends_is_gone_and_reading_goes_on(make: Callable[[], Broker]) -> None:
+    """The rest of it never comes: its publisher gets no ack, and repeats it."""
+    wire = MESSAGES["plain"]
+    for cut in range(1, len(wire)):
+        broker = make()
+        broker.receive(wire[:cut])
+        broker.alter(linger_ms=1)
+        broker.driver._intake.reset()
+        broker.receive(msg("s.1", b"behind", reply="behind"))
+        assert broker.value_at(broker.until_answered(b"behind")) == b"behind"
+        assert broker.partitions["s"][0].log.log_end_offset == 1
+
+
+class Broken:
+    """A builder on which every call fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise MemoryError(name)
+
+
+def test_a_failure_of_ours_in_one_slot_does_not_end_reading(
+    make: Callable[[], Broker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """N6. It is logged once a second, and counted."""
+    broker = make()
+    slot = broker.driver._streams["s"].slots[0]
+    builder, slot.builder = slot.builder, Broken()  # type: ignore[assignment]
+    with caplog.at_level(logging.ERROR):
+        broker.receive(msg("s.1", b"waits", reply="waits") + msg("t.1", b"goes on", sid=2, reply="goes"))
+        for _ in range(20):
+            broker.receive(b"PING\r\n")
+    assert broker.value_at(broker.until_answered(b"goes")) == b"goes on"
+    assert broker.driver._flusher.counts["flush_bugs"] == 21
+    assert 1 <= len(caplog.records) < 21
+    slot.builder = builder
+    broker.receive(b"PING\r\n")
+    assert broker.value_at(broker.until_answered(b"waits")) == b"waits"
+
+
+class Subscription:
+    """Of a client that is replaced while this is ended."""
+
+    def __init__(self, driver: IntakeDriver, then: Callable[[], None]) -> None:
+        self._driver, self._then = driver, then
+
+    async def unsubscribe(self) -> None:
+        await asyncio.sleep(0)
+        self._then()
+        raise OSError("the connection is gone")
+
+
+def test_a_stream_that_goes_with_its_connection_leaves_the_next_connections_subscriptions_alone(
+    make: Callable[[], Broker],
+) -> None:
+    """Numbers of subscriptions begin anew: the one that ended is another stream's by now."""
+    broker = make()
+    driver = broker.driver
+
+    class Client:
+        is_connected = True
+
+    first, second = Client(), Client()
+
+    def replaced() -> None:
+        driver._client = second  # type: ignore[assignment]
+        for attachment in driver._streams.values():
+            driver._unroute(attachment)
+        attachment = driver._streams["t"]
+        driver._route(1, attachment.slots, attachment.info)
+        attachment.sids.append(1)
+
+    first._subs = {1: Subscription(driver, replaced)}  # type: ignore[attr-defined]
+    driver._client = first  # type: ignore[assignment]
+    broker.detach()
+    broker.receive(msg("t.1", b"behind", reply="behind"))
+    assert broker.value_at(broker.until_answered(b"behind")) == b"behind"
