@@ -20,6 +20,8 @@
     brokers.py        whom to ask, and what the answer means
     pool.py           HTTP exchanges over kept connections
     patience.py       pauses and deadlines after failures
+    outages.py        says once that it waits, and once that it goes on
+    records.py        records as users have them, as Arrow
     interrupt.py      ending another thread's wait
     forks.py          what starts afresh in a forked child
     address.py        where brokers are

@@ -49,7 +49,13 @@ def parse_addresses(addresses: Addresses) -> tuple[Address, ...]:
         InvalidRequest: none is given, or one is malformed.
         NotSupported: `https://`; TLS is a later release's work.
     """
-    texts = [addresses] if isinstance(addresses, str) else list(addresses)
+    try:
+        texts = [addresses] if isinstance(addresses, str) else list(addresses)
+    except TypeError:
+        texts = [addresses]  # type: ignore[list-item]
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidRequest(f"broker address {text!r}: must be text such as host:port, not {type(text).__name__}")
     found = [parse_address(part) for text in texts for part in text.split(",") if part.strip()]
     if not found:
         raise InvalidRequest("no broker address given; expected host:port, or several separated by commas")

@@ -377,13 +377,16 @@ def understand(read: Callable[[Any], T], value: Any, *, where: str) -> T:
     """Read an answer.
 
     Raises:
-        LiftlogError: it is not of the shape that this client knows.
+        LiftlogError: it is not of the shape that this client knows. Its field `sent` is true: the broker did what it
+            was asked to.
     """
     try:
         return read(value)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LiftlogError(
-            f"{where}: an answer that this client does not understand ({type(error).__name__}: {error})", address=where
+            f"{where}: an answer that this client does not understand ({type(error).__name__}: {error})",
+            address=where,
+            sent=True,
         ) from error
 
 

@@ -11,7 +11,6 @@ sent again and stored once; `sent` is true if time ran out, or the broker refuse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -23,10 +22,11 @@ from broker.api.errors import InvalidRecords, InvalidRequest
 from broker.client.answers import Appended, understand
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
+from broker.client.patience import DEADLINE_S
 from broker.client.positions import whole
+from broker.client.records import Records, record_batches
 
 TIMEOUT_S: Final = 30.0
-DEADLINE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Appender:
         self,
         stream: str,
         partition: int,
-        records: pa.RecordBatch | pa.Table | Sequence[pa.RecordBatch],
+        records: Records,
         *,
         acks: str | None = None,
         incarnation: str | None = None,
@@ -67,18 +67,20 @@ class Appender:
         """Append records of any of the columns key, value, headers, subject, timestamp, reply.
 
         Args:
-            records: `value` or `key` must be there. 64 MiB encoded at most (the broker's limit), which is the caller's
-                to keep.
+            records: As Arrow, as a data frame or as dicts (records.py), with `value` or `key`. 64 MiB encoded at most
+                (the broker's limit), which is the caller's to keep.
             acks: `all`, `leader` or `none`; None: the stream's setting.
             incarnation: The stream's incarnation that is meant.
             at_least_once: Send again also when a try may have been carried out.
             stamp: Send again too, but the broker stores it once; `Appended.duplicate` says that a try before had been
                 carried out. One request of a producer and partition at a time.
         Raises:
-            Unavailable, DeadlineExceeded: not appended; or, where the field `sent` is true, not known.
-            InvalidRecords, RecordTooLarge, RequestTooLarge: nothing of it was appended.
+            Retryable: nobody could take the records within the deadline.
+            InvalidRecords, RecordTooLarge, RequestTooLarge: the records cannot be appended.
             UnknownStream, UnknownPartition, ReadOnly, StaleIncarnation: as they say.
-            UnknownProducer, ProducerFenced, OutOfSequence: the stamp does not fit; this call appended nothing.
+            UnknownProducer, ProducerFenced, OutOfSequence: the stamp does not fit.
+            LiftlogError: a fault of the broker, or an answer that nobody understands.
+            Each of them means that nothing was appended, unless its field `sent` is true: then nobody knows.
         """
         number = whole(partition)
         if number is None:
@@ -99,25 +101,18 @@ class Appender:
         return understand(lambda v: Appended.of(v, partition), value, where=f"appending to {stream}/{partition}")
 
 
-def encode(records: pa.RecordBatch | pa.Table | Sequence[pa.RecordBatch]) -> Any:
+def encode(records: Records) -> Any:
     """Records as the bytes of an Arrow IPC stream (a `pyarrow.Buffer`).
 
     Raises:
-        InvalidRecords: no batches, or batches of different schemas.
+        InvalidRecords: none, not records, or batches of different schemas.
     """
-    batches: list[Any] = []
-    if isinstance(records, pa.Table):
-        schema, batches = records.schema, records.to_batches()
-    elif isinstance(records, pa.RecordBatch):
-        schema, batches = records.schema, [records]
-    else:
-        batches = list(records)
-        if not batches:
-            raise InvalidRecords("no record batches given")
-        schema = batches[0].schema
+    batches = list(record_batches(records))
+    if not batches:
+        raise InvalidRecords("no records given")
     sink = pa.BufferOutputStream()
     try:
-        with pa.ipc.new_stream(sink, schema) as writer:
+        with pa.ipc.new_stream(sink, batches[0].schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
     except (pa.ArrowException, TypeError) as error:

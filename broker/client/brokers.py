@@ -5,7 +5,11 @@ configured brokers, the one that worked last first. A broker that cannot be reac
 asked last from then on; `421 not_leader` names the one to ask instead. What is no success becomes an
 error of the tree, with the broker's address among its fields.
 
-Nothing is repeated here but what certainly had no effect; pauses and deadlines are the caller's.
+Of what is not idempotent, nothing is repeated here but what certainly had no effect. Pauses and deadlines are the
+caller's.
+
+B1  An error has the field `sent` if this request, or one before it in the same call, may have been carried out: also
+    the refusal of a broker that was asked after another one, or after a connection that broke.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from broker.api.plain import parse_json
 from broker.client.address import Address, Addresses, parse_address, parse_addresses
 from broker.client.forks import renew_after_fork
 from broker.client.interrupt import Interrupt
+from broker.client.outages import Outages, Say
 from broker.client.pool import Body, Exchange, Pool
 
 REDIRECTS_MAX: Final = 3
@@ -34,11 +39,13 @@ class Brokers:
     Args:
         addresses: At least one; parsed by `parse_addresses`.
         pool: Connections to use; None: an own one.
+        say: Takes a line of text when nobody answers and when somebody does again; None: the log does.
     """
 
-    def __init__(self, addresses: Addresses, *, pool: Pool | None = None) -> None:
+    def __init__(self, addresses: Addresses, *, pool: Pool | None = None, say: Say | None = None) -> None:
         self.addresses = parse_addresses(addresses)
         self.pool = pool or Pool()
+        self.outages = Outages(say)
         self._first = 0
         self._leaders: dict[PartitionKey, Address] = {}
         self._lock = threading.Lock()
@@ -79,11 +86,12 @@ class Brokers:
 
         Raises:
             Unavailable: none can be reached; or one broke off a call that is not idempotent (`sent` is true).
-            LiftlogError: what the broker's problem body says.
+            LiftlogError: what the broker's problem body says (B1).
         """
         queue = self.candidates(key)
         asked: list[Address] = []
         failures: list[Unavailable] = []
+        may_be_done = False
         while queue:
             address = queue.pop(0)
             asked.append(address)
@@ -100,13 +108,17 @@ class Brokers:
                 )
             except Unavailable as error:
                 self._note_failure(address, key)
-                if (error.sent and not is_idempotent) or (interrupt is not None and interrupt.is_set):
+                may_be_done = error.fields["sent"] = may_be_done or error.sent
+                if (may_be_done and not is_idempotent) or (interrupt is not None and interrupt.is_set):
                     raise
                 failures.append(error)
                 continue
             if 200 <= exchange.status < 300:
                 return exchange
+            may_be_done = may_be_done or exchange.is_repeat
             problem = read_problem(exchange)
+            if may_be_done:
+                problem.fields["sent"] = True
             if not isinstance(problem, NotLeader):
                 if problem.status >= 500:
                     self._note_failure(address, key)

@@ -4,6 +4,9 @@ What may be repeated: everything that asks or sets (`is_idempotent`), after any 
 is not idempotent, only tries that certainly had no effect: a refused connection, a broker that said
 `Retryable`. A connection that broke after the request was sent, or a broker that ran out of time,
 leaves open what happened: that error is raised at once.
+
+A1  Doubt is never forgotten. Once a try may have been carried out, every later error of the same call that could have
+    changed something says so: its field `sent` is true. Without the field, the call certainly changed nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from broker.client.pool import Body
 from broker.client.positions import whole
 
 ANSWER_BYTES_MAX: Final = 256 << 20
+READING: Final = ("GET", "HEAD")
+"""Methods that change nothing, so that nobody asks whether they were carried out."""
 JSON_HEADERS: Final = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
@@ -65,8 +70,9 @@ class Calls:
         Returns:
             The JSON value of the answer, None if it has no body.
         Raises:
-            DeadlineExceeded: no success within the deadline.
+            Retryable: no success within the deadline: the last failure, with the fields `tries` and `deadline_s`.
             LiftlogError: what the broker refused.
+            Either with the field `sent` if the call may have been carried out (A1).
         """
         given = {name: value for name, value in (query or {}).items() if value is not None}
         return self.send(
@@ -93,11 +99,16 @@ class Calls:
         interrupt: Interrupt | None = None,
     ) -> Any:
         """As `json`, with a body of any kind, to the leader of `key` if one is given."""
-        patience = Patience(self.deadline_s, interrupt=interrupt, what=f"{method} {target.partition('?')[0]}")
+        patience = Patience(
+            self.deadline_s,
+            interrupt=interrupt,
+            what=f"{method} {target.partition('?')[0]}",
+            outages=self.brokers.outages,
+        )
         may_be_done = False
         while True:
             try:
-                return self._once(
+                answer = self._once(
                     method,
                     target,
                     key=key,
@@ -107,22 +118,18 @@ class Calls:
                     is_idempotent=is_idempotent,
                     interrupt=interrupt,
                 )
-            except Retryable as error:
-                may_be_done = may_be_done or is_ambiguous(error)
-                if (interrupt is not None and interrupt.is_set) or (not is_idempotent and may_be_done):
-                    raise
-                try:
-                    patience.pause(error)
-                except LiftlogError as last:
-                    if may_be_done and key is not None:
-                        last.fields["sent"] = True  # an append, and an earlier try of it may have been stored
-                    raise
+                patience.progress()
+                return answer
             except LiftlogError as error:
+                may_be_done = may_be_done or is_ambiguous(error)
+                if may_be_done and method not in READING:
+                    error.fields["sent"] = True  # A1
                 if may_be_done and done_if is not None and isinstance(error, done_if):
                     return None
-                if may_be_done and key is not None:
-                    error.fields["sent"] = True
-                raise
+                is_over = interrupt is not None and interrupt.is_set
+                if is_over or not isinstance(error, Retryable) or (may_be_done and not is_idempotent):
+                    raise
+                patience.pause(error)
 
     def ready(self) -> Readiness:
         """What the first broker that answers says of itself. Raises Unavailable."""
@@ -153,13 +160,17 @@ class Calls:
         except ValueError as error:
             where = str(exchange.address)
             raise LiftlogError(
-                f"{where}: the answer to {method} {target} is no JSON: {error}", address=where
+                f"{where}: the answer to {method} {target} is no JSON: {error}", address=where, sent=True
             ) from error
 
 
-def is_ambiguous(error: Retryable) -> bool:
-    """Whether the request may have been carried out although it failed."""
-    return isinstance(error, DeadlineExceeded) or bool(error.fields.get("sent"))
+def is_ambiguous(error: LiftlogError) -> bool:
+    """Whether the request may have been carried out although it failed.
+
+    A broker that ran out of time, or met a fault of its own, may have done so after it carried out the request.
+    """
+    is_definite = isinstance(error, Retryable | InvalidRequest) and not isinstance(error, DeadlineExceeded)
+    return not is_definite or bool(error.fields.get("sent"))
 
 
 def _plain(value: object) -> int:

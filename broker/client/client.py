@@ -6,17 +6,16 @@
         client.commit("my-job", {"orders": {0: 42}})
 
 Every call is tried again after what is `Retryable`, with growing pauses, until `deadline_s` is over; it
-then raises DeadlineExceeded, caused by the last error. What the broker refuses (`InvalidRequest`) is
-raised at once, as the type that the broker named. All calls may come from several threads, and from
-a process forked after `connect`.
+then raises the last error, and says how often it tried. That it tries again is said at once. What the broker
+refuses (`InvalidRequest`) is raised at once, as the type that the broker named. An error with the field `sent`
+leaves open whether the call was carried out. All calls may come from several threads, and from a process
+forked after `connect`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Final
-
-import pyarrow as pa
 
 from broker.api.errors import InvalidRequest
 from broker.client.address import Addresses
@@ -33,21 +32,27 @@ from broker.client.append import Appender, Stamp
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
 from broker.client.consumers import ConsumerCalls
+from broker.client.outages import Say
+from broker.client.patience import DEADLINE_S
 from broker.client.positions import Position
 from broker.client.producer import Producer
 from broker.client.ranges import End, Start, plan_read
 from broker.client.reader import RecordReader, reader_schema
+from broker.client.records import Records
 from broker.client.sequences import register
 from broker.client.sinks import Sink, SinkDescription
 from broker.client.streams import StreamCalls
 
 TIMEOUT_S: Final = 10.0
-DEADLINE_S: Final = 30.0
 POSITIONS_PER_CALL: Final = 10_000
 
 
 def connect(
-    addresses: Addresses = "localhost", *, timeout_s: float = TIMEOUT_S, deadline_s: float = DEADLINE_S
+    addresses: Addresses = "localhost",
+    *,
+    timeout_s: float = TIMEOUT_S,
+    deadline_s: float = DEADLINE_S,
+    say: Say | None = None,
 ) -> Client:
     """A client for the cluster that these brokers belong to. Opens no connection yet.
 
@@ -56,10 +61,12 @@ def connect(
             or separated by commas. A broker that cannot be reached is passed over.
         timeout_s: How long a broker may be silent, in seconds.
         deadline_s: How long failures may follow each other before a call gives up, in seconds; 0: no second try.
+        say: Takes a line of text when calls begin to fail ("retrying for 30 s: …"), and when they succeed again.
+            None: the log gets them.
     Raises:
         InvalidRequest: an address is malformed.
     """
-    return Client(Brokers(addresses), timeout_s=timeout_s, deadline_s=deadline_s)
+    return Client(Brokers(addresses, say=say), timeout_s=timeout_s, deadline_s=deadline_s)
 
 
 class Client(StreamCalls, ConsumerCalls):
@@ -69,7 +76,8 @@ class Client(StreamCalls, ConsumerCalls):
         self.brokers = brokers
         self.timeout_s = timeout_s
         self.deadline_s = deadline_s
-        self._calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
+        self._is_closed = False
+        self._open_calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
         self._appender = Appender(brokers, timeout_s=max(timeout_s, APPEND_TIMEOUT_S), deadline_s=deadline_s)
 
     def __enter__(self) -> Client:
@@ -82,8 +90,21 @@ class Client(StreamCalls, ConsumerCalls):
         return f"<liftlog client of {self.brokers}>"
 
     def close(self) -> None:
-        """Close idle connections. Idempotent."""
+        """Take no more calls, and close idle connections. Idempotent.
+
+        Producers, readers and sinks that it made are closed by themselves: what they hold is not lost with the client.
+        """
+        self._is_closed = True
         self.brokers.pool.close()
+
+    @property
+    def _calls(self) -> Calls:
+        self._check_open()
+        return self._open_calls
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidRequest("the client is closed: connect again")
 
     # records
 
@@ -147,7 +168,7 @@ class Client(StreamCalls, ConsumerCalls):
         self,
         stream: str,
         partition: int,
-        records: pa.RecordBatch | pa.Table,
+        records: Records,
         *,
         acks: str | None = None,
         at_least_once: bool = False,
@@ -155,8 +176,12 @@ class Client(StreamCalls, ConsumerCalls):
     ) -> Appended:
         """Append records to one partition in one request, all or none of them. Details: `Appender.append`.
 
+        Records may be an Arrow table, batch or reader, a pandas or polars frame, or a list of dicts:
+        `client.append("orders", 0, [{"value": b"x", "key": b"k"}])`.
+
         The broker may be silent for 30 s at least: the answer waits for an fsync.
         """
+        self._check_open()
         return self._appender.append(stream, partition, records, acks=acks, at_least_once=at_least_once, stamp=stamp)
 
     def register_producer(self, name: str | None = None) -> tuple[int, int]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from broker.api.errors import InvalidRequest, UnknownConsumer
 from broker.client.answers import ConsumerLag, understand
 from broker.client.calls import Calls, path
-from broker.client.positions import At, at_json
+from broker.client.positions import At, at_json, partition_numbers, whole
 
 
 class ConsumerCalls:
-    """A part of `Client`, which sets the attribute."""
+    """A part of `Client`, which has the rest."""
 
-    _calls: Calls
+    @property
+    def _calls(self) -> Calls:
+        raise NotImplementedError
 
     def consumers(self) -> list[ConsumerLag]:
         """All consumers that have committed offsets, with their lag."""
@@ -43,16 +46,10 @@ class ConsumerCalls:
             metadata: Any text, kept with each offset of the first form.
         Returns:
             How many were stored; they are durable.
+        Raises:
+            InvalidRequest: the offsets are of neither form, or not whole numbers.
         """
-        if isinstance(offsets, Mapping):
-            more = {} if metadata is None else {"metadata": metadata}
-            items = [
-                {"stream": stream, "partition": partition, "offset": offset, **more}
-                for stream, by_partition in offsets.items()
-                for partition, offset in by_partition.items()
-            ]
-        else:
-            items = [dict(item) for item in offsets]
+        items = _items(offsets, metadata)
         value = self._calls.json("POST", path("consumers", consumer, "offsets"), {"offsets": items})
         return understand(lambda v: int(v["committed"]), value, where=f"committing for {consumer}")
 
@@ -65,12 +62,42 @@ class ConsumerCalls:
         """
         body: dict[str, Any] = {"stream": stream, "to": at_json(to)}
         if partitions is not None:
-            body["partitions"] = list(partitions)
+            body["partitions"] = partition_numbers(partitions)
         return self._consumer(self._calls.json("POST", path("consumers", consumer, "reset"), body))
 
     def delete_consumer(self, consumer: str) -> None:
         """Forget all committed offsets of a consumer. Raises UnknownConsumer."""
-        self._calls.json("DELETE", path("consumers", consumer))
+        self._calls.json("DELETE", path("consumers", consumer), done_if=UnknownConsumer)
 
     def _consumer(self, value: Any) -> ConsumerLag:
         return understand(ConsumerLag.of, value, where="describing a consumer")
+
+
+def _items(offsets: Any, metadata: str | None) -> list[dict[str, Any]]:
+    """The offsets of a commit as the HTTP API has them. Raises InvalidRequest."""
+    if not isinstance(offsets, Mapping):
+        if isinstance(offsets, str | bytes) or not isinstance(offsets, Iterable):
+            raise _misshaped(f"are a {type(offsets).__name__}")
+        items = list(offsets)
+        for row, item in enumerate(items):
+            if not isinstance(item, Mapping):
+                raise _misshaped(f"have a {type(item).__name__} as element {row}")
+        return [dict(item) for item in items]
+    more = {} if metadata is None else {"metadata": metadata}
+    found = []
+    for stream, by_partition in offsets.items():
+        if not isinstance(by_partition, Mapping):
+            raise _misshaped(f"have a {type(by_partition).__name__} for stream {stream!r}")
+        for partition, offset in by_partition.items():
+            number, at = whole(partition), whole(offset)
+            if number is None or at is None:
+                raise _misshaped(f"have {partition!r}: {offset!r} for stream {stream!r}, which are no whole numbers")
+            found.append({"stream": stream, "partition": number, "offset": at, **more})
+    return found
+
+
+def _misshaped(what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f'the offsets {what}; they must be {{"orders": {{0: 42}}}}, by stream and partition, or a list of objects with'
+        " the keys stream, partition, offset"
+    )

@@ -16,7 +16,7 @@ R2  Nothing is yielded that was not verified (frames.py); damaged bytes are aske
     lost range, which is a gap for every reader.
 R3  All answers of one read come from one incarnation of the stream.
 
-Importing this loads neither tenacity nor pandas nor anything of asyncio: executors fork, and start fast.
+Importing this loads neither pandas nor anything of asyncio: executors fork, and start fast.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ from broker.client.frames import BUFFER_BYTES, Message, read_messages
 from broker.client.gathering import rows_between
 from broker.client.interrupt import Interrupt
 from broker.client.memory import Memory
-from broker.client.patience import Patience
+from broker.client.patience import DEADLINE_S, Patience
 from broker.client.pool import Exchange, Pool
 
 ANSWER_BYTES: Final = 256 << 20
 """Asked for at a time: long enough to cost the broker nothing, short enough not to pin deleted segments for hours."""
 TIMEOUT_S: Final = 10.0
-DEADLINE_S: Final = 60.0
 BATCH_TIMEOUT_S: Final = 60.0
 MAX_WAIT_MS: Final = 2_000
 
@@ -238,7 +237,9 @@ class PartitionFetch:
         self._batch_timeout_s = batch_timeout_s
         self._interrupt = interrupt
         self._wait_ms = min(MAX_WAIT_MS, int(deadline_s * 1000))
-        self._patience = Patience(deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}")
+        self._patience = Patience(
+            deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}", outages=session.brokers.outages
+        )
         self._damaged_at: int | None = None
 
     @property
@@ -288,6 +289,8 @@ class PartitionFetch:
                         self._patience.progress()
                         yield from batches
                     self._note_gap(answer.next_offset, end)
+                    if end is None:  # nothing was promised, so an answer without rows is as good as any
+                        self._patience.progress()
                     return
             except Retryable as error:
                 if self.is_interrupted or (end is not None and self.position >= end):
@@ -361,7 +364,7 @@ def fetch_batches(
         n >= 1 rows in offset order, views into buffers of about 2 MiB: whoever keeps a row keeps its buffer.
         Offsets may be missing where compaction removed records or the broker reported them as lost.
     Raises:
-        DeadlineExceeded: no batch came for `deadline_s`; caused by the last error.
+        Retryable: no batch came for `deadline_s`: the last failure.
         OffsetOutOfRange: retention deleted `start`, or the log ends before it.
         StaleIncarnation: the stream was deleted and re-created.
         BadBatch: damaged bytes came twice for the same offset.

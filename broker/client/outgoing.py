@@ -118,7 +118,14 @@ def as_bytes(data: Any) -> bytes | None:
 def as_pairs(headers: Headers) -> Pairs:
     """Headers in order. Raises InvalidRecords."""
     pairs = []
-    for name, text in headers.items() if isinstance(headers, Mapping) else headers:
+    try:
+        given = list(headers.items() if isinstance(headers, Mapping) else headers)
+        named = [(name, text) for name, text in given]
+    except (TypeError, ValueError) as error:
+        raise InvalidRecords(
+            f"headers must be a dict or pairs of name and text, not {type(headers).__name__} ({error})"
+        ) from error
+    for name, text in named:
         if not isinstance(name, str):
             raise InvalidRecords(f"a header's name must be text, not {type(name).__name__}")
         pairs.append((name, as_bytes(text) or b""))

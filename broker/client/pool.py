@@ -7,7 +7,9 @@ Invariants
 C1  An idle connection is used by one thread at a time.
 C2  A connection made before a fork is never used in the child: the child's pools start empty, and an
     exchange that the parent had begun fails there as a broken connection.
-C3  A failure says whether the request may have been received (`sent`): only then is a repeat ambiguous.
+C3  A failure says whether the request may have been received (`sent`), by this try or by one before it that nobody
+    answered. An answer says the same of the tries before it (`is_repeat`).
+C4  An answer is whole or a failure. Its head must say how long it is: one that ends early looks like a whole one.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Exchange:
         address: Who answered.
         status: HTTP status.
         headers: Of the answer, names in any case.
-        length: Bytes of body still to come; None: not announced.
+        length: Bytes of body still to come; None: it comes in chunks.
+        is_repeat: A try before this one may have been received (C3).
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Exchange:
         interrupt: Interrupt | None,
         *,
         is_reusable: bool,
+        is_repeat: bool,
     ) -> None:
         self._pool = pool
         self._connection = connection
@@ -66,6 +70,7 @@ class Exchange:
         self.address = address
         self.status = response.status
         self.headers = response.headers
+        self.is_repeat = is_repeat
 
     @property
     def length(self) -> int | None:
@@ -80,12 +85,12 @@ class Exchange:
             Unavailable: the connection broke or nothing came within the time-out.
         """
         response = self._response
-        if response.length == 0 or response.closed:
+        if response.closed or response.length == 0:
             return 0
         if os.getpid() != self._pid:
             raise _unavailable(self.address, "the connection belongs to the process before the fork", sent=True)  # C2
         try:
-            if response.length is None or response.chunked:
+            if response.length is None:  # in chunks
                 return response.readinto(view)
             view = view[: response.length]
             if self._direct is not None:
@@ -166,18 +171,31 @@ class Pool:
             is_idempotent: May be sent again at once when a kept connection turns out to be dead.
             interrupt: Ends the wait from another thread.
         Raises:
-            Unavailable: nobody answered; fields `address`, `sent`.
+            Unavailable: nobody answered; fields `address`, `sent` (C3).
         """
+        may_be_received = False
         while True:
             connection, is_reused = self._take(address)
             try:
-                return self._try(connection, address, method, target, body, headers or {}, timeout_s, interrupt)
+                response, is_whole = self._try(
+                    connection, address, method, target, body, headers or {}, timeout_s, interrupt
+                )
+                return Exchange(
+                    self,
+                    address,
+                    connection,
+                    response,
+                    interrupt,
+                    is_reusable=is_whole,
+                    is_repeat=may_be_received,
+                )
             except Unavailable as error:
                 connection.close()
                 if interrupt is not None:
                     interrupt.guard(None)
+                may_be_received = error.fields["sent"] = may_be_received or error.sent
                 # A dead kept connection says nothing of the broker: once more, on a new one in the end.
-                if not (is_reused and (is_idempotent or not error.sent) and not error.timed_out):
+                if not (is_reused and (is_idempotent or not may_be_received) and not error.timed_out):
                     raise
                 if interrupt is not None and interrupt.is_set:
                     raise
@@ -192,7 +210,8 @@ class Pool:
         headers: Mapping[str, str],
         timeout_s: float,
         interrupt: Interrupt | None,
-    ) -> Exchange:
+    ) -> tuple[http.client.HTTPResponse, bool]:
+        """The head of the answer, and whether the request was sent as a whole."""
         try:
             if connection.sock is None:
                 connection.connect()
@@ -211,9 +230,12 @@ class Pool:
                     raise
                 is_whole = False  # refused before all of it was sent: the answer may be there and say why
             response = connection.getresponse()
-            return Exchange(self, address, connection, response, interrupt, is_reusable=is_whole)
         except (OSError, http.client.HTTPException) as error:
             raise _unavailable(address, error, sent=True) from error
+        if response.length is None and not response.chunked:  # C4
+            response.close()
+            raise _unavailable(address, "the answer was cut short, or does not say how long it is", sent=True)
+        return response, is_whole
 
     def _take(self, address: Address) -> tuple[http.client.HTTPConnection, bool]:
         while True:

@@ -8,7 +8,7 @@ datetime           the first record that is not older; it must have a time zone
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import index
@@ -67,6 +67,18 @@ def whole(value: object) -> int | None:
         return None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
+
+
+def partition_numbers(partitions: Iterable[int]) -> list[int]:
+    """Partitions as ints, each once. Raises InvalidRequest."""
+    try:
+        found = [whole(number) for number in partitions]
+    except TypeError:
+        found = [None]
+    numbers = sorted({number for number in found if number is not None})
+    if None in found:
+        raise InvalidRequest(f"partitions={partitions!r}: must be a list of whole numbers, such as [0, 2]")
+    return numbers
 
 
 def timestamp_us(time: datetime) -> int:

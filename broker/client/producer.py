@@ -40,7 +40,7 @@ from broker.api.errors import (
     UnknownPartition,
 )
 from broker.client.answers import Appended, StreamDescription
-from broker.client.append import DEADLINE_S, TIMEOUT_S, Appender
+from broker.client.append import TIMEOUT_S, Appender
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls
 from broker.client.deliveries import BatchFuture, Delivery, RecordFuture
@@ -56,6 +56,8 @@ from broker.client.outgoing import (
     record_bytes,
 )
 from broker.client.partitioner import partition_of, partitions_of
+from broker.client.patience import DEADLINE_S
+from broker.client.records import Records, record_batches
 from broker.client.sequences import Sequences
 
 BATCH_BYTES_MAX: Final = 32 << 20
@@ -203,23 +205,23 @@ class Producer:
                 self._close_batch(partition)
         return future
 
-    def send_batch(self, records: pa.RecordBatch | pa.Table) -> BatchFuture:
-        """Hand over Arrow rows with any of the columns key, value, headers, subject, timestamp, reply.
+    def send_batch(self, records: Records) -> BatchFuture:
+        """Hand over rows with any of the columns key, value, headers, subject, timestamp, reply, or dicts (records.py).
 
         Sent in requests of about 16 MiB or less, each stored whole or not at all; with `partitioner="key"` also one per
         partition. Blocks as `send`.
 
         Raises:
-            InvalidRequest: the producer is closed.
+            InvalidRecords: this cannot be records; nothing was sent.
+            InvalidRequest: the producer is closed; with the field `sent`: parts of the records are on their way.
         """
         self._check_process()
-        batches = records.to_batches() if isinstance(records, pa.Table) else [records]
         deliveries: list[Delivery] = []
-        for batch in batches:
+        for batch in list(record_batches(records)):
             for piece in pieces(batch, POST_BYTES):
                 for partition, rows in self._routed(piece):
                     with self._changed:
-                        self._wait_for_room()
+                        self._wait_for_room(sent=bool(deliveries))
                         target = self._turn if partition is None else partition
                         if target in self._open:
                             self._close_batch(target)  # P1
@@ -236,8 +238,14 @@ class Producer:
         Raises:
             TimeoutError: it is not, after `timeout_s`.
             LiftlogError: the first error that a record met since the last flush.
+            InvalidRequest: the producer is closed.
         """
         self._check_process()
+        if self._is_closing:
+            raise InvalidRequest("the producer is closed")
+        self._flush(timeout_s)
+
+    def _flush(self, timeout_s: float | None) -> None:
         with self._changed:
             batches = [*self._closed, *self._open.values(), *([self._posting] if self._posting else [])]
             self._is_flushing += 1
@@ -258,7 +266,7 @@ class Producer:
             return
         try:
             if self._thread.is_alive():
-                self.flush(timeout_s)
+                self._flush(timeout_s)
         finally:
             with self._changed:
                 self._is_closing = True
@@ -281,11 +289,11 @@ class Producer:
         if os.getpid() != self._pid:
             raise InvalidRequest("a producer does not survive a fork: make one in each process")
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, *, sent: bool = False) -> None:
         while not self._is_closing and len(self._closed) + (self._posting is not None) >= self._in_flight:
             self._changed.wait()
         if self._is_closing:
-            raise InvalidRequest("the producer is closed")
+            raise InvalidRequest("the producer is closed", sent=sent)
 
     def _routed(self, rows: pa.RecordBatch) -> Iterator[tuple[int | None, pa.RecordBatch]]:
         """Rows by partition; None: whose turn it is."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, UnknownPartition
 from broker.client.answers import Resolved, StreamDescription
-from broker.client.positions import At, Position, whole
+from broker.client.positions import At, Position, partition_numbers
 from broker.client.reader import Span
 
 Start = At | Mapping[int, At]
@@ -32,7 +32,7 @@ def plan_read(
         UnknownPartition, OffsetOutOfRange, InvalidRequest: as `Client.read`.
     """
     stream, count = description.name, len(description.partitions)
-    numbers = list(range(count)) if partitions is None else _numbers(partitions)
+    numbers = list(range(count)) if partitions is None else partition_numbers(partitions)
     if not numbers:
         raise InvalidRequest("partitions=[]: name at least one, or None for all")
     for number in numbers:
@@ -56,18 +56,6 @@ def plan_read(
             )
         spans[number] = Span(start=begin, end=finish, from_earliest=starts[number] == "earliest")
     return spans
-
-
-def _numbers(partitions: Iterable[int]) -> list[int]:
-    """Partitions as ints, each once."""
-    try:
-        found = [whole(number) for number in partitions]
-    except TypeError:
-        found = [None]
-    numbers = sorted({number for number in found if number is not None})
-    if None in found:
-        raise InvalidRequest(f"partitions={partitions!r}: must be a list of whole numbers, such as [0, 2]")
-    return numbers
 
 
 def _spread(at: Start | End, numbers: Sequence[int], default: At) -> dict[int, At]:

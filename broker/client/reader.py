@@ -102,6 +102,8 @@ class RecordReader:
         return self._reading.positions()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Itself. Raises InvalidRequest: it is closed. (An iteration that is under way then just ends.)"""
+        self._check_open()
         return self
 
     def __next__(self) -> pa.RecordBatch:
@@ -111,7 +113,7 @@ class RecordReader:
             StopIteration: the range is read, or the reader was closed.
             OffsetOutOfRange: retention deleted what comes next.
             StaleIncarnation, UnknownStream: the stream was deleted meanwhile.
-            DeadlineExceeded: nobody could answer for the client's `deadline_s`.
+            Unavailable and others that are Retryable: nobody could answer for the client's `deadline_s`.
             BadBatch: the log is damaged there.
         """
         if self._interrupt.is_set:
@@ -138,11 +140,17 @@ class RecordReader:
         """All rows that are left, as a table.
 
         Raises:
-            InvalidRequest: the reader follows; its rows never end.
+            InvalidRequest: the reader follows; its rows never end. Or it is closed, also while they are read.
         """
         if self._follow:
             raise InvalidRequest("a reader with follow=True never ends: iterate over it")
-        return pa.Table.from_batches(list(self), self.schema)
+        batches = list(self)
+        self._check_open()  # else what there is might be taken for all
+        return pa.Table.from_batches(batches, self.schema)
+
+    def _check_open(self) -> None:
+        if self._interrupt.is_set:
+            raise InvalidRequest(f"the reader of {self.stream!r} is closed")
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         """As `to_table`, as a pandas data frame; `options` are those of `pyarrow.Table.to_pandas`."""
@@ -226,8 +234,13 @@ class _Reading:
             if not self._behind(heads):
                 self._pace(asked_s)
             while (behind := self._behind(heads)) and not self._interrupt.is_set:
+                were_at = self.positions()
                 for partition in behind:
                     yield from self._answer(partition, heads[partition])
+                if self.positions() == were_at:  # nobody has what the watch promised, after an unclean stop perhaps
+                    version = 0
+                    self._pace(asked_s)
+                    break
 
     def _pace(self, asked_s: float) -> None:
         if time.monotonic() - asked_s < QUICK_S:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def register(calls: Calls, name: str | None) -> tuple[int, int]:
-    """An id and an epoch. Raises InvalidName; Unavailable, DeadlineExceeded."""
+    """An id and an epoch. Raises InvalidName, and what `Calls.json` raises."""
     value = calls.json("POST", path("producers"), {} if name is None else {"name": name})
     return understand(lambda v: (int(v["producer_id"]), int(v["epoch"])), value, where="registering a producer")
 
@@ -51,7 +51,7 @@ class Sequences:
             LiftlogError: it could not be registered; nothing was sent.
         """
         if self._fenced is not None:
-            raise ProducerFenced(self._fenced.message, **self._fenced.fields)
+            raise ProducerFenced(self._fenced.message, **{**self._fenced.fields, "sent": False})  # that was another's
         if self._identity is None:
             try:
                 self._identity = register(self._calls, self._name)

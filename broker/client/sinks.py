@@ -175,7 +175,7 @@ class Sink:
             SinkFenced: another driver has opened the sink since.
             SinkBatchRegressed: the batch id is below the last one: field `last_batch_id`; `reset` is the way on.
             SinkForked: the attribute `checkpoint` is another one: fields `recorded`, `asked`.
-            DeadlineExceeded, Unavailable and others that are Retryable: not known; commit the same batch id again.
+            Unavailable and others that are Retryable: not known; commit the same batch id again.
         """
         named = list(stages)
         body = {

@@ -9,14 +9,17 @@ from broker.api.errors import InvalidRequest, UnknownStream
 from broker.client.answers import StreamDescription, understand
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
-from broker.client.positions import At, at_json
+from broker.client.positions import At, at_json, partition_numbers
 
 
 class StreamCalls:
-    """A part of `Client`, which sets the attributes."""
+    """A part of `Client`, which has the rest."""
 
     brokers: Brokers
-    _calls: Calls
+
+    @property
+    def _calls(self) -> Calls:
+        raise NotImplementedError
 
     def create_stream(self, name: str, **settings: Any) -> StreamDescription:
         """Create a stream; one that exists with the same settings is as good as created.
@@ -96,7 +99,7 @@ class StreamCalls:
             raise InvalidRequest("before='earliest': nothing lies before it; give an offset, a datetime or 'latest'")
         body: dict[str, Any] = {"before": at_json(before)}
         if partitions is not None:
-            body["partitions"] = list(partitions)
+            body["partitions"] = partition_numbers(partitions)
         value = self._calls.json("POST", path("streams", stream, "trim"), body)
         return understand(
             lambda v: {int(p["partition"]): int(p["log_start_offset"]) for p in v["partitions"]},

@@ -297,6 +297,8 @@ class Partition:
     def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
         """Append away from the calling thread; the future is done when durable (`acks=none`: when appended).
 
+        Its error has the field `sent` if the records were appended, and then something failed: they may be stored.
+
         Raises:
             Overloaded: too many appends wait already.
         """
@@ -308,7 +310,7 @@ class Partition:
 
         def settled(result: AppendResult, outcome: Outcome) -> None:
             if acks != "none":
-                self._settle(future, outcome if isinstance(outcome, LiftlogError) else result)
+                self._settle(future, _perhaps_stored(outcome) if isinstance(outcome, LiftlogError) else result)
 
         def run() -> None:
             try:
@@ -367,3 +369,8 @@ class Partition:
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""
         await self._hub.wait(self, lambda: self.removed or self.log.high_watermark > offset, timeout_s)
+
+
+def _perhaps_stored(error: LiftlogError) -> LiftlogError:
+    """The same error, for one of those who share it, saying that nobody knows what became of the records."""
+    return type(error)(error.message, **{**error.fields, "sent": True})

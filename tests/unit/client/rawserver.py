@@ -63,6 +63,7 @@ class RawServer:
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
+        self.port = int(self._listener.getsockname()[1])
         self._host = host
         self._handler = handler
         self._on_head = on_head  # called instead, before the body is read; the connection ends then
@@ -73,10 +74,6 @@ class RawServer:
         self.requests: list[Request] = []
         self.connection_count = 0
         self.failures: list[BaseException] = []
-
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
 
     @property
     def address(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import socket
 import threading
 import time
@@ -25,6 +26,7 @@ from broker.client.address import Address, parse_address
 from broker.client.brokers import Brokers, leader_of
 from broker.client.calls import Calls, path
 from broker.client.interrupt import Interrupt
+from broker.client.outages import Outages
 from broker.client.patience import Patience
 from broker.client.pool import Pool
 from tests.support.processes import free_port
@@ -277,13 +279,13 @@ def test_patience_ends_with_the_deadline_and_tells_the_last_error() -> None:
         while True:
             patience.pause(NotReady("still starting"))
 
-    with pytest.raises(DeadlineExceeded) as caught:
+    with pytest.raises(NotReady) as caught:
         for_ever()
-    assert 0.1 < time.monotonic() - began < 30
+    assert 0.2 <= time.monotonic() - began < 30
     assert str(caught.value).startswith("doing it: gave up after ")
     assert str(caught.value).endswith("still starting")
     assert isinstance(caught.value.__cause__, NotReady)
-    assert caught.value.last_reason == "not_ready"
+    assert caught.value.deadline_s == 0.2
     assert pickle.loads(pickle.dumps(caught.value)).tries == caught.value.tries
 
 
@@ -294,6 +296,83 @@ def test_progress_makes_the_next_failure_the_first_one() -> None:
         patience.pause(NotReady("again"))
         patience.progress()
     assert patience.failure_count == 0
+
+
+def test_at_the_end_the_error_is_the_last_one_and_one_more_try_is_made_when_the_time_is_up() -> None:
+    patience = Patience(0.05)
+    began = time.monotonic()
+
+    def for_ever() -> None:
+        while True:
+            patience.pause(Overloaded("full", limit=7))
+
+    with pytest.raises(Overloaded) as caught:
+        for_ever()
+    assert time.monotonic() - began >= 0.05
+    assert (caught.value.limit, caught.value.tries) == (7, patience.failure_count)
+
+
+class Told(list[str]):
+    """What a client said, and a broker that is away or there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        if self.is_away:
+            self.is_away = len(self) == 0  # until it is told, and one try longer
+            problem(NotReady("starting"))(request, reply)
+        else:
+            reply.answer(200, b"{}")
+
+
+def test_an_outage_is_told_at_once_and_once_and_so_is_its_end() -> None:
+    told = Told()
+    with RawServer(told.handle) as server:
+        api = Calls(Brokers(server.address, say=told.append), timeout_s=60, deadline_s=30)
+        api.json("GET", "/v1/x")
+        assert told == []
+        told.is_away = True
+        api.json("GET", "/v1/x")
+        assert len(server.requests) == 4
+        api.json("GET", "/v1/x")
+    assert told[0] == "retrying for 30 s: starting"
+    assert re.fullmatch(r"answered again after [0-9.]+ s", told[1])
+    assert len(told) == 2
+
+
+def test_without_anybody_to_tell_the_log_has_it(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(Unavailable):
+        calls(f"127.0.0.1:{free_port()}", deadline_s=0.1).json("GET", "/v1/x")
+    lines = [record for record in caplog.records if record.name == "broker.client.outages"]
+    assert [(line.levelname, line.getMessage().partition(" ")[0]) for line in lines] == [("WARNING", "client.retrying")]
+    assert "Connection refused" in lines[0].getMessage()
+
+
+def test_outages_that_follow_each_other_quickly_are_told_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    outages = Outages(told.append)
+    for _ in range(100):
+        outages.failed(Overloaded("full"), 30)
+        outages.answered()
+    assert len(told) == 2
+    monkeypatch.setattr("broker.client.outages.INTERVAL_S", 0.0)
+    outages.failed(Overloaded("full"), 30)
+    outages.answered()
+    assert len(told) == 4
+
+
+def test_who_cannot_be_told_ends_no_call() -> None:
+    def broken(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    with pytest.raises(Unavailable):
+        calls_saying(broken).json("GET", "/v1/x")
+
+
+def calls_saying(say: Callable[[str], object]) -> Calls:
+    return Calls(Brokers(f"127.0.0.1:{free_port()}", say=say), timeout_s=60, deadline_s=0.1)
 
 
 def test_no_patience_is_one_try() -> None:

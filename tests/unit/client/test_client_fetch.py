@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
@@ -16,17 +17,20 @@ import pytest
 from broker.api import http
 from broker.api.errors import (
     BadBatch,
-    DeadlineExceeded,
     InvalidRequest,
     LiftlogError,
     NotLeader,
     NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
+    Unavailable,
     UnknownStream,
 )
-from broker.client.fetch import FetchSession, fetch_batches
+from broker.client.brokers import Brokers
+from broker.client.calls import Calls
+from broker.client.fetch import FetchSession, PartitionFetch, fetch_batches
 from broker.client.interrupt import Interrupt
+from broker.client.reader import QUICK_S, RecordReader, Span
 from tests.unit.client.logs import INCARNATION, Log, body, message
 from tests.unit.client.rawserver import Handler, RawServer, Reply, Request
 
@@ -197,7 +201,7 @@ def test_a_silent_broker_ends_in_an_error_within_the_deadline() -> None:
         return True
 
     with RawServer(serve(Log.of(10, per_batch=10), twist)) as server:
-        with pytest.raises(DeadlineExceeded, match="timed out") as caught:
+        with pytest.raises(Unavailable, match="timed out") as caught:
             list(fetch_batches(FetchSession(server.address), "orders", 0, 0, 10, timeout_s=0.2, deadline_s=0.3))
         silent.set()
         assert server.address in str(caught.value)
@@ -215,7 +219,7 @@ def test_a_broker_that_trickles_bytes_is_given_up() -> None:
         return True
 
     with RawServer(serve(Log.of(10, per_batch=10), twist)) as server:
-        with pytest.raises(DeadlineExceeded, match="took longer than"):
+        with pytest.raises(Unavailable, match="took longer than"):
             offsets(server, 0, 10, deadline_s=0.2, batch_timeout_s=0.2)
         stop.set()
 
@@ -321,9 +325,27 @@ def test_records_that_are_not_committed_yet_are_waited_for() -> None:
         assert int(server.requests[-1].query["max_wait_ms"]) > 0
 
 
+def test_a_quiet_log_forgives_failures_that_lie_far_apart() -> None:
+    """Who follows a log in which nothing happens, and meets a failure now and then, has not met one long failure."""
+    failed_s: list[float] = []
+
+    def twist(request: Request, reply: Reply, data: bytes, headers: dict[str, str]) -> bool:
+        if request.number % 3:
+            return False
+        failed_s.append(time.monotonic())
+        problem(reply, NotReady("restarting"))
+        return True
+
+    with RawServer(serve(Log.of(10, per_batch=10), twist)) as server:
+        fetch = PartitionFetch(FetchSession(server.address), "orders", 0, 10, deadline_s=0.5)
+        while not failed_s or failed_s[-1] - failed_s[0] < 1.0:
+            assert list(fetch.answer(None)) == []
+    assert len(failed_s) > 3
+
+
 def test_records_that_are_never_committed_end_in_an_error_that_says_so() -> None:
     said = "20 is not committed yet, the high watermark is 20"
-    with RawServer(serve(Log.of(20, per_batch=10))) as server, pytest.raises(DeadlineExceeded, match=said):
+    with RawServer(serve(Log.of(20, per_batch=10))) as server, pytest.raises(NotReady, match=said):
         offsets(server, 0, 30, deadline_s=0.1)
 
 
@@ -426,3 +448,42 @@ def test_short_answers_are_joined() -> None:
         assert offsets(server, 5, 95, max_bytes=1) == list(range(5, 95))
         assert len(server.requests) == 10
         assert {r.query["max_bytes"] for r in server.requests} == {"1"}
+
+
+def test_a_high_watermark_that_was_promised_and_went_back_is_asked_for_gently() -> None:
+    """After an unclean stop a log may end before what was announced: whoever follows it waits, and does not hammer."""
+    log = Log.of(10, per_batch=10)
+    reads = 0
+
+    def handler(request: Request, reply: Reply) -> None:
+        nonlocal reads
+        leader = {"id": "b", "http": server.address}
+        if request.path == "/v1/watch":
+            head = {"log_start_offset": 0, "leader_epoch": 0, "leader": leader}
+            partitions = {"0": {**head, "high_watermark": 30}, "1": {**head, "high_watermark": 0}}
+            stream = {"incarnation": INCARNATION, "partitions": partitions}
+            reply.answer(200, json.dumps({"version": 1, "streams": {"orders": stream}}).encode())
+            return
+        reads += 1
+        if reads == 4:
+            log.messages.append(message(10, 30))
+        if reads > 20:
+            problem(reply, InvalidRequest("hammered"))
+        serve(log)(request, reply)
+
+    began = time.monotonic()
+    with RawServer(handler) as server:
+        reader = RecordReader(
+            Calls(Brokers(server.address), timeout_s=60, deadline_s=60),
+            "orders",
+            {number: Span(start=10 * (1 - number), end=0, from_earliest=False) for number in (0, 1)},
+            incarnation=INCARNATION,
+            columns=None,
+            with_partition=True,
+            follow=True,
+            max_bytes=None,
+        )
+        assert next(reader).column("offset").to_pylist() == list(range(10, 30))
+        assert time.monotonic() - began >= 2 * QUICK_S
+        assert reads < 10
+        reader.close()

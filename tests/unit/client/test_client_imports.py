@@ -29,6 +29,6 @@ def test_importing_the_client_loads_nothing_heavy(code: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["fetch", "append"])
-def test_what_executors_import_loads_no_loop_and_no_retry_library(module: str) -> None:
+def test_what_executors_import_loads_no_loop(module: str) -> None:
     loaded = loaded_after(f"import broker.client.{module}")
-    assert not loaded & (ALWAYS_ABSENT | {"tenacity", "asyncio", "concurrent"})
+    assert not loaded & (ALWAYS_ABSENT | {"asyncio", "concurrent"})

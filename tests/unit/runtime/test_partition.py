@@ -189,6 +189,27 @@ def test_a_repeat_whose_first_try_failed_to_sync_is_answered_after_the_recovery(
     assert stored(partition) == [b"x"]
 
 
+def test_an_append_that_failed_behind_its_write_says_that_it_may_be_stored(
+    partition: Partition, pool: HeldPool, disk: SimDisk
+) -> None:
+    """And it is: without the field, a client would send it again, and have it twice."""
+    pool.go.release(100)
+    disk.fail("sync", errno.EIO, path=".arrows")
+    doubtful = [partition.append([rows(b"a")]), partition.append([rows(b"a")])]
+    errors = [future.exception(60) for future in doubtful]
+    assert any(isinstance(error, StorageFailed) and error.fields.get("sent") for error in errors)
+    assert partition.append([rows(b"b")]).result(60).next_offset == 3
+    assert stored(partition) == [b"a", b"a", b"b"]
+
+
+def test_an_append_that_was_refused_says_nothing_of_the_kind(partition: Partition, disk: SimDisk) -> None:
+    disk.fail("write", errno.EIO)
+    error = partition.append([rows(b"a")]).exception(60)
+    assert isinstance(error, StorageFailed)
+    assert not error.fields.get("sent")
+    assert stored(partition) == []
+
+
 def test_append_from_before_a_recovery_is_never_reported_as_durable(
     partition: Partition, pool: HeldPool, disk: SimDisk
 ) -> None:
