@@ -179,7 +179,7 @@ def export(
     )
     if brokers or globals_of(ctx).brokers:
         note(f"reading stream {source} from {brokers_of(ctx, brokers)}")
-        with client_of(ctx, brokers, deadline_s=60.0) as client:
+        with client_of(ctx, brokers) as client:
             report = export_parquet(sources_of(client, source, wanted), parquet, wanted, overwrite=overwrite)
     else:
         places = find_places(source)

@@ -17,7 +17,7 @@ from broker import __version__
 from broker.api.errors import DiskFull, LiftlogError
 from broker.cli import broker, changes, consumer, doctor, down, log, publish, sink, stream, tail, up
 from broker.cli.exits import FAILED, code_of
-from broker.cli.options import Brokers, Globals, Json, Nats
+from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
 from broker.cli.output import make_writable, printable
 
 app = typer.Typer(
@@ -43,12 +43,13 @@ def _globals(
     brokers: Brokers = None,
     nats: Nats = None,
     json: Json = False,
+    retry_s: RetrySeconds = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    ctx.obj = Globals(brokers=brokers, nats=nats, json=json)
+    ctx.obj = Globals(brokers=brokers, nats=nats, json=json, retry_s=retry_s)
 
 
 app.command("up")(up.up)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 DEFAULT_BROKERS: Final = "127.0.0.1:9293"
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_DATA: Final = "liftlog-data"
-DEADLINE_S: Final = 3.0
-"""How long a command goes on after failures: a person waits for it."""
 
 Brokers = Annotated[
     str | None,
@@ -35,6 +33,18 @@ Brokers = Annotated[
 ]
 Nats = Annotated[
     str | None, typer.Option("--nats", metavar="URL", help=f"A NATS server [LIFTLOG_NATS_URL, {DEFAULT_NATS}]")
+]
+RetrySeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--retry-s",
+        metavar="S",
+        min=0,
+        max=86_400,
+        envvar="LIFTLOG_RETRY_S",
+        show_envvar=False,
+        help="How long to go on while no broker answers, 0: not at all [LIFTLOG_RETRY_S, 30]",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
 Data = Annotated[str, typer.Option("--data", metavar="DIR", help="Folder that `up` works in.")]
@@ -47,6 +57,7 @@ class Globals:
     brokers: str | None = None
     nats: str | None = None
     json: bool = False
+    retry_s: float | None = None
 
 
 def globals_of(ctx: typer.Context) -> Globals:
@@ -62,11 +73,14 @@ def nats_of(ctx: typer.Context, given: str | None) -> str:
     return given or globals_of(ctx).nats or os.environ.get("LIFTLOG_NATS_URL") or DEFAULT_NATS
 
 
-def client_of(ctx: typer.Context, brokers: str | None, *, deadline_s: float = DEADLINE_S) -> Client:
-    """A client of the brokers that this command is meant for; close it."""
+def client_of(ctx: typer.Context, brokers: str | None) -> Client:
+    """A client of the brokers that this command is meant for; close it. It says on stderr when it waits for them."""
+    from broker.cli.output import note
     from broker.client.client import connect
+    from broker.client.patience import DEADLINE_S
 
-    return connect(brokers_of(ctx, brokers), deadline_s=deadline_s)
+    retry_s = globals_of(ctx).retry_s
+    return connect(brokers_of(ctx, brokers), deadline_s=DEADLINE_S if retry_s is None else retry_s, say=note)
 
 
 def is_json(ctx: typer.Context, given: bool) -> bool:

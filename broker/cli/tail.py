@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from broker.cli.options import Brokers, Json, client_of, is_json, position
-
-DEADLINE_S: Final = 60.0
-"""A broker may be restarted meanwhile."""
 
 
 def tail(
@@ -44,7 +41,7 @@ def tail(
     left = limit
     try:
         with (
-            client_of(ctx, brokers, deadline_s=DEADLINE_S) as client,
+            client_of(ctx, brokers) as client,
             client.read(stream, partitions=partition or None, start=where, follow=follow) as reader,
         ):
             show = show or _line_writer(with_partition="partition" in reader.schema.names)

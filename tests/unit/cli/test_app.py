@@ -178,7 +178,7 @@ def test_what_cannot_be_undone_asks_first(arguments: str) -> None:
 @pytest.mark.parametrize(
     "arguments, code, reason",
     [
-        ("stream list", 3, "deadline_exceeded"),
+        ("--retry-s 0 stream list", 3, "unavailable"),
         ("publish a hello", 3, "unavailable"),
         ("up --brokers-count 3", 1, "not_supported"),
         ("up --nats http://127.0.0.1", 1, "invalid_setting"),
