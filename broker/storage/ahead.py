@@ -66,7 +66,7 @@ class AheadFile(OsFile):
             self.truncate(self._end)
 
     def close(self) -> None:
-        with suppress(OSError):  # then recovery does it
+        with suppress(OSError):  # then whoever opens it for appending does it (`chain`), or recovery
             self.trim()
         super().close()
 

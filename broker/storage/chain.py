@@ -82,8 +82,21 @@ class Chain:
             tail.live = GrowingIndex(view.entries)
             INDEX_CACHE.drop(tail.serial)
         if self.file is None:
-            self.file = self.disk.open(tail.path, ahead=AHEAD_BYTES)
+            self.file = self._open_tail(tail, tail.live.end)
         return tail.live
+
+    def _open_tail(self, tail: Segment, end: int) -> File:
+        """The tail's file, as long as what it holds: room that was left of it would come to stand between batches."""
+        file = self.disk.open(tail.path, ahead=AHEAD_BYTES)
+        try:
+            if file.size() < end:
+                raise NeedsRepair(tail)
+            if file.size() > end:
+                file.truncate(end)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def begin(self, base_offset: int) -> GrowingIndex:
         """Make a new tail. Its name is durable when this returns."""

@@ -173,7 +173,9 @@ class SimFile:
     def close(self) -> None:
         if self._is_open:
             if self._ahead and self._inode.room and not self._disk.is_dead:
-                self._inode.resize(self.size())
+                with suppress(OSError):  # the room stays
+                    self._disk.meet_fault("truncate", self.path)
+                    self._inode.resize(self.size())
             self._is_open = False
             self._disk.open_files -= 1
         if self._fd >= 0:
@@ -362,6 +364,8 @@ class SimDisk:
             inode = Inode()
             self._name(path, inode)
         self.open_files += 1
+        if ahead:
+            inode.room = 0  # whoever opens it finds a length, and does not know what of it was written
         return SimFile(self, path, inode, ahead if self.runs_ahead else 0)
 
     def listdir(self, path: str) -> list[str]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import polars
 import pyarrow as pa
 import pytest
 
+from broker.api.errors import StorageFailed
 from broker.api.schema import END_OF_STREAM
 from broker.storage.ahead import AheadFile
 from broker.storage.chain import AHEAD_BYTES
@@ -255,3 +256,93 @@ def test_a_repair_moves_no_room_aside(place: tuple[Disk, str]) -> None:
     assert [deed for deed in done.deeds if deed.path.endswith(".arrows")] == []
     assert disk.size(segment(folder, 1)) < AHEAD_BYTES
     assert inspect_partition(disk, f"{folder}/p").findings == []
+
+
+# --- room that the disk does not give back ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refusing(place: tuple[Disk, str], monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Let the disk refuse to shorten files, or not any more."""
+    disk, _ = place
+    real = os.ftruncate
+
+    def refuse(fd: int, size: int) -> None:
+        if size < os.fstat(fd).st_size:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd, size)
+
+    def switch(is_refusing: bool) -> None:
+        if isinstance(disk, SimDisk):
+            disk.heal()
+            if is_refusing:
+                disk.fail("truncate", errno.EIO, path=".arrows", times=1 << 30)
+        else:
+            monkeypatch.setattr(os, "ftruncate", refuse if is_refusing else real)
+
+    return switch
+
+
+@pytest.mark.parametrize("rest", ["idle", "close"])
+def test_room_that_could_not_be_trimmed_is_not_taken_for_what_was_written(
+    place: tuple[Disk, str], refusing: Callable[[bool], None], rest: str
+) -> None:
+    """Else the next batch would stand behind zeros, which other readers take for the end of the stream."""
+    disk, folder = place
+    log = opened_log(place, b"0", b"1")
+    refusing(True)
+    if rest == "idle":
+        log.idle()
+    else:
+        log.close()
+    refusing(False)
+    assert disk.size(segment(folder)) > 100_000, "the room is still there"
+    if rest == "close":
+        log = open_log(disk, settings=SETTINGS, folder=f"{folder}/p")
+    append(log, b"2")
+    assert log.roll_if_due(1 << 60)
+    append(log, b"3")
+    assert log.lost_ranges == ()
+    assert [value for _, _, value in verified_records(log)] == [b"0", b"1", b"2", b"3"]
+    check_log(log, disk)
+    with pa.ipc.open_stream(disk.read_file(segment(folder))) as stream:
+        assert stream.read_all().column("value").to_pylist() == [b"0", b"1", b"2"]
+    log.close()
+
+
+def test_an_append_is_refused_while_the_room_of_a_resting_tail_cannot_be_trimmed(
+    place: tuple[Disk, str], refusing: Callable[[bool], None]
+) -> None:
+    disk, _ = place
+    log = opened_log(place, b"0")
+    refusing(True)
+    log.idle()
+    for _ in range(2):
+        with pytest.raises(StorageFailed):
+            append(log, b"refused")
+    refusing(False)
+    if log.failure is not None:
+        log.recover(0)
+    append(log, b"1")
+    assert [value for _, _, value in verified_records(log)] == [b"0", b"1"]
+    check_log(log, disk)
+    log.close()
+
+
+def test_a_segment_whose_room_could_not_be_trimmed_is_not_sealed(
+    place: tuple[Disk, str], refusing: Callable[[bool], None]
+) -> None:
+    disk, folder = place
+    log = opened_log(place, b"0")
+    refusing(True)
+    with pytest.raises(StorageFailed):
+        log.roll_if_due(1 << 60)
+    refusing(False)
+    log.recover(0)
+    append(log, b"1")
+    assert log.roll_if_due(1 << 60)
+    append(log, b"2")
+    check_log(log, disk)
+    with pa.ipc.open_stream(disk.read_file(segment(folder))) as stream:
+        assert stream.read_all().column("value").to_pylist() == [b"0", b"1"]
+    log.close()
