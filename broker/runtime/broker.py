@@ -59,6 +59,7 @@ from broker.serving.app import build_app
 from broker.serving.connections import ConnectionLimits
 from broker.storage.disk import OsDisk
 from broker.storage.folder import STREAMS_FOLDER, DataFolder
+from broker.storage.spare import Spares
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,8 @@ class Broker:
         self.broker_id = config.broker_id
         if config.intake.enabled:
             checked_options(config.nats)  # an error here, not in a log line at each try to connect
-        self._disk = OsDisk()
         self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id)
+        self._disk = OsDisk(Spares(self._folder.path))
         self.cluster_id = self._folder.cluster_id
         catalog = str(Path(config.data_dir) / "catalog.log")
         require_catalog(self._disk, catalog, f"{config.data_dir}/{STREAMS_FOLDER}")

@@ -5,7 +5,7 @@ tail.py         which segment the next append goes to
 opened.py       the state of an open log; opening it, and meeting trouble with its files
 chain.py        the segment files of one log, and the tail that appends go to
 disk.py         what storage asks of a disk, and the real one: osfile.py; ahead.py  a file that is longer than what was
-                written, for cheaper fsyncs
+                written, for cheaper fsyncs; spare.py  small files for a disk that is full
 segment.py      one segment: its names, and what is known of it without reading
 index.py        where each batch of a segment lies
 read.py         from offsets and times to ranges of files

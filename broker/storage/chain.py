@@ -98,16 +98,19 @@ class Chain:
             raise
         return file
 
-    def begin(self, base_offset: int) -> GrowingIndex:
-        """Make a new tail. Its name is durable when this returns."""
+    def begin(self, base_offset: int, *, frees: bool = False) -> GrowingIndex:
+        """Make a new tail. Its name is durable when this returns. `frees`: as `Disk.replace_file` takes it."""
         assert self.tail is None, "the tail has to be sealed first"
         segment = Segment(self.folder, base_offset)
+        if frees:
+            self.disk.replace_file(segment.path, SCHEMA_BYTES, frees=True)
         file = self.disk.open(segment.path, create=True, ahead=AHEAD_BYTES)
         try:
-            if file.size():
-                file.truncate(0)
-            file.write(SCHEMA_BYTES)
-            self.disk.sync_dir(self.folder)
+            if not frees:
+                if file.size():
+                    file.truncate(0)
+                file.write(SCHEMA_BYTES)
+                self.disk.sync_dir(self.folder)
         except OSError:
             file.close()
             with suppress(OSError):
@@ -196,7 +199,12 @@ class Chain:
         if tail is None:
             return None
         if flush and tail.live is not None:
-            self._flush_index(tail, tail.live)
+            try:
+                self._flush_index(tail, tail.live)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                # Derivable: on a full disk the checkpoint says how much of it there is.
         assert tail.partial is not None
         return TailPoint(
             base_offset=tail.base_offset,

@@ -24,6 +24,7 @@ from typing import Final, Protocol
 from broker.api.errors import DiskFull, StorageFailed
 from broker.storage.ahead import AheadFile
 from broker.storage.osfile import OsFile
+from broker.storage.spare import Spares
 
 ReadableBuffer = bytes | bytearray | memoryview
 WritableBuffer = bytearray | memoryview
@@ -108,15 +109,26 @@ class Disk(Protocol):
 
     def read_file(self, path: str) -> bytes: ...
 
-    def replace_file(self, path: str, data: ReadableBuffer) -> None:
-        """Write a small file atomically and durably (D3)."""
+    def replace_file(self, path: str, data: ReadableBuffer, *, frees: bool = False) -> None:
+        """Write a small file atomically and durably (D3).
+
+        Args:
+            frees: The caller is about to free space with it: also on a full disk, where there are spare files.
+        """
 
     def remove_tree(self, path: str) -> None:
         """Remove a folder and all in it; it may be missing."""
 
 
 class OsDisk:
-    """The disk of the machine."""
+    """The disk of the machine.
+
+    Args:
+        spares: For those who free space; None: there are none.
+    """
+
+    def __init__(self, spares: Spares | None = None) -> None:
+        self._spares = spares
 
     def open(self, path: str, *, create: bool = False, readonly: bool = False, ahead: int = 0) -> OsFile:
         flags = os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -148,6 +160,8 @@ class OsDisk:
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
+        if self._spares is not None and self._spares.is_short:
+            self._spares.refill()
 
     def sync_dir(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -160,25 +174,44 @@ class OsDisk:
         with open(path, "rb") as file:
             return file.read()
 
-    def replace_file(self, path: str, data: ReadableBuffer) -> None:
+    def replace_file(self, path: str, data: ReadableBuffer, *, frees: bool = False) -> None:
         temporary = path + TEMPORARY
         try:
-            file = OsFile(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), temporary)
-            try:
-                file.write(data)
-                file.sync()
-            finally:
-                file.close()
+            _write_whole(temporary, data, os.O_CREAT | os.O_TRUNC)
             os.replace(temporary, path)
-        except OSError:
+        except OSError as error:
             with suppress(OSError):
                 os.unlink(temporary)
-            raise
+            if not frees or error.errno not in NO_SPACE or not self._replace_by_spare(path, data):
+                raise
         self.sync_dir(os.path.dirname(path))
+        if self._spares is not None and self._spares.is_short:
+            self._spares.refill()
+
+    def _replace_by_spare(self, path: str, data: ReadableBuffer) -> bool:
+        """Write `data` into the blocks of a spare file, and rename that. False: there is none of that size."""
+        spare = self._spares.take(len(data)) if self._spares is not None else None
+        if spare is None:
+            return False
+        _write_whole(spare, data, 0)
+        os.replace(spare, path)
+        return True
 
     def remove_tree(self, path: str) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+
+def _write_whole(path: str, data: ReadableBuffer, flags: int) -> None:
+    """Let a file hold `data` and nothing else, durably. It is written over what is there, then cut."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+    file = OsFile(fd, path)
+    try:
+        file.write(data)
+        file.truncate(len(data))
+        file.sync()
+    finally:
+        file.close()
 
 
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

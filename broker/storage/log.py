@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from broker.api.batch import crc_of, is_plain
-from broker.api.errors import StorageFailed
+from broker.api.errors import DiskFull, StorageFailed
 from broker.storage.chain import Untrusted
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.dedup import Found
@@ -248,7 +248,8 @@ class PartitionLog(SyncedLog):
             with self._guarded("read"):
                 newest = None if tail is None else tail.max_timestamp_us(self._disk)
             if newest is not None and is_expired(newest, self.settings, now_us) and self.failure is None:
-                self._seal()
+                with suppress(DiskFull):  # it stays, what is sealed goes
+                    self._seal()
         return self._let_go(self._ask(lambda view: log_start_for(view, settings=self.settings, now_us=now_us)))
 
     def trim(self, before_offset: int) -> int:
@@ -256,20 +257,35 @@ class PartitionLog(SyncedLog):
         return self._let_go(min(before_offset, self.high_watermark))
 
     def _let_go(self, start: int) -> int:
+        """Let go of what lies below `start`, on a full disk too: what is written for it may take spare files (B1).
+
+        At each step a power cut leaves the log as it was, or with its new start: the state comes first (T3), then the
+        checkpoint (K3), then the segments go.
+        """
         if start > self.log_start_offset:
-            self._keep_state_of(start)  # T3
+            try:
+                self._keep_state_of(start)
+            except DiskFull:
+                told = self._told_by_state()
+                if not self.log_start_offset < told < start:
+                    raise
+                self._let_go(told)  # needs no new state, and may make the room for one
+                self._keep_state_of(start)
         with self._lock:
             if self.failure is not None:
                 return self.log_start_offset
             if start > self.log_start_offset:
                 if start == self.log_end_offset and self._chain.tail is None:
                     with self._guarded("roll"):
-                        self._chain.begin(start)  # its name keeps the next offset
+                        self._chain.begin(start, frees=True)  # its name keeps the next offset
                 self.log_start_offset = start
                 self.lost_ranges = merge_ranges(self.lost_ranges, log_start_offset=start)
             start, known = self.log_start_offset, self._checkpointed
         if start > (known.log_start_offset if known is not None else 0):
-            self.checkpoint()  # K3; also for an earlier call that could not write it down
+            with self._checkpoint_lock, self._guarded("checkpoint"):
+                with self._lock:
+                    point = self._point()
+                self._write_checkpoint(point, frees=True)  # K3; also for an earlier call that could not write it down
         with self._lock:
             gone = self._chain.drop_below(start)
         for segment in gone:

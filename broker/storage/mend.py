@@ -202,7 +202,7 @@ class AsideDisk:
             self._move(path, target)
         self.deeds.append(Deed(what="moved", path=path, bytes=count, aside=target))
 
-    def replace_file(self, path: str, data: ReadableBuffer) -> None:
+    def replace_file(self, path: str, data: ReadableBuffer, *, frees: bool = False) -> None:
         before = self.under.read_file(path) if self.under.exists(path) else None
         if before == bytes(data):
             return

@@ -174,9 +174,9 @@ class OpenLog:
             clean_boot_id=self._boot_id if clean else None,
         )
 
-    def _write_checkpoint(self, point: Checkpoint) -> None:
+    def _write_checkpoint(self, point: Checkpoint, *, frees: bool = False) -> None:
         if point != self._checkpointed:
-            self._disk.replace_file(f"{self.folder}/{CHECKPOINT_FILE}", point.encode())
+            self._disk.replace_file(f"{self.folder}/{CHECKPOINT_FILE}", point.encode(), frees=frees)
             self._checkpointed = point
 
     def _rest(self, checkpoint: Checkpoint, segments: list[Segment]) -> None:

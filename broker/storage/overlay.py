@@ -150,7 +150,7 @@ class OverlayDisk:
         finally:
             file.close()
 
-    def replace_file(self, path: str, data: ReadableBuffer) -> None:
+    def replace_file(self, path: str, data: ReadableBuffer, *, frees: bool = False) -> None:
         self._files[path] = Content(added=bytearray(data))
 
     def remove_tree(self, path: str) -> None:

@@ -225,7 +225,13 @@ class RememberingLog(OpenLog):
                 return
             with self._guarded("write state"):
                 self._sync_now()
-                self._save_state(self.durable_end)
+                self._save_state(self.durable_end, frees=True)
+
+    def _told_by_state(self) -> int:
+        """Below it, segments may go without another state file (T3)."""
+        with self._lock:
+            states = self._known_states()
+            return states[0] if states else self.log_end_offset
 
     def _sync_now(self) -> None:
         """Make all durable (T2), under the sync lock and the append lock. OSError: the log is failed (L3)."""
@@ -251,17 +257,19 @@ class RememberingLog(OpenLog):
             sections[IDS] = table.snapshot(end=offset, since_us=self._latest_us - self._window_us)
         return sections
 
-    def _save_state(self, offset: int, *, anew: bool = False) -> None:
-        self._write_state(self._sections(offset), offset, anew=anew)
+    def _save_state(self, offset: int, *, anew: bool = False, frees: bool = False) -> None:
+        self._write_state(self._sections(offset), offset, anew=anew, frees=frees)
         self._is_state_due = False
 
-    def _write_state(self, sections: Mapping[str, bytes], offset: int, *, anew: bool = False) -> None:
-        """Write a state file; `anew`: also over one of the same offset."""
+    def _write_state(
+        self, sections: Mapping[str, bytes], offset: int, *, anew: bool = False, frees: bool = False
+    ) -> None:
+        """Write a state file; `anew`: also over one of the same offset; `frees`: as `Disk.replace_file` takes it."""
         with self._state_lock:
             states = self._known_states()
             if states and offset + anew <= states[0] <= self.log_end_offset:
                 return  # a newer one came first
-            save_state(self._disk, self.folder, offset, sections)
+            save_state(self._disk, self.folder, offset, sections, frees=frees)
             self._states = [offset]
 
     def _cut_state(self) -> None:

@@ -100,9 +100,9 @@ def load_state(disk: Disk, folder: str, offset: int) -> dict[str, bytes] | None:
     return decode_state(disk.read_file(path), offset, where=path)
 
 
-def save_state(disk: Disk, folder: str, offset: int, sections: Mapping[str, bytes]) -> None:
+def save_state(disk: Disk, folder: str, offset: int, sections: Mapping[str, bytes], *, frees: bool = False) -> None:
     """Write the state as of `offset`, durably, and remove the other files (T4). OSError passes through."""
-    disk.replace_file(f"{folder}/{state_name(offset)}", encode_state(offset, sections))
+    disk.replace_file(f"{folder}/{state_name(offset)}", encode_state(offset, sections), frees=frees)
     for other in list_states(disk, folder):
         if other != offset:
             disk.unlink(f"{folder}/{state_name(other)}")

@@ -205,8 +205,10 @@ class SubjectLog(RememberingLog):
             sections[SUBJECTS] = carried
         return sections
 
-    def _write_state(self, sections: Mapping[str, bytes], offset: int, *, anew: bool = False) -> None:
-        super()._write_state(sections, offset, anew=anew)
+    def _write_state(
+        self, sections: Mapping[str, bytes], offset: int, *, anew: bool = False, frees: bool = False
+    ) -> None:
+        super()._write_state(sections, offset, anew=anew, frees=frees)
         if self._states == [offset]:
             self._told = (offset, _told_to(sections))
 

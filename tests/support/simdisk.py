@@ -210,6 +210,7 @@ class SimDisk:
         open_files: Files that are open now.
         forgotten: How often somebody asked to read past the page cache, which this disk does not have.
         bytes_max: Capacity; None is no limit.
+        spares: Sizes of the spare files that there are, beside the capacity. None is made again.
     """
 
     def __init__(self, *, seed: int = 0, crash_at: int | None = None, runs_ahead: bool = False) -> None:
@@ -222,6 +223,7 @@ class SimDisk:
         self.open_files = 0
         self.forgotten = 0
         self.bytes_max: int | None = None
+        self.spares: list[int] = []
         self._durable_names: dict[str, Inode] = {}
         self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now
         self._faults: list[Fault] = []
@@ -419,8 +421,25 @@ class SimDisk:
         self.meet_fault("read_file", path)
         return bytes(self._inode(path).content)
 
-    def replace_file(self, path: str, data: ReadableBuffer) -> None:
+    def replace_file(self, path: str, data: ReadableBuffer, *, frees: bool = False) -> None:
         temporary = path + TEMPORARY
+        try:
+            self._replace_by(temporary, path, data)
+        except OSError as error:
+            with suppress(OSError):
+                self.unlink(temporary)
+            fitting = [size for size in self.spares if size >= len(data)]
+            if not frees or error.errno != errno.ENOSPC or not fitting:
+                raise
+            self.spares.remove(min(fitting))
+            bytes_max, self.bytes_max = self.bytes_max, None
+            try:
+                self._replace_by(temporary, path, data)
+            finally:
+                self.bytes_max = bytes_max
+        self.sync_dir(os.path.dirname(path))
+
+    def _replace_by(self, temporary: str, path: str, data: ReadableBuffer) -> None:
         file = self.open(temporary, create=True)
         try:
             file.truncate(0)
@@ -429,7 +448,6 @@ class SimDisk:
             self.rename(temporary, path)
         finally:
             file.close()
-        self.sync_dir(os.path.dirname(path))
 
     def remove_tree(self, path: str) -> None:
         self.step("remove_tree", path)

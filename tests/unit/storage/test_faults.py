@@ -234,7 +234,7 @@ def test_recovering_a_log_that_is_well_changes_nothing(disk: SimDisk, log: Parti
 def test_checkpoint_that_cannot_be_written_leaves_the_old_one(disk: SimDisk, log: PartitionLog, call: str) -> None:
     append(log, b"1")
     log.sync()
-    disk.fail(call, errno.ENOSPC)
+    disk.fail(call, errno.ENOSPC, path="" if call == "sync_dir" else "checkpoint")
     with pytest.raises(DiskFull, match="checkpoint in"):
         log.checkpoint()
     assert log.failure is None
