@@ -12,6 +12,7 @@ import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,7 +181,7 @@ def fill(place: Path) -> None:
     """Write until not a byte is free."""
     with open(place / "filler", "wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
-            with pytest.raises(OSError, match="No space left"):
+            with suppress(OSError):  # no space left
                 while True:
                     file.write(bytes(size))
     assert os.statvfs(place).f_bavail == 0
