@@ -4,13 +4,18 @@ A deterministic state machine. `apply` takes one command, a JSON object, and ret
 it never raises and reads no clock and no random source: ids and times are in the command. The same
 commands in the same order give the same catalog on every broker, so it can be replicated as is.
 
+A command is judged before it is written to a journal: one that would be refused is not written. `apply`
+judges it again, so a journal that holds a refused one all the same gives everybody the same catalog.
+
 Commands (`"v": 1`, `"kind"`, `"request_id"`, and):
-    register_broker  broker_id, incarnation, http, grpc       a broker started: ends the leaderships of its former self
+    register_broker  broker_id, incarnation, http, grpc       a broker started: ends the leaderships of its former self;
+                     epoch_seen (optional)                    the greatest leader epoch in its logs
     create_stream    name, incarnation, created_us, settings, internal
     alter_stream     name, settings
     set_state        name, paused and/or read_only
     add_partitions   name, partitions                         the new count
     delete_stream    name
+    forget_deleted   incarnations                             of deleted streams whose folders are gone
     register_producer  name (optional)                        an idempotent producer begins: an id and its epoch
 
 Results: {"ok": ...} or {"error": problem}.
@@ -18,12 +23,15 @@ Results: {"ok": ...} or {"error": problem}.
 Invariants
 M1  A name has at most one live incarnation; a re-created stream gets another.
 M2  Leader epochs only grow: each registration of a broker takes the next one, and all partitions that
-    it leads have it. (So a broker's start is one command, not one per partition.)
+    it leads have it. (So a broker's start is one command, not one per partition.) It is above any epoch in the broker's
+    logs, also where the catalog is an older one than they, restored from a backup.
 M3  Of streams whose subjects overlap at most one sends acks, or a publisher would read the answer of
     whichever is first; members of one queue group share messages and may all send them.
-M4  A command with a request id that was applied already returns the first result.
+M4  A command with a request id that was applied already returns the first result, also after a restore. (One that
+    was refused was not applied: it is judged again.)
 M5  Producer ids count from 1 and are never given out twice. Under a name the id stays and its epoch grows with each
     registration, which fences the earlier ones; without a name the epoch is 0.
+M6  A deleted incarnation is remembered, also in snapshots, until its folder is known to be gone.
 
 Design: docs/architecture.md.
 """
@@ -68,6 +76,7 @@ class Catalog:
     epoch_last: int = 0
     producer_id_last: int = 0
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (id, epoch)
+    deleted: dict[str, str] = field(default_factory=dict)  # incarnation -> name of the stream (M6)
     _producer_epochs: dict[int, int] = field(default_factory=dict)  # of the ids that have a name
     _requests: OrderedDict[str, dict[str, Any]] = field(default_factory=OrderedDict)
     _subjects: SubjectTree = field(default_factory=SubjectTree)  # of the streams that send acks (M3)
@@ -80,20 +89,46 @@ class Catalog:
 
     def apply(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Apply one command and return its result. Never raises."""
-        request_id = str(command.get("request_id", ""))
-        if request_id and request_id in self._requests:
-            return self._requests[request_id]
+        known = self.answered(command)
+        if known is not None:
+            return known
         try:
-            result = {"ok": self._dispatch(command)}
+            result = {"ok": self._judged(command)}
         except LiftlogError as error:
-            result = {"error": error.to_problem()}
-        except (KeyError, TypeError, ValueError) as error:
-            result = {"error": InvalidRequest(f"malformed command: {error!r}").to_problem()}
-        if request_id:
+            return {"error": error.to_problem()}
+        if request_id := _request_id(command):
             self._requests[request_id] = result
             while len(self._requests) > REQUESTS_REMEMBERED:
                 self._requests.popitem(last=False)
         return result
+
+    def answered(self, command: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The result of a command that was applied under the same request id (M4); None: it is new."""
+        return self._requests.get(_request_id(command))
+
+    def judge(self, command: Mapping[str, Any]) -> Any:
+        """What `apply` would answer to a command that is new. Changes nothing; costs a copy of a few tables.
+
+        Raises:
+            LiftlogError: what `apply` would answer as an error.
+        """
+        trial = Catalog(
+            streams=dict(self.streams),
+            brokers=dict(self.brokers),
+            epoch_last=self.epoch_last,
+            producer_id_last=self.producer_id_last,
+            producers=dict(self.producers),
+            deleted=dict(self.deleted),
+            _subjects=self._subjects,
+            _is_trial=True,
+        )
+        return trial._judged(command)
+
+    def _judged(self, command: Mapping[str, Any]) -> Any:
+        try:
+            return self._dispatch(command)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"malformed command: {error!r}") from error
 
     def _dispatch(self, command: Mapping[str, Any]) -> Any:
         if command.get("v") != COMMAND_VERSION:
@@ -111,34 +146,23 @@ class Catalog:
                 return self._add_partitions(command)
             case "delete_stream":
                 return self._delete(command)
+            case "forget_deleted":
+                return self._forget_deleted(command)
             case "register_producer":
                 return self._register_producer(command)
             case kind:
                 raise InvalidRequest(f"unknown command {kind!r}")
 
-    def check(self, command: Mapping[str, Any]) -> None:
-        """Raise what `apply` would answer as an error; change nothing."""
-        trial = Catalog(
-            streams=dict(self.streams),
-            brokers=dict(self.brokers),
-            epoch_last=self.epoch_last,
-            producer_id_last=self.producer_id_last,
-            producers=dict(self.producers),
-            _subjects=self._subjects,
-            _is_trial=True,
-        )
-        trial._dispatch(command)
-
     def _register(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        self.epoch_last += 1
         info = BrokerInfo(
             broker_id=command["broker_id"],
             incarnation=command["incarnation"],
             http=command["http"],
             grpc=command["grpc"],
-            leader_epoch=self.epoch_last,
+            leader_epoch=max(self.epoch_last, command.get("epoch_seen", -1)) + 1,
         )
         self.brokers[info.broker_id] = info
+        self.epoch_last = info.leader_epoch
         return {"leader_epoch": info.leader_epoch}
 
     def _create(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,8 +262,14 @@ class Catalog:
     def _delete(self, command: Mapping[str, Any]) -> dict[str, Any]:
         info = self._outer(command["name"], "delete")
         del self.streams[info.name]
+        self.deleted[info.incarnation] = info.name
         self._note_subjects(info, None)
         return {"stream": info.as_dict()}
+
+    def _forget_deleted(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        gone = set(command["incarnations"])
+        self.deleted = {incarnation: name for incarnation, name in self.deleted.items() if incarnation not in gone}
+        return {}
 
     def _register_producer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         name = command.get("name")
@@ -308,6 +338,8 @@ class Catalog:
             ],
             "producer_id_last": self.producer_id_last,
             "producers": [[name, *self.producers[name]] for name in sorted(self.producers)],
+            "deleted": self.deleted,
+            "requests": [[request_id, result] for request_id, result in self._requests.items()],
         }
 
     @classmethod
@@ -324,5 +356,11 @@ class Catalog:
             epoch_last=snapshot["epoch_last"],
             producer_id_last=snapshot.get("producer_id_last", 0),
             producers={name: (producer_id, epoch) for name, producer_id, epoch in named},
+            deleted=dict(snapshot.get("deleted", {})),
             _producer_epochs={producer_id: epoch for _, producer_id, epoch in named},
+            _requests=OrderedDict(snapshot.get("requests", [])),
         )
+
+
+def _request_id(command: Mapping[str, Any]) -> str:
+    return str(command.get("request_id", ""))

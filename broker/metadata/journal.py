@@ -3,9 +3,10 @@
     <crc32c of the rest, 8 hex digits> <JSON>\\n
 
 The first line is a snapshot and came with the file, by an atomic replacement: it is never torn. The others are
-appended and fsynced before the command's result is told to anyone. A last line that is torn was never answered and is
-dropped; a bad first line, or one before the last, means that the disk lost something: refused. (An empty catalog in
-its place would begin the numbers of leader epochs and producers again, under logs that hold them already.)
+appended and fsynced before the command's result is told to anyone; refused commands are not among them. A last line
+that is torn was never answered and is dropped; a bad first line, or one before the last, means that the disk lost
+something: refused. (An empty catalog in its place would begin the numbers of leader epochs and producers again, under
+logs that hold them already.)
 """
 
 from __future__ import annotations

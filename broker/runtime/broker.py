@@ -5,8 +5,12 @@
     intake (thread, loop)        NATS
     fsync pool, appenders, cleaner (threads)
 
-Start: data folder, catalog, partitions, HTTP, intake. Stop: the other way round, so that what publishers
-were promised is durable before anything closes, and a clean mark spares the next start its scan.
+Start: data folder, catalog, a port, partitions, registration, HTTP, intake. Stop: the other way round, so that what
+publishers were promised is durable before anything closes, and a clean mark spares the next start its scan.
+
+B1  The leader epoch is what the catalog answered to the registration, and it is durable there before anything is
+    appended, served or finished under it: no two lives of a broker use the same one, wherever the first was cut off.
+    The registration names the address; so the port is bound before, and listened on after it.
 
 What is open stands in `streams.py`, what changes it in `control.py`.
 
@@ -23,23 +27,24 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import broker
 from broker.api.http import host_port
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
-from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
+from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime import metrics
-from broker.runtime.catalog_store import CatalogStore, Deleted
+from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.cleaner import Cleaner
 from broker.runtime.compactor import Compactor
 from broker.runtime.config import Config, describe
 from broker.runtime.consumers import Consumers
-from broker.runtime.control import Control
+from broker.runtime.control import Control, forget_command
 from broker.runtime.dataplane import DataPlane
 from broker.runtime.expiry import expire_offsets
 from broker.runtime.intake import IntakeDriver
@@ -51,6 +56,7 @@ from broker.runtime.partition import Partition
 from broker.runtime.room import Room
 from broker.runtime.scrubber import Scrubber
 from broker.runtime.sink_service import SinkService
+from broker.runtime.spare import Spare
 from broker.runtime.stages import StageLimits
 from broker.runtime.streams import Streams
 from broker.runtime.sync import SyncPool
@@ -63,6 +69,7 @@ from broker.storage.spare import Spares
 
 log = logging.getLogger(__name__)
 
+SPARE_FILE = "spare"
 APPENDER_THREADS = 2
 DRAIN_TIMEOUT_S = 20.0
 
@@ -81,7 +88,11 @@ class Broker:
         self.cluster_id = self._folder.cluster_id
         catalog = str(Path(config.data_dir) / "catalog.log")
         require_catalog(self._disk, catalog, f"{config.data_dir}/{STREAMS_FOLDER}")
-        store = CatalogStore(self._disk, catalog, before_rewrite=self._finish_deletions)
+        self._spare = Spare(
+            self._disk, f"{self._folder.path}/{SPARE_FILE}", reserve_bytes=config.limits.disk_reserve_bytes
+        )
+        store = CatalogStore(self._disk, catalog, more_room=self._spare.give_up)
+        self._finish_deletions(store)
         self._pool = SyncPool(config.fsync.threads)
         self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
         self._dataplane = DataPlane()
@@ -102,16 +113,23 @@ class Broker:
             open_logs=OpenLogs(files_within(config.limits.open_files_max, files - self._connections_max), self._pool),
         )
         self._control = Control(
-            config, self._streams, self._intake, self._hub, on_removed=lambda gone: self.sinks.forget(gone)
+            config,
+            self._streams,
+            self._intake,
+            self._hub,
+            spare=self._spare,
+            take_in=lambda partitions: self.sinks.take_in(partitions),
+            on_removed=lambda gone: self.sinks.forget(gone),
         )
         self._cleaner = Cleaner(
-            config, self._streams.all_partitions, moved=self._hub.take_moved, also=lambda: self.sinks.sweep()
+            config, self._streams.all_partitions, moved=self._hub.take_moved, spare=self._spare, also=self._each_round
         )
         self._compactor = Compactor(config, self._streams.chores, also=self._expire_offsets)
         self._scrubber = Scrubber(
             config, self._disk, self._streams.all_partitions, stages=lambda partition: self.sinks.staged_in(partition)
         )
         self._started = False
+        self._threads: list[Callable[[], None]] = []  # how those are stopped that have begun
         self.http_address = ""
 
     # --- start and stop -------------------------------------------------------------------------------------
@@ -119,8 +137,11 @@ class Broker:
     async def start(self) -> None:
         """Open everything; returns when requests are answered. (NATS may come later: /readyz tells.)"""
         begun = time.monotonic()
-        http = self.config.http
+        await asyncio.to_thread(self._spare.fill)
+        port = await asyncio.to_thread(self._bind)
+        self.http_address = self.config.http.advertised or host_port(self.config.http.host, port)
         await asyncio.to_thread(self._streams.open_all)
+        await asyncio.to_thread(self._register)
         self.offsets = Consumers(self._streams.by_name[OFFSETS_STREAM][0])
         self.sinks = SinkService(
             self._disk,
@@ -130,28 +151,21 @@ class Broker:
             boot_id=self._folder.boot_id(),
         )
         await asyncio.to_thread(self.sinks.start, self._streams.all_partitions())
-        limits = ConnectionLimits(
-            connections_max=self._connections_max,
-            header_timeout_s=http.header_timeout_ms / 1000,
-            body_timeout_s=http.body_timeout_ms / 1000,
-            idle_timeout_s=http.idle_timeout_ms / 1000,
-        )
-        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits)
-        port = await asyncio.to_thread(self._dataplane.serve, app, http.host, http.port)
-        self.http_address = http.advertised or host_port(http.host, port)
-        self._register()
+        await asyncio.to_thread(self._dataplane.serve)
         if self._intake is not None:
             self._intake.start()
+            self._threads.append(partial(self._intake.stop, DRAIN_TIMEOUT_S))
             captured = [
                 (info, self._streams.by_name[info.name])
                 for info in self.streams()
                 if info.name in self._streams.by_name and not info.paused
             ]
             await asyncio.wrap_future(self._intake.attach(captured))
-        self._cleaner.start()
-        self._compactor.start()
-        self._scrubber.start()
+        for background in (self._compactor, self._scrubber, self._cleaner):
+            background.start()
+            self._threads.append(background.stop)
         self._started = True
+        self._control.begin()
         log.info(
             "broker.started id=%s http=%s streams=%d partitions=%d intake=%s start_ms=%d",
             self.broker_id,
@@ -162,12 +176,30 @@ class Broker:
             (time.monotonic() - begun) * 1000,
         )
 
-    def _finish_deletions(self, catalog: Catalog, deleted: Sequence[Deleted]) -> None:
-        known = {(info.name, info.incarnation) for info in catalog.streams.values()}
-        root = str(Path(self.config.data_dir) / STREAMS_FOLDER)
-        remove_orphans(self._disk, root, cluster_id=self.cluster_id, known=known, deleted=deleted)
+    def _finish_deletions(self, store: CatalogStore) -> None:
+        gone = remove_orphans(
+            self._disk,
+            str(Path(self.config.data_dir) / STREAMS_FOLDER),
+            cluster_id=self.cluster_id,
+            known={(info.name, info.incarnation) for info in store.catalog.streams.values()},
+            deleted={(name, incarnation) for incarnation, name in store.catalog.deleted.items()},
+        )
+        if gone:
+            store.execute(forget_command([incarnation for _, incarnation in gone]))
+
+    def _bind(self) -> int:
+        http = self.config.http
+        limits = ConnectionLimits(
+            connections_max=self._connections_max,
+            header_timeout_s=http.header_timeout_ms / 1000,
+            body_timeout_s=http.body_timeout_ms / 1000,
+            idle_timeout_s=http.idle_timeout_ms / 1000,
+        )
+        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits)
+        return self._dataplane.bind(app, http.host, http.port)
 
     def _register(self) -> None:
+        """Become the leader of all partitions (B1)."""
         grpc = self.config.grpc
         registered = self._streams.store.execute(
             {
@@ -177,30 +209,29 @@ class Broker:
                 "incarnation": uuid.uuid4().hex,
                 "http": self.http_address,
                 "grpc": f"{grpc.host}:{grpc.port}",
+                "epoch_seen": self._streams.epoch_seen(),
             }
         )
-        assert registered["leader_epoch"] == self._streams.leader_epoch, "somebody else registered"
+        self._streams.lead(registered["leader_epoch"])
 
     async def stop(self) -> None:
-        """Drain, make durable, mark clean, close."""
+        """Drain, make durable, mark clean, close. A step that fails is told, and the next one taken."""
         log.info("broker.stopping id=%s", self.broker_id)
-        if self._started:
-            if self._intake is not None:
-                await asyncio.to_thread(self._intake.stop, DRAIN_TIMEOUT_S)
-            await asyncio.to_thread(self._compactor.stop)
-            await asyncio.to_thread(self._scrubber.stop)
-            await asyncio.to_thread(self._cleaner.stop)
-        await asyncio.to_thread(self._dataplane.stop)
-        await asyncio.to_thread(self._close_logs)
+        await self._control.close()
+        for step in (
+            *self._threads,
+            self._dataplane.stop,
+            *([self.sinks.close] if hasattr(self, "sinks") else []),
+            self._appender.shutdown,
+            self._pool.close,
+            self._streams.close,
+            self._folder.close,
+        ):
+            try:
+                await asyncio.to_thread(step)
+            except Exception:
+                log.exception("broker.stop_failed step=%s", step)
         log.info("broker.stopped id=%s", self.broker_id)
-
-    def _close_logs(self) -> None:
-        if hasattr(self, "sinks"):
-            self.sinks.close()
-        self._appender.shutdown(wait=True)
-        self._pool.close()
-        self._streams.close()
-        self._folder.close()
 
     # --- what the HTTP API reads ----------------------------------------------------------------------------
 
@@ -286,6 +317,11 @@ class Broker:
 
     # --- in the background ------------------------------------------------------------------------------------
 
+    def _each_round(self) -> None:
+        self._control.retry_offline()
+        self._spare.fill()
+        self.sinks.sweep()
+
     def _expire_offsets(self) -> None:
         before_us = time.time_ns() // 1000 - self.config.cleaner.offsets_retention_ms * 1000
         expire_offsets(self.offsets, self._streams, self._dataplane.loop, before_us=before_us)
@@ -309,8 +345,11 @@ class Broker:
 async def _serve(config: Config) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if (
+            number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        ):  # nohup wants it to outlive a terminal
+            loop.add_signal_handler(number, stopping.set)
     node = Broker(config)
     try:
         await node.start()
@@ -321,7 +360,7 @@ async def _serve(config: Config) -> int:
 
 
 def run(config: Config) -> int:
-    """Run a broker until SIGTERM or SIGINT. Returns the exit code.
+    """Run a broker until SIGTERM, SIGINT or SIGHUP. Returns the exit code.
 
     Raises:
         LiftlogError: it cannot start: port in use, folder in use, of another broker, damaged …

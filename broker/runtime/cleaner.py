@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import DiskFull, LiftlogError
 from broker.runtime.config import Config
 from broker.runtime.partition import Partition
+from broker.runtime.spare import Spare
 
 SLICE = 1_000
 """Partitions that did not move and are looked at all the same in one round."""
@@ -32,6 +33,7 @@ class Cleaner:
     Args:
         partitions: All of them.
         moved: What changed since the last call; what is no partition is passed over.
+        spare: What retention may have on a full disk.
         also: Done before each look at retention.
     """
 
@@ -41,12 +43,14 @@ class Cleaner:
         partitions: Callable[[], Iterable[Partition]],
         *,
         moved: Callable[[], Iterable[object]],
+        spare: Spare,
         also: Callable[[], object] = lambda: None,
     ) -> None:
         self._clean_s = config.cleaner.interval_ms / 1000
         self._checkpoint_s = config.cleaner.checkpoint_interval_ms / 1000
         self._partitions = partitions
         self._moved = moved
+        self._spare = spare
         self._also = also
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
@@ -87,13 +91,19 @@ class Cleaner:
                 to_clean.note(p for p in due if p.log.is_awake)
 
     def _clean(self, partition: Partition, now_us: int) -> None:
-        partition.log.roll_if_due(now_us)
+        full: DiskFull | None = None
+        try:
+            partition.log.roll_if_due(now_us)
+        except DiskFull as error:  # what retention lets go may be what is missing
+            full = error
         before = partition.log.log_start_offset
-        after = partition.apply_retention(now_us)
+        after = self._spare.make_do(lambda: partition.apply_retention(now_us))
         partition.rest_if_quiet()
         if after != before:
             log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)
             partition.note_change()
+        if full is not None:
+            raise full
 
     def _apart(self) -> None:
         """What is to be done in each round apart from the partitions: unfinished decisions of sinks, old stages."""

@@ -1,5 +1,8 @@
 """The HTTP server's thread: a loop of its own, so that a cold page read by sendfile holds up no intake.
 
+The port is bound first and listened on later: what is told to the cluster names it, and nothing is answered before
+that is known there. Who connects in between is refused.
+
 D1  Who reads over loopback is not paced: pacing.py.
 """
 
@@ -30,6 +33,7 @@ class DataPlane:
         self._thread = threading.Thread(target=self._run, name="dataplane", daemon=True)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._place = ("", 0)
         self._thread.start()
 
     def _run(self) -> None:
@@ -42,29 +46,52 @@ class DataPlane:
         """Run a coroutine on the data plane's loop, from another thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def serve(self, app: web.Application, host: str, port: int) -> int:
-        """Begin to serve an application of `build_app`; return the port.
+    def bind(self, app: web.Application, host: str, port: int) -> int:
+        """Take a port for an application of `build_app`; return it. Nobody is answered before `serve`.
 
         Raises:
             PortInUse, InvalidSetting: host and port cannot be listened on.
         """
-        return self.call(self._serve(app, host, port)).result()
+        self._place = (host, port)
+        return self.call(self._bind(app)).result()
 
-    async def _serve(self, app: web.Application, host: str, port: int) -> int:
+    def serve(self) -> None:
+        """Begin to answer.
+
+        Raises:
+            PortInUse: another process has begun to listen there since `bind`.
+        """
+        self.call(self._serve()).result()
+
+    async def _bind(self, app: web.Application) -> int:
         self._runner = web.AppRunner(app, **RUNNER_OPTIONS)
         await self._runner.setup()
         assert self._runner.server is not None
         factory = app[CONNECTIONS].protocol_factory(self._runner.server)
+        host, port = self._place
         try:
-            self._server = await self.loop.create_server(factory, host, port, backlog=512)
+            self._server = await self.loop.create_server(factory, host, port, backlog=512, start_serving=False)
         except OSError as error:
-            await self._runner.cleanup()
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(f"http.port={port}: another process listens on {host}:{port}", port=port) from error
-            raise InvalidSetting(f"http.host={host!r}: cannot listen there: {error}", key="http.host") from error
+            raise await self._refusal(error) from error
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _serve(self) -> None:
+        assert self._server is not None, "bound before"
         for listening in self._server.sockets:
             unpace_loopback(listening, listening.getsockname())
-        return int(self._server.sockets[0].getsockname()[1])
+        try:
+            await self._server.start_serving()
+        except OSError as error:
+            raise await self._refusal(error) from error
+
+    async def _refusal(self, error: OSError) -> PortInUse | InvalidSetting:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await self._cleanup(runner)
+        host, port = self._place
+        if error.errno == errno.EADDRINUSE:
+            return PortInUse(f"http.port={port}: another process listens on {host}:{port}", port=port)
+        return InvalidSetting(f"http.host={host!r}: cannot listen there: {error}", key="http.host")
 
     async def _cleanup(self, runner: web.AppRunner) -> None:
         if self._server is not None:

@@ -62,9 +62,13 @@ class SinkService:
 
     def start(self, partitions: Iterable[Partition]) -> None:
         """Find what is staged, before anything is let go; finish in the background what was decided."""
+        self.take_in(partitions)
+        self._calls.submit(self.sinks.recover)
+
+    def take_in(self, partitions: Iterable[Partition]) -> None:
+        """Find what is staged in partitions that were just opened, before anything is let go."""
         for partition in partitions:
             self._store_of(partition)
-        self._calls.submit(self.sinks.recover)
 
     def sweep(self) -> None:
         """For the cleaner: `Sinks.sweep`."""

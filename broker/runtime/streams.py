@@ -3,9 +3,15 @@
     catalog.log                               streams, producers, brokers (`CatalogStore`)
     streams/<name>/<incarnation>/<number>/    one partition's log each
 
-S1  A folder is made before the catalog names its partition, and removed after the catalog has forgotten it: what the
-    catalog names and the disk does not have was lost, not never made.
-S2  A stream that cannot be opened is offline: it answers why. Only without the broker's own there is no start.
+S1  A folder is made before the catalog names its partition, and removed after the catalog has
+    forgotten it: what the catalog names and the disk does not have was lost, not never made.
+S2  A stream that cannot be opened is offline: it answers why. Only without the broker's own there
+    is no start. Where the disk refused, it is tried again; a folder that is missing or damaged
+    waits for somebody who puts it right, and for a command: a copy that is only half restored must
+    not be opened.
+S3  A partition is open before the catalog names it; so what a command has made is there as soon as
+    it is answered.
+S4  A log that cannot be taken in is closed: no folder is open twice.
 
 Opening, making and removing touch the disk, and block; the rest answers from memory. Only the control loop changes
 anything (`broker.runtime.control`).
@@ -17,18 +23,20 @@ import copy
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from broker.api.errors import InvalidRequest, LiftlogError, UnknownPartition, UnknownStream
+from broker.api.errors import CorruptLog, InvalidRequest, LiftlogError, Retryable, UnknownPartition, UnknownStream
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, StreamSettings
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.compactor import Chores
 from broker.runtime.config import Config
 from broker.runtime.open_logs import OpenLogs
+from broker.runtime.orphans import remove_folder
 from broker.runtime.partition import Partition
 from broker.runtime.room import Room
 from broker.runtime.sync import SyncPool
@@ -36,7 +44,7 @@ from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import PARTITION_FILE, LogIdentity, LogSettings
 from broker.storage.coalescing import CoalescingSettings
 from broker.storage.compaction import CompactionSettings
-from broker.storage.disk import Disk
+from broker.storage.disk import Disk, storage_error
 from broker.storage.folder import DataFolder
 from broker.storage.log import PartitionLog
 
@@ -86,7 +94,7 @@ class Streams:
         self.store = store
         self.by_name: dict[str, list[Partition]] = {}  # the open ones
         self.offline: dict[str, LiftlogError] = {}  # the others, and why
-        self.leader_epoch = store.catalog.epoch_last + 1  # which the broker will have once it is registered
+        self._leader_epoch: int | None = None  # none before `lead`
         self._config = config
         self._disk = disk
         self._folder = folder
@@ -172,24 +180,75 @@ class Streams:
             self.store.execute(
                 {"v": COMMAND_VERSION, "kind": "alter_stream", "name": OFFSETS_STREAM, "settings": values}
             )
-        for info in self.store.catalog.streams.values():
-            try:
-                self.by_name[info.name] = self.open_stream(info)
-            except (LiftlogError, OSError) as error:
-                wrapped = error if isinstance(error, LiftlogError) else LiftlogError(str(error))
-                wrapped.fields |= {"stream": info.name, "offline": True}  # told here, not again at each request
-                self.offline[info.name] = wrapped
-                log.error("stream.offline stream=%s reason=%s error=%s", info.name, wrapped.reason, wrapped)
+        for info in list(self.store.catalog.streams.values()):
+            self.bring_up(info, lambda partitions: None)
         for name in (OFFSETS_STREAM, COMMITS_STREAM):
             if name in self.offline:
                 raise self.offline[name]
 
-    def open_stream(self, info: StreamInfo) -> list[Partition]:
-        """Open all partitions of a stream. Raises LiftlogError, OSError."""
-        return [self.open_partition(info, i) for i in range(info.settings.partitions)]
+    def epoch_seen(self) -> int:
+        """The greatest leader epoch of any record in the open logs; -1: there is none."""
+        return max((partition.log.leader_epoch for partition in self.all_partitions()), default=-1)
 
-    def open_partition(self, info: StreamInfo, number: int) -> Partition:
-        """Open one partition, recovered if need be. Raises LiftlogError, OSError."""
+    def lead(self, leader_epoch: int) -> None:
+        """Lead all partitions, those that are opened later too, under an epoch that the catalog gave out."""
+        self._leader_epoch = leader_epoch
+        for partition in self.all_partitions():
+            partition.leader_epoch = leader_epoch
+
+    def bring_up(self, info: StreamInfo, take_in: Callable[[Sequence[Partition]], None]) -> bool:
+        """Open a stream, or note why it is offline (S2).
+
+        Args:
+            take_in: Called with the partitions before anybody else sees them.
+        Returns:
+            Whether it is open.
+        """
+        try:
+            partitions = self.open_partitions(info, range(info.settings.partitions))
+        except LiftlogError as error:
+            before = self.offline.get(info.name)
+            error.fields |= {"stream": info.name, "offline": True}  # told here, not again at each request
+            self.offline[info.name] = error
+            if before is None or before.reason != error.reason:
+                log.error("stream.offline stream=%s reason=%s error=%s", info.name, error.reason, error)
+            return False
+        take_in(partitions)
+        self.by_name[info.name] = partitions
+        if self.offline.pop(info.name, None) is not None:
+            log.info("stream.online stream=%s", info.name)
+        return True
+
+    def refused_by_disk(self) -> list[StreamInfo]:
+        """The offline streams that may be tried again unasked (S2)."""
+        return [self.info(name) for name, error in list(self.offline.items()) if isinstance(error, Retryable)]
+
+    def prepare(self, info: StreamInfo, numbers: Sequence[int]) -> list[Partition]:
+        """Make and open partitions that the catalog does not name yet (S1, S3).
+
+        Raises:
+            LiftlogError: none is open; folders may be left.
+        """
+        try:
+            self.make_folders(info.name, info.incarnation, numbers)
+        except OSError as error:
+            raise storage_error(error, f"make stream {info.name!r}") from error
+        return self.open_partitions(info, numbers)
+
+    def open_partitions(self, info: StreamInfo, numbers: Iterable[int]) -> list[Partition]:
+        """Open some partitions of a stream, all or none (S4). Raises LiftlogError."""
+        opened: list[Partition] = []
+        try:
+            for number in numbers:
+                opened.append(self._open_partition(info, number))
+        except BaseException as error:
+            self._close(opened)
+            if isinstance(error, OSError):
+                raise storage_error(error, f"open stream {info.name!r}") from error
+            raise
+        return opened
+
+    def _open_partition(self, info: StreamInfo, number: int) -> Partition:
         opened = PartitionLog.open(
             self._disk,
             self._folder_of(info.name, info.incarnation, number),
@@ -211,20 +270,30 @@ class Streams:
                 len(report.rebuilt_indexes),
                 report.notes,
             )
-        if opened.high_watermark < opened.log_end_offset:
-            # Acked before a crash, or about to be: the sole replica has it, so once synced it is committed.
-            opened.advance_high_watermark(opened.sync())
-        return Partition(
-            info,
-            number,
-            opened,
-            leader_epoch=self.leader_epoch,
-            pool=self._pool,
-            appender=self._appender,
-            hub=self._hub,
-            room=None if info.internal else self._room,
-            open_logs=self._open_logs,
-        )
+        try:
+            if self._leader_epoch is not None and opened.leader_epoch >= self._leader_epoch:
+                raise CorruptLog(
+                    f"{info.name}/{number} has records of leader epoch {opened.leader_epoch}, the broker leads under"
+                    f" {self._leader_epoch}: the folder or the catalog was restored; restart the broker"
+                )
+            if opened.high_watermark < opened.log_end_offset:
+                # Acked before a crash, or about to be: the sole replica has it, so once synced it is committed.
+                opened.advance_high_watermark(opened.sync())
+            return Partition(
+                info,
+                number,
+                opened,
+                leader_epoch=-1 if self._leader_epoch is None else self._leader_epoch,
+                pool=self._pool,
+                appender=self._appender,
+                hub=self._hub,
+                room=None if info.internal else self._room,
+                open_logs=self._open_logs,
+            )
+        except BaseException:
+            with suppress(LiftlogError, OSError):
+                opened.close(clean=False)
+            raise
 
     def make_folders(self, name: str, incarnation: str, numbers: Iterable[int]) -> None:
         """Make the folders of new partitions (S1).
@@ -245,21 +314,33 @@ class Streams:
             )
             created.close(clean=True)
 
-    def remove(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
-        """Close the partitions of a deleted stream, and remove its folder."""
-        for partition in partitions:
+    def discard(self, info: StreamInfo, partitions: Sequence[Partition], *, remove: bool) -> None:
+        """Close what `prepare` made, and remove the folder of the incarnation if nobody knows of it."""
+        self._close(partitions)
+        if remove:
             try:
-                partition.log.close(clean=False)  # nobody opens it again
-            except (LiftlogError, OSError) as error:  # it goes anyway
-                log.info("partition.close_failed partition=%s error=%s", partition, error)
-        folder = str(self._root / info.name / info.incarnation)
+                remove_folder(self._disk, str(self._root), info.name, info.incarnation)
+            except OSError as error:
+                log.warning("stream.folder_left path=%s error=%s", self._root / info.name / info.incarnation, error)
+
+    def remove(self, info: StreamInfo, partitions: Sequence[Partition]) -> bool:
+        """Close the partitions of a deleted stream, and remove its folder. Returns whether that is gone, durably."""
+        self._close(partitions)  # nobody opens it again
         for left in range(REMOVE_TRIES - 1, -1, -1):  # a checkpoint under way may put a file into it once more
             try:
-                self._disk.remove_tree(folder)
-                return
+                remove_folder(self._disk, str(self._root), info.name, info.incarnation)
+                return True
             except OSError as error:
                 if not left:
-                    log.warning("stream.folder_left path=%s error=%s", folder, error)
+                    log.warning("stream.folder_left path=%s error=%s", self._root / info.name / info.incarnation, error)
+        return False
+
+    def _close(self, partitions: Sequence[Partition]) -> None:
+        for partition in partitions:
+            try:
+                partition.log.close(clean=False)
+            except (LiftlogError, OSError) as error:  # it goes anyway, or is opened anew
+                log.info("partition.close_failed partition=%s error=%s", partition, error)
 
     def create_command(self, name: str, values: Mapping[str, Any], *, internal: bool) -> dict[str, Any]:
         """The catalog's command that makes a stream, with the defaults of the configuration filled in."""

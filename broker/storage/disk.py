@@ -119,6 +119,9 @@ class Disk(Protocol):
     def remove_tree(self, path: str) -> None:
         """Remove a folder and all in it; it may be missing."""
 
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder that is empty; else it fails."""
+
 
 class OsDisk:
     """The disk of the machine.
@@ -200,6 +203,9 @@ class OsDisk:
     def remove_tree(self, path: str) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
+
+    def remove_folder(self, path: str) -> None:
+        os.rmdir(path)
 
 
 def _write_whole(path: str, data: ReadableBuffer, flags: int) -> None:

@@ -219,6 +219,8 @@ class AsideDisk:
     def remove_tree(self, path: str) -> None:
         raise AssertionError(f"a repair removes no folder: {path}")
 
+    remove_folder = remove_tree
+
     def copy(self, file: File, name: str, position: int) -> str | None:
         """Copy a file from `position` on into the folder aside, durably (M1). Returns where; None with a dry run."""
         target = self._target(name)

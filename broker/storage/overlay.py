@@ -157,6 +157,8 @@ class OverlayDisk:
         for name in self.listdir(path):
             self._files[f"{path}/{name}"] = None
 
+    remove_folder = remove_tree
+
     def _content(self, path: str, *, create: bool = False) -> Content:
         content = self._files.get(path)
         if content is None and path not in self._files and self.under.exists(path):

@@ -455,6 +455,12 @@ class SimDisk:
             self.unlink(name)
         self.folders -= {name for name in self.folders if name == path or name.startswith(path + "/")}
 
+    def remove_folder(self, path: str) -> None:
+        if self.listdir(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self.step("remove_folder", path)
+        self.folders.discard(path)
+
     def _name(self, path: str, inode: Inode) -> None:
         self.names[path] = inode
         self._pending_names.append((os.path.dirname(path), path, inode))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import CorruptLog, ProducerFenced, UnknownProducer
+from broker.api.errors import CorruptLog, LiftlogError, ProducerFenced, UnknownProducer
 from broker.metadata.catalog import PRODUCER_NAMES_MAX, Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.overlap import overlaps
@@ -68,12 +68,68 @@ def test_request_id_is_applied_once() -> None:
     command = {"v": 1, "kind": "delete_stream", "name": "a", "request_id": "r1"}
     assert catalog.apply(command) == catalog.apply(command)
     assert "ok" in catalog.apply(command)
+    assert Catalog.restore(json.loads(json.dumps(catalog.snapshot()))).apply(command) == catalog.apply(command)
+
+
+def test_a_refused_request_is_judged_again() -> None:
+    """It is in no journal, so nobody who replays one knows of it."""
+    catalog = Catalog()
+    command = {"v": 1, "kind": "delete_stream", "name": "a", "request_id": "r1"}
+    assert catalog.apply(command)["error"]["reason"] == "unknown_stream"
+    catalog.apply(create("a"))
+    assert "ok" in catalog.apply(command)
+
+
+def test_deleted_incarnations_are_remembered_until_somebody_says_that_they_are_gone() -> None:
+    """M6, over a restore too."""
+    catalog = Catalog()
+    for name in "ab":
+        catalog.apply(create(name))
+        catalog.apply({"v": 1, "kind": "delete_stream", "name": name})
+    catalog = Catalog.restore(json.loads(json.dumps(catalog.snapshot())))
+    assert catalog.deleted == {"inc-a": "a", "inc-b": "b"}
+    catalog.apply({"v": 1, "kind": "forget_deleted", "incarnations": ["inc-a", "unknown"]})
+    assert catalog.deleted == {"inc-b": "b"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"kind": "register_broker", "broker_id": "b"},
+        {"kind": "register_broker", "broker_id": [], "incarnation": "i", "http": "h", "grpc": "g"},
+        {"kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g", "epoch_seen": "x"},
+        {"kind": "register_producer", "name": []},
+        {"kind": "forget_deleted", "incarnations": ["inc-b", []]},
+        {"kind": "forget_deleted"},
+        {"kind": "delete_stream", "name": []},
+        {"kind": "set_state"},
+        {"kind": "add_partitions", "name": "a"},
+        {"kind": "add_partitions", "name": "a", "partitions": 0},
+        {"kind": "alter_stream", "name": "a", "settings": []},
+        {"kind": "create_stream", "name": "c", "settings": {}},
+        {},
+    ],
+)
+def test_what_is_refused_changes_nothing(command: dict[str, Any]) -> None:
+    """Malformed half-way, too: a refused command is not in the journal, so what it changed would be gone later."""
+    catalog = Catalog()
+    for name in "ab":
+        catalog.apply(create(name))
+    catalog.apply({"v": 1, "kind": "delete_stream", "name": "b"})
+    before = json.dumps(catalog.snapshot())
+    with pytest.raises(LiftlogError):
+        catalog.judge({"v": 1, **command})
+    assert "error" in catalog.apply({"v": 1, **command})
+    assert json.dumps(catalog.snapshot()) == before
 
 
 def test_registration_raises_the_epoch_for_all_that_a_broker_leads() -> None:
     catalog = Catalog()
     command = {"v": 1, "kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g"}
     assert [catalog.apply(command)["ok"]["leader_epoch"] for _ in range(3)] == [1, 2, 3]
+    seen = [2, 3, 9, -1]  # the greatest in the broker's logs: with 9 the catalog is an older one, from a backup
+    epochs = [catalog.apply({**command, "epoch_seen": epoch})["ok"]["leader_epoch"] for epoch in seen]
+    assert epochs == [4, 5, 10, 11]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -174,14 +230,14 @@ def test_torn_last_line_of_the_journal_is_dropped_and_a_damaged_one_before_it_is
 
 
 def test_a_trial_leaves_the_known_subjects_alone_and_a_restore_knows_them() -> None:
-    """`check` answers what `apply` would; a stream that is deleted or altered makes room for another's acks."""
+    """`judge` answers what `apply` would; a stream that is deleted or altered makes room for another's acks."""
     catalog = Catalog()
-    catalog.check(create("trial", "orders.eu"))
+    catalog.judge(create("trial", "orders.eu"))
     assert catalog.apply(create("first", "orders.eu"))["ok"]["stream"]["reply_acks_effective"] is True
     restored = Catalog.restore(catalog.snapshot())
     for each in (catalog, restored):
         assert each.apply(create("second", "orders.*"))["ok"]["stream"]["reply_acks_effective"] is False
-        each.check({"v": 1, "kind": "delete_stream", "name": "first"})
+        each.judge({"v": 1, "kind": "delete_stream", "name": "first"})
         assert each.apply(create("third", "orders.>"))["ok"]["stream"]["reply_acks_effective"] is False
         each.apply({"v": 1, "kind": "delete_stream", "name": "first"})
         assert each.apply(create("fourth", "orders.eu"))["ok"]["stream"]["reply_acks_effective"] is True

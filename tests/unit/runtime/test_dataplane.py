@@ -63,7 +63,11 @@ def _served(host: str, port: int = 0) -> Iterator[int]:
     app.router.add_get("/", congestion_control)
     dataplane = DataPlane()
     try:
-        yield dataplane.serve(app, host, port)
+        bound = dataplane.bind(app, host, port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host.replace("0.0.0.0", "127.0.0.1"), bound), timeout=5)
+        dataplane.serve()
+        yield bound
     finally:
         dataplane.stop()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import pytest
 
 from broker.api.errors import CorruptLog
-from broker.runtime.orphans import remove_orphans, require_catalog
+from broker.runtime.orphans import remove_folder, remove_orphans, require_catalog
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.log import PartitionLog
 from tests.support.simdisk import SimDisk
@@ -26,8 +27,8 @@ def partition(
     return folder
 
 
-def run(disk: SimDisk, *, known: set[tuple[str, str]], deleted: list[tuple[str, str]]) -> None:
-    remove_orphans(disk, ROOT, cluster_id="c", known=known, deleted=deleted)
+def run(disk: SimDisk, *, known: set[tuple[str, str]], deleted: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return remove_orphans(disk, ROOT, cluster_id="c", known=known, deleted=deleted)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_deletion_that_was_cut_short_is_finished(disk: SimDisk) -> None:
     """All partitions; the stream that was made again under the name stays."""
     gone = [partition(disk, "s", "old", number) for number in range(2)]
     kept = partition(disk, "s", "new")
-    run(disk, known={("s", "new")}, deleted=[("s", "old")])
+    assert run(disk, known={("s", "new")}, deleted=[("s", "old"), ("t", "gone")]) == [("s", "old"), ("t", "gone")]
     assert not any(disk.exists(f"{folder}/partition.json") for folder in gone)
     assert disk.exists(f"{kept}/partition.json")
 
@@ -68,7 +69,7 @@ def test_a_folder_that_says_it_is_something_else_stays(
 ) -> None:
     folder = partition(disk, "s", "old", other=other)
     with caplog.at_level(logging.WARNING):
-        run(disk, known=set(), deleted=[("s", "old")])
+        assert run(disk, known=set(), deleted=[("s", "old")]) == [], "its deletion is still to be remembered"
     assert disk.exists(f"{folder}/partition.json")
     assert f"{ROOT}/s/old" in caplog.text
 
@@ -89,3 +90,34 @@ def test_known_streams_and_an_empty_root_say_nothing(disk: SimDisk, caplog: pyte
         partition(disk, "s", "i")
         run(disk, known={("s", "i")}, deleted=[])
     assert caplog.text == ""
+
+
+def test_the_folder_of_a_name_goes_with_the_last_incarnation_in_it(disk: SimDisk) -> None:
+    partition(disk, "s", "one")
+    partition(disk, "s", "two")
+    remove_folder(disk, ROOT, "s", "one")
+    assert disk.listdir(f"{ROOT}/s") == ["two"]
+    remove_folder(disk, ROOT, "s", "two")
+    assert disk.listdir(ROOT) == []
+    remove_folder(disk, ROOT, "s", "two")
+    disk.makedirs(f"{ROOT}/left")  # by an earlier release, or a kill
+    run(disk, known=set(), deleted=[])
+    assert disk.listdir(ROOT) == []
+
+
+@pytest.mark.parametrize("call", ["listdir", "remove_tree", "remove_folder", "unlink", "sync_dir"])
+def test_a_deletion_is_remembered_while_its_folder_may_come_back(disk: SimDisk, call: str) -> None:
+    """Whatever the disk refuses; and what is left is removed then, also without `partition.json`, which went first."""
+    gone = ("s", "old")
+    folder = f"{ROOT}/s/old"
+    partition(disk, *gone)
+    partition(disk, "kept", "i")
+    for after in range(12):
+        found = disk.after_kill()
+        found.fail(call, errno.EIO, after=after)
+        if gone in run(found, known={("kept", "i")}, deleted=[gone]):
+            assert not found.exists(folder)
+            assert found.calls["sync_dir"] > 1
+        found.heal()
+        assert run(found, known={("kept", "i")}, deleted=[gone]) == [gone]
+        assert found.listdir(ROOT) == ["kept"]

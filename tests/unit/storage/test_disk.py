@@ -138,6 +138,11 @@ def test_folders_are_made_with_those_above_and_listed(place: tuple[Disk, str]) -
     disk.sync_dir(f"{folder}/x")
     with pytest.raises(FileNotFoundError):
         disk.listdir(f"{folder}/nowhere")
+    for full in (f"{folder}/x", f"{folder}/x/y"):
+        with pytest.raises(OSError, match="not empty"):
+            disk.remove_folder(full)
+    disk.remove_folder(f"{folder}/x/y/z")
+    assert not disk.exists(f"{folder}/x/y/z")
     disk.remove_tree(f"{folder}/x")
     disk.remove_tree(f"{folder}/x")
     assert not disk.exists(f"{folder}/x/file")

@@ -1,0 +1,103 @@
+"""How a broker begins and ends, through real processes that are killed on the way.
+
+Goal: no two lives of a broker append under one leader epoch, whatever step of the start the first was cut off at; a
+stop is clean for every signal that asks for one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from broker.api.batch import decode_batch, read_header
+from broker.client import connect
+from broker.storage.checkpoint import LogSettings
+from broker.storage.disk import OsDisk
+from broker.storage.log import PartitionLog
+from tests.support.killed_starts import STREAM
+from tests.support.processes import BrokerProcess, eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+def lives_of_epochs(data: Path) -> dict[int, set[int]]:
+    """Under which leader epoch each life has appended."""
+    (folder,) = (data / "streams" / STREAM).glob("*/0")
+    log = PartitionLog.open(OsDisk(), str(folder), LogSettings(), boot_id="", now_us=0)
+    log.advance_high_watermark(log.sync())
+    found = defaultdict(set)
+    for message in log.batches(0):
+        for value in decode_batch(message).column("value").to_pylist():
+            found[read_header(message).leader_epoch].add(int(value))
+    log.close()
+    return found
+
+
+def test_no_leader_epoch_is_used_by_two_lives_wherever_the_start_is_killed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "tests.support.killed_starts", str(data)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    killed = int(done.stdout)
+    lives = lives_of_epochs(data)
+    assert killed + 1 in set().union(*lives.values()), "the last one has appended"
+    assert killed >= 6
+    assert {epoch: used for epoch, used in lives.items() if len(used) > 1} == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_each_signal_that_asks_for_an_end_gets_a_clean_one(tmp_path: Path, number: signal.Signals) -> None:
+    broker = BrokerProcess(tmp_path / "broker", None).start()
+    assert broker.process is not None
+    os.kill(broker.pid, number)
+    assert broker.process.popen.wait(60) == 0, broker.output()
+    assert "broker.stopped" in broker.output()
+    broker.start()
+    try:
+        assert "partition.recovered" not in broker.output()
+    finally:
+        broker.stop()
+
+
+def test_a_broker_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; a child inherits it
+    try:
+        broker = BrokerProcess(tmp_path / "broker", None).start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        os.kill(broker.pid, signal.SIGHUP)
+        broker.request("POST", "/v1/streams", {"name": "s"})
+        assert eventually(broker.is_ready)
+        assert "broker.stopping" not in broker.output()
+    finally:
+        assert broker.stop() == 0
+
+
+def test_a_catalog_from_a_backup_gives_out_no_epoch_that_is_in_the_logs(tmp_path: Path) -> None:
+    """Somebody does what `doctor` says and restores `catalog.log` alone, from some starts ago."""
+    broker = BrokerProcess(tmp_path / "broker", None).start()
+    catalog = tmp_path / "broker" / "data" / "catalog.log"
+    try:
+        broker.request("POST", "/v1/streams", {"name": STREAM})
+        broker.stop()
+        backup = catalog.read_bytes()
+        with connect(broker.address) as client:
+            for life in range(3):
+                broker.start()
+                client.append(STREAM, 0, pa.table({"value": [b"%d" % life]}))
+                broker.stop()
+            catalog.write_bytes(backup)
+            broker.start()
+            client.append(STREAM, 0, pa.table({"value": [b"3"]}))
+    finally:
+        broker.stop()
+    lives = lives_of_epochs(tmp_path / "broker" / "data")
+    assert [lives[epoch] for epoch in sorted(lives)] == [{0}, {1}, {2}, {3}]

@@ -1,0 +1,123 @@
+"""A broker that is killed at each step of its start, one life after the other on one folder; run as a program.
+
+    python -m tests.support.killed_starts DATA
+
+A step is a call that changes the disk. In each life a record is appended over HTTP the moment that the broker answers,
+before its start goes on; its value is the number of the life. Prints how many lives were killed; the one after them got
+through. Lives are forked, so that each costs no imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from broker.runtime.broker import Broker
+from broker.runtime.config import Config, load
+from broker.runtime.dataplane import DataPlane
+from broker.storage.ahead import AheadFile
+from broker.storage.disk import OsDisk
+from broker.storage.osfile import OsFile
+
+CHANGES = (
+    *((OsFile, name) for name in ("write", "truncate", "sync")),
+    *((AheadFile, name) for name in ("write", "truncate", "sync")),
+    *((OsDisk, name) for name in ("makedirs", "rename", "unlink", "sync_dir", "replace_file", "remove_tree")),
+)
+STREAM = "s"
+
+
+def main(data: str) -> None:
+    assert _forked(data, 0) == 0, "the stream is made"
+    life = 1
+    while status := _forked(data, life):
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (life, status)
+        life += 1
+    print(life - 1)
+
+
+def _forked(data: str, life: int) -> int:
+    """The status with which a life ended."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _live(data, life)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
+
+
+def _live(data: str, life: int) -> None:
+    config = load(None, {"LIFTLOG_DATA_DIR": data, "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"})
+    asyncio.run(_start(config, life))
+
+
+async def _start(config: Config, life: int) -> None:
+    broker = Broker(config)
+    if life == 0:
+        await broker.start()
+        await broker.create_stream(STREAM, {})
+        _append(broker, life)
+        await broker.stop()
+        return
+    _count_down(life)
+    serve = DataPlane.serve
+
+    def serve_and_append(self: DataPlane, *where: Any) -> Any:
+        served = serve(self, *where)
+        _append(broker, life, port=self._server.sockets[0].getsockname()[1])  # type: ignore[union-attr]
+        return served
+
+    DataPlane.serve = serve_and_append  # type: ignore[method-assign]
+    await broker.start()
+
+
+def _count_down(steps_left: int) -> None:
+    left = [steps_left]
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+
+        return call
+
+    for cls, name in CHANGES:
+        if name in vars(cls):
+            setattr(cls, name, counted(vars(cls)[name]))
+
+
+def _append(broker: Broker, life: int, *, port: int | None = None) -> None:
+    batch = pa.record_batch({"value": pa.array([b"%d" % life], pa.binary())})
+    body = io.BytesIO()
+    with pa.ipc.new_stream(body, batch.schema) as writer:
+        writer.write_batch(batch)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", port or int(broker.http_address.rpartition(":")[2]), timeout=60
+    )
+    connection.request(
+        "POST",
+        f"/v1/streams/{STREAM}/partitions/0/records",
+        body.getvalue(),
+        {"Content-Type": "application/vnd.apache.arrow.stream"},
+    )
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    connection.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
