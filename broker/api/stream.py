@@ -39,7 +39,7 @@ class StreamSettings:
         reply_acks: Answer the reply subject of a message once it is durable.
         acks: What an ack waits for: `all`, `leader` or `none`; a message may ask for its own by `Liftlog-Ack`.
         fsync: `batch`: before every ack and before consumers see a record. `interval`: every `fsync_interval_ms`.
-        linger_ms: How long a batch in which nobody awaits an ack may wait for more records.
+        linger_ms: How long a batch in which nobody awaits an ack may wait for more records, and for other partitions.
         batch_bytes, batch_records: A batch is closed at either.
         record_bytes_max: A record over this is refused: subject, key, value, headers and reply together.
         segment_bytes, segment_age_ms: A segment is sealed at either.
@@ -66,7 +66,7 @@ class StreamSettings:
     acks: str = "all"
     fsync: str = "batch"
     fsync_interval_ms: int = 1_000
-    linger_ms: int = 1
+    linger_ms: int = 20
     batch_bytes: int = 1 << 20
     batch_records: int = 1 << 16
     record_bytes_max: int = 8 << 20

@@ -97,7 +97,7 @@ class Broker:
         self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
         self._dataplane = DataPlane()
         self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
-        self._intake = IntakeDriver(config) if config.intake.enabled else None
+        self._intake = IntakeDriver(config, self._pool) if config.intake.enabled else None
         self._room = Room(config.data_dir, config.limits.disk_reserve_bytes)
         files = raise_limit()
         self._connections_max = connections_within(config.http.connections_max, files)

@@ -4,9 +4,10 @@
 
 A flush takes all that a builder holds. While the previous batch of a partition is being synced nothing is
 flushed unless a builder is full: so batches grow by themselves when the disk is the limit, and a single
-message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms`; a crowd that gathers
-during a sync waits for at most `CYCLE_S`. What comes alone and is awaited is synced by this thread: who waits for acks
-sends no more than a window meanwhile, and who does not is not kept waiting at the socket.
+message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms` at most, until a tick that it
+shares with the other partitions that linger: a timer and a thread of the pool are dear for a single message. A crowd
+that gathers during a sync waits for at most `CYCLE_S`. What comes alone and is awaited is synced by this thread: who
+waits for acks sends no more than a window meanwhile, and who does not is not kept waiting at the socket.
 
 N1  A record is acked only after the fsync (or, with fsync=interval, the append) that covers it.
 N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
@@ -17,6 +18,7 @@ N5  A builder lives as long as messages can come into it, and knows its slot (`B
     read when settings changed, or when its stream was paused or deleted, goes the way of every other, and its
     partition says what becomes of it.
 N6  A failure while one slot is flushed concerns that slot: the others are flushed, and reading goes on.
+N7  A record whose ack is awaited waits for no tick, nor for the fsyncs of what a tick has flushed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,6 +36,7 @@ from broker.ingest.answers import error_answer
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import BATCH_RECORDS
 from broker.runtime.partition import Outcome, Partition
+from broker.runtime.sync import SyncPool, SyncRow
 from broker.storage.log import AppendResult
 
 log = logging.getLogger(__name__)
@@ -46,6 +50,9 @@ at once."""
 BUG_INTERVAL_S = 1.0
 """So often at most a failure of our own is logged (N6); all are counted."""
 
+TICK_SLOTS = 8
+"""So many are flushed in one turn of the loop when a tick comes, in some 0.5 ms; in between the socket is read (N7)."""
+
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
 """Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
 
@@ -55,8 +62,10 @@ class Slot:
     """One partition's place between builder and log.
 
     Attributes:
-        scheduled: The flush that is going to come; `lingers` if it waits for records that nobody awaits.
-        in_flight: Batches being synced; `idle` is set while there are none.
+        scheduled: The flush that is going to come.
+        lingers: It is flushed at the next tick.
+        in_flight: Batches being synced; while there are any, what comes gathers.
+        ticked: Batches being synced that a tick has flushed. `idle` is set while there are neither.
         flushed_s: When the last flush was whose batch had to wait for the fsync pool, by the loop's clock.
     """
 
@@ -68,6 +77,7 @@ class Slot:
     scheduled: asyncio.Handle | None = None
     lingers: bool = False
     in_flight: int = 0
+    ticked: int = 0
     flushed_s: float = 0.0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -85,6 +95,7 @@ class Flusher:
         make_builder: Its builder class.
         send: Writes bytes to the NATS connection, if there is one.
         loop: The intake thread's.
+        pool: Syncs what a tick has flushed.
         pending_bytes_max: N2.
     """
 
@@ -95,6 +106,7 @@ class Flusher:
         send: Callable[[bytes], None],
         *,
         loop: asyncio.AbstractEventLoop,
+        pool: SyncPool,
         pending_bytes_max: int,
     ) -> None:
         self._intake = intake
@@ -102,6 +114,9 @@ class Flusher:
         self._send = send
         self._pending_bytes_max = pending_bytes_max
         self._pending_bytes = 0
+        self._ticked_bytes = 0  # of these
+        self._ticks: dict[float, dict[Slot, None]] = {}  # by how long they linger: who is flushed then
+        self._row = SyncRow(pool)
         self._resume = asyncio.Event()
         self._resume.set()
         self._loop = loop
@@ -167,7 +182,8 @@ class Flusher:
         """Schedule flushes of what the last chunk has filled, and send the refusals."""
         full = self._intake.full()
         dirty = self._intake.dirty()
-        alone = len(dirty) == 1
+        now: list[Slot] = []
+        lingering = 0
         for builder in dirty:
             slot: Slot = builder.tag
             try:
@@ -175,22 +191,61 @@ class Flusher:
                     self._flush(slot, force=True)
                 elif slot.scheduled is None and not slot.in_flight:
                     if builder.awaited_count or not slot.linger_s:
-                        self._flush(slot, alone=alone)
-                    else:
-                        slot.lingers = True
-                        slot.scheduled = self._loop.call_later(slot.linger_s, self._flush, slot)
-                elif builder.awaited_count and slot.lingers:
-                    self._flush(slot, alone=alone)
+                        now.append(slot)
+                        continue
+                    lingering += 1
+                    if not slot.lingers:
+                        self._linger(slot)
+            except Exception:  # N6
+                self._note_bug(slot)
+        alone = len(dirty) - lingering == 1
+        for slot in now:
+            try:
+                self._flush(slot, alone=alone)
             except Exception:  # N6
                 self._note_bug(slot)
         if refusals := self._intake.refusals():
             self._send(refusals)
 
-    def _flush(self, slot: Slot, *, force: bool = False, alone: bool = False) -> None:
-        """Append what has gathered. `force`: also while a batch is being synced. `alone`: no other slot has."""
+    def _linger(self, slot: Slot) -> None:
+        """Have it flushed with the others at the next tick, after `linger_s` at most."""
+        slot.lingers = True
+        others = self._ticks.get(slot.linger_s)
+        if others is None:
+            others = self._ticks[slot.linger_s] = {}
+            self._loop.call_later(slot.linger_s, self._tick, slot.linger_s)
+        others[slot] = None
+
+    def _tick(self, linger_s: float) -> None:
+        self._flush_lingering(deque(self._ticks.pop(linger_s)))
+
+    def _flush_lingering(self, slots: deque[Slot]) -> None:
+        """Flush the next few, the others in further turns of the loop."""
+        for slot in [slots.popleft() for _ in range(min(TICK_SLOTS, len(slots)))]:
+            try:
+                if slot.lingers and slot.ticked:
+                    self._linger(slot)  # the disk is the limit: let the batch grow
+                elif slot.lingers:  # else it was flushed meanwhile
+                    self._flush(slot, row=self._row)
+            except Exception:  # N6
+                self._note_bug(slot)
+        if slots:
+            self._loop.call_soon(self._flush_lingering, slots)
+        else:
+            self._row.submit()
+
+    def _flush(self, slot: Slot, *, force: bool = False, alone: bool = False, row: SyncRow | None = None) -> None:
+        """Append what has gathered.
+
+        Args:
+            force: Also while a batch is being synced.
+            alone: No other slot has records, but for those that linger.
+            row: A tick has come: it is synced with that, which is submitted later.
+        """
+        slot.lingers = False
         if slot.scheduled is not None:
             slot.scheduled.cancel()
-            slot.scheduled, slot.lingers = None, False
+            slot.scheduled = None
         if slot.in_flight and not force:
             return  # `_on_durable` flushes what has gathered
         if not slot.builder.record_count:
@@ -209,14 +264,15 @@ class Flusher:
                 self._answer(pending, blob, outcome)
                 return
             try:
-                self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome)
+                self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome, row)
             except RuntimeError:
                 log.error("intake.ack_after_close partition=%s", slot.partition)
 
         thread = threading.get_ident()
-        here = alone and not self._pending_bytes and _is_awaited(pending)
+        waits = self._pending_bytes > self._ticked_bytes or slot.ticked
+        here = alone and not waits and _is_awaited(pending)
         try:
-            result = slot.partition.append_now([pending], durable, here=here)
+            result = slot.partition.append_now([pending], durable, here=here, row=row)
         except LiftlogError as error:
             self._failed(slot, pending, error)
             return
@@ -225,8 +281,12 @@ class Flusher:
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
         if not is_answered:
-            slot.flushed_s = self._loop.time()
-            slot.in_flight += 1
+            if row is not None:
+                slot.ticked += 1
+                self._ticked_bytes += result.bytes
+            else:
+                slot.flushed_s = self._loop.time()
+                slot.in_flight += 1
             slot.idle.clear()
             self._pending_bytes += result.bytes
 
@@ -262,20 +322,35 @@ class Flusher:
             )
         self._send(_error_blob(pending, error))
 
-    def _on_durable(self, slot: Slot, pending: PendingBatch, byte_count: int, blob: bytes, outcome: Outcome) -> None:
+    def _on_durable(
+        self,
+        slot: Slot,
+        pending: PendingBatch,
+        byte_count: int,
+        blob: bytes,
+        outcome: Outcome,
+        row: SyncRow | None,
+    ) -> None:
         self._answer(pending, blob, outcome)
-        slot.in_flight -= 1
         self._pending_bytes -= byte_count
+        if row is not None:
+            slot.ticked -= 1
+            self._ticked_bytes -= byte_count
+        else:
+            slot.in_flight -= 1
+            self._flush_gathered(slot)
+        if slot.in_flight == slot.ticked == 0:
+            slot.idle.set()
+        if self._pending_bytes < self._pending_bytes_max // 2:
+            self._resume.set()
+
+    def _flush_gathered(self, slot: Slot) -> None:
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
             wait_s = slot.flushed_s + CYCLE_S - self._loop.time()
             if wait_s > 0 and slot.builder.awaited_count >= CROWD_RECORDS:
                 slot.scheduled = self._loop.call_later(wait_s, self._flush, slot)
             else:
                 self._flush(slot)
-        if slot.in_flight == 0:
-            slot.idle.set()
-        if self._pending_bytes < self._pending_bytes_max // 2:
-            self._resume.set()
 
     def _note_bug(self, slot: Slot) -> None:
         self.counts["flush_bugs"] += 1

@@ -34,6 +34,7 @@ from broker.runtime.flush import Flusher, Slot
 from broker.runtime.nats_options import connect_options
 from broker.runtime.nats_seam import WideTransport, barrier, make_client
 from broker.runtime.partition import Partition
+from broker.runtime.sync import SyncPool
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class Attachment:
 class IntakeDriver:
     """Owns the intake thread."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, pool: SyncPool) -> None:
         self._config = config
         parser = _load(config.intake.implementation)
         self.implementation: str = parser.IMPLEMENTATION
@@ -91,6 +92,7 @@ class IntakeDriver:
             parser.Builder,
             self._send,
             loop=self._loop,
+            pool=pool,
             pending_bytes_max=config.intake.pending_bytes_max,
         )
         self._subscribing = asyncio.Lock()

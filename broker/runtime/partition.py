@@ -16,6 +16,8 @@ P4  Nothing is let go while a sink's group may have to be looked for; `floor` sa
 P5  While the table of subjects is not there, appends that need it are told so and go on (`storage/tracking.py`).
 P6  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
     quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`.
+P7  What is synced in a row (`SyncRow`) keeps nobody waiting: what is appended after it and awaited is synced and told
+    as if there were no row. (Both may be at it at once; the log sees to it that one of them finds nothing to do.)
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.open_logs import OpenLogs
 from broker.runtime.room import Room
-from broker.runtime.sync import Outcome, SyncPool
+from broker.runtime.sync import Outcome, SyncPool, SyncRow
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import AppendResult, Encodable, PartitionLog, StoredGroup
@@ -116,6 +118,7 @@ class Partition:
         *,
         decided: bool = False,
         here: bool = False,
+        row: SyncRow | None = None,
     ) -> AppendResult:
         """Append in the calling thread, as one commit group. It is durable when `on_durable` says so.
 
@@ -124,6 +127,7 @@ class Partition:
                 durable end or the error (P1).
             decided: The group of a sink's decision (P3).
             here: It may be synced before this returns (P6).
+            row: It is synced with that, which the caller submits, as nobody awaits it (P7).
         Raises:
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
@@ -159,6 +163,10 @@ class Partition:
             partition_log.advance_high_watermark(result.next_offset)
             self._hub.note(self)
             on_durable(result, result.next_offset)
+            return result
+        if row is not None:
+            waiting = [(generation, result, on_durable)]
+            row.add(self._sync, lambda outcome: self._tell(waiting, outcome))
             return result
         with self._lock:
             self._callbacks.append((generation, result, on_durable))

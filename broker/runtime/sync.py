@@ -3,6 +3,9 @@
 A partition that has appended asks once; by the time a thread gets to it, whatever was appended
 meanwhile is synced by the same call. Nothing but syncing runs here, so a slow rewrite by the cleaner
 never delays an ack.
+
+To wake a thread and be woken by it costs more than a quick fsync. So what nobody awaits is synced in a row by one
+thread (`SyncRow`), a few logs at a time; the other threads are there for what is awaited.
 """
 
 from __future__ import annotations
@@ -10,12 +13,16 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from broker.api.errors import LiftlogError
 
 log = logging.getLogger(__name__)
 
+ROW_LOGS: Final = 32
+"""So many logs of a row are synced before the thread looks who else waits."""
 Outcome = int | LiftlogError
 """The durable end, or why there is none."""
 
@@ -55,3 +62,40 @@ class SyncPool:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
+
+
+class SyncRow:
+    """Appends to several partitions that nobody awaits: synced one after the other, then told. Each fails by itself."""
+
+    def __init__(self, pool: SyncPool) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._members: deque[tuple[Callable[[], Outcome], Callable[[Outcome], None]]] = deque()
+        self._is_queued = False
+
+    def add(self, sync: Callable[[], Outcome], tell: Callable[[Outcome], None]) -> None:
+        """One append: how its log is synced, which never raises, and who hears of it. `submit` has to follow."""
+        with self._lock:
+            self._members.append((sync, tell))
+
+    def submit(self) -> None:
+        """Have all that were added synced."""
+        with self._lock:
+            if self._is_queued or not self._members:
+                return
+            self._is_queued = True
+        self._pool.submit(self)
+
+    def run_sync(self) -> bool:
+        """For the pool: sync the next few; return whether there are more."""
+        with self._lock:
+            members = [self._members.popleft() for _ in range(min(ROW_LOGS, len(self._members)))]
+        outcomes = [sync() for sync, _ in members]
+        for (_, tell), outcome in zip(members, outcomes, strict=True):
+            try:
+                tell(outcome)
+            except Exception:  # the others must hear
+                log.exception("fsync.bug outcome=%s", outcome)
+        with self._lock:
+            self._is_queued = bool(self._members)
+            return self._is_queued

@@ -40,7 +40,7 @@ async def _publish(url: str, count: int) -> None:
 
 def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(tmp_path: Path, pool: HeldPool) -> None:
     server = NatsServer(tmp_path).start()
-    driver = IntakeDriver(load(None, {}, {"nats.urls": [server.url], "intake.pending_bytes_max": 1 << 20}))
+    driver = IntakeDriver(load(None, {}, {"nats.urls": [server.url], "intake.pending_bytes_max": 1 << 20}), pool)
     info = StreamInfo(name="s", incarnation="i", created_us=0, settings=settings_from({"subject": "s"}))
     identity = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=0)
     log = PartitionLog.create(SimDisk(), "/s", identity, LogSettings.of(info.settings), now_us=0)
@@ -71,8 +71,8 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
             server.stop()
 
 
-async def test_while_the_server_does_not_take_our_acks_we_do_not_read() -> None:
-    driver = IntakeDriver(load(None, {}))
+async def test_while_the_server_does_not_take_our_acks_we_do_not_read(pool: HeldPool) -> None:
+    driver = IntakeDriver(load(None, {}), pool)
     async with connected() as rig:
         driver._client = rig.client
         assert not driver._is_held_up()

@@ -43,7 +43,7 @@ class Broker:
     """Streams `s` (subject s.>, hashed) on sid 1 and `t` on sid 2."""
 
     def __init__(self, implementation: str, appender: ThreadPoolExecutor, pool: SyncPool) -> None:
-        self.driver = IntakeDriver(load(None, {}, {"intake.implementation": implementation}))
+        self.driver = IntakeDriver(load(None, {}, {"intake.implementation": implementation}), pool)
         self.loop = self.driver._loop
         self.hub = ChangeHub(self.loop, version=0)
         self.disk, self.appender, self.pool = SimDisk(), appender, pool

@@ -18,6 +18,7 @@ from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.flush import CROWD_RECORDS, Flusher
 from broker.runtime.partition import Partition
+from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.log import PartitionLog
@@ -30,15 +31,18 @@ __all__ = ["pool"]  # a fixture
 class Intake:
     """A flusher with two streams, `a` on sid 1 and `b` on sid 2."""
 
-    def __init__(self, pool: HeldPool, appender: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: SyncPool, appender: ThreadPoolExecutor) -> None:
         parser = load()
         self.loop = asyncio.new_event_loop()
         self.sent: list[bytes] = []
         self.at_send: list[tuple[int, int, int]] = []
         self.parser = parser.Intake()
-        self.flusher = Flusher(self.parser, parser.Builder, self.send, loop=self.loop, pending_bytes_max=1 << 20)
+        self.flusher = Flusher(
+            self.parser, parser.Builder, self.send, loop=self.loop, pool=pool, pending_bytes_max=1 << 20
+        )
         self.disk = SimDisk()
         self.partitions = []
+        self.builders = []
         for sid, name in enumerate("ab", 1):
             info = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings_from({"linger_ms": 0}))
             identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
@@ -47,6 +51,7 @@ class Intake:
             partition = Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=self.hub)
             self.partitions.append(partition)
             slot = self.flusher.add(info, partition)
+            self.builders.append(slot.builder)
             self.parser.route(sid, [slot.builder], partition_by="subject_suffix")
 
     def send(self, blob: bytes) -> None:
