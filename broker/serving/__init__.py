@@ -1,7 +1,7 @@
 """HTTP: the pull socket for records and the admin API.
 
 app.py        the aiohttp application: one table of endpoints, middlewares, shutdown
-connections.py  connections: how many, and how long a silent one is kept; what is no HTTP; farewell.py how one is cut
+connections.py  connections: how many, and how long a silent one is kept; what is no HTTP; closing.py how one is cut
 backend.py    all that serving knows of the broker behind it
 endpoint.py   what an endpoint is: method, path, query parameters, answers; validation before the handler
 problems.py   every error as a problem body

@@ -1,12 +1,12 @@
 """Connections: how many there may be, how long a silent one is kept, what is said to one that is cut.
 
-    accepted ──► is there room? ──no──► 503, Farewell
+    accepted ──► is there room? ──no──► 503, closing
                        │ yes
                        ▼
                ┌► no request ──first byte──► head ──complete──► request under way ──answered──┐
                │       │ idle_timeout_s       │ header_timeout_s       │ no HTTP               │
                │       ▼                      ▼                        ▼                       │
-               │    closed              408, Farewell            400, Farewell                 │
+               │    closed              408, closing             400, closing                  │
                └───────────────────────────────────────────────────────────────────────────────┘
 
 aiohttp parses and runs the handlers; this is its protocol class with the edges that it leaves open. What a client owes
@@ -15,7 +15,7 @@ of the request, so that no long poll is ever cut here.
 
 N1  The time for a head runs from its first byte (on a new connection from the accept) until it is complete. Of bytes
     that come glued to the request before, the first are not counted: such a client is idle at worst, and cut as idle.
-N2  Who is cut hears why (farewell.py).
+N2  Who is cut hears why (closing.py).
 N3  A loop that was held up is no slow client: a time-out that is noticed late begins anew.
 """
 
@@ -35,7 +35,7 @@ from aiohttp.streams import StreamReader
 
 from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
 from broker.serving import sending
-from broker.serving.farewell import Farewell, last_words
+from broker.serving.closing import ClosingConnection, last_words
 from broker.serving.meters import Meters
 from broker.serving.problems import from_http, internal_error, problem_response, protocol_log
 
@@ -47,7 +47,7 @@ HEADER_BYTES_MAX: Final = 8 << 10
 """One header, name and value."""
 LINGERING_S: Final = 10.0
 """So long the rest of a body is taken, and thrown away, whose request has been answered."""
-FAREWELLS_MAX: Final = 256
+CLOSING_MAX: Final = 256
 """Connections that are being told why they are cut; beyond that they are cut without a word."""
 LATE_S: Final = 1.0
 LOG_INTERVAL_S: Final = 10.0
@@ -102,7 +102,7 @@ class Connections:
         # When the time of each is up. All wait equally long, so the first is due first.
         self._heads: dict[Connection, float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._farewells: set[Farewell] = set()
+        self._closing: set[ClosingConnection] = set()
         self._refused = Seldom()
         self._malformed = Seldom()
 
@@ -115,8 +115,8 @@ class Connections:
         """Cut who is still being told why; for when the server has ended."""
         if self._timer is not None:
             self._timer.cancel()
-        for farewell in list(self._farewells):
-            farewell.transport.abort()
+        for closing in list(self._closing):
+            closing.transport.abort()
 
     # --- how many -------------------------------------------------------------------------------------------
 
@@ -180,11 +180,11 @@ class Connections:
         self, transport: asyncio.Transport, words: bytes, on_lost: Callable[[Exception | None], None] | None = None
     ) -> None:
         """Send the last words and end the connection (N2). `on_lost` is called when it is closed."""
-        farewell = Farewell(transport, self._farewells, on_lost)
-        if len(self._farewells) < FAREWELLS_MAX:
-            farewell.begin(words)
+        closing = ClosingConnection(transport, self._closing, on_lost)
+        if len(self._closing) < CLOSING_MAX:
+            closing.begin(words)
         else:
-            transport.set_protocol(farewell)
+            transport.set_protocol(closing)
             transport.abort()
 
     def refusal(self, error: HttpProcessingError, connection: Connection, remote: str | None) -> web.Response:

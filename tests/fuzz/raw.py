@@ -105,7 +105,7 @@ def check_jetstream(data: bytes) -> None:
 RAW: Final = (
     Decoder(
         name="http-raw",
-        modules=("broker/serving/connections.py", "broker/serving/farewell.py"),
+        modules=("broker/serving/connections.py", "broker/serving/closing.py"),
         check=check_http,
         errors=(),
         words=(

@@ -66,7 +66,7 @@ FIXED: Final = (
     Row("broker.serving.connections:TARGET_BYTES_MAX", "bytes", "path and query of a request", "`request_too_large`"),
     Row("broker.serving.connections:HEADER_BYTES_MAX", "bytes", "one header of a request", "`request_too_large`"),
     Row(
-        "broker.serving.connections:FAREWELLS_MAX",
+        "broker.serving.connections:CLOSING_MAX",
         "connections",
         "that are being told why they are cut",
         "cut without a word",
@@ -136,7 +136,7 @@ NO_LIMIT: Final = frozenset(
         "EXCERPT_BYTES_MAX HORIZONS_MAX REPAIRS_PER_CALL_MAX DEPTH_MAX SEGMENTS_PER_PLAN_MAX SHORT_BYTES_MAX",
         "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
-        "ERROR_SHOWN_MAX KEPT_MAX",
+        "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX",
     }
 )
 

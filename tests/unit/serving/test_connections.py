@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from broker.api.http import ARROW_STREAM, PROBLEM_JSON
-from broker.serving import connections, farewell
+from broker.serving import closing, connections
 from broker.serving.app import CONNECTIONS
 from broker.serving.body import ROOM_MADE_BYTES
 from broker.serving.connections import HEADER_BYTES_MAX, TARGET_BYTES_MAX, ConnectionLimits, Connections
@@ -33,7 +33,7 @@ POLL = b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farewell, "LINGER_S", 60.0)
+    monkeypatch.setattr(closing, "LINGER_S", 60.0)
 
 
 def hurry(server: Server) -> None:
@@ -310,17 +310,17 @@ def test_a_connection_too_many_hears_so_and_the_others_go_on(tmp_path: Path, cap
 
 def test_who_never_leaves_is_cut_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes on sending after it was turned away holds its connection for `LINGER_S` at most."""
-    monkeypatch.setattr(farewell, "LINGER_S", 0.2)
+    monkeypatch.setattr(closing, "LINGER_S", 0.2)
     with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server:
         assert server.api.get("/livez").status == 200
         with connected(server) as client:
             assert problem_in(heard(client), 503)["reason"] == "overloaded"
             owner = owner_of(server)
-            eventually(lambda: not owner._farewells, what="it is cut")
+            eventually(lambda: not owner._closing, what="it is cut")
 
 
-def test_farewells_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "FAREWELLS_MAX", 0)
+def test_connections_that_are_being_closed_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CLOSING_MAX", 0)
     with running(tmp_path, limits=ConnectionLimits(connections_max=1)) as server:
         assert server.api.get("/livez").status == 200
         with connected(server) as client:

@@ -19,13 +19,13 @@ from broker.serving.problems import RETRY_AFTER_S
 LINGER_S: Final = 5.0
 
 
-class Farewell(asyncio.Protocol):
+class ClosingConnection(asyncio.Protocol):
     """The end of a connection: the last words are on their way, what still comes is thrown away."""
 
     def __init__(
         self,
         transport: asyncio.Transport,
-        others: set[Farewell],
+        others: set[ClosingConnection],
         on_lost: Callable[[Exception | None], None] | None,
     ) -> None:
         self.transport = transport
