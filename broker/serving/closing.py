@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
@@ -42,11 +43,30 @@ class ClosingConnection(asyncio.Protocol):
         if transport.is_closing():
             return
         transport.resume_reading()
+        transport.set_write_buffer_limits(0)  # so that `resume_writing` says when all of it is sent
         transport.write(words)
-        if transport.can_write_eof():
-            transport.write_eof()
-        else:
+        if transport.get_write_buffer_size() == 0:
+            self._shut()
+
+    def pause_writing(self) -> None:
+        """Something is still to be sent."""
+
+    def resume_writing(self) -> None:
+        """All is sent."""
+        self._shut()
+
+    def _shut(self) -> None:
+        """End our side. Not by `write_eof`, which asyncio carries out later, where nobody catches what it raises."""
+        transport = self.transport
+        if transport.is_closing():
+            return
+        if not transport.can_write_eof():
             transport.close()
+            return
+        try:
+            transport.get_extra_info("socket").shutdown(socket.SHUT_WR)
+        except OSError:  # the client has reset the connection
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
