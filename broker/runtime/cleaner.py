@@ -1,6 +1,8 @@
 """What happens in the background of all partitions: one thread, one round after the other.
 
-Every `checkpoint_interval_ms` the partitions that moved write their checkpoint; every `interval_ms` old
+Every `checkpoint_interval_ms` the partitions that moved write their checkpoint, those to which little was appended in
+every `REST_ROUNDS`th round only: each is a file, its fsync and that of its folder, and says no more than from where a
+start after a crash has to read (K1). Every `interval_ms` old
 segments are sealed or removed; partitions with `fsync = interval` are handed to the fsync pool when due.
 Nothing here is waited for by an append or a fetch.
 
@@ -21,6 +23,10 @@ from broker.runtime.config import Config
 from broker.runtime.partition import Partition
 from broker.runtime.spare import Spare
 
+REST_ROUNDS = 12
+LITTLE_BYTES = 64 << 10
+"""A partition that got less since its last checkpoint may do without another for `REST_ROUNDS` rounds. So much is read
+sooner than a file is opened, and the room of an open tail, which is read as well after a crash, is four times that."""
 SLICE = 1_000
 """Partitions that did not move and are looked at all the same in one round."""
 
@@ -78,8 +84,7 @@ class Cleaner:
             to_clean.note(moved)
             if now - checkpoint_at >= self._checkpoint_s:
                 checkpoint_at = now
-                due = to_checkpoint.take(partitions)
-                to_checkpoint.note(self._each(due, lambda p: p.log.checkpoint(), "checkpoint"))
+                self._checkpoint(to_checkpoint, partitions, now)
             if now - clean_at >= self._clean_s:
                 clean_at = now
                 now_us = time.time_ns() // 1000
@@ -89,6 +94,17 @@ class Cleaner:
                 to_clean.note(failed)
                 # What is open is asked once more, or a partition that fell quiet would keep its file for a whole turn.
                 to_clean.note(p for p in due if p.log.is_awake)
+
+    def _checkpoint(self, turns: Turns, partitions: Sequence[Partition], now_s: float) -> None:
+        """One round of checkpoints; who failed, or may wait, is noted for the next."""
+        rest_s = REST_ROUNDS * self._checkpoint_s
+        due: list[Partition] = []
+        later: list[Partition] = []
+        for partition in turns.take(partitions):
+            rests = partition.rests_from_checkpoints(now_s, rest_s=rest_s, little_bytes=LITTLE_BYTES)
+            (later if rests else due).append(partition)
+        turns.note(later)
+        turns.note(self._each(due, lambda p: p.checkpoint(now_s), "checkpoint"))
 
     def _clean(self, partition: Partition, now_us: int) -> None:
         full: DiskFull | None = None

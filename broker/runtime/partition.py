@@ -93,6 +93,8 @@ class Partition:
         self._sync_queued = False
         self._synced_s = 0.0
         self._sync_took_s = 0.0
+        self._checkpoint_bytes = 0  # `byte_count` at the last checkpoint, and when it was
+        self._checkpoint_s = float("-inf")
         self._appends_waiting = 0
         self._is_building = False
         self._build_again_s = 0.0
@@ -219,6 +221,20 @@ class Partition:
             if not queued:
                 self._pool.submit(self)
         return self.fsync_interval_ms
+
+    def rests_from_checkpoints(self, now_s: float, *, rest_s: float, little_bytes: int) -> bool:
+        """Whether something, but less than `little_bytes`, was appended since a checkpoint less than `rest_s` ago."""
+        return 0 < self.byte_count - self._checkpoint_bytes < little_bytes and now_s - self._checkpoint_s < rest_s
+
+    def checkpoint(self, now_s: float) -> None:
+        """Write the log's checkpoint.
+
+        Raises:
+            StorageFailed, DiskFull: the old one stands.
+        """
+        byte_count = self.byte_count  # before: what is appended meanwhile may not be in it
+        self.log.checkpoint()
+        self._checkpoint_bytes, self._checkpoint_s = byte_count, now_s
 
     def rest_if_quiet(self) -> None:
         """Give back the file of a log to which nothing was appended since the last call."""

@@ -1,19 +1,28 @@
-"""Which partitions a round of the cleaner works on, however many there are."""
+"""Which partitions a round of the cleaner works on, however many there are, and who rests from checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 
-from broker.runtime.cleaner import SLICE, Turns
+import pytest
+
+from broker.runtime.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, Turns
+from broker.runtime.config import load
 from broker.runtime.partition import Partition
+from broker.runtime.spare import Spare
 from broker.runtime.watch import ChangeHub
+from tests.support.simdisk import SimDisk
+from tests.unit.runtime.test_partition import disk, partition, pool, rows
+
+__all__ = ["disk", "partition", "pool"]  # fixtures
 
 
 def partitions(count: int) -> list[Partition]:
     """So many that only have what a turn looks at."""
     made = [Partition.__new__(Partition) for _ in range(count)]
-    for partition in made:
-        partition.removed = False
+    for one in made:
+        one.removed = False
     return made
 
 
@@ -53,3 +62,74 @@ def test_the_hub_tells_once_what_moved() -> None:
     assert hub.take_moved() == {"a", "b"}
     assert hub.take_moved() == set()
     loop.close()
+
+
+class Rounds:
+    """Rounds of checkpoints of one partition that is always in motion, 5 s apart."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition, self.turns, self.now_s = partition, Turns(), 1000.0
+        self.cleaner = Cleaner(
+            load(None, {}), lambda: [partition], moved=set, spare=Spare(SimDisk(), "/spare", reserve_bytes=0)
+        )
+
+    def append(self, size: int) -> None:
+        self.partition.append_now([rows(bytes(size))], lambda *_: None, here=True)
+
+    def next(self) -> bool:
+        """Whether a checkpoint was written that says that all is durable."""
+        self.now_s += 5.0
+        self.turns.note([self.partition])
+        self.cleaner._checkpoint(self.turns, [self.partition], self.now_s)
+        found = self.partition.log._checkpointed
+        return found is not None and found.recovery_point == self.partition.log.log_end_offset
+
+
+@pytest.fixture
+def rounds(partition: Partition) -> Rounds:
+    made = Rounds(partition)
+    made.append(1)
+    assert made.next()
+    return made
+
+
+def test_a_trickling_partition_writes_a_checkpoint_in_a_round_of_twelve(rounds: Rounds) -> None:
+    written = []
+    for _ in range(3 * REST_ROUNDS):
+        rounds.append(100)
+        written.append(rounds.next())
+    assert written == [*[False] * (REST_ROUNDS - 1), True] * 3
+
+
+def test_much_that_was_appended_is_in_a_checkpoint_after_one_round(rounds: Rounds) -> None:
+    for _ in range(3):
+        rounds.append(LITTLE_BYTES)
+        assert rounds.next()
+
+
+def test_a_partition_that_falls_quiet_while_it_rests_gets_its_checkpoint_all_the_same(rounds: Rounds) -> None:
+    rounds.append(100)
+    for _ in range(REST_ROUNDS - 1):
+        assert not rounds.next()
+        assert rounds.partition in rounds.turns._moved
+    assert rounds.next()
+    assert not rounds.turns._moved
+
+
+def test_what_moves_without_an_append_does_not_wait(rounds: Rounds) -> None:
+    rounds.partition.trim(1)
+    found = rounds.partition.log._checkpointed
+    assert found is not None
+    rounds.partition.log.lost_ranges = ((0, 1),)  # a read found damage
+    rounds.next()
+    found = rounds.partition.log._checkpointed
+    assert found is not None
+    assert found.lost_ranges == ((0, 1),)
+
+
+def test_a_checkpoint_that_failed_is_tried_again_in_the_next_round(rounds: Rounds, disk: SimDisk) -> None:
+    rounds.append(LITTLE_BYTES)
+    disk.fail("sync", errno.EIO, path="checkpoint")
+    assert not rounds.next()
+    rounds.append(1)
+    assert rounds.next()
