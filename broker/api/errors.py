@@ -29,9 +29,10 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         UnknownConsumer         unknown_consumer       no offsets are stored under this name
         StageLost               stage_lost             missing, incomplete or expired: stage anew, commit that
         UnknownSink             unknown_sink           nobody has opened a sink of this name
-        SinkFenced              sink_fenced            another driver has opened the sink since: `epoch`
+        SinkFenced              sink_fenced            another owner has committed since, or a reset: `epoch`
         SinkBatchRegressed      sink_batch_regressed   a batch id below the last decided one: `last_batch_id`
         SinkForked              sink_forked            the sink belongs to another checkpoint: `recorded`
+        SinkRowsDiffer          sink_rows_differ       the batch was decided with `decided_rows`, not `rows`
         UnknownProducer         unknown_producer       never registered, or expired: register anew; nothing was appended
         ProducerFenced          producer_fenced        another has registered under its name since: `producer_epoch`
         OutOfSequence           out_of_sequence        a gap, or too old to tell if it was appended: `expected`
@@ -224,6 +225,11 @@ class SinkBatchRegressed(InvalidRequest):
 
 class SinkForked(InvalidRequest):
     reason = "sink_forked"
+    status = 409
+
+
+class SinkRowsDiffer(InvalidRequest):
+    reason = "sink_rows_differ"
     status = 409
 
 

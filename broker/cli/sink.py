@@ -1,4 +1,4 @@
-"""`liftlog sink …`: exactly-once sinks: what each committed last, and letting one go on after a roll-back."""
+"""`liftlog sink …`: exactly-once sinks: what each committed last, and what to do when its checkpoint changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from broker.cli.output import json_out, note, pairs, table, time_text
 if TYPE_CHECKING:
     from broker.client.sinks import Stage
 
-app = typer.Typer(help="Exactly-once sinks: list, describe, reset.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Exactly-once sinks: list, describe, reset, adopt, delete.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(metavar="SINK", help="Id of the sink.", show_default=False)]
 
@@ -28,11 +30,11 @@ def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> No
         json_out([asdict(sink) for sink in sinks])
         return
     table(
-        ["sink", "epoch", "last batch", "rows", "complete", "decided (UTC)", "changed (UTC)"],
+        ["sink", "current epoch", "last batch", "rows", "complete", "decided (UTC)", "changed (UTC)"],
         [
             (
                 sink.sink,
-                sink.epoch,
+                sink.current_epoch,
                 sink.last and sink.last.batch_id,
                 sink.last and sink.last.rows,
                 sink.last and sink.last.is_complete,
@@ -62,16 +64,19 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
             ("rows", last.rows),
             ("complete", last.is_complete),
             ("decided (UTC)", time_text(last.decided_ms)),
+            ("decided by", last.owner),
             ("decided in epoch", last.epoch),
             ("decision", last.decision),
             ("digest", last.digest or None),
-            *sorted(last.attributes.items()),
+            *sorted((f"attribute {key}", value) for key, value in last.attributes.items()),
         ]
     )
     pairs(
         [
             ("sink", sink.sink),
-            ("epoch", sink.epoch),
+            ("current epoch", sink.current_epoch),
+            ("checkpoint", sink.checkpoint),
+            ("one-shot", sink.one_shot),
             ("least batch", sink.least_batch_id),
             ("changed (UTC)", time_text(sink.changed_ms)),
             *decided,
@@ -100,7 +105,44 @@ def reset(
     if is_json(ctx, json):
         json_out(asdict(sink))
     else:
-        note(f"sink {name} goes on with batch {to}; its driver has to open it anew")
+        note(f"sink {name} goes on with batch {to}; only a run that opens it from now on may commit")
+
+
+@app.command()
+def adopt(
+    ctx: typer.Context,
+    name: Name,
+    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="TEXT", help="As the query gives it from now on.")],
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Give a sink to another checkpoint, because it was moved. What was decided stays, and counts."""
+    with client_of(ctx, brokers) as client:
+        sink = client.sink(name).adopt(checkpoint)
+    if is_json(ctx, json):
+        json_out(asdict(sink))
+    else:
+        note(f"sink {name} belongs to checkpoint {checkpoint}")
+
+
+@app.command()
+def delete(
+    ctx: typer.Context,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="No error if there is none.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Forget a sink. What it committed stays; a query that repeats its last batch afterwards writes it twice."""
+    if not yes:
+        typer.confirm(f"forget sink {name}, and which batch it committed last?", abort=True, err=True)
+    with client_of(ctx, brokers) as client:
+        deleted = client.sink(name).delete(missing_ok=missing_ok)
+    if is_json(ctx, json):
+        json_out({"sink": name, "deleted": deleted})
+    else:
+        note(f"sink {name} is deleted" if deleted else f"there is no sink {name}")
 
 
 def _by_partition(stages: Iterable[Stage]) -> list[tuple[str, int, int, int]]:

@@ -233,9 +233,13 @@ class Client(StreamCalls, ConsumerCalls):
 
     # sinks
 
-    def sink(self, sink: str, *, epoch: int | None = None) -> Sink:
-        """An exactly-once sink; `open` it, or give the epoch of the one who did. Asks no broker yet."""
-        return Sink(self._calls, sink, epoch=epoch)
+    def sink(self, sink: str, *, owner: str | None = None, epoch: int | None = None) -> Sink:
+        """An exactly-once sink; `open` it, or give the epoch of the one who did. Asks no broker yet.
+
+        Args:
+            owner: Names the run that writes, to all of its tasks the same; None: random.
+        """
+        return Sink(self._calls, sink, owner=owner, epoch=epoch)
 
     def sinks(self) -> list[SinkDescription]:
         """All sinks by name."""

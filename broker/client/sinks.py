@@ -1,10 +1,13 @@
 """Exactly-once sinks: records that become visible batch by batch, each once, whatever is repeated or dies.
 
     sink = client.sink("my-query")
-    sink.open()                                        # fences every driver before this one
+    sink.open()                                        # a run of its own; fences nobody yet
     stages = [sink.stage(batches, "orders", 0),        # anywhere, by anybody who knows the epoch
               sink.stage(others, "orders", 1)]
     sink.commit(17, stages)                            # "committed"; repeated: "already_done"
+
+A run is known by its *owner*, any text that no other run has, and gets an epoch for it: the same one however often
+and wherever it opens. The first commit of a run fences all runs before it, and drops what they had staged.
 
 A stage is named by 128 random bits for each call of `stage`, so a task that is tried again makes another one, and a
 commit names the ones it means. Stages that no commit names are dropped by `abort`, or go after a day.
@@ -27,7 +30,7 @@ from urllib.parse import urlencode
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.errors import InvalidRequest
+from broker.api.errors import InvalidRequest, UnknownSink
 from broker.client.answers import understand
 from broker.client.append import encode
 from broker.client.calls import Calls, path
@@ -58,6 +61,7 @@ class Decided:
 
     batch_id: int
     decision: str
+    owner: str
     epoch: int
     rows: int
     digest: str
@@ -69,10 +73,19 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkDescription:
-    """A sink: who may commit (`epoch`), and what was decided last (None: nothing since it was made or reset)."""
+    """A sink, and what was decided last.
+
+    Attributes:
+        current_epoch: Of the run that committed last, or of a reset; lower ones are fenced. 0: none has committed.
+        checkpoint: Whose sink it is. None: no commit has said.
+        one_shot: It vanishes when its one batch is done, or never came.
+        last: None: nothing since it was made or reset.
+    """
 
     sink: str
-    epoch: int
+    current_epoch: int
+    checkpoint: str | None
+    one_shot: bool
     least_batch_id: int
     changed_ms: int
     last: Decided | None
@@ -82,7 +95,9 @@ class SinkDescription:
         last = value["last"]
         return cls(
             sink=value["sink"],
-            epoch=int(value["epoch"]),
+            current_epoch=int(value["current_epoch"]),
+            checkpoint=value["checkpoint"],
+            one_shot=bool(value["one_shot"]),
             least_batch_id=int(value["least_batch_id"]),
             changed_ms=int(value["changed_ms"]),
             last=None if last is None else _decided(last),
@@ -102,26 +117,35 @@ class Committed:
 
 
 class Sink:
-    """One sink. Made by `Client.sink`; thread-safe but for `open`.
+    """One sink, as one run writes to it. Made by `Client.sink`; thread-safe but for `open` and `reset`.
 
     Args:
+        owner: Names the run; None: random, this object is a run of its own.
         epoch: Of `open`, for tasks that stage for a driver elsewhere.
     """
 
-    def __init__(self, calls: Calls, sink: str, *, epoch: int | None = None) -> None:
+    def __init__(self, calls: Calls, sink: str, *, owner: str | None = None, epoch: int | None = None) -> None:
         self.sink = sink
+        self.owner = owner or uuid.uuid4().hex
         self.epoch = epoch
+        self._is_named = owner is not None
         self._calls = calls
 
-    def open(self) -> SinkDescription:
-        """Take the sink over, or make it. Drivers that opened it before cannot commit any more.
+    def open(self, *, one_shot: bool = False) -> SinkDescription:
+        """Get this run's epoch of the sink, which is made if need be. The same again for the same owner.
 
+        No other run is fenced by it: the first commit does that.
+
+        Args:
+            one_shot: If this makes the sink: it is for one batch, and vanishes some time after that is done.
         Raises:
+            SinkFenced: another run has committed since this one opened the sink.
             InvalidName: it cannot be a sink's name.
         """
-        found = self._sink(self._calls.json("POST", path("sinks", self.sink, "open"), {}))
-        self.epoch = found.epoch
-        return found
+        body = {"owner": self.owner, "one_shot": one_shot}
+        value = self._calls.json("POST", path("sinks", self.sink, "open"), body)
+        self.epoch = understand(lambda v: int(v["epoch"]), value, where=f"opening sink {self.sink}")
+        return self._sink(value)
 
     def stage(
         self,
@@ -140,6 +164,8 @@ class Sink:
             incarnation: The stream's incarnation that is meant.
         Raises:
             StageLost: it expired or was dropped while it was sent: stage anew.
+            SinkFenced: another run has committed since this one opened the sink. UnknownSink: it was deleted.
+            RequestTooLarge: more than one commit may add to a partition (`sinks.group_bytes_max`).
             StagesFull, DiskFull and others that are Retryable: it stayed so until the deadline.
             UnknownStream, UnknownPartition, InvalidRecords, RecordTooLarge, ReadOnly: as they say.
         """
@@ -163,6 +189,7 @@ class Sink:
         *,
         digest: str = "",
         attributes: Mapping[str, str] | None = None,
+        on_repeat_with_other_rows: Literal["refuse", "keep_first"] = "refuse",
     ) -> Committed:
         """Make the records of these stages one batch. When it returns, all of them are visible, once.
 
@@ -170,21 +197,26 @@ class Sink:
             batch_id: Greater than the last one; or the last one again, which then is completed as it was decided first.
             digest: Any text; a repetition with another one is logged by the broker.
             attributes: Kept with the decision. With `checkpoint`, the commits of another checkpoint are refused.
+            on_repeat_with_other_rows: If this batch id was decided with another number of rows; `keep_first` drops
+                these and answers `already_done`.
         Raises:
             StageLost: nothing was decided. Stage the records anew and commit them under the same batch id.
-            SinkFenced: another driver has opened the sink since.
+            SinkFenced: another run has committed since, or the sink was reset.
+            SinkRowsDiffer: this batch id was decided with another number of rows: fields `rows`, `decided_rows`.
             SinkBatchRegressed: the batch id is below the last one: field `last_batch_id`; `reset` is the way on.
             SinkForked: the attribute `checkpoint` is another one: fields `recorded`, `asked`.
             Unavailable and others that are Retryable: not known; commit the same batch id again.
         """
         named = list(stages)
         body = {
+            "owner": self.owner,
             "epoch": self._known_epoch(),
             "batch_id": batch_id,
             "stages": [stage.as_json() for stage in named],
             "rows": sum(stage.rows for stage in named),
             "digest": digest,
             "attributes": dict(attributes or {}),
+            "on_repeat_with_other_rows": on_repeat_with_other_rows,
         }
         value = self._calls.json("POST", path("sinks", self.sink, "commit"), body, wait_s=self._calls.deadline_s)
         return understand(
@@ -204,14 +236,46 @@ class Sink:
         return self._sink(self._calls.json("GET", path("sinks", self.sink)))
 
     def reset(self, next_batch_id: int) -> SinkDescription:
-        """Go on with any batch id, for a checkpoint that was rolled back or replaced. Open it again afterwards.
+        """Go on with any batch id, for a checkpoint that was rolled back or replaced. Ends every run so far.
 
-        What was committed stays: records of batches that are written again are there twice.
+        What was committed stays: records of batches that are written again are there twice. If the owner was not
+        given, this object is a new run afterwards: open it.
 
         Raises:
             UnknownSink: nobody opened it.
         """
-        return self._sink(self._calls.json("POST", path("sinks", self.sink, "reset"), {"next_batch_id": next_batch_id}))
+        body = {"next_batch_id": next_batch_id}
+        found = self._sink(self._calls.json("POST", path("sinks", self.sink, "reset"), body))
+        if not self._is_named:
+            self.owner, self.epoch = uuid.uuid4().hex, None
+        return found
+
+    def adopt(self, checkpoint: str) -> SinkDescription:
+        """Give the sink to another checkpoint, because it was moved. What was decided stays, and counts.
+
+        Raises:
+            UnknownSink: nobody opened it.
+        """
+        return self._sink(self._calls.json("POST", path("sinks", self.sink, "adopt"), {"checkpoint": checkpoint}))
+
+    def delete(self, *, missing_ok: bool = False) -> bool:
+        """Forget the sink, and drop what is staged for it. What was committed stays. Returns whether it was there.
+
+        A query that repeats its last batch afterwards writes it twice.
+
+        Args:
+            missing_ok: No error if there is no such sink.
+        Raises:
+            UnknownSink: nobody opened it.
+            NotReady, or why: its last decision is not in place everywhere yet.
+        """
+        try:
+            self._calls.json("DELETE", path("sinks", self.sink))
+        except UnknownSink:
+            if not missing_ok:
+                raise
+            return False
+        return True
 
     def send_part(
         self,
@@ -311,6 +375,7 @@ def _decided(value: Any) -> Decided:
     return Decided(
         batch_id=int(value["batch_id"]),
         decision=value["decision"],
+        owner=value["owner"],
         epoch=int(value["epoch"]),
         rows=int(value["rows"]),
         digest=value["digest"],

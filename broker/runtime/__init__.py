@@ -13,7 +13,8 @@ flush.py       from builders to appended batches, and acks back; back-pressure
 jetstream.py   whether JetStream captures the same subject
 consumers.py   consumer offsets over the offset stream; expiry.py  which are forgotten
 stages.py      staged batches of sinks; stage_log.py  where they lie
-sinks.py       the coordinator of sinks; sink_service.py  its threads
+sinks.py       the coordinator of sinks; commits_log.py  its ledger on disk; keyed_locks.py  one lock a sink
+sink_rounds.py what is done for sinks in the background; sink_service.py  their threads
 cleaner.py     retention, rolling, checkpoints; compactor.py  compaction and coalescing; scrubber.py  checks all
 room.py        what is kept free on the disk; open_logs.py  how many files are open; orphans.py  folders of nobody
 dataplane.py   the HTTP server's thread; pacing.py  nothing is paced over loopback

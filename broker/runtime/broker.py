@@ -147,6 +147,7 @@ class Broker:
             self._disk,
             self._streams.by_name[COMMITS_STREAM][0],
             self.partition,
+            self._streams.incarnation_of,
             limits=StageLimits(**asdict(self.config.sinks)),
             boot_id=self._folder.boot_id(),
         )

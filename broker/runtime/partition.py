@@ -18,6 +18,8 @@ P6  Who appends may offer to sync as well (`here`): to wake another thread and b
     quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`.
 P7  What is synced in a row (`SyncRow`) keeps nobody waiting: what is appended after it and awaited is synced and told
     as if there were no row. (Both may be at it at once; the log sees to it that one of them finds nothing to do.)
+P8  What was judged or searched under a leader epoch is appended under that one, or not at all. (Else a leader that
+    searched, was deposed and leads again appends what another leader has appended meanwhile.)
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
-from broker.api.errors import LiftlogError, Overloaded, ReadOnly, StorageFailed, StreamPaused, UnknownStream
+from broker.api.errors import (
+    LiftlogError,
+    NotLeader,
+    Overloaded,
+    ReadOnly,
+    StorageFailed,
+    StreamPaused,
+    UnknownStream,
+)
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.metrics import FSYNC_SECONDS
 from broker.runtime.open_logs import OpenLogs
@@ -121,6 +131,7 @@ class Partition:
         decided: bool = False,
         here: bool = False,
         row: SyncRow | None = None,
+        leader_epoch: int | None = None,
     ) -> AppendResult:
         """Append in the calling thread, as one commit group. It is durable when `on_durable` says so.
 
@@ -130,14 +141,18 @@ class Partition:
             decided: The group of a sink's decision (P3).
             here: It may be synced before this returns (P6).
             row: It is synced with that, which the caller submits, as nobody awaits it (P7).
+            leader_epoch: Under which it was judged that this is to be appended (P8); None: nothing was judged.
         Raises:
+            NotLeader: the partition has another leader epoch by now; nothing was appended.
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
             UnknownStream: it was deleted.
         """
         if self.removed or self._is_closed:
             self.check_open(decided=decided)
-        partition_log, room = self.log, self.room
+        partition_log, room, epoch = self.log, self.room, self.leader_epoch
+        if leader_epoch not in (None, epoch):
+            raise NotLeader(f"{self}: judged in leader epoch {leader_epoch}, it is {epoch}")
         if room is not None:
             room.check()
         now_us = time.time_ns() // 1000
@@ -146,9 +161,9 @@ class Partition:
                 self._recover(now_us)
             generation = self._generation  # before the append: too early is an error too many, too late a false ack
             if isinstance(batches, StoredGroup):
-                result = partition_log.append_group(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+                result = partition_log.append_group(batches, leader_epoch=epoch, now_us=now_us)
             else:
-                result = partition_log.append(batches, leader_epoch=self.leader_epoch, now_us=now_us)
+                result = partition_log.append(batches, leader_epoch=epoch, now_us=now_us)
         except (LiftlogError, OSError):
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise

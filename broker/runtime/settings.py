@@ -217,6 +217,12 @@ class SinksConfig:
         limit=(1 << 10, 1 << 40),
         unit="bytes",
     )
+    one_shot_grace_ms: int = _key(
+        3_600_000,
+        "A one-shot sink is forgotten so long after its commit is complete; until then a repeated commit is answered.",
+        limit=(1_000, 1 << 50),
+        unit="ms",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

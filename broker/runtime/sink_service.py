@@ -14,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from broker.runtime.partition import Partition
+from broker.runtime.sink_rounds import SinkRounds
 from broker.runtime.sinks import Sinks
 from broker.runtime.stages import StageLimits, StageStore
-from broker.sinks.ledger import Committed, NamedStage, SinkState
+from broker.sinks.ledger import Committed, NamedStage, Opened
+from broker.sinks.state import SinkState
 from broker.storage.disk import Disk
 from broker.storage.rows import RowBatch
 
@@ -36,6 +38,7 @@ class SinkService:
     Args:
         commits: The partition of `__commits`.
         find: The partition of a stream; raises UnknownStream, UnknownPartition, or why the stream is offline.
+        incarnation_of: That of a stream by the catalog; None: there is no such stream.
         boot_id: As `PartitionLog.open` takes it.
     """
 
@@ -44,26 +47,29 @@ class SinkService:
         disk: Disk,
         commits: Partition,
         find: Callable[[str, int], Partition],
+        incarnation_of: Callable[[str], str | None],
         *,
         limits: StageLimits | None = None,
         boot_id: str = "",
     ) -> None:
         self._disk = disk
         self._find = find
+        self._incarnation_of = incarnation_of
         self._limits = limits or StageLimits()
         self._boot_id = boot_id
         self._stores: dict[Partition, StageStore] = {}
         self._lock = threading.Lock()
         self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="sink")
         self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
-        self.sinks = Sinks(commits, self, clock=_now_us, executor=self._spread)
+        self.sinks = Sinks(commits, self, clock=_now_us, executor=self._spread, limits=self._limits)
+        self.rounds = SinkRounds(self.sinks)
 
     # --- life -----------------------------------------------------------------------------------------------
 
     def start(self, partitions: Iterable[Partition]) -> None:
         """Find what is staged, before anything is let go; finish in the background what was decided."""
         self.take_in(partitions)
-        self._calls.submit(self.sinks.recover)
+        self._calls.submit(self.rounds.recover)
 
     def take_in(self, partitions: Iterable[Partition]) -> None:
         """Find what is staged in partitions that were just opened, before anything is let go."""
@@ -71,8 +77,8 @@ class SinkService:
             self._store_of(partition)
 
     def sweep(self) -> None:
-        """For the cleaner: `Sinks.sweep`."""
-        self.sinks.sweep()
+        """For the cleaner: `SinkRounds.sweep`."""
+        self.rounds.sweep()
 
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Their stream was deleted."""
@@ -100,6 +106,10 @@ class SinkService:
         with self._lock:
             return [store for store in self._stores.values() if store.exists]
 
+    def is_gone(self, stream: str, incarnation: str) -> bool:
+        """Whether the catalog knows no such incarnation of the stream any more."""
+        return self._incarnation_of(stream) != incarnation
+
     def staged_in(self, partition: Partition) -> StageStore | None:
         """The stages of a partition; None where nothing was ever staged."""
         with self._lock:
@@ -108,6 +118,7 @@ class SinkService:
 
     def _store_of(self, partition: Partition) -> StageStore:
         with self._lock:
+            partition.check_open(decided=True)  # `forget` may have been here: nobody would close what is made now
             if partition not in self._stores:
                 self._stores[partition] = StageStore(
                     self._disk, partition, self._limits, boot_id=self._boot_id, clock=_now_us
@@ -116,9 +127,9 @@ class SinkService:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    async def open(self, sink: str) -> SinkState:
-        """Fence older drivers. Durable when it returns."""
-        return await self._call(lambda: self.sinks.open(sink))
+    async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> Opened:
+        """Raises as `Sinks.open`."""
+        return await self._call(lambda: self.sinks.open(sink, owner, is_one_shot=is_one_shot))
 
     async def states(self) -> list[SinkState]:
         """All sinks by name."""
@@ -143,7 +154,13 @@ class SinkService:
         """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
         return await self._call(
             lambda: self.store(stream, partition).store(
-                batches, sink=sink, epoch=epoch, stage=stage, part=part, is_last=is_last
+                batches,
+                sink=sink,
+                epoch=epoch,
+                stage=stage,
+                part=part,
+                is_last=is_last,
+                check=lambda: self.sinks.check_stage(sink, epoch),
             )
         )
 
@@ -151,17 +168,27 @@ class SinkService:
         self,
         sink: str,
         *,
+        owner: str,
         epoch: int,
         batch_id: int,
         stages: Sequence[NamedStage],
-        rows: int | None,
+        rows: int,
         digest: str,
         attributes: Mapping[str, str],
+        keeps_first: bool,
     ) -> Committed:
         """Raises as `Sinks.commit`."""
         return await self._call(
             lambda: self.sinks.commit(
-                sink, epoch=epoch, batch_id=batch_id, stages=stages, rows=rows, digest=digest, attributes=attributes
+                sink,
+                owner=owner,
+                epoch=epoch,
+                batch_id=batch_id,
+                stages=stages,
+                rows=rows,
+                digest=digest,
+                attributes=attributes,
+                keeps_first=keeps_first,
             )
         )
 
@@ -172,6 +199,14 @@ class SinkService:
     async def reset(self, sink: str, batch_id: int) -> SinkState:
         """Raises as `Sinks.reset`."""
         return await self._call(lambda: self.sinks.reset(sink, batch_id))
+
+    async def adopt(self, sink: str, checkpoint: str) -> SinkState:
+        """Raises as `Sinks.adopt`."""
+        return await self._call(lambda: self.sinks.adopt(sink, checkpoint))
+
+    async def delete(self, sink: str) -> None:
+        """Raises as `Sinks.delete`."""
+        await self._call(lambda: self.sinks.delete(sink))
 
     async def _call(self, act: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._calls, act)

@@ -4,49 +4,40 @@
 
 Each arrow stands for what is on disk before the next step begins. After a crash at any of them the decision is
 either not there, and the same commit may be sent again, or it is there, and is finished by `recover`, by the next
-`sweep`, or by the commit that is repeated. Calls block; one sink's calls wait for each other.
+`sweep`, or by the commit that is repeated. Calls block; one sink's calls wait for each other, but for `open`.
 
 C1  Nothing is finished before its decision is committed; nothing is answered before `done` is.
-C2  After a failed append to `__commits` the ledger is read anew: the record may be there or not.
-C3  An idle driver's pinned stages are let go only after its epoch was fenced in `__commits`.
+C3  An idle driver's pinned stages are let go only after every epoch given so far was fenced in `__commits`.
+C6  A stream is gone only if the catalog says so. One that is not open here is waited for.
 
+The ledger on the disk: broker.runtime.commits_log (C2, C4, C5). In the background: broker.runtime.sink_rounds.
 Protocol and states: docs/sinks.md. Rules: broker.sinks.ledger (D), broker.sinks.stages (T), broker.runtime.stages (G).
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from broker.api.batch import decode_batch
-from broker.api.errors import InvalidRequest, LiftlogError, UnknownPartition, UnknownStream
+from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
+from broker.runtime.commits_log import CommitsLog, Removed
+from broker.runtime.keyed_locks import KeyedLocks
 from broker.runtime.partition import Partition
-from broker.runtime.stages import StageStore, append_durable
-from broker.sinks.ledger import (
-    Committed,
-    Decision,
-    Ledger,
-    NamedStage,
-    SinkState,
-    StageRef,
-    check_rows,
-    decision_id,
-    state_rows,
-)
-from broker.sinks.notes import GroupFinished, StagePinned
-from broker.storage.rows import RowBatch
+from broker.runtime.stages import StageLimits, StageStore
+from broker.sinks.ledger import Commit, Committed, Ledger, NamedStage, Opened, check_rows
+from broker.sinks.notes import GroupFinished
+from broker.sinks.state import Decision, SinkState, StageRef, decision_id
 
 log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-REWRITE_BYTES: Final = 32 << 20
-WRITES_PER_LOOK: Final = 256
+CHECKPOINT: Final = "checkpoint"
+"""The attribute that tells whose sink it is: another one is a fork."""
 
 
 class Stores(Protocol):
@@ -57,6 +48,9 @@ class Stores(Protocol):
 
     def stores(self) -> Sequence[StageStore]:
         """Those with something staged."""
+
+    def is_gone(self, stream: str, incarnation: str) -> bool:
+        """Whether the catalog knows no such incarnation of the stream any more (C6)."""
 
 
 class Sinks:
@@ -69,27 +63,46 @@ class Sinks:
     """
 
     def __init__(
-        self, commits: Partition, stores: Stores, *, clock: Callable[[], int], executor: Executor | None = None
+        self,
+        commits: Partition,
+        stores: Stores,
+        *,
+        clock: Callable[[], int],
+        executor: Executor | None = None,
+        limits: StageLimits | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._commits = commits
-        self._stores = stores
-        self._clock = clock
+        self.limits = limits or StageLimits()
+        self.commits = CommitsLog(commits, clock)
+        self.stores = stores
+        self.locks = KeyedLocks()
+        self.clock = clock
         self._executor = executor
-        self._ledger = Ledger()
-        self._is_known = False  # C2
-        self._writes = 0
-        self._lock = threading.Lock()
-        self._sink_locks: dict[str, threading.Lock] = {}
 
     # --- what drivers ask -----------------------------------------------------------------------------------
 
-    def open(self, sink: str) -> SinkState:
-        """Give the sink to a new driver: its epoch fences those before."""
-        state = self._write(lambda: self._ledger.opened(sink, now_us=self._clock()))
-        self.counts["opened"] += 1
-        log.info("sink.opened sink=%s epoch=%d", sink, state.epoch)
-        return state
+    def open(self, sink: str, owner: str, *, is_one_shot: bool = False) -> Opened:
+        """Give the owner its epoch: the same one however often it asks. Nobody is fenced before it commits.
+
+        Args:
+            owner: Names the run, to all of its tasks the same and to no other run.
+            is_one_shot: The sink is for one batch, and vanishes with it. One that was made without stays.
+        Raises:
+            SinkFenced: the owner is superseded.
+        """
+        epoch = self._known().epoch_of(sink, owner)
+        if epoch is None:
+
+            def change(ledger: Ledger, at: int) -> SinkState:
+                if ledger.epoch_of(sink, owner) is not None:
+                    return ledger.get(sink)
+                return ledger.opened(sink, owner, epoch=at, is_one_shot=is_one_shot, now_us=self.clock())
+
+            state = self.commits.state(change)
+            epoch = state.owners[owner]
+            self.counts["opened"] += 1
+            log.info("sink.opened sink=%s owner=%s epoch=%d", sink, owner, epoch)
+        return Opened(state=self.describe(sink), owner=owner, epoch=epoch)
 
     def describe(self, sink: str) -> SinkState:
         """Raises UnknownSink."""
@@ -97,114 +110,130 @@ class Sinks:
 
     def states(self) -> list[SinkState]:
         """All sinks by name."""
-        return [state for _, state in sorted(self._known().states.items())]
+        return self._known().all()
+
+    def check_stage(self, sink: str, epoch: int) -> None:
+        """Whether records may be staged under this epoch. Raises UnknownSink, SinkFenced."""
+        self._known().check_stage(sink, epoch)
 
     def commit(
         self,
         sink: str,
         *,
+        owner: str,
         epoch: int,
         batch_id: int,
         stages: Sequence[NamedStage],
-        rows: int | None = None,
+        rows: int,
         digest: str = "",
         attributes: Mapping[str, str] | None = None,
+        keeps_first: bool = False,
     ) -> Committed:
         """Decide a batch and finish it, or finish the decision that was made for it before.
 
         Raises:
-            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, InvalidRequest: nothing was decided.
+            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkRowsDiffer, InvalidRequest: nothing was
+                decided.
             StageLost: nothing was decided; the batch may be staged again, under new ids, and committed.
             StorageFailed, DiskFull and others that are Retryable: not known; the same commit tells.
         """
         given = dict(attributes or {})
         if len({named.stage for named in stages}) < len(stages):
             raise InvalidRequest("a stage is named twice")
-        with self._lock_of(sink):
-            verdict = self._known().judge(sink, epoch=epoch, batch_id=batch_id, attributes=given)
-            state = self._complete(sink)
+        asked = Commit(
+            owner=owner,
+            epoch=epoch,
+            batch_id=batch_id,
+            rows=rows,
+            checkpoint=given.get(CHECKPOINT),
+            keeps_first=keeps_first,
+        )
+        with self.locks.hold(sink):
+            verdict = self._known().judge(sink, asked)
+            state = self.complete(sink)
             if verdict == "repeat":
-                self._drop_new(state, stages, rows=rows, digest=digest)
-                return Committed(state=state, is_new=False)
-            by_store = self._by_store(stages)
-            pinned = self._each(
-                lambda item: item[0].pin(item[1], sink=sink, epoch=epoch, batch_id=batch_id), by_store.items()
-            )
-            refs = tuple(ref for refs in pinned for ref in refs)
-            counted = check_rows(refs, rows)
-            now_us = self._clock()
-            decision = Decision(
-                batch_id=batch_id,
-                decision=decision_id(sink, epoch=epoch, batch_id=batch_id, stages=refs, decided_us=now_us),
-                epoch=epoch,
-                stages=refs,
-                rows=counted,
-                digest=digest,
-                attributes=given,
-                decided_us=now_us,
-            )
-            self._write(lambda: self._ledger.decided(sink, decision))
-            state = self._complete(sink)
+                return self._repeat(state, asked, stages, digest)
+            refs = self.pin(sink, asked, stages)
+            self.decide(sink, asked, refs, digest=digest, attributes=given)
+            if epoch > state.epoch:
+                self._supersede(sink, epoch)
+            state = self.complete(sink)
             self.counts["committed"] += 1
             return Committed(state=state, is_new=True)
 
     def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
         """Drop stages that are not pinned; after a decision this does nothing. Returns how many went."""
-        dropped = 0
-        for store, named in self._by_store(stages).items():
-            dropped += store.drop((stage for stage, _ in named), sink=sink, why="aborted")
-        return dropped
+        return sum(
+            store.abort((stage for stage, _ in named), sink=sink) for store, named in self._by_store(stages).items()
+        )
+
+    # --- what people ask ------------------------------------------------------------------------------------
 
     def reset(self, sink: str, batch_id: int) -> SinkState:
-        """Let the sink go on with `batch_id`, whatever was decided. Drivers must open it anew."""
-        with self._lock_of(sink):
-            self._complete(sink)
-            state = self._write(lambda: self._ledger.reset(sink, batch_id, now_us=self._clock()))
+        """Let the sink go on with `batch_id`, whatever was decided. Its owners are superseded."""
+        with self.locks.hold(sink):
+            self.complete(sink)
+            state = self.commits.state(lambda ledger, at: ledger.reset(sink, batch_id, epoch=at, now_us=self.clock()))
         log.warning("sink.reset sink=%s batch_id=%d epoch=%d", sink, batch_id, state.epoch)
         return state
 
-    # --- in the background ----------------------------------------------------------------------------------
+    def adopt(self, sink: str, checkpoint: str) -> SinkState:
+        """Give the sink to another checkpoint: it was moved. What was decided stays, and counts."""
+        with self.locks.hold(sink):
+            state = self.commits.state(lambda ledger, _: ledger.adopted(sink, checkpoint, now_us=self.clock()))
+        log.warning("sink.adopted sink=%s checkpoint=%s", sink, checkpoint)
+        return state
 
-    def recover(self) -> None:
-        """Finish what was decided before a crash. What cannot be finished now is left to `sweep`."""
-        for state in self._known().unfinished():
-            self._try_to_complete(state.sink)
+    def delete(self, sink: str) -> None:
+        """Forget the sink, and drop what is staged for it. What it committed stays.
 
-    def sweep(self) -> None:
-        """Finish what is unfinished; let go of stages that nobody needs."""
-        self.recover()
-        for store in self._stores.stores():
-            try:
-                stale = store.sweep(is_open=self._is_open, is_asked_for=self._is_asked)
-            except LiftlogError as error:
-                if not store.main.removed:  # deleted meanwhile, and its stages with it: no fault
-                    log.error("sink.sweep_failed partition=%s error=%s", store.main, error)
-                continue
-            for sink in sorted({pin.sink for pin in stale}):
-                self._fence_idle(sink, [pin for pin in stale if pin.sink == sink])
+        Raises:
+            UnknownSink: nobody opened it.
+            NotReady, or why not: its last decision cannot be finished.
+        """
+        with self.locks.hold(sink):
+            self.complete(sink)
+            self.remove(sink)
+        self.counts["deleted"] += 1
+        log.warning("sink.deleted sink=%s", sink)
 
-    def _fence_idle(self, sink: str, pins: Sequence[StagePinned]) -> None:
-        """C3: its driver pinned stages, and neither decided nor came back within the lease."""
-        lock = self._lock_of(sink)
-        if not lock.acquire(blocking=False):
-            return  # it is at work
-        try:
-            if self._known().get(sink).is_done and any(self._is_open(pin) for pin in pins):
-                state = self._write(lambda: self._ledger.opened(sink, now_us=self._clock()))
-                log.warning("sink.fenced_idle sink=%s epoch=%d", sink, state.epoch)
-        finally:
-            lock.release()
+    # --- the steps, for those who hold the sink's lock --------------------------------------------------------
 
-    def _try_to_complete(self, sink: str) -> None:
-        try:
-            with self._lock_of(sink):
-                self._complete(sink)
-        except LiftlogError as error:
-            log.error("sink.unfinished sink=%s error=%s", sink, error)
+    def pin(self, sink: str, asked: Commit, stages: Sequence[NamedStage]) -> tuple[StageRef, ...]:
+        """Keep the stages everywhere for this commit."""
+        pinned = self._each(
+            lambda item: item[0].pin(item[1], sink=sink, epoch=asked.epoch, batch_id=asked.batch_id),
+            self._by_store(stages).items(),
+        )
+        refs = tuple(ref for refs in pinned for ref in refs)
+        check_rows(refs, asked.rows)
+        return refs
 
-    # --- helpers --------------------------------------------------------------------------------------------
+    def decide(
+        self,
+        sink: str,
+        asked: Commit,
+        refs: tuple[StageRef, ...],
+        *,
+        digest: str = "",
+        attributes: Mapping[str, str] | None = None,
+    ) -> SinkState:
+        """Judge the commit again and append its decision, with nothing in between (D5)."""
+        now_us, batch_id = self.clock(), asked.batch_id
+        decision = Decision(
+            batch_id=batch_id,
+            decision=decision_id(sink, epoch=asked.epoch, batch_id=batch_id, stages=refs, decided_us=now_us),
+            owner=asked.owner,
+            epoch=asked.epoch,
+            stages=refs,
+            rows=asked.rows,
+            digest=digest,
+            attributes=dict(attributes or {}),
+            decided_us=now_us,
+        )
+        return self.commits.state(lambda ledger, _: ledger.decided(sink, asked, decision))
 
-    def _complete(self, sink: str) -> SinkState:
+    def complete(self, sink: str) -> SinkState:
         """Finish the last decision everywhere and record that. Under the sink's lock."""
         state = self._known().get(sink)
         last = state.last
@@ -212,23 +241,99 @@ class Sinks:
             return state
         by_partition: dict[tuple[str, str, int], list[StageRef]] = {}
         for ref in last.stages:
-            by_partition.setdefault((ref.stream, ref.incarnation, ref.partition), []).append(ref)
+            by_partition.setdefault(ref.place, []).append(ref)
         self._each(lambda refs: self._finish(sink, last.decision, refs), by_partition.values())
-        state = self._write(lambda: self._ledger.completed(sink, last.decision, now_us=self._clock()))
+        state = self.commits.state(lambda ledger, _: ledger.completed(sink, last.decision, now_us=self.clock()))
         for refs in by_partition.values():
-            store = self._store_of(refs[0])
-            if store is not None and self._executor is not None:
-                self._executor.submit(self._forget, store, last.decision)
-            elif store is not None:
-                self._forget(store, last.decision)
+            self._afterwards(self._forget, refs[0], last.decision)
         return state
 
-    def _forget(self, store: StageStore, decision: str) -> None:
+    def remove(self, sink: str, *, unless_opened_since: SinkState | None = None) -> None:
+        """Drop what is staged for a sink, then the sink. Under the sink's lock.
+
+        Pinned stages go only after every epoch was fenced, on the disk (C3). What cannot be dropped now goes with its
+        lease.
+
+        Raises:
+            NotReady: it is unfinished; or another owner has opened it since the given state.
+        """
+        staged = [(store, store.staged(sink)) for store in self.stores.stores() if not store.removed]
+        pins = [stage.pin.epoch for _, found in staged for stage in found.stages if stage.pin is not None]
+        if pins:
+            least = max(pins) + 1
+            self.commits.write(lambda ledger, at: ledger.fenced(sink, epoch=max(at, least), now_us=self.clock()))
+        for store, found in staged:
+            judged = {stage.stage: stage.pin.epoch if stage.pin is not None else 0 for stage in found.stages}
+            if judged:
+                self._drop(store, judged, sink, leader_epoch=found.leader_epoch, why="deleted with its sink")
+
+        def removed(ledger: Ledger, _: int) -> Removed:
+            ledger.check_done(sink)
+            if unless_opened_since is not None and ledger.get(sink).owners != unless_opened_since.owners:
+                raise NotReady(f"sink {sink!r} was opened meanwhile", sink=sink)
+            return Removed(sink)
+
+        self.commits.write(removed)
+
+    # --- helpers --------------------------------------------------------------------------------------------
+
+    def _repeat(self, state: SinkState, asked: Commit, stages: Sequence[NamedStage], digest: str) -> Committed:
+        """A repeated commit: its owner is current from now on; its stages go, unless the decision names them."""
+        last = state.last
+        assert last is not None
+        self.counts["already_done"] += 1
+        if digest != last.digest or asked.rows != last.rows:
+            self.counts["repeated_differently"] += 1
+            log.warning(
+                "sink.repeated_differently sink=%s batch_id=%d rows=%d decided_rows=%d digest=%s decided_digest=%s",
+                state.sink,
+                last.batch_id,
+                asked.rows,
+                last.rows,
+                digest,
+                last.digest,
+            )
+        try:
+            for store, named in self._by_store([s for s in stages if not state.names(s.stage)]).items():
+                judged = dict.fromkeys((stage for stage, _ in named), asked.epoch)
+                self._drop(store, judged, state.sink, leader_epoch=store.main.leader_epoch, why="superseded")
+        except LiftlogError as error:  # they expire
+            log.warning("sink.drop_failed sink=%s error=%s", state.sink, error)
+        if asked.epoch > state.epoch:
+            state = self.commits.state(lambda ledger, _: ledger.made_current(state.sink, asked, now_us=self.clock()))
+            self._supersede(state.sink, asked.epoch)
+        return Committed(state=state, is_new=False)
+
+    def _drop(self, store: StageStore, judged: Mapping[str, int], sink: str, *, leader_epoch: int, why: str) -> None:
+        try:
+            store.drop(judged, sink=sink, leader_epoch=leader_epoch, why=why)
+        except LiftlogError as error:  # they expire
+            if not store.removed:
+                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.main, sink, error)
+
+    def _supersede(self, sink: str, epoch: int) -> None:
+        """What older owners staged cannot be committed any more."""
+        for store in self.stores.stores():
+            self._afterwards(self._supersede_in, store, sink, epoch)
+
+    def _supersede_in(self, store: StageStore, sink: str, epoch: int) -> None:
+        try:
+            count = store.supersede(sink, epoch)
+        except LiftlogError as error:  # they expire
+            if not store.removed:
+                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.main, sink, error)
+            return
+        if count:
+            log.info("sink.stages_dropped partition=%s stages=%d", store.main, count)
+
+    def _forget(self, ref: StageRef, decision: str) -> None:
         """Let go of what is committed. The answer does not wait for it: freeing 100 MB of files takes 30 ms."""
         try:
-            store.forget(decision)
+            store = self._store_of(ref)
+            if store is not None:
+                store.forget(decision)
         except LiftlogError as error:  # `sweep` does it
-            log.warning("sink.forget_failed partition=%s error=%s", store.main, error)
+            log.warning("sink.forget_failed partition=%s/%d error=%s", ref.stream, ref.partition, error)
 
     def _finish(self, sink: str, decision: str, refs: Sequence[StageRef]) -> GroupFinished | None:
         store = self._store_of(refs[0])
@@ -236,46 +341,34 @@ class Sinks:
             if store is not None:
                 return store.finish(decision, sink, refs)
         except UnknownStream:
-            pass
+            if not self._is_gone(refs[0]):
+                raise
         log.warning("sink.stream_gone sink=%s stream=%s decision=%s", sink, refs[0].stream, decision)
         return None
 
     def _store_of(self, ref: StageRef) -> StageStore | None:
-        """None: the stream was deleted, and the rows with it."""
-        try:
-            store = self._stores.store(ref.stream, ref.partition)
-        except (UnknownStream, UnknownPartition):
+        """None: the stream was deleted, and the rows with it (C6)."""
+        if self._is_gone(ref):
             return None
-        return store if store.main.incarnation == ref.incarnation else None
-
-    def _drop_new(self, state: SinkState, stages: Sequence[NamedStage], *, rows: int | None, digest: str) -> None:
-        """A repeated commit: its stages go, unless the decision names them."""
-        last = state.last
-        assert last is not None
-        self.counts["already_done"] += 1
-        if digest != last.digest or rows not in (None, last.rows):
-            self.counts["repeated_differently"] += 1
-            log.warning(
-                "sink.repeated_differently sink=%s batch_id=%d rows=%s decided_rows=%d digest=%s decided_digest=%s",
-                state.sink,
-                last.batch_id,
-                rows,
-                last.rows,
-                digest,
-                last.digest,
+        store = self.stores.store(ref.stream, ref.partition)
+        if store.main.incarnation != ref.incarnation:
+            if self._is_gone(ref):
+                return None
+            raise UnknownPartition(
+                f"{ref.stream}/{ref.partition}: incarnation {ref.incarnation} is not open here",
+                stream=ref.stream,
+                partition=ref.partition,
             )
-        named = {ref.stage for ref in last.stages}
-        try:
-            for store, given in self._by_store([s for s in stages if s.stage not in named]).items():
-                store.drop((stage for stage, _ in given), sink=state.sink, why="superseded", pinned=True)
-        except LiftlogError as error:  # they expire
-            log.warning("sink.drop_failed sink=%s error=%s", state.sink, error)
+        return store
+
+    def _is_gone(self, ref: StageRef) -> bool:
+        return self.stores.is_gone(ref.stream, ref.incarnation)
 
     def _by_store(self, stages: Iterable[NamedStage]) -> dict[StageStore, list[tuple[str, int | None]]]:
-        found: dict[StageStore, list[tuple[str, int | None]]] = {}
+        found: dict[tuple[str, int], list[tuple[str, int | None]]] = {}
         for named in stages:
-            found.setdefault(self._stores.store(named.stream, named.partition), []).append((named.stage, named.parts))
-        return found
+            found.setdefault((named.stream, named.partition), []).append((named.stage, named.parts))
+        return {self.stores.store(*place): named for place, named in found.items()}
 
     def _each(self, act: Callable[[A], B], items: Iterable[A]) -> list[B]:
         """Run `act` for every item, at once where there is an executor. All of them end before an error is raised."""
@@ -288,49 +381,12 @@ class Sinks:
                 raise error
         return [future.result() for future in futures]
 
-    def _is_open(self, pin: StagePinned) -> bool:
-        return self._known().is_open(pin)
-
-    def _is_asked(self, decision: str) -> bool:
-        return any(s.last is not None and s.last.decision == decision for s in self._known().unfinished())
-
-    def _lock_of(self, sink: str) -> threading.Lock:
-        with self._lock:
-            return self._sink_locks.setdefault(sink, threading.Lock())
+    def _afterwards(self, act: Callable[..., None], *args: Any) -> None:
+        """Run what the answer does not wait for."""
+        if self._executor is None:
+            act(*args)
+        else:
+            self._executor.submit(act, *args)
 
     def _known(self) -> Ledger:
-        with self._lock:
-            return self._read()
-
-    def _read(self) -> Ledger:
-        """The ledger, read anew where it cannot be trusted (C2). Under the lock."""
-        if not self._is_known:
-            self._commits.settle()
-            ledger = Ledger()
-            for message in self._commits.log.batches(self._commits.log.log_start_offset):
-                ledger.load(decode_batch(message))
-            self._ledger, self._is_known = ledger, True
-        return self._ledger
-
-    def _write(self, change: Callable[[], SinkState]) -> SinkState:
-        """Append what `change` makes of the ledger, which is asked with nothing in between (D5); durable on return."""
-        with self._lock:
-            self._read()
-            state = change()
-            self._append([state])
-            self._ledger.apply(state)
-            self._writes += 1
-            if self._writes % WRITES_PER_LOOK == 0 and self._commits.log.byte_count > REWRITE_BYTES:
-                self._rewrite()
-            return state
-
-    def _append(self, states: Sequence[SinkState]) -> int:
-        self._is_known = False
-        result = append_durable(self._commits, [RowBatch(state_rows(states, timestamp_us=self._clock()))])
-        self._is_known = True
-        return result.first_offset
-
-    def _rewrite(self) -> None:
-        """Every state once more, then let go of all before: each record is a whole state."""
-        first = self._append([state for _, state in sorted(self._ledger.states.items())])
-        self._commits.log.trim(first)
+        return self.commits.ledger()

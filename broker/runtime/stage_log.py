@@ -6,25 +6,28 @@ those of `broker.sinks.stages`; here they meet the disk:
 
 G1  Nothing is answered, reported or finished before the notes it stands on are durable.
 G2  After a failed write or fsync the table is not trusted: the log recovers, and the table is read anew. Who waits
-    since before that gets an error, whatever is in the log now.
+    since before that gets an error, whatever is in the log now. The same holds when the partition has another leader
+    epoch than when the table was read.
+G4  What was judged under a leader epoch is appended under it, or not at all: meanwhile another leader may have done it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NoReturn
 
 from broker.api.batch import decode_batch, read_header
 from broker.api.encodable import Encodable
-from broker.api.errors import CorruptLog, StorageFailed
+from broker.api.errors import CorruptLog, NotLeader, StorageFailed
 from broker.runtime.partition import Partition
-from broker.sinks.ledger import StageRef
 from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
 from broker.sinks.stages import Stage, StageTable
+from broker.sinks.state import StageRef
 from broker.storage.checkpoint import LogIdentity, LogSettings
-from broker.storage.disk import Disk
+from broker.storage.disk import Disk, storage_error
 from broker.storage.log import PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.scrub import Piece, scrub
@@ -47,6 +50,7 @@ class StageLog:
         self.exists: bool = disk.exists(f"{self.folder}/partition.json")  # whether anything was ever staged
         self.lock = threading.RLock()
         self.generation = 0
+        self.leader_epoch = main.leader_epoch  # under which the table was read
         self._main = main
         self._disk = disk
         self._boot_id = boot_id
@@ -55,21 +59,43 @@ class StageLog:
         self._table: StageTable | None = None  # None: not read yet, or not to be trusted (G2)
 
     def ready(self) -> StageTable:
-        """The table, read anew where it cannot be trusted (G2). Under the lock."""
+        """The table, read anew where it cannot be trusted (G2). Under the lock.
+
+        Raises:
+            UnknownStream: the stream was deleted.
+            StorageFailed, DiskFull: it cannot be read, or not be made durable.
+        """
         self._main.check_open(decided=True)
-        hidden = self.open()
-        if hidden.failure is not None:
-            self.generation += 1
-            self._table = None
-            hidden.recover(self._clock())
-        if self._table is None:
-            hidden.advance_high_watermark(hidden.sync())
-            self._table = _read_table(hidden)
+        with reading(f"reading the stages of {self._main}"):
+            hidden = self.open()
+            if hidden.failure is not None:
+                self._distrust()
+                hidden.recover(self._clock())
+            if self.leader_epoch != self._main.leader_epoch:
+                self._distrust()
+                self.leader_epoch = self._main.leader_epoch
+            if self._table is None:
+                hidden.advance_high_watermark(hidden.sync())
+                self._table = _read_table(hidden)
         return self._table
 
+    def _distrust(self) -> None:
+        self.generation += 1
+        self._table = None
+
+    def check_epoch(self, leader_epoch: int) -> None:
+        """Raise NotLeader unless it is still the one under which something was judged (G4). Under the lock."""
+        if not self.leader_epoch == self._main.leader_epoch == leader_epoch:
+            raise NotLeader(f"{self._main}: judged in leader epoch {leader_epoch}, it is {self._main.leader_epoch}")
+
     def append(self, notes: Sequence[Note], batches: Sequence[RowBatch] = (), *, decision: int = 0) -> None:
-        """Append one commit group and apply it. Under the lock, with a table that can be trusted."""
+        """Append one commit group and apply it. Under the lock, with a table that can be trusted.
+
+        Raises:
+            NotLeader: the leader epoch is not that of the table any more (G4).
+        """
         assert self._table is not None
+        self.check_epoch(self._main.leader_epoch)
         now_us = self._clock()
         rows = note_rows(notes, subject=self.open().identity.stream, timestamp_us=now_us)
         all_batches = (RowBatch(rows), *batches)
@@ -78,7 +104,7 @@ class StageLog:
             batch_count=len(all_batches),
             byte_count=sum(batch.byte_count_max for batch in all_batches),
         )
-        result = self.open().append_group(group, leader_epoch=self._main.leader_epoch, now_us=now_us)
+        result = self.open().append_group(group, leader_epoch=self.leader_epoch, now_us=now_us)
         for note in notes:
             self._table.apply(
                 note,
@@ -110,7 +136,7 @@ class StageLog:
         def batches() -> Iterator[Encodable]:
             for ref, stage in zip(refs, stages, strict=True):
                 rows = 0
-                for _, part in sorted(stage.parts.items()):
+                for part in (part for _, part in sorted(stage.parts.items()) if part.batch_count):
                     for header, message in hidden.batches_in_turn(part.first_offset, part.next_offset):
                         if header.group_index > 0:  # behind the note
                             batch = RestampedBatch(message, header, decision)
@@ -190,6 +216,15 @@ class StageLog:
         with self.lock:
             if self._log is not None:
                 self._log.close(clean=True)
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """An error of the disk becomes one of the tree."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, what) from error
 
 
 def _read_table(hidden: PartitionLog) -> StageTable:

@@ -9,27 +9,30 @@
 Every call here blocks until what it says is on disk. The hidden log: `broker.runtime.stage_log`, with G1 and G2; the
 rules of stages: `broker.sinks.stages` (T).
 
-G3  A group is appended at most once. Unless this process pinned its stages and never tried, the partition's log is
-    made durable first and searched for the decision, from the pin's offset on; nothing is let go there meanwhile
-    (`Partition.floor`). The offset is the *durable* end: the log end may move back in a power cut.
+G3  A group is appended at most once. Unless this process pinned its stages, in this leadership, and never tried, the
+    partition's log is made durable first and searched for the decision, from where the first pin says on; nothing is
+    let go there meanwhile (`Partition.floor`). That is the *high watermark*: what lies behind it may be truncated, and
+    the group then stand before the place where it is looked for.
+G5  A pinned stage is dropped only with the pin that was judged: the drop names its epoch, and the leader epoch, and a
+    stage that was pinned anew meanwhile stays.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker.api.batch import read_header
 from broker.api.encodable import Encodable
-from broker.api.errors import LiftlogError, RequestTooLarge, StageLost
+from broker.api.errors import LiftlogError, StageLost
 from broker.runtime.partition import Outcome, Partition
-from broker.runtime.stage_log import FOLDER, FOREVER_US, StageLog
-from broker.sinks.ledger import StageRef
+from broker.runtime.stage_log import FOLDER, FOREVER_US, StageLog, reading
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
-from broker.sinks.stages import StageTable
+from broker.sinks.stages import Stage, StageTable, too_much_at_once
+from broker.sinks.state import StageRef
 from broker.storage.disk import Disk
 from broker.storage.log import HASTE_BYTES, AppendResult, StoredGroup
 from broker.storage.rows import RowBatch
@@ -45,10 +48,28 @@ class StageLimits:
     stage_lease_ms: int = 24 * 3_600_000
     stage_bytes_max: int = 16 << 30
     group_bytes_max: int = 1 << 30
+    one_shot_grace_ms: int = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Live stages of a partition at one moment, to be judged. `leader_epoch`: the partition's then (G5)."""
+
+    leader_epoch: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def pins(self) -> list[StagePinned]:
+        """Of the stages that have one."""
+        return [stage.pin for stage in self.stages if stage.pin is not None]
 
 
 def append_durable(
-    partition: Partition, batches: Sequence[Encodable] | StoredGroup, *, decided: bool = False
+    partition: Partition,
+    batches: Sequence[Encodable] | StoredGroup,
+    *,
+    leader_epoch: int,
+    decided: bool = False,
 ) -> AppendResult:
     """Append one commit group and wait until it is on disk, also where `fsync = interval`.
 
@@ -56,7 +77,9 @@ def append_durable(
         LiftlogError: as `Partition.append_now`. After StorageFailed the group may be there or not.
     """
     future: Future[Outcome] = Future()
-    result = partition.append_now(batches, lambda _, outcome: future.set_result(outcome), decided=decided)
+    result = partition.append_now(
+        batches, lambda _, outcome: future.set_result(outcome), decided=decided, leader_epoch=leader_epoch
+    )
     outcome = future.result()
     if isinstance(outcome, LiftlogError):
         raise outcome
@@ -80,7 +103,8 @@ class StageStore:
         self.limits = limits
         self._clock = clock
         self._hidden = StageLog(disk, main, boot_id=boot_id, clock=clock)
-        self._untried: set[str] = set()  # stages pinned by this process, in no group that it tried to append (G3)
+        self._untried: set[str] = set()  # pinned in this leadership, in no group that it tried to append (G3)
+        self._untried_in = main.leader_epoch
         self._lock = self._hidden.lock
         self._finishing = threading.Lock()
         main.floor = self._floor
@@ -88,13 +112,24 @@ class StageStore:
     # --- the protocol ---------------------------------------------------------------------------------------
 
     def store(
-        self, batches: Sequence[RowBatch], *, sink: str, epoch: int, stage: str, part: int, is_last: bool
+        self,
+        batches: Sequence[RowBatch],
+        *,
+        sink: str,
+        epoch: int,
+        stage: str,
+        part: int,
+        is_last: bool,
+        check: Callable[[], None] = lambda: None,
     ) -> bool:
         """Store one part of a stage; the same again is stored once. Returns whether it was new.
 
+        Args:
+            check: Raises if the epoch is superseded. Asked under the lock: what it lets pass is there when
+                `supersede` looks for it.
         Raises:
             StageLost: the stage is gone.
-            StagesFull, InvalidRequest: nothing was stored.
+            StagesFull, RequestTooLarge, InvalidRequest: nothing was stored.
             DiskFull, StorageFailed: it may be stored; the same again may succeed.
         """
         self.main.check_open()
@@ -104,8 +139,11 @@ class StageStore:
         )
         with self._lock:
             table = self._hidden.ready()
+            check()
             is_new = not table.has_part(note)
             if is_new:
+                size = sum(batch.byte_count_max for batch in batches)
+                table.check_share(stage, size, self.limits.group_bytes_max)
                 table.check_room(self.limits.stage_bytes_max)
                 if self.main.room is not None:
                     self.main.room.check()
@@ -119,7 +157,9 @@ class StageStore:
         return is_new
 
     def pin(self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int) -> list[StageRef]:
-        """Keep stages for a decision. Durable when it returns.
+        """Keep stages for a decision of this epoch. Durable when it returns.
+
+        What an older epoch had pinned is pinned anew, and goes on to be looked for where it was (T4).
 
         Args:
             stages: Each with the number of its parts, None if the driver does not say.
@@ -129,30 +169,35 @@ class StageStore:
         self.main.check_open()
         with self.main.letting_go, self._lock:
             table = self._hidden.ready()
+            self._lead()
             new: list[Note] = []
-            now_us = self._clock()
-            end_offset = self.main.log.durable_end
+            fresh: set[str] = set()
+            now_us, search_from = self._clock(), self.main.log.high_watermark
             for stage, parts in stages:
-                is_new = table.needs_pin(stage, sink=sink, batch_id=batch_id, parts=parts)
+                had = table.check_pin(stage, sink=sink, epoch=epoch, batch_id=batch_id, parts=parts)
                 if not self._hidden.is_intact(table.stages[stage]):
                     raise StageLost(
                         f"stage {stage} is damaged on the disk; nothing was decided", stage=stage, why="damaged"
                     )
-                if is_new:
+                if had is None or had.epoch < epoch:
                     new.append(
                         StagePinned(
                             stage=stage,
                             sink=sink,
                             epoch=epoch,
                             batch_id=batch_id,
-                            end_offset=end_offset,
+                            search_from=search_from if had is None else min(search_from, had.search_from),
                             pinned_us=now_us,
                         )
                     )
-            self._check_group(sum(table.stages[stage].byte_count for stage, _ in stages))
+                if had is None:
+                    fresh.add(stage)
+            total = sum(table.stages[stage].byte_count for stage, _ in stages)
+            if total > self.limits.group_bytes_max:
+                raise too_much_at_once(total, self.limits.group_bytes_max, f"the batch's share in {self.main}")
             if new:
                 self._hidden.append(new)
-                self._untried.update(note.stage for note in new if isinstance(note, StagePinned))
+                self._untried |= fresh
             refs = [self._ref(table, stage) for stage, _ in stages]
             generation = self._hidden.generation
         self._hidden.make_durable(generation)
@@ -162,20 +207,22 @@ class StageStore:
         """Append the stages as one commit group, once (G3). All of it is durable when it returns.
 
         Raises:
-            UnknownStream: the stream was deleted, and the rows with it.
+            UnknownStream: the partition was closed, because its stream was deleted.
             CorruptLog: a decided stage is damaged.
-            DiskFull, StorageFailed: not known; to be called again.
+            NotLeader, DiskFull, StorageFailed: not known; to be called again.
         """
         with self._finishing:
             with self._lock:
                 table = self._hidden.ready()
+                self._lead()
+                leader_epoch = self._hidden.leader_epoch
                 found, generation = table.finished.get(decision), self._hidden.generation
-            if found is None:
                 is_untried = all(ref.stage in self._untried for ref in refs)
                 self._untried.difference_update(ref.stage for ref in refs)
-                place = None if is_untried else self._find(int(decision, 16), min(ref.end_offset for ref in refs))
+            if found is None:
+                place = None if is_untried else self._find(int(decision, 16), min(ref.search_from for ref in refs))
                 if place is None:
-                    place = self._append_group(decision, refs)
+                    place = self._append_group(decision, refs, leader_epoch)
                 found = GroupFinished(
                     decision=decision,
                     sink=sink,
@@ -185,23 +232,39 @@ class StageStore:
                 )
                 with self._lock:
                     self._hidden.ready()
+                    self._hidden.check_epoch(leader_epoch)
                     self._hidden.append([found])
                     generation = self._hidden.generation
             self._hidden.make_durable(generation)
             return found
 
-    def drop(self, stages: Iterable[str], *, sink: str, why: str, pinned: bool = False) -> int:
-        """Let stages of a sink go; `pinned`: also those that are pinned. Returns how many went."""
+    def abort(self, stages: Iterable[str], *, sink: str) -> int:
+        """Let stages of a sink go that are not pinned. Returns how many went."""
+        return self._drop(lambda stage: stage.pin is None, stages, sink=sink, why="aborted")
+
+    def drop(self, stages: Mapping[str, int], *, sink: str, leader_epoch: int, why: str, unpinned: bool = True) -> int:
+        """Let stages go that no decision names, nor ever will. Returns how many went.
+
+        Args:
+            stages: Each with the pin epoch that was judged; what was pinned anew since then stays (G5).
+            leader_epoch: Under which it was judged.
+            unpinned: Also those that have no pin.
+        Raises:
+            NotLeader: the partition has another leader epoch by now; nothing was dropped.
+        """
+        return self._drop(
+            lambda stage: unpinned if stage.pin is None else stage.pin.epoch <= stages[stage.stage],
+            stages,
+            sink=sink,
+            why=why,
+            leader_epoch=leader_epoch,
+        )
+
+    def supersede(self, sink: str, epoch: int) -> int:
+        """Let stages go that older owners of a sink have not committed: they cannot any more. Returns how many."""
         with self._lock:
-            table = self._hidden.ready()
-            found = [table.stages[s] for s in dict.fromkeys(stages) if s in table.stages]
-            notes: list[Note] = [
-                StageDropped(stage=s.stage, why=why) for s in found if s.sink == sink and (pinned or s.pin is None)
-            ]
-            if notes:
-                self._hidden.append(notes)
-                self._hidden.trim(table)
-            return len(notes)
+            found = self._hidden.ready().superseded(sink, epoch)
+        return self.abort(found, sink=sink) if found else 0
 
     def forget(self, decision: str) -> None:
         """The decision is recorded as done: nobody asks for its group any more."""
@@ -212,28 +275,17 @@ class StageStore:
 
     # --- in the background ----------------------------------------------------------------------------------
 
-    def sweep(
-        self, *, is_open: Callable[[StagePinned], bool], is_asked_for: Callable[[str], bool]
-    ) -> list[StagePinned]:
-        """Let go of what nobody needs: expired stages, pins that cannot be decided any more, groups that are done.
+    def sweep(self, *, is_asked_for: Callable[[str], bool]) -> None:
+        """Let go of expired stages, of groups that are done, and of the room that they took.
 
         Args:
-            is_open: Whether a decision names a pinned stage, or may come to.
             is_asked_for: Whether a decision may still be asked for.
-        Returns:
-            Pins that are older than the lease and may still be decided.
         """
         with self._lock:
             table = self._hidden.ready()
             now_us, lease_us = self._clock(), self.limits.stage_lease_ms * 1_000
             table.forget([decision for decision in table.finished if not is_asked_for(decision)])
             notes: list[Note] = [StageDropped(stage=s, why="expired") for s in table.expired(now_us, lease_us)]
-            open_pins = []
-            for pin in table.pinned():
-                if is_open(pin):
-                    open_pins.append(pin)
-                else:
-                    notes.append(StageDropped(stage=pin.stage, why="superseded"))
             if notes:
                 self._hidden.append(notes)
             log_ = self._hidden.open()
@@ -246,7 +298,11 @@ class StageStore:
         log_.checkpoint()
         if notes:
             log.info("sink.stages_dropped partition=%s stages=%d", self.main, len(notes))
-        return [pin for pin in open_pins if pin.pinned_us + lease_us <= now_us]
+
+    def trim(self) -> None:
+        """Let go of what is not needed, however little it is."""
+        with self._lock:
+            self._hidden.trim(self._hidden.ready(), at_least=1)
 
     def __str__(self) -> str:
         return f"{self.main}#{FOLDER}"
@@ -272,10 +328,12 @@ class StageStore:
         """Of live stages; 0 while that is not known."""
         return self._hidden.byte_count()
 
-    def pins(self) -> list[StagePinned]:
-        """The pins of live stages."""
+    def staged(self, sink: str | None = None) -> Staged:
+        """The live stages, of one sink or of all."""
         with self._lock:
-            return self._hidden.ready().pinned()
+            stages = self._hidden.ready().stages.values()
+            found = tuple(replace(stage) for stage in stages if sink in (None, stage.sink))
+            return Staged(leader_epoch=self._hidden.leader_epoch, stages=found)
 
     def close(self) -> None:
         """Close the hidden log."""
@@ -302,33 +360,51 @@ class StageStore:
             stage=stage,
             parts=len(found.parts),
             rows=found.rows,
-            end_offset=found.pin.end_offset,
+            search_from=found.pin.search_from,
         )
 
-    def _check_group(self, byte_count: int) -> None:
-        if byte_count > self.limits.group_bytes_max:
-            raise RequestTooLarge(
-                f"{byte_count} bytes are staged for one commit in {self.main}: at most"
-                f" sinks.group_bytes_max={self.limits.group_bytes_max}; commit smaller batches",
-                key="sinks.group_bytes_max",
-                limit=self.limits.group_bytes_max,
-                value=byte_count,
-            )
+    def _lead(self) -> None:
+        """Who becomes leader, again or newly, forgets what it had never tried (G3). Under the lock."""
+        if self._untried_in != self._hidden.leader_epoch:
+            self._untried.clear()
+            self._untried_in = self._hidden.leader_epoch
+
+    def _drop(
+        self,
+        may_go: Callable[[Stage], bool],
+        stages: Iterable[str],
+        *,
+        sink: str,
+        why: str,
+        leader_epoch: int | None = None,
+    ) -> int:
+        with self._lock:
+            table = self._hidden.ready()
+            if leader_epoch is not None:
+                self._hidden.check_epoch(leader_epoch)
+            found = [table.stages[s] for s in dict.fromkeys(stages) if s in table.stages]
+            notes: list[Note] = [StageDropped(stage=s.stage, why=why) for s in found if s.sink == sink and may_go(s)]
+            if notes:
+                self._hidden.append(notes)
+                self._hidden.trim(table)
+                self._untried.difference_update(note.stage for note in notes if isinstance(note, StageDropped))
+            return len(notes)
 
     def _find(self, decision: int, start: int) -> tuple[int, int] | None:
         """Where the commit group of a decision stands in the partition's log, which is made durable first (G3)."""
         self.main.settle()
         place = None
-        for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):
-            header = read_header(message)
-            if header.decision == decision:
-                place = (place[0] if place else header.first_offset, header.next_offset)
+        with reading(f"searching {self.main} for a group"):
+            for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):
+                header = read_header(message)
+                if header.decision == decision:
+                    place = (place[0] if place else header.first_offset, header.next_offset)
         return place
 
-    def _append_group(self, decision: str, refs: Sequence[StageRef]) -> tuple[int, int]:
+    def _append_group(self, decision: str, refs: Sequence[StageRef], leader_epoch: int) -> tuple[int, int]:
         group = self._hidden.group_of(refs, int(decision, 16))
         if not group.batch_count:
             end = self.main.log.log_end_offset
             return end, end
-        result = append_durable(self.main, group, decided=True)
+        result = append_durable(self.main, group, decided=True, leader_epoch=leader_epoch)
         return result.first_offset, result.next_offset

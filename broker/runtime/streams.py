@@ -119,6 +119,11 @@ class Streams:
             raise UnknownStream(f"no stream {name!r}", stream=name)
         return info
 
+    def incarnation_of(self, name: str) -> str | None:
+        """The stream's incarnation by the catalog, whether it is open or not; None: there is no such stream."""
+        info = self.store.catalog.streams.get(name)
+        return None if info is None else info.incarnation
+
     def partitions(self, stream: str) -> list[Partition]:
         """The partitions of a stream. Raises UnknownStream, or why the stream is offline."""
         found = self.by_name.get(stream)

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
-from broker.sinks.ledger import Committed, NamedStage, SinkState
+from broker.sinks.ledger import Committed, NamedStage, Opened
+from broker.sinks.state import SinkState
 from broker.storage.log import AppendResult, Encodable, PartitionLog
 from broker.storage.rows import RowBatch
 from broker.storage.scrub import PIECE_BYTES, Piece
@@ -79,8 +80,8 @@ class OffsetsView(Protocol):
 class SinksView(Protocol):
     """Exactly-once sinks. What a call returns is durable."""
 
-    async def open(self, sink: str) -> SinkState:
-        """Raise the epoch of a sink, which is made if need be."""
+    async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> Opened:
+        """Give an owner its epoch of the sink, which is made if need be. Raises SinkFenced."""
 
     async def states(self) -> list[SinkState]:
         """All by name."""
@@ -100,26 +101,34 @@ class SinksView(Protocol):
         part: int,
         is_last: bool,
     ) -> bool:
-        """Store one part of a stage; false: it was there. Raises StageLost, StagesFull."""
+        """Store one part of a stage; false: it was there. Raises UnknownSink, SinkFenced, StageLost, StagesFull."""
 
     async def commit(
         self,
         sink: str,
         *,
+        owner: str,
         epoch: int,
         batch_id: int,
         stages: Sequence[NamedStage],
-        rows: int | None,
+        rows: int,
         digest: str,
         attributes: Mapping[str, str],
+        keeps_first: bool,
     ) -> Committed:
-        """Raises UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, StageLost."""
+        """Raises UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkRowsDiffer, StageLost."""
 
     async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
         """How many stages went."""
 
     async def reset(self, sink: str, batch_id: int) -> SinkState:
         """Raises UnknownSink."""
+
+    async def adopt(self, sink: str, checkpoint: str) -> SinkState:
+        """Raises UnknownSink."""
+
+    async def delete(self, sink: str) -> None:
+        """Raises UnknownSink; why not, while it is unfinished."""
 
 
 class Backend(Protocol):

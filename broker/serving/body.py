@@ -162,15 +162,15 @@ def _too_large(byte_count: int, bytes_max: int) -> NoReturn:
     )
 
 
-async def read_json(request: web.Request) -> dict[str, Any]:
+async def read_json(request: web.Request, bytes_max: int = JSON_BYTES_MAX) -> dict[str, Any]:
     """The body as a JSON object. Doubled keys, NaN and Infinity are refused.
 
     Raises:
         InvalidRequest: not such a body.
-        RequestTooLarge: over `JSON_BYTES_MAX`.
+        RequestTooLarge: over `bytes_max`.
     """
     check_media(request, (JSON_MEDIA,))
-    body = await read_body(request, JSON_BYTES_MAX)
+    body = await read_body(request, bytes_max)
     try:
         value = json.loads(bytes(body).decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

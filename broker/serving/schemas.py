@@ -67,6 +67,9 @@ ITEMS_MAX: Final = 10_000
 PARTS_MAX: Final = 1 << 20
 """Most parts of one stage."""
 ATTRIBUTES_MAX: Final = 32
+STAGES_MAX: Final = 50_000
+"""Most stages of one commit: 200 tasks that write to 64 partitions make 12,800."""
+ON_REPEAT: Final = ("refuse", "keep_first")
 
 
 def _settings() -> dict[str, Schema]:
@@ -112,7 +115,12 @@ _STAGE: Final = asked(
 )
 _SINK: Final[Schema] = {
     "sink": NAME,
-    "epoch": OFFSET,
+    "current_epoch": {
+        **OFFSET,
+        "description": "Of the owner who committed last, or of a reset: lower ones decide nothing more. 0: none yet",
+    },
+    "checkpoint": {**nullable(STRING), "description": "Commits of another one are `sink_forked`. null: not told yet"},
+    "one_shot": {**BOOLEAN, "description": "It vanishes when its one batch is done, or never came"},
     "least_batch_id": {**OFFSET, "description": "Set by a reset: nothing below is decided"},
     "changed_ms": INTEGER,
     "last": {
@@ -121,6 +129,7 @@ _SINK: Final[Schema] = {
             answer(
                 batch_id=OFFSET,
                 decision={"type": "string", "description": "In the header of its batches"},
+                owner=STRING,
                 epoch=OFFSET,
                 rows=COUNT,
                 digest=STRING,
@@ -132,6 +141,13 @@ _SINK: Final[Schema] = {
         ),
     },
 }
+_OWNER: Final[Schema] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": NAME_BYTES_MAX,
+    "description": "Names the run that writes: the same for all of its tasks, and for no other run",
+}
+_CHECKPOINT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": METADATA_LENGTH_MAX}
 
 _STREAM: Final[dict[str, Schema]] = {
     "name": NAME,
@@ -296,30 +312,42 @@ COMPONENTS: Final[dict[str, Schema]] = {
             ]
         },
     ),
-    "SinkOpen": asked(),
+    "SinkOpen": asked(
+        ("owner",),
+        owner=_OWNER,
+        one_shot={**BOOLEAN, "description": "If the sink is made: it is for one batch, and vanishes with it"},
+    ),
+    "SinkOpened": answer(owner=STRING, epoch={**OFFSET, "description": "The owner's, for stages and commits"}, **_SINK),
     "Sink": answer(**_SINK),
     "Sinks": answer(sinks=listing(ref("Sink"))),
     "Staged": answer(
         stage=STRING, part=COUNT, record_count=COUNT, stored={**BOOLEAN, "description": "false: it was there"}
     ),
     "SinkCommit": asked(
-        ("epoch", "batch_id", "stages"),
+        ("owner", "epoch", "batch_id", "stages", "rows"),
+        owner=_OWNER,
         epoch=OFFSET,
         batch_id=OFFSET,
-        stages=listing(_STAGE, maxItems=ITEMS_MAX),
+        stages=listing(_STAGE, maxItems=STAGES_MAX),
         rows={**OFFSET, "description": "Refused unless the stages hold so many"},
         digest={"type": "string", "maxLength": METADATA_LENGTH_MAX},
         attributes={
             "type": "object",
             "maxProperties": ATTRIBUTES_MAX,
             "additionalProperties": {"type": "string", "maxLength": METADATA_LENGTH_MAX},
-            "description": "Kept with the decision. Another `checkpoint` than that of the last batch is `sink_forked`",
+            "description": "Kept with the decision. Another `checkpoint` than the sink's is `sink_forked`",
+        },
+        on_repeat_with_other_rows={
+            "enum": list(ON_REPEAT),
+            "description": "If this batch id was decided with another number of rows: `refuse` (the default) with"
+            " `sink_rows_differ`, or `keep_first`, drop these and answer what was decided",
         },
     ),
     "SinkCommitted": answer(outcome={"enum": ["committed", "already_done"]}, **_SINK),
-    "SinkAbort": asked(("stages",), stages=listing(_STAGE, maxItems=ITEMS_MAX)),
+    "SinkAbort": asked(("stages",), stages=listing(_STAGE, maxItems=STAGES_MAX)),
     "SinkAborted": answer(dropped=COUNT),
     "SinkReset": asked(("next_batch_id",), next_batch_id=OFFSET),
+    "SinkAdopt": asked(("checkpoint",), checkpoint=_CHECKPOINT),
     "Cluster": answer(
         cluster_id=STRING,
         feature_level=INTEGER,

@@ -1,6 +1,7 @@
 """Exactly-once sinks: open one, stage records for it, commit them as one batch.
 
     POST sinks/{sink}/open ──► epoch ──► POST streams/…/stages (any number, anywhere) ──► POST sinks/{sink}/commit
+      (owner)                              (epoch)                                          (owner, epoch)
 
 What is answered is on disk. Nothing staged is visible before its commit, and then all of it in a partition at once.
 The protocol, state by state: docs/sinks.md.
@@ -19,6 +20,7 @@ from broker.api.errors import (
     InvalidName,
     InvalidRecords,
     InvalidRequest,
+    NotReady,
     Overloaded,
     ReadOnly,
     RecordTooLarge,
@@ -26,6 +28,7 @@ from broker.api.errors import (
     SinkBatchRegressed,
     SinkFenced,
     SinkForked,
+    SinkRowsDiffer,
     StageLost,
     StagesFull,
     StaleIncarnation,
@@ -35,17 +38,20 @@ from broker.api.errors import (
     UnknownSink,
     UnknownStream,
 )
-from broker.api.stream import check_name
+from broker.api.stream import NAME_BYTES_MAX, check_name
 from broker.serving.append import DECODED_FACTOR, INLINE_BYTES_MAX, encode
 from broker.serving.body import JSON_MEDIA, check_media, read_body, read_json
 from broker.serving.endpoint import Content, Endpoint, Parameter, Query, Serving, choice, integer, text
 from broker.serving.fields import INT32_MAX, INT64_MAX, Fields, refuse
 from broker.serving.records import INCARNATION, find
-from broker.serving.schemas import ATTRIBUTES_MAX, ITEMS_MAX, METADATA_LENGTH_MAX, PARTS_MAX, ref
+from broker.serving.schemas import ATTRIBUTES_MAX, METADATA_LENGTH_MAX, ON_REPEAT, PARTS_MAX, STAGES_MAX, ref
 from broker.serving.waiting import unbroken
-from broker.sinks.ledger import NamedStage, SinkState
+from broker.sinks.ledger import NamedStage
+from broker.sinks.state import SinkState
 
 _STAGE: Final = re.compile("[0-9a-f]{32}")
+STAGES_BYTES_MAX: Final = 16 << 20
+"""Of the JSON body of a commit: room for `STAGES_MAX` stages."""
 
 
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -56,14 +62,20 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
 
 async def describe(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """One sink."""
-    return web.json_response(state_json(await serving.backend.sinks.describe(_sink(request))))
+    state = await serving.backend.sinks.describe(_sink(request))
+    return await serving.json_answer(lambda: state_json(state))
 
 
 async def open_sink(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Take a sink over: the answer's epoch fences all drivers before."""
+    """Give an owner its epoch of a sink, which is made if need be."""
     sink = check_name(_sink(request), what="sink")
-    Fields(await read_json(request), "")
-    return web.json_response(state_json(await unbroken(serving.backend.sinks.open(sink))))
+    body = Fields(await read_json(request), "", "owner", "one_shot")
+    is_one_shot = body.any("one_shot") if "one_shot" in body else False
+    if not isinstance(is_one_shot, bool):
+        refuse("one_shot", is_one_shot, "must be true or false")
+    opened = await unbroken(serving.backend.sinks.open(sink, _owner(body), is_one_shot=is_one_shot))
+    answer = {"owner": opened.owner, "epoch": opened.epoch}
+    return await serving.json_answer(lambda: {**answer, **state_json(opened.state)})
 
 
 async def stage(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -105,33 +117,65 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
 async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Decide a batch. Answered when every record of it is visible."""
     sink = _sink(request)
-    body = Fields(await read_json(request), "", "epoch", "batch_id", "stages", "rows", "digest", "attributes")
+    body = Fields(
+        await read_json(request, STAGES_BYTES_MAX),
+        "",
+        "owner",
+        "epoch",
+        "batch_id",
+        "stages",
+        "rows",
+        "digest",
+        "attributes",
+        "on_repeat_with_other_rows",
+    )
+    on_repeat = body.text("on_repeat_with_other_rows", length_max=32, default=ON_REPEAT[0])
+    if on_repeat not in ON_REPEAT:
+        refuse("on_repeat_with_other_rows", on_repeat, f"must be one of {', '.join(ON_REPEAT)}")
     answer = await unbroken(
         serving.backend.sinks.commit(
             sink,
+            owner=_owner(body),
             epoch=body.integer("epoch", least=0, greatest=INT64_MAX),
             batch_id=body.integer("batch_id", least=0, greatest=INT64_MAX),
-            stages=_stages(body),
-            rows=body.integer("rows", least=0, greatest=INT64_MAX, default=None),
+            stages=await serving.in_worker(_stages, body),
+            rows=body.integer("rows", least=0, greatest=INT64_MAX),
             digest=body.text("digest", length_max=METADATA_LENGTH_MAX, default=""),
             attributes=_attributes(body),
+            keeps_first=on_repeat == "keep_first",
         )
     )
     outcome = "committed" if answer.is_new else "already_done"
-    return web.json_response({"outcome": outcome, **state_json(answer.state)})
+    return await serving.json_answer(lambda: {"outcome": outcome, **state_json(answer.state)})
 
 
 async def abort(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Drop stages that no commit has named."""
-    body = Fields(await read_json(request), "", "stages")
-    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), _stages(body)))})
+    body = Fields(await read_json(request, STAGES_BYTES_MAX), "", "stages")
+    stages = await serving.in_worker(_stages, body)
+    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
 
 
 async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Let a sink go on with any batch id, for a checkpoint that was rolled back or replaced."""
     body = Fields(await read_json(request), "", "next_batch_id")
     batch_id = body.integer("next_batch_id", least=0, greatest=INT64_MAX)
-    return web.json_response(state_json(await unbroken(serving.backend.sinks.reset(_sink(request), batch_id))))
+    state = await unbroken(serving.backend.sinks.reset(_sink(request), batch_id))
+    return await serving.json_answer(lambda: state_json(state))
+
+
+async def adopt(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Give a sink to another checkpoint, for one that was moved."""
+    body = Fields(await read_json(request), "", "checkpoint")
+    checkpoint = body.text("checkpoint", length_min=1, length_max=METADATA_LENGTH_MAX)
+    state = await unbroken(serving.backend.sinks.adopt(_sink(request), checkpoint))
+    return await serving.json_answer(lambda: state_json(state))
+
+
+async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Forget a sink."""
+    await unbroken(serving.backend.sinks.delete(_sink(request)))
+    return web.Response(status=204)
 
 
 def state_json(state: SinkState) -> dict[str, Any]:
@@ -139,13 +183,16 @@ def state_json(state: SinkState) -> dict[str, Any]:
     last = state.last
     return {
         "sink": state.sink,
-        "epoch": state.epoch,
+        "current_epoch": state.epoch,
+        "checkpoint": state.checkpoint,
+        "one_shot": state.is_one_shot,
         "least_batch_id": state.batch_id_least,
         "changed_ms": state.changed_us // 1000,
         "last": last
         and {
             "batch_id": last.batch_id,
             "decision": last.decision,
+            "owner": last.owner,
             "epoch": last.epoch,
             "rows": last.rows,
             "digest": last.digest,
@@ -164,11 +211,16 @@ def _sink(request: web.Request) -> str:
     return request.match_info["sink"]
 
 
+def _owner(body: Fields) -> str:
+    owner: str = body.text("owner", length_min=1, length_max=NAME_BYTES_MAX)
+    return owner
+
+
 def _stages(body: Fields) -> list[NamedStage]:
     found = []
     items = body.any("stages")
-    if not isinstance(items, list) or len(items) > ITEMS_MAX:
-        refuse("stages", items, f"must be a list of up to {ITEMS_MAX} stages")
+    if not isinstance(items, list) or len(items) > STAGES_MAX:
+        refuse("stages", items, f"must be a list of up to {STAGES_MAX} stages")
     for i, item in enumerate(items):
         fields = Fields(item, f"stages[{i}]", "stream", "partition", "stage", "parts")
         name = fields.text("stage", length_max=32, length_min=32)
@@ -220,6 +272,8 @@ _STAGE_QUERY: Final = (
     INCARNATION,
 )
 _STORAGE: Final = (DiskFull, StorageFailed, StreamPaused, ReadOnly, UnknownStream, UnknownPartition)
+_FINISHING: Final = (NotReady, *_STORAGE)
+"""Also why the last decision cannot be finished now."""
 _SINK: Final = Content(description="The sink.", media={JSON_MEDIA: ref("Sink")})
 
 ENDPOINTS: Final = (
@@ -244,11 +298,16 @@ ENDPOINTS: Final = (
         method="POST",
         path="/v1/sinks/{sink}/open",
         operation="open_sink",
-        summary="Take a sink over, or make it: its new epoch fences older drivers.",
+        summary="Give a run its epoch of a sink, which is made if need be. The same again for the same owner.",
         handler=open_sink,
-        request=Content(description="Nothing yet.", media={JSON_MEDIA: ref("SinkOpen")}),
-        answers={200: _SINK},
-        errors=(InvalidName, DiskFull, StorageFailed),
+        request=Content(description="Who opens it.", media={JSON_MEDIA: ref("SinkOpen")}),
+        answers={
+            200: Content(
+                description="The owner's epoch, and the sink. Nobody is fenced before this owner commits.",
+                media={JSON_MEDIA: ref("SinkOpened")},
+            )
+        },
+        errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
     ),
     Endpoint(
         method="POST",
@@ -269,6 +328,8 @@ ENDPOINTS: Final = (
             RecordTooLarge,
             RequestTooLarge,
             Overloaded,
+            UnknownSink,
+            SinkFenced,
             StageLost,
             StagesFull,
             *_STORAGE,
@@ -288,7 +349,16 @@ ENDPOINTS: Final = (
                 media={JSON_MEDIA: ref("SinkCommitted")},
             )
         },
-        errors=(UnknownSink, SinkFenced, SinkBatchRegressed, SinkForked, StageLost, RequestTooLarge, *_STORAGE),
+        errors=(
+            UnknownSink,
+            SinkFenced,
+            SinkBatchRegressed,
+            SinkForked,
+            SinkRowsDiffer,
+            StageLost,
+            RequestTooLarge,
+            *_STORAGE,
+        ),
     ),
     Endpoint(
         method="POST",
@@ -304,10 +374,29 @@ ENDPOINTS: Final = (
         method="POST",
         path="/v1/sinks/{sink}/reset",
         operation="reset_sink",
-        summary="Go on with any batch id. What was committed stays; drivers must open the sink anew.",
+        summary="Go on with any batch id. What was committed stays; only new owners may commit.",
         handler=reset,
         request=Content(description="The next batch id.", media={JSON_MEDIA: ref("SinkReset")}),
         answers={200: _SINK},
-        errors=(UnknownSink, *_STORAGE),
+        errors=(UnknownSink, *_FINISHING),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/adopt",
+        operation="adopt_sink",
+        summary="Give a sink to another checkpoint, because it was moved. What was decided stays, and counts.",
+        handler=adopt,
+        request=Content(description="The checkpoint.", media={JSON_MEDIA: ref("SinkAdopt")}),
+        answers={200: _SINK},
+        errors=(UnknownSink, DiskFull, StorageFailed),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/sinks/{sink}",
+        operation="delete_sink",
+        summary="Forget a sink, and drop what is staged for it. What was committed stays.",
+        handler=delete,
+        answers={204: Content(description="It is forgotten.")},
+        errors=(UnknownSink, *_FINISHING),
     ),
 )

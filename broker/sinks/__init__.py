@@ -2,7 +2,8 @@
 
     notes.py     what a partition's hidden log says of its stages, as records
     stages.py    the stages of one partition: stored, pinned, dropped, finished
-    ledger.py    the sinks and their last decision, as records of `__commits`, and who may decide what
+    state.py     a sink and its last decision, as records of `__commits`
+    ledger.py    all sinks: who may decide what
     restamp.py   a staged batch at its place in the partition's log
 
 The drivers are broker.runtime.stages and broker.runtime.sinks. The protocol, state by state: docs/sinks.md.

@@ -1,116 +1,50 @@
 """The sinks: who may decide, what was decided last, and whether all of it is in place.
 
-`__commits` holds one record per change, key = sink id, value = the sink's *whole* state, so the newest record of a
-key is enough to go on. The state of one sink:
-
-                 open (epoch + 1)              open (epoch + 1)
-                    ┌──┐                          ┌──┐
-    (none) ─open─► idle ───────── decide ───────► unfinished
-                    ▲  ▲                            │
-            reset ──┘  └──── completed: every partition has reported ┘
+             open                            open
+            ┌────┐                          ┌────┐
+    (none) ─► idle ────────── decide ───────► unfinished
+      ▲      ▲  ▲                             │
+      │ reset┘  └─ completed: every partition has reported
+      └──────── delete, or a one-shot sink that is over
 
 D1  One decision per (sink, batch id): the first one wins; a later commit of that id completes it.
+    It is refused where it has another number of rows, unless it asks to keep the first.
 D2  A batch id below the last decided one, or below where a reset put it, is refused.
 D3  Batch b + 1 is not decided before b is completed.
-D4  Only the newest epoch decides. An epoch is answered when its record is committed.
-D5  `judge` is asked again where the decision is appended, since anything may have happened while stages were pinned.
+D4  A commit names its owner and its epoch. It decides only if the state holds exactly that pair,
+    and nobody with a higher epoch has committed. Opening gives an epoch and fences nobody: a late
+    task of a run that is over may open, and must not stop the run that took its place.
+D5  `judge` is asked again where the decision is appended, since anything may have happened while
+    stages were pinned.
 D6  A record is applied here only once it is committed.
+D7  For a pinned stage an unknown sink and a newer epoch mean *open*: only a committed state that
+    rules it out proves that no decision can come to name the stage.
 
-Format: docs/storage.md, section "Sinks".
+The records: broker.sinks.state.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 import pyarrow as pa
 
 from broker.api.errors import (
-    CorruptLog,
     InvalidRequest,
     NotReady,
     SinkBatchRegressed,
     SinkFenced,
     SinkForked,
-    UnknownFormatVersion,
+    SinkRowsDiffer,
     UnknownSink,
 )
-from broker.api.plain import build, parse_json
-from broker.api.stream import COMMITS_STREAM
-from broker.sinks.notes import StagePinned, rows_of
+from broker.sinks.notes import StagePinned
+from broker.sinks.state import Decision, SinkState, StageRef
 
-STATE_VERSION: Final = 1
-CHECKPOINT: Final = "checkpoint"
-"""The attribute that tells whose sink it is: another one is a fork."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRef:
-    """One stage that a decision names; `end_offset` as in its pin."""
-
-    stream: str
-    incarnation: str
-    partition: int
-    stage: str
-    parts: int
-    rows: int
-    end_offset: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What a batch consists of. `decision` (32 hex digits) names its commit groups."""
-
-    batch_id: int
-    decision: str
-    epoch: int
-    stages: tuple[StageRef, ...]
-    rows: int
-    digest: str
-    attributes: Mapping[str, str]
-    decided_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkState:
-    """One sink.
-
-    Attributes:
-        epoch: Of the newest driver.
-        last: The newest decision; None before the first, and after a reset.
-        is_done: The last decision is in place everywhere.
-        batch_id_least: Nothing below is decided (D2): set by a reset.
-    """
-
-    sink: str
-    epoch: int = 0
-    last: Decision | None = None
-    is_done: bool = True
-    batch_id_least: int = 0
-    changed_us: int = 0
-
-    def encode(self) -> bytes:
-        """The record's value."""
-        return json.dumps({"v": STATE_VERSION, **asdict(self)}, separators=(",", ":")).encode()
-
-    @classmethod
-    def decode(cls, value: bytes) -> SinkState:
-        """Raises UnknownFormatVersion, CorruptLog."""
-        try:
-            fields: dict[str, Any] = parse_json(value)
-            if (version := fields.pop("v")) != STATE_VERSION:
-                raise UnknownFormatVersion(f"a sink's state of version {version}, this release reads {STATE_VERSION}")
-            if (last := fields["last"]) is not None:
-                stages = tuple(build(StageRef, stage) for stage in last["stages"])
-                fields["last"] = build(Decision, {**last, "stages": stages})
-                _check_attributes(last["attributes"])
-            return build(cls, fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CorruptLog(f"no sink state: {value[:200]!r}") from error
+OWNERS_MAX: Final = 32
+"""A sink remembers so many owners. One that is forgotten cannot commit: it has to open anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +58,33 @@ class NamedStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What a driver asks to be decided.
+
+    Attributes:
+        rows: Of all stages together, as the driver counted them.
+        checkpoint: Whose batch it is; None: the driver does not say.
+        keeps_first: A batch that was decided with other rows is answered as decided first (D1).
+    """
+
+    owner: str
+    epoch: int
+    batch_id: int
+    rows: int
+    checkpoint: str | None = None
+    keeps_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The answer to an open: the state afterwards, and the owner's epoch."""
+
+    state: SinkState
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """The answer to a commit: the state afterwards, and whether this call decided it."""
 
@@ -131,33 +92,19 @@ class Committed:
     is_new: bool
 
 
-def _check_attributes(attributes: Any) -> None:
-    if not (isinstance(attributes, dict) and all(isinstance(value, str) for value in attributes.values())):
-        raise ValueError("attributes are names with texts")
-
-
-def decision_id(sink: str, *, epoch: int, batch_id: int, stages: Sequence[StageRef], decided_us: int) -> str:
-    """128 bits in hex that no other decision has: stage ids are unique, and so is the rest. Never 0."""
-    text = json.dumps([sink, epoch, batch_id, decided_us, sorted(s.stage for s in stages)])
-    found = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return found if int(found, 16) else "1".zfill(32)
-
-
-def state_rows(states: Sequence[SinkState], *, timestamp_us: int) -> pa.RecordBatch:
-    """States as rows of `__commits`."""
-    return rows_of([(s.sink.encode(), s.encode()) for s in states], subject=COMMITS_STREAM, timestamp_us=timestamp_us)
-
-
 @dataclass(slots=True)
 class Ledger:
-    """The committed state of every sink (D6)."""
+    """The committed state of every sink (D6). Readers need no lock: states are replaced, never changed."""
 
     states: dict[str, SinkState] = field(default_factory=dict)
 
     def load(self, batch: pa.RecordBatch) -> None:
         """Take in the records of one batch of `__commits`, in order."""
-        for value in batch.column("value").to_pylist():
-            self.apply(SinkState.decode(value))
+        for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
+            if value is None:
+                self.states.pop(key.decode(), None)
+            else:
+                self.apply(SinkState.decode(value))
 
     def apply(self, state: SinkState) -> None:
         """The newest state of a sink."""
@@ -167,72 +114,101 @@ class Ledger:
         """Raises UnknownSink."""
         found = self.states.get(sink)
         if found is None:
-            raise UnknownSink(f"no sink {sink!r}: open it first", sink=sink)
+            raise UnknownSink(f"no sink {sink!r}: nobody has opened it, or it was deleted", sink=sink)
         return found
+
+    def all(self) -> list[SinkState]:
+        """The states by name."""
+        found = tuple(self.states.values())  # at once: others may change the dict meanwhile
+        return sorted(found, key=lambda state: state.sink)
 
     def unfinished(self) -> list[SinkState]:
         """Sinks whose last decision is not in place everywhere."""
-        return [state for _, state in sorted(self.states.items()) if not state.is_done]
+        return [state for state in self.all() if not state.is_done]
+
+    # --- owners (D4) ----------------------------------------------------------------------------------------
+
+    def epoch_of(self, sink: str, owner: str) -> int | None:
+        """The epoch that an owner was given; None: it was given none, or the sink forgot it.
+
+        Raises:
+            SinkFenced: the owner is superseded.
+        """
+        state = self.states.get(sink)
+        epoch = state.owners.get(owner) if state is not None else None
+        if state is not None and epoch is not None and epoch < state.epoch:
+            raise _fenced(state, epoch, owner)
+        return epoch
+
+    def opened(self, sink: str, owner: str, *, epoch: int, is_one_shot: bool, now_us: int) -> SinkState:
+        """The state after a new owner opened the sink. Nobody is fenced by it.
+
+        Args:
+            epoch: That of a record written now; the owner's from here on.
+        """
+        known = self.states.get(sink)
+        state = known or SinkState(sink=sink, is_one_shot=is_one_shot)
+        owners = {**state.owners, owner: _above(state, epoch)}
+        spare = sorted((e, o) for o, e in owners.items() if e != state.epoch and o != owner)
+        for _, forgotten in spare[: max(len(owners) - OWNERS_MAX, 0)]:
+            del owners[forgotten]
+        return replace(state, owners=owners, is_one_shot=state.is_one_shot and is_one_shot, changed_us=now_us)
+
+    def check_stage(self, sink: str, epoch: int) -> None:
+        """Whether records may be staged under this epoch.
+
+        Raises:
+            UnknownSink: nobody has opened it.
+            SinkFenced: a newer owner has committed, or nobody was given this epoch.
+        """
+        state = self.get(sink)
+        if epoch < state.epoch or epoch not in state.owners.values():
+            raise _fenced(state, epoch)
 
     # --- what comes next ------------------------------------------------------------------------------------
 
-    def opened(self, sink: str, *, now_us: int) -> SinkState:
-        """The state after another driver opened the sink (D4)."""
-        return replace(self.states.get(sink, SinkState(sink=sink)), epoch=self._epoch(sink) + 1, changed_us=now_us)
-
-    def judge(self, sink: str, *, epoch: int, batch_id: int, attributes: Mapping[str, str]) -> Literal["new", "repeat"]:
+    def judge(self, sink: str, commit: Commit) -> Literal["new", "repeat"]:
         """Whether a commit is a new one, or a repetition of the last decision.
 
         Raises:
-            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed: nothing may be decided, nor dropped.
+            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkRowsDiffer: nothing may be decided, nor
+                dropped.
         """
         state = self.get(sink)
-        if epoch != state.epoch:
-            raise SinkFenced(
-                f"sink {sink!r} was opened again: epoch {state.epoch} decides, this is {epoch}",
-                sink=sink,
-                epoch=state.epoch,
-                asked=epoch,
-            )
+        if commit.epoch < state.epoch or state.owners.get(commit.owner) != commit.epoch:
+            raise _fenced(state, commit.epoch, commit.owner)
+        if None not in (state.checkpoint, commit.checkpoint) and state.checkpoint != commit.checkpoint:
+            raise _forked(state, commit)
         last = state.last
-        if last is None:
-            self._check_least(state, batch_id)
+        if commit.batch_id < state.batch_id_least or (last is not None and commit.batch_id < last.batch_id):
+            raise _regressed(state, commit.batch_id)
+        if last is None or commit.batch_id > last.batch_id:
             return "new"
-        recorded, asked = last.attributes.get(CHECKPOINT), attributes.get(CHECKPOINT)
-        if recorded is not None and asked is not None and recorded != asked:
-            raise SinkForked(
-                f"sink {sink!r} belongs to checkpoint {recorded}, this commit comes from {asked}: two queries would"
-                " overwrite each other's batches. Give this one its own sink id, or reset the sink if it replaces it",
-                sink=sink,
-                recorded=recorded,
-                asked=asked,
-                last_batch_id=last.batch_id,
-            )
-        if batch_id < last.batch_id:
-            raise SinkBatchRegressed(
-                f"sink {sink!r} has decided batch {last.batch_id}, this is {batch_id}: the driver's checkpoint was"
-                " rolled back, and its rows may be in the stream already. Use another sink id, or reset the sink to"
-                f" batch {batch_id} if they are to be written again",
-                sink=sink,
-                batch_id=batch_id,
-                last_batch_id=last.batch_id,
-            )
-        if batch_id == last.batch_id:
-            return "repeat"
-        return "new"
+        if commit.rows != last.rows and not commit.keeps_first:
+            raise _rows_differ(state, last, commit)
+        return "repeat"
 
-    def decided(self, sink: str, decision: Decision) -> SinkState:
-        """The state after a decision. Asked right where it is appended (D5).
+    def decided(self, sink: str, commit: Commit, decision: Decision) -> SinkState:
+        """The state after a decision, whose owner is current from now on. Asked right where it is appended (D5).
 
         Raises:
             As `judge`; NotReady: the decision before is not in place yet (D3), or this one was made meanwhile.
         """
-        verdict = self.judge(sink, epoch=decision.epoch, batch_id=decision.batch_id, attributes=decision.attributes)
+        verdict = self.judge(sink, commit)
         state = self.get(sink)
         if verdict == "repeat" or not state.is_done:
             raise NotReady(f"sink {sink!r} is finishing batch {state.last.batch_id if state.last else None}", sink=sink)
-        done = not decision.stages
-        return replace(state, last=decision, is_done=done, changed_us=decision.decided_us)
+        return replace(
+            self.made_current(sink, commit, now_us=decision.decided_us),
+            last=decision,
+            is_done=not decision.stages,
+        )
+
+    def made_current(self, sink: str, commit: Commit, *, now_us: int) -> SinkState:
+        """The state after an owner's commit: those before are superseded, and its checkpoint is the sink's."""
+        state = self.get(sink)
+        checkpoint = state.checkpoint if commit.checkpoint is None else commit.checkpoint
+        return replace(state, epoch=commit.epoch, checkpoint=checkpoint, changed_us=now_us)
 
     def completed(self, sink: str, decision: str, *, now_us: int) -> SinkState:
         """The state after every partition has reported."""
@@ -241,53 +217,134 @@ class Ledger:
         assert state.last.decision == decision, f"{sink}: another decision was recorded"
         return replace(state, is_done=True, changed_us=now_us)
 
-    def reset(self, sink: str, batch_id: int, *, now_us: int) -> SinkState:
-        """The state after a reset: batch `batch_id` is the next one, drivers must open anew.
+    # --- by hand, and when time is up -----------------------------------------------------------------------
+
+    def fenced(self, sink: str, *, epoch: int, now_us: int) -> SinkState:
+        """The state in which no epoch that was given so far decides.
+
+        An unknown sink gets a state too, one that vanishes: without it nothing would rule out what
+        its drivers had pinned (D7).
+
+        Args:
+            epoch: That of a record written now, and above any epoch that has to be ruled out.
+        """
+        state = self.states.get(sink) or SinkState(sink=sink, is_one_shot=True)
+        return replace(state, epoch=_above(state, epoch), changed_us=now_us)
+
+    def reset(self, sink: str, batch_id: int, *, epoch: int, now_us: int) -> SinkState:
+        """The state after a reset: batch `batch_id` is the next one, and no epoch given so far decides.
 
         Raises:
             UnknownSink: nobody opened it.
             NotReady: its decision is not in place yet.
         """
         state = self.get(sink)
+        self.check_done(sink)
+        return SinkState(
+            sink=sink,
+            epoch=_above(state, epoch),
+            owners=state.owners,
+            batch_id_least=batch_id,
+            is_one_shot=state.is_one_shot,
+            changed_us=now_us,
+        )
+
+    def adopted(self, sink: str, checkpoint: str, *, now_us: int) -> SinkState:
+        """The state after the sink was given to another checkpoint; what was decided stays. Raises UnknownSink."""
+        return replace(self.get(sink), checkpoint=checkpoint, changed_us=now_us)
+
+    def check_done(self, sink: str) -> None:
+        """Raises UnknownSink; NotReady: its last decision is not in place everywhere."""
+        state = self.get(sink)
         if not state.is_done:
-            raise NotReady(f"sink {sink!r} is unfinished", sink=sink)
-        return SinkState(sink=sink, epoch=state.epoch + 1, batch_id_least=batch_id, changed_us=now_us)
+            raise NotReady(
+                f"sink {sink!r} is unfinished: batch {state.last.batch_id if state.last else None} is not in place"
+                " everywhere yet",
+                sink=sink,
+            )
+
+    # --- pins (D7) ------------------------------------------------------------------------------------------
 
     def is_open(self, pin: StagePinned) -> bool:
         """Whether a decision names the pinned stage, or may still come to.
 
-        It may not once its epoch is fenced, or a decision for its batch was made with other stages.
+        It may not once its epoch is superseded, or a decision for its batch was made with other stages.
         """
         state = self.states.get(pin.sink)
-        if state is None:
-            return False
-        last = state.last
-        if last is not None and any(ref.stage == pin.stage for ref in last.stages):
+        if state is None or pin.epoch > state.epoch or state.names(pin.stage):
             return True
-        is_late = pin.batch_id < state.batch_id_least or (last is not None and pin.batch_id <= last.batch_id)
-        return pin.epoch == state.epoch and not is_late
+        last = -1 if state.last is None else state.last.batch_id
+        return pin.epoch == state.epoch and pin.batch_id > last and pin.batch_id >= state.batch_id_least
 
-    def _epoch(self, sink: str) -> int:
-        return self.states[sink].epoch if sink in self.states else 0
-
-    @staticmethod
-    def _check_least(state: SinkState, batch_id: int) -> None:
-        if batch_id < state.batch_id_least:
-            raise SinkBatchRegressed(
-                f"sink {state.sink!r} was reset to begin with batch {state.batch_id_least}, this is {batch_id}",
-                sink=state.sink,
-                batch_id=batch_id,
-                last_batch_id=state.batch_id_least - 1,
-            )
+    def is_named(self, pin: StagePinned) -> bool:
+        """Whether the last decision of its sink names the pinned stage."""
+        state = self.states.get(pin.sink)
+        return state is not None and state.names(pin.stage)
 
 
-def check_rows(stages: Sequence[StageRef], rows: int | None) -> int:
-    """The rows of the stages together.
+def _above(state: SinkState, epoch: int) -> int:
+    """The epoch of a record, above all that the sink knows: also those of a `__commits` that was lost."""
+    return max(epoch, state.epoch + 1, *(known + 1 for known in state.owners.values()))
+
+
+def _fenced(state: SinkState, epoch: int, owner: str | None = None) -> SinkFenced:
+    if epoch < state.epoch:
+        why = f"epoch {epoch} is superseded: {state.epoch} has committed since, or the sink was reset or fenced"
+    else:
+        why = f"epoch {epoch} was not given to {'this owner' if owner is not None else 'any owner'}: open the sink"
+    return SinkFenced(f"sink {state.sink!r}: {why}", sink=state.sink, epoch=state.epoch, asked=epoch)
+
+
+def _forked(state: SinkState, commit: Commit) -> SinkForked:
+    return SinkForked(
+        f"sink {state.sink!r} belongs to checkpoint {state.checkpoint}, this commit comes from {commit.checkpoint}:"
+        " two queries would overwrite each other's batches. Give this one its own sink id; or adopt the sink, if its"
+        " checkpoint was moved; or reset it, if another query takes its place",
+        sink=state.sink,
+        recorded=state.checkpoint,
+        asked=commit.checkpoint,
+        last_batch_id=state.last.batch_id if state.last else None,
+    )
+
+
+def _regressed(state: SinkState, batch_id: int) -> SinkBatchRegressed:
+    if batch_id < state.batch_id_least:
+        return SinkBatchRegressed(
+            f"sink {state.sink!r} was reset to begin with batch {state.batch_id_least}, this is {batch_id}",
+            sink=state.sink,
+            batch_id=batch_id,
+            last_batch_id=state.batch_id_least - 1,
+        )
+    assert state.last is not None
+    return SinkBatchRegressed(
+        f"sink {state.sink!r} has decided batch {state.last.batch_id}, this is {batch_id}: the driver's checkpoint was"
+        " rolled back, and its rows may be in the stream already. Use another sink id, or reset the sink to"
+        f" batch {batch_id} if they are to be written again",
+        sink=state.sink,
+        batch_id=batch_id,
+        last_batch_id=state.last.batch_id,
+    )
+
+
+def _rows_differ(state: SinkState, last: Decision, commit: Commit) -> SinkRowsDiffer:
+    return SinkRowsDiffer(
+        f"sink {state.sink!r} has decided batch {last.batch_id} with {last.rows} rows, this commit of it has"
+        f" {commit.rows}: the driver planned the batch anew, so its checkpoint may have been rolled back. Reset the"
+        f" sink to batch {last.batch_id} if these rows are to be written too, or commit with"
+        " on_repeat_with_other_rows=keep_first to go on with what was decided first",
+        sink=state.sink,
+        batch_id=last.batch_id,
+        rows=commit.rows,
+        decided_rows=last.rows,
+    )
+
+
+def check_rows(stages: Sequence[StageRef], rows: int) -> None:
+    """Whether the stages hold as many rows together as the driver counted.
 
     Raises:
-        InvalidRequest: the driver counted others; nothing was decided.
+        InvalidRequest: they do not; nothing was decided.
     """
     staged = sum(ref.rows for ref in stages)
-    if rows is not None and rows != staged:
+    if rows != staged:
         raise InvalidRequest(f"the stages hold {staged} rows, the commit says {rows}", rows=rows, staged=staged)
-    return staged

@@ -42,14 +42,20 @@ class PartStored:
 class StagePinned:
     """A decision for `batch_id` may name the stage from now on: it is kept until that is settled.
 
-    `end_offset` is the durable end of the partition's log, so the group of the decision can only be at or behind it.
+    A stage may be pinned again, by a newer epoch; the newest pin counts.
+
+    Attributes:
+        epoch: Of the driver who commits. A decision of a lower epoch never names the stage.
+        search_from: Where the decision's group is looked for: the partition's high watermark when
+            the stage was pinned first. What lies below cannot be truncated, so no group can come
+            to stand there later.
     """
 
     stage: str
     sink: str
     epoch: int
     batch_id: int
-    end_offset: int
+    search_from: int
     pinned_us: int
 
 
@@ -115,7 +121,7 @@ def decode_note(value: bytes) -> Note:
         raise CorruptLog(f"no note: {value[:200]!r}") from error
 
 
-def rows_of(entries: Sequence[tuple[bytes, bytes]], *, subject: str, timestamp_us: int) -> pa.RecordBatch:
+def rows_of(entries: Sequence[tuple[bytes, bytes | None]], *, subject: str, timestamp_us: int) -> pa.RecordBatch:
     """Keys and values as rows of the record schema without `offset`, ready to append."""
     n = len(entries)
     return pa.RecordBatch.from_arrays(

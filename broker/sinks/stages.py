@@ -1,6 +1,7 @@
 """The stages of one partition, as its hidden log tells them.
 
-              part ... last part            pin                       finished
+                                                     ┌─┐ pin of a newer epoch
+              part ... last part            pin      │ ▼          finished
     (none) ───────────────────────► sealed ──────► pinned ──────────────────────► gone
         │         expired, aborted    │ same        │ no decision can name it
         └─────────────────────────────┴────────────►└────────────────────────────► gone
@@ -9,6 +10,8 @@ T1  A part is stored once. The same again is answered from here; another one in 
 T2  A stage is sealed when parts 0 to the last one are there. Only a sealed stage is pinned.
 T3  A pinned stage neither expires nor is aborted; only whoever decides may drop it.
 T4  A stage is pinned for one batch of one sink, for good: two decisions never name the same stage.
+    It is pinned anew when a newer epoch commits it, and its group is still looked for from where
+    the first pin said. A pin of an older epoch is refused: what its epoch may decide is over.
 T5  What `needed_offset` covers is never trimmed: parts of live stages with all that was noted after them, and
     finished groups until their decision is recorded as done (`forget`).
 T6  The table equals what `apply` gives for the notes of the log, from any start that T5 allows.
@@ -19,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from broker.api.errors import InvalidRequest, StageLost, StagesFull
+from broker.api.errors import InvalidRequest, RequestTooLarge, StageLost, StagesFull
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
 
 
@@ -42,6 +45,7 @@ class Stage:
     """A live stage.
 
     Attributes:
+        epoch: Of the owner for whom it was staged.
         last_part: Number of the last part, once it came.
         touched_us: When its newest part came; its lease counts from there.
         pin: Why it is kept; None: it is not pinned.
@@ -49,6 +53,7 @@ class Stage:
 
     stage: str
     sink: str
+    epoch: int
     parts: dict[int, Part] = field(default_factory=dict)
     last_part: int | None = None
     touched_us: int = 0
@@ -118,7 +123,7 @@ class StageTable:
                 self._finished_at[note.decision] = first_offset
 
     def _stored(self, note: PartStored, part: Part) -> None:
-        stage = self.stages.setdefault(note.stage, Stage(stage=note.stage, sink=note.sink))
+        stage = self.stages.setdefault(note.stage, Stage(stage=note.stage, sink=note.sink, epoch=note.epoch))
         assert note.part not in stage.parts, "T1"
         stage.parts[note.part] = part
         stage.touched_us = max(stage.touched_us, note.stored_us)
@@ -146,9 +151,11 @@ class StageTable:
         stage = self.stages.get(note.stage)
         if stage is None:
             return False
-        if stage.sink != note.sink:
+        if (stage.sink, stage.epoch) != (note.sink, note.epoch):
             raise InvalidRequest(
-                f"stage {note.stage} belongs to sink {stage.sink!r}, not {note.sink!r}", stage=note.stage
+                f"stage {note.stage} belongs to sink {stage.sink!r}, epoch {stage.epoch}, not to {note.sink!r},"
+                f" epoch {note.epoch}",
+                stage=note.stage,
             )
         if (part := stage.parts.get(note.part)) is not None:
             if part.rows != note.rows or (stage.last_part == note.part) != note.is_last:
@@ -181,13 +188,21 @@ class StageTable:
                 value=self.byte_count,
             )
 
-    def needs_pin(self, stage: str, *, sink: str, batch_id: int, parts: int | None) -> bool:
-        """Whether a stage that may be pinned is not pinned yet.
+    def check_share(self, stage: str, byte_count: int, bytes_max: int) -> None:
+        """Raise RequestTooLarge when a stage of so many bytes more could never be committed."""
+        known = self.stages.get(stage)
+        total = byte_count + (0 if known is None else known.byte_count)
+        if total > bytes_max:
+            raise too_much_at_once(total, bytes_max, f"stage {stage}")
+
+    def check_pin(self, stage: str, *, sink: str, epoch: int, batch_id: int, parts: int | None) -> StagePinned | None:
+        """Whether a stage may be pinned, and the pin that it has.
 
         Args:
             parts: So many the caller stored; None: it does not say.
         Raises:
-            StageLost: it is not there as a whole: never was, expired, aborted, finished, or a part is missing.
+            StageLost: it is not there as a whole: never was, expired, aborted, finished, or a part is missing; or a
+                newer epoch has pinned it.
             InvalidRequest: it belongs to another sink, or is pinned for another batch (T4).
         """
         found = self.stages.get(stage)
@@ -203,11 +218,19 @@ class StageTable:
                 stage=stage,
                 why="incomplete",
             )
-        if found.pin is not None and found.pin.batch_id != batch_id:
+        pin = found.pin
+        if pin is not None and pin.batch_id != batch_id:
             raise InvalidRequest(
-                f"stage {stage} was committed for batch {found.pin.batch_id}, and now for {batch_id}", stage=stage
+                f"stage {stage} was committed for batch {pin.batch_id}, and now for {batch_id}", stage=stage
             )
-        return found.pin is None
+        if pin is not None and pin.epoch > epoch:
+            raise StageLost(
+                f"stage {stage} was committed by a newer owner (epoch {pin.epoch}, this is {epoch}); nothing was"
+                " decided",
+                stage=stage,
+                why="pinned by a newer epoch",
+            )
+        return pin
 
     # --- what to let go -------------------------------------------------------------------------------------
 
@@ -215,13 +238,13 @@ class StageTable:
         """Stages without a pin whose lease is over (T3)."""
         return [s.stage for s in self.stages.values() if s.pin is None and s.touched_us + lease_us <= now_us]
 
-    def pinned(self) -> list[StagePinned]:
-        """The pins of live stages."""
-        return [s.pin for s in self.stages.values() if s.pin is not None]
+    def superseded(self, sink: str, epoch: int) -> list[str]:
+        """Stages of a sink that older owners staged and did not commit."""
+        return [s.stage for s in self.stages.values() if s.sink == sink and s.pin is None and s.epoch < epoch]
 
     def floor(self) -> int | None:
         """Offset of the partition's log from which on an unfinished group may stand; None: there is none."""
-        return min((pin.end_offset for pin in self.pinned()), default=None)
+        return min((s.pin.search_from for s in self.stages.values() if s.pin is not None), default=None)
 
     def forget(self, decisions: Iterable[str]) -> None:
         """Nobody will ask for these finished groups any more: they are recorded as done."""
@@ -237,3 +260,14 @@ class StageTable:
         """The hidden log begins there now."""
         self.freed_bytes = 0
         self._gone = {stage: gone for stage, gone in self._gone.items() if gone[0] >= log_start_offset}
+
+
+def too_much_at_once(byte_count: int, bytes_max: int, what: str) -> RequestTooLarge:
+    """More bytes than one commit may add to one partition."""
+    return RequestTooLarge(
+        f"{what} has {byte_count} bytes: one commit adds at most sinks.group_bytes_max={bytes_max} to one partition;"
+        " write smaller batches, or to more partitions",
+        key="sinks.group_bytes_max",
+        limit=bytes_max,
+        value=byte_count,
+    )

@@ -453,7 +453,7 @@ def test_tail_ends_quietly_when_its_reader_has_seen_enough(house: Folder) -> Non
         assert tail.stderr.read() == b""
 
 
-def test_a_sink_is_shown_and_reset(house: Folder) -> None:
+def test_a_sink_is_shown_reset_adopted_and_deleted(house: Folder) -> None:
     house.liftlog("stream", "create", "s", "--partitions", "2")
     assert house.json("sink", "list") == []
     with connect(f"127.0.0.1:{house.base + 1}") as client:
@@ -469,7 +469,13 @@ def test_a_sink_is_shown_and_reset(house: Folder) -> None:
     assert shown[-8:] == ["s", "0", "1", "2", "s", "1", "2", "4"]
     assert house.json("sink", "reset", "job", "--next-batch", "3", "--yes")["least_batch_id"] == 3
     assert house.json("sink", "describe", "job")["last"] is None
+    assert house.json("sink", "adopt", "job", "--checkpoint", "/moved")["checkpoint"] == "/moved"
+    assert "/moved" in house.liftlog("sink", "describe", "job").stdout
     assert house.liftlog("sink", "describe", "nobody", code=1).stderr.startswith("error[unknown_sink]")
+    assert house.json("sink", "delete", "job", "--yes") == {"sink": "job", "deleted": True}
+    assert house.json("sink", "delete", "job", "--yes", "--missing-ok") == {"sink": "job", "deleted": False}
+    assert house.liftlog("sink", "delete", "job", "--yes", code=1).stderr.startswith("error[unknown_sink]")
+    assert house.json("sink", "list") == []
 
 
 def test_a_consumer_is_shown_moved_and_forgotten(house: Folder) -> None:

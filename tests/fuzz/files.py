@@ -35,10 +35,11 @@ from broker.metadata.journal import encode_line
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.config import load
 from broker.runtime.scrubber import load_position
-from broker.sinks.ledger import Ledger, SinkState
+from broker.sinks.ledger import Ledger
 from broker.sinks.notes import decode_note, encode_note
 from broker.sinks.restamp import RestampedBatch
 from broker.sinks.stages import StageTable
+from broker.sinks.state import SinkState
 from broker.storage.checkpoint import LogSettings
 from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.dedup import IdTable
@@ -513,7 +514,7 @@ FILES: Final = (
     ),
     Decoder(
         name="sink-state",
-        modules=("broker/sinks/ledger.py",),
+        modules=("broker/sinks/state.py",),
         check=check_sink_state,
         errors=CORRUPT,
         form="json",

@@ -22,8 +22,8 @@ from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog
 from broker.metadata.journal import encode_line
-from broker.sinks.ledger import Decision, SinkState, StageRef
 from broker.sinks.notes import GroupFinished, PartStored, StageDropped, StagePinned, encode_note
+from broker.sinks.state import Decision, SinkState, StageRef
 from broker.storage.dedup import IdTable
 from broker.storage.producers import ProducerTable, Stamp
 from broker.storage.state import encode_state, state_name
@@ -118,17 +118,26 @@ def of_values() -> Inputs:
     stage, decision = "0f" * 16, "ab" * 16
     notes = (
         PartStored(stage=stage, sink="q", epoch=1, part=0, is_last=True, rows=3, stored_us=5),
-        StagePinned(stage=stage, sink="q", epoch=1, batch_id=7, end_offset=9, pinned_us=6),
+        StagePinned(stage=stage, sink="q", epoch=1, batch_id=7, search_from=9, pinned_us=6),
         StageDropped(stage=stage, why="expired"),
         GroupFinished(decision=decision, sink="q", stages=(stage,), first_offset=3, next_offset=6),
     )
     for note in notes:
         yield "note", type(note).__name__, encode_note(note)
-    ref = StageRef(stream="s", incarnation="i", partition=0, stage=stage, parts=1, rows=3, end_offset=9)
+    ref = StageRef(stream="s", incarnation="i", partition=0, stage=stage, parts=1, rows=3, search_from=9)
     last = Decision(
-        batch_id=7, decision=decision, epoch=1, stages=(ref,), rows=3, digest="d", attributes={"a": "b"}, decided_us=9
+        batch_id=7,
+        decision=decision,
+        owner="o",
+        epoch=1,
+        stages=(ref,),
+        rows=3,
+        digest="d",
+        attributes={"a": "b"},
+        decided_us=9,
     )
-    yield "sink-state", "decided", SinkState(sink="q", epoch=1, last=last, is_done=False).encode()
+    decided = SinkState(sink="q", epoch=1, owners={"o": 1}, checkpoint="/c", last=last, is_done=False)
+    yield "sink-state", "decided", decided.encode()
     yield "sink-state", "new", SinkState(sink="q").encode()
     offset = ConsumerOffset(
         consumer="spark",
@@ -240,8 +249,10 @@ def of_http() -> Inputs:
         ("grow", "POST", "/v1/streams/orders/partitions", {"partitions": 2}),
         ("pause", "POST", "/v1/streams/orders/pause", None),
         ("producer", "POST", "/v1/producers", {"name": "p"}),
-        ("open", "POST", "/v1/sinks/q/open", None),
-        ("reset", "POST", "/v1/sinks/q/reset", {"batch_id": 4}),
+        ("open", "POST", "/v1/sinks/q/open", {"owner": "o", "one_shot": True}),
+        ("reset", "POST", "/v1/sinks/q/reset", {"next_batch_id": 4}),
+        ("adopt", "POST", "/v1/sinks/q/adopt", {"checkpoint": "/c"}),
+        ("forget-sink", "DELETE", "/v1/sinks/q", None),
         ("sinks", "GET", "/v1/sinks", None),
         ("consumers", "GET", "/v1/consumers", None),
         ("forget", "DELETE", "/v1/consumers/c", None),
@@ -268,8 +279,10 @@ def of_http() -> Inputs:
             "POST",
             "/v1/sinks/q/commit",
             {
+                "owner": "o",
                 "epoch": 1,
                 "batch_id": 0,
+                "on_repeat_with_other_rows": "keep_first",
                 "rows": 0,
                 "digest": "d",
                 "attributes": {"checkpoint": "/c"},
@@ -367,6 +380,7 @@ def of_answers() -> Inputs:
         "epoch": 1,
         "rows": 3,
         "digest": "d",
+        "owner": "o",
         "attributes": {"a": "b"},
         "decided_ms": 9,
         "is_complete": True,
@@ -397,7 +411,15 @@ def of_answers() -> Inputs:
         },
         "ready": {"ready": False, "missing": {"nats": "away"}},
         "appended": {"first_offset": 3, "next_offset": 5, "record_count": 2, "leader_epoch": 1, "duplicate": True},
-        "sink": {"sink": "q", "epoch": 1, "least_batch_id": 0, "changed_ms": 5, "last": decided},
+        "sink": {
+            "sink": "q",
+            "current_epoch": 1,
+            "checkpoint": "/c",
+            "one_shot": False,
+            "least_batch_id": 0,
+            "changed_ms": 5,
+            "last": decided,
+        },
     }
     for kind, answer in found.items():
         yield "client-answer", kind, js({"kind": kind, "answer": answer})

@@ -49,7 +49,8 @@ class LogBackend:
         self._create(OFFSETS_STREAM, {}, internal=True)
         self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
         self._create(COMMITS_STREAM, {"retention_ms": None}, internal=True)
-        self.sinks = SinkService(self._disk, self._partitions[COMMITS_STREAM][0], self.partition)
+        commits = self._partitions[COMMITS_STREAM][0]
+        self.sinks = SinkService(self._disk, commits, self.partition, self._incarnation_of)
 
     def close(self) -> None:
         self.sinks.close()
@@ -100,6 +101,10 @@ class LogBackend:
 
     def stream(self, name: str) -> StreamInfo:
         return self._catalog._live(name)
+
+    def _incarnation_of(self, name: str) -> str | None:
+        info = self._catalog.streams.get(name)
+        return None if info is None else info.incarnation
 
     def partitions(self, stream: str) -> Sequence[Partition]:
         if stream in self.offline:

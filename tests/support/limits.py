@@ -86,9 +86,12 @@ FIXED: Final = (
     Row(
         "broker.serving.schemas:ITEMS_MAX",
         "items",
-        "positions, offsets, partitions or stages of one request",
+        "positions, offsets or partitions of one request",
         "`invalid_request`",
     ),
+    Row("broker.serving.schemas:STAGES_MAX", "stages", "of one commit or abort", "`invalid_request`"),
+    Row("broker.serving.sinks:STAGES_BYTES_MAX", "bytes", "JSON body of a commit or abort", "`request_too_large`"),
+    Row("broker.sinks.ledger:OWNERS_MAX", "owners", "of a sink", "the oldest has to open anew"),
     Row("broker.serving.schemas:PARTS_MAX", "parts", "of one stage", "`invalid_request`"),
     Row("broker.serving.schemas:ATTRIBUTES_MAX", "entries", "attributes of a sink's commit", "`invalid_request`"),
     Row(
@@ -236,8 +239,8 @@ capitals). A value beyond what it may be stops the start with `invalid_setting`.
 creating beyond `limits.streams_max` and `limits.partitions_max` is `invalid_request`, records that would go into
 `limits.disk_reserve_bytes` are `disk_full`, a body over `http.body_bytes_max` is `request_too_large`,
 a connection beyond `http.connections_max` is `overloaded`, a request that stops half-way `request_timed_out`,
-`intake.pending_bytes_max` pauses reading from NATS, `sinks.stage_bytes_max` answers `stages_full`, a commit over
-`sinks.group_bytes_max` is `invalid_request`; the others are rates and times.
+`intake.pending_bytes_max` pauses reading from NATS, `sinks.stage_bytes_max` answers `stages_full`, a stage or a
+commit over `sinks.group_bytes_max` is `request_too_large`; the others are rates and times.
 
 {configured}
 ## Of a stream

@@ -21,11 +21,12 @@ from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import COMMITS_STREAM, settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.partition import Partition
+from broker.runtime.sink_rounds import SinkRounds
 from broker.runtime.sinks import Sinks
 from broker.runtime.stages import StageLimits, StageStore
 from broker.runtime.sync import Syncable
 from broker.runtime.watch import ChangeHub
-from broker.sinks.ledger import Committed, NamedStage
+from broker.sinks.ledger import Commit, Committed, NamedStage
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import Disk
 from broker.storage.log import PartitionLog
@@ -67,7 +68,9 @@ class Rig:
             StageStore(disk, p, self._limits, boot_id=f"boot-{boot}", clock=lambda: self.now_us)
             for p in self.partitions
         ]
-        self.sinks = Sinks(self.commits, self, clock=lambda: self.now_us)
+        self.sinks = Sinks(self.commits, self, clock=lambda: self.now_us, limits=self._limits)
+        self.rounds = SinkRounds(self.sinks)
+        self.gone: set[str] = set()  # streams that the catalog has forgotten
 
     def _partition(self, stream: str, number: int) -> Partition:
         identity = LogIdentity(cluster_id="c", stream=stream, incarnation="i", partition=number)
@@ -96,6 +99,14 @@ class Rig:
 
     def stores(self) -> Sequence[StageStore]:
         return [store for store in self._stores if store.exists]
+
+    def is_gone(self, stream: str, incarnation: str) -> bool:
+        return stream in self.gone or incarnation != "i"
+
+    def take_over(self) -> None:
+        """This broker becomes leader of everything once more."""
+        for partition in [*self.partitions, self.commits]:
+            partition.leader_epoch += 1
 
     def drop(self) -> None:
         """Forget the process; the disk is what it is."""
@@ -158,6 +169,7 @@ class World:
         self.attempts: list[Attempt] = []
         self.by_stage: dict[str, Attempt] = {}
         self.acked: set[int] = set()
+        self.runs = 0
 
     def attempt(self, batch_id: int) -> Attempt:
         """The rows of a batch, spread over the partitions as no attempt before, under new stage ids."""
@@ -233,14 +245,24 @@ def values_of(values: Sequence[bytes]) -> list[bytes]:
 
 
 class Driver:
-    """A query: opens the sink, then writes batch after batch from `next_batch` on; repeats uploads and commits."""
+    """A run of a query: opens the sink, then writes batch after batch from `next_batch` on.
 
-    def __init__(self, world: World, rig: Rig, next_batch: int, *, repeat: bool = False) -> None:
+    Args:
+        repeat: It repeats uploads, opens and commits.
+    """
+
+    def __init__(
+        self, world: World, rig: Rig, next_batch: int, *, repeat: bool = False, is_one_shot: bool = False
+    ) -> None:
         self.world = world
         self.rig = rig
         self.next_batch = next_batch
         self.repeat = repeat
-        self.epoch = rig.sinks.open(SINK).epoch
+        world.runs += 1
+        self.owner = f"run-{world.runs}"
+        self.epoch = rig.sinks.open(SINK, self.owner, is_one_shot=is_one_shot).epoch
+        if repeat:
+            assert rig.sinks.open(SINK, self.owner).epoch == self.epoch
 
     def stage(self, attempt: Attempt) -> None:
         """Upload every part, in any order; some twice."""
@@ -259,11 +281,23 @@ class Driver:
             stage=stage,
             part=part,
             is_last=part + 1 == len(parts),
+            check=lambda: self.rig.sinks.check_stage(SINK, self.epoch),
+        )
+
+    def asked(self, attempt: Attempt) -> Commit:
+        """What `commit` asks, for tests that take its steps one by one."""
+        return Commit(
+            owner=self.owner,
+            epoch=self.epoch,
+            batch_id=attempt.batch_id,
+            rows=self.world.rows,
+            checkpoint="/checkpoint",
         )
 
     def commit(self, attempt: Attempt) -> Committed:
         answer = self.rig.sinks.commit(
             SINK,
+            owner=self.owner,
             epoch=self.epoch,
             batch_id=attempt.batch_id,
             stages=attempt.named(),

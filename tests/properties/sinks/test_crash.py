@@ -35,7 +35,7 @@ def live(disk: SimDisk, world: World, *, boot: int = 2) -> None:
     rig = Rig(disk, boot=boot)
     try:
         world.check(rig)
-        rig.sinks.recover()
+        rig.rounds.recover()
         world.check(rig)
         next_batch = max(world.acked, default=-1) + 1
         driver = Driver(world, rig, next_batch, repeat=True)
@@ -43,7 +43,7 @@ def live(disk: SimDisk, world: World, *, boot: int = 2) -> None:
             for partition in range(2):
                 rig.append(partition, b"between")
             driver.write()
-            rig.sinks.sweep()
+            rig.rounds.sweep()
         world.check(rig)
     finally:
         rig.drop()
@@ -70,8 +70,8 @@ def check_after(disk: SimDisk, world: World, *, boot: int = 3) -> None:
     live(disk, world, boot=boot)
     rig = Rig(disk, boot=boot + 1)
     world.check_complete(rig, BATCHES)
-    rig.sinks.sweep()
-    assert not [pin for store in rig.stores() for pin in store.pins()]
+    rig.rounds.sweep()
+    assert not [pin for store in rig.stores() for pin in store.staged().pins]
     rig.drop()
 
 

@@ -39,13 +39,14 @@ class Sinks(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         self.restart("lost", 1)
-        self.rig.sinks.recover()
+        self.rig.rounds.recover()
         driver = Driver(self.world, self.rig, self.next_batch())
         driver.write()
         self.world.check(self.rig)
         assert self.rig.sinks.states()[0].is_done
         self.rig.now_us += 1 << 60
-        self.rig.sinks.sweep()
+        self.rig.rounds.sweep()  # fences what is pinned and idle
+        self.rig.rounds.sweep()
         assert [store.byte_count() for store in self.rig.stores()] == [0 for _ in self.rig.stores()], "left over"
         self.rig.drop()
 
@@ -114,13 +115,13 @@ class Sinks(RuleBasedStateMachine):
     @rule(hours=st.integers(0, 30))
     def sweep(self, hours: int) -> None:
         self.rig.now_us += hours * 3_600_000_000
-        self.rig.sinks.sweep()
+        self.rig.rounds.sweep()
 
     @rule(mode=st.sampled_from([*MODES, "kill"]), seed=st.integers(0, 99), recover=st.booleans())
     def die(self, mode: str, seed: int, recover: bool) -> None:
         self.restart(mode, seed)
         if recover:
-            self.rig.sinks.recover()
+            self.rig.rounds.recover()
 
     @invariant()
     def holds(self) -> None:

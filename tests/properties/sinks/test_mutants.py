@@ -51,23 +51,22 @@ def test_notes_that_are_not_durable_are_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_commit_answered_before_it_is_finished_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sinks, "_complete", lambda self, sink: self._known().get(sink))
+    monkeypatch.setattr(Sinks, "complete", lambda self, sink: self.describe(sink))
     assert is_found()
 
 
 def test_a_repetition_that_drops_what_the_decision_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drop_all(self: Sinks, state: Any, stages: Any, **_: Any) -> None:
-        for ref in state.last.stages:
-            self._stores.store(ref.stream, ref.partition).drop([ref.stage], sink=state.sink, why="", pinned=True)
-
-    def repeat_first(self: Sinks, sink: str) -> Any:
-        state = self._known().get(sink)
-        if not state.is_done:
-            drop_all(self, state, ())
+    def drop_named(self: Sinks, sink: str) -> Any:
+        state = self.describe(sink)
+        if not state.is_done and state.last is not None:
+            for ref in state.last.stages:
+                store = self.stores.store(ref.stream, ref.partition)
+                epoch = store.main.leader_epoch
+                store.drop({ref.stage: state.last.epoch}, sink=sink, leader_epoch=epoch, why="")
         return complete(self, sink)
 
-    complete = Sinks._complete
-    monkeypatch.setattr(Sinks, "_complete", repeat_first)
+    complete = Sinks.complete
+    monkeypatch.setattr(Sinks, "complete", drop_named)
     assert is_found()
 
 

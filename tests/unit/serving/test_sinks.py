@@ -22,6 +22,7 @@ from broker.api.errors import (
     SinkBatchRegressed,
     SinkFenced,
     SinkForked,
+    SinkRowsDiffer,
     StageLost,
     StreamPaused,
     UnknownPartition,
@@ -31,6 +32,7 @@ from broker.api.errors import (
 from broker.api.http import ARROW_STREAM
 from broker.client import Client, Stage, connect
 from broker.client.sinks import Sink
+from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of
 from tests.unit.serving.server import Api, Server
 
@@ -85,12 +87,65 @@ def test_a_repeated_commit_is_already_done_and_its_new_stages_are_dropped(client
     stages = [sink.stage(rows(b"a"), "orders", 0)]
     sink.commit(0, stages)
     assert sink.commit(0, stages).outcome == "already_done"
-    other = sink.stage(rows(b"other", b"rows"), "orders", 1)
-    assert sink.commit(0, [other]).outcome == "already_done"
+    other = sink.stage(rows(b"b"), "orders", 1)
+    assert sink.commit(0, [other], digest="another").outcome == "already_done"
     with pytest.raises(StageLost):
         sink.commit(1, [other])
     assert stored(client, 0) == [b"a"]
     assert stored(client, 1) == []
+
+
+def test_a_repetition_with_another_number_of_rows_is_refused_unless_it_says_keep_first(
+    client: Client, sink: Sink
+) -> None:
+    """Silence would lose the rows: the checkpoint was rolled back by one batch, and this one planned anew."""
+    sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)])
+    more = [sink.stage(rows(b"a", b"b"), "orders", 1)]
+    with pytest.raises(SinkRowsDiffer, match="keep_first") as error:
+        sink.commit(0, more)
+    assert (error.value.rows, error.value.decided_rows) == (2, 1)
+    assert sink.commit(0, more, on_repeat_with_other_rows="keep_first").outcome == "already_done"
+    assert (stored(client, 0), stored(client, 1)) == ([b"a"], [])
+    sink.reset(0)
+    sink.open()
+    assert sink.commit(0, [sink.stage(rows(b"a", b"b"), "orders", 1)]).outcome == "committed"
+
+
+def test_a_moved_checkpoint_is_adopted(client: Client, sink: Sink) -> None:
+    sink.commit(5, [], attributes={"checkpoint": "/c"})
+    assert sink.describe().checkpoint == "/c"
+    assert sink.adopt("/moved").checkpoint == "/moved"
+    with pytest.raises(SinkForked):
+        sink.commit(6, [], attributes={"checkpoint": "/c"})
+    assert sink.commit(5, [], attributes={"checkpoint": "/moved"}).outcome == "already_done"
+    assert sink.commit(6, [], attributes={"checkpoint": "/moved"}).outcome == "committed"
+    for wrong in ({}, {"checkpoint": ""}, {"checkpoint": 5}, {"checkpoint": "/c", "more": 1}):
+        with pytest.raises(InvalidRequest):
+            client._calls.json("POST", "/v1/sinks/query-1/adopt", wrong)
+
+
+def test_a_deleted_sink_is_unknown_and_what_it_committed_stays(client: Client, sink: Sink) -> None:
+    sink.commit(5, [sink.stage(rows(b"a"), "orders", 0)], attributes={"checkpoint": "/c"})
+    left = sink.stage(rows(b"left"), "orders", 0)
+    assert sink.delete()
+    assert client.sinks() == []
+    with pytest.raises(UnknownSink):
+        sink.describe()
+    with pytest.raises(UnknownSink):
+        sink.commit(6, [left])
+    with pytest.raises(UnknownSink):
+        sink.stage(rows(b"b"), "orders", 0)
+    with pytest.raises(UnknownSink):
+        sink.delete()
+    assert not sink.delete(missing_ok=True)
+    again = client.sink("query-1")
+    again.open()
+    with pytest.raises(SinkFenced):
+        sink.commit(0, [])
+    with pytest.raises(StageLost):
+        again.commit(0, [left])
+    assert again.commit(0, [], attributes={"checkpoint": "/other"}).outcome == "committed"
+    assert stored(client) == [b"a"]
 
 
 def test_a_big_stage_goes_in_parts_in_order(client: Client, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,20 +171,66 @@ def test_a_part_that_is_refused_ends_its_stage(
     assert stored(client) == [b"a"]
 
 
-def test_an_older_driver_is_fenced(client: Client, sink: Sink) -> None:
+def test_an_older_run_is_fenced_by_the_commit_of_a_newer_one_and_not_before(
+    server: Server, client: Client, sink: Sink
+) -> None:
+    sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)])
+    newer = client.sink("query-1")
+    newer.open()
+    late, left = sink.stage(rows(b"late"), "orders", 0), sink.stage(rows(b"left"), "orders", 1)
+    sink.commit(1, [late])
+    newer.commit(2, [newer.stage(rows(b"b"), "orders", 0)])
+    for act in (
+        lambda: sink.commit(3, []),
+        lambda: sink.stage(rows(b"c"), "orders", 0),
+        sink.open,
+    ):
+        with pytest.raises(SinkFenced) as error:
+            act()
+        assert error.value.epoch == newer.epoch
+    assert stored(client) == [b"a", b"late", b"b"]
+    store = server.backend.sinks.store("orders", left.partition)
+    eventually(lambda: not store.staged().stages, what="what the older run had staged went")
+    with pytest.raises(StageLost):
+        newer.commit(3, [left])
+
+
+def test_what_a_run_staged_may_be_committed_by_the_next_one(client: Client, sink: Sink) -> None:
     stage = sink.stage(rows(b"a"), "orders", 0)
     newer = client.sink("query-1")
     newer.open()
-    with pytest.raises(SinkFenced) as error:
-        sink.commit(0, [stage])
-    assert error.value.epoch == newer.epoch
     assert newer.commit(0, [stage]).outcome == "committed"
+    assert stored(client) == [b"a"]
+
+
+def test_tasks_of_one_run_share_its_epoch(client: Client, sink: Sink) -> None:
+    """Each of them may open; so may a driver whose answer was lost."""
+    tasks = [client.sink("query-1", owner="run-7") for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(Sink.open, tasks))
+    assert len({task.epoch for task in tasks}) == 1
+    stages = [task.stage(rows(b"%d" % n), "orders", n % 2) for n, task in enumerate(tasks)]
+    assert tasks[3].commit(0, stages).outcome == "committed"
+    assert len(stored(client, 0) + stored(client, 1)) == 8
+
+
+def test_an_epoch_is_given_to_one_owner_also_after_a_delete(client: Client) -> None:
+    given = []
+    for n in range(3):
+        for owner in ("a", "b"):
+            sink = client.sink("again", owner=f"{owner}{n}")
+            sink.open()
+            given.append(sink.epoch)
+        sink.delete()
+    assert len(set(given)) == 6
+    assert given == sorted(given)  # type: ignore[type-var]
 
 
 def test_a_sink_is_taken_over_more_often_than_its_broker_has_started(client: Client, sink: Sink) -> None:
     """The epoch of a sink is not that of the partition's leader, which counts starts."""
     leader_epoch = client.describe("orders").partitions[0].leader_epoch
     while sink.epoch is None or sink.epoch <= leader_epoch + 3:
+        sink = client.sink("query-1")
         sink.open()
     assert sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)]).outcome == "committed"
     assert stored(client) == [b"a"]
@@ -145,10 +246,38 @@ def test_a_lower_batch_id_and_another_checkpoint_are_refused_until_the_sink_is_r
     with pytest.raises(SinkForked):
         sink.commit(6, [], attributes={"checkpoint": "/copy"})
     assert sink.reset(4).least_batch_id == 4
-    with pytest.raises(SinkFenced):
+    with pytest.raises(InvalidRequest, match="not open"):
         sink.commit(4, [])
     sink.open()
     assert sink.commit(4, [], attributes={"checkpoint": "/copy"}).outcome == "committed"
+    named = client.sink("query-1", owner="run-1")
+    named.open()
+    named.reset(4)
+    for act in (lambda: named.commit(4, []), named.open):
+        with pytest.raises(SinkFenced):
+            act()
+
+
+def test_a_commit_may_name_more_stages_than_other_lists_have_items(client: Client, api: Api, sink: Sink) -> None:
+    """200 tasks that write to 64 partitions name 12,800. (That many are committed in unit/sinks/test_drivers.py.)"""
+    known = sink.stage(rows(b"a"), "orders", 0).as_json()
+    stages = [known, *({"stream": "orders", "partition": n % 2, "stage": f"{n:032x}"} for n in range(12_800))]
+    body = {"owner": sink.owner, "epoch": sink.epoch, "batch_id": 0, "rows": 1}
+    assert api.post("/v1/sinks/query-1/commit", {**body, "stages": stages}).reason == "stage_lost"
+    assert api.post("/v1/sinks/query-1/abort", {"stages": stages}).json() == {"dropped": 1}
+    too_many = api.post("/v1/sinks/query-1/commit", {**body, "stages": stages * 4})
+    assert (too_many.status, too_many.reason) == (400, "invalid_request")
+
+
+def test_a_one_shot_sink_says_so(client: Client) -> None:
+    """When it vanishes: unit/sinks/test_rounds.py."""
+    sink = client.sink("job")
+    assert sink.open(one_shot=True).one_shot
+    assert sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)]).sink.one_shot
+    assert sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)]).outcome == "already_done"
+    assert not client.sink("query-1").open().one_shot
+    with pytest.raises(InvalidRequest):
+        client._calls.json("POST", "/v1/sinks/job/open", {"owner": "o", "one_shot": 1})
 
 
 def test_an_aborted_stage_is_lost_and_a_committed_one_is_not_aborted(client: Client, sink: Sink) -> None:
@@ -213,18 +342,26 @@ def test_a_stage_that_cannot_be_is_refused(client: Client, api: Api, query: dict
     "body",
     [
         {},
-        {"epoch": 1, "batch_id": 0},
-        {"epoch": 1, "batch_id": -1, "stages": []},
-        {"epoch": 1, "batch_id": 0, "stages": [{"stream": "orders", "partition": 0}]},
-        {"epoch": 1, "batch_id": 0, "stages": [{"stream": "orders", "partition": 0, "stage": "z" * 32}]},
-        {"epoch": 1, "batch_id": 0, "stages": [{"stream": "orders", "partition": 0, "stage": A}] * 2},
-        {"epoch": 1, "batch_id": 0, "stages": [], "attributes": {"checkpoint": 5}},
-        {"epoch": 1, "batch_id": 0, "stages": [], "attributes": []},
-        {"epoch": 1, "batch_id": 0, "stages": [], "extra": 1},
+        {"owner": None},
+        {"owner": ""},
+        {"rows": None},
+        {"rows": -1},
+        {"stages": None},
+        {"batch_id": -1},
+        {"stages": [{"stream": "orders", "partition": 0}]},
+        {"stages": [{"stream": "orders", "partition": 0, "stage": "z" * 32}]},
+        {"stages": [{"stream": "orders", "partition": 0, "stage": A}] * 2},
+        {"attributes": {"checkpoint": 5}},
+        {"attributes": []},
+        {"on_repeat_with_other_rows": "maybe"},
+        {"on_repeat_with_other_rows": 1},
+        {"extra": 1},
     ],
 )
 def test_a_commit_that_cannot_be_is_refused(sink: Sink, api: Api, body: dict[str, Any]) -> None:
-    answer = api.post("/v1/sinks/query-1/commit", body)
+    whole = {"owner": sink.owner, "epoch": sink.epoch, "batch_id": 0, "stages": [], "rows": 0, **body}
+    given = {key: value for key, value in whole.items() if value is not None} if body else {}
+    answer = api.post("/v1/sinks/query-1/commit", given)
     assert (answer.status, answer.reason) == (400, "invalid_request")
     assert sink.describe().last is None
 

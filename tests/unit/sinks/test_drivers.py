@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from broker.api.errors import RequestTooLarge, SinkFenced, StageLost, StagesFull, StorageFailed
-from broker.runtime import sinks as coordinator
+from broker.api.errors import (
+    NotLeader,
+    RequestTooLarge,
+    SinkFenced,
+    StageLost,
+    StagesFull,
+    StorageFailed,
+    UnknownStream,
+)
+from broker.runtime import commits_log
 from broker.runtime.stage_log import StageLog
-from broker.runtime.stages import StageLimits
+from broker.runtime.stages import StageLimits, StageStore, append_durable
+from broker.sinks.ledger import Ledger, NamedStage
+from broker.sinks.notes import PartStored, StagePinned
+from broker.sinks.state import SinkState
 from tests.support.simdisk import SimDisk
-from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World
+from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World, rows_of
 
 LEASE_US = StageLimits().stage_lease_ms * 1000
 
@@ -100,10 +112,10 @@ def test_a_commit_that_meets_a_failing_disk_is_finished_when_it_is_repeated(
 def test_a_stage_that_nobody_commits_expires(rig: Rig, driver: Driver) -> None:
     attempt = staged(driver)
     rig.now_us += LEASE_US - 1
-    rig.sinks.sweep()
+    rig.rounds.sweep()
     assert any(store.byte_count() for store in rig.stores())
     rig.now_us += 1
-    rig.sinks.sweep()
+    rig.rounds.sweep()
     assert not any(store.byte_count() for store in rig.stores())
     with pytest.raises(StageLost):
         driver.commit(attempt)
@@ -117,7 +129,7 @@ def test_a_stream_that_is_deleted_during_a_sweep_is_no_fault(
     for partition in rig.partitions:
         partition.note_removed()
         partition.log.close()
-    rig.sinks.sweep()
+    rig.rounds.sweep()
     assert "sweep_failed" not in caplog.text
 
 
@@ -126,10 +138,10 @@ def test_a_pinned_stage_goes_only_after_its_idle_driver_was_fenced(rig: Rig, dri
     attempt = staged(driver)
     pin(driver, attempt)
     rig.now_us += LEASE_US
-    rig.sinks.sweep()
-    assert any(store.pins() for store in rig.stores()), "fenced first"
-    rig.sinks.sweep()
-    assert not any(store.pins() for store in rig.stores())
+    rig.rounds.sweep()
+    assert any(store.staged().pins for store in rig.stores()), "fenced first"
+    rig.rounds.sweep()
+    assert not any(store.staged().pins for store in rig.stores())
     with pytest.raises(SinkFenced):
         driver.commit(attempt)
 
@@ -137,7 +149,7 @@ def test_a_pinned_stage_goes_only_after_its_idle_driver_was_fenced(rig: Rig, dri
 def test_a_hidden_log_is_trimmed_once_nothing_of_it_is_needed(disk: SimDisk, rig: Rig, driver: Driver) -> None:
     for _ in range(3):
         driver.write()
-    rig.sinks.sweep()
+    rig.rounds.sweep()
     for store in rig.stores():
         hidden = store._hidden.open()
         assert hidden.log_start_offset == hidden.log_end_offset
@@ -156,7 +168,7 @@ def test_a_commit_is_answered_though_its_stages_cannot_be_freed(
     assert "sink.forget_failed" in caplog.text
     disk.heal()
     driver.world.check_complete(rig, 2)
-    rig.sinks.sweep()
+    rig.rounds.sweep()
     for store in rig.stores():
         hidden = store._hidden.open()
         assert hidden.log_start_offset == hidden.log_end_offset
@@ -165,9 +177,9 @@ def test_a_commit_is_answered_though_its_stages_cannot_be_freed(
 def test_commits_are_rewritten_when_they_have_grown(
     disk: SimDisk, rig: Rig, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "REWRITE_BYTES", 8_000)
-    monkeypatch.setattr(coordinator, "WRITES_PER_LOOK", 1)
-    rig.sinks.open("another")
+    monkeypatch.setattr(commits_log, "REWRITE_BYTES", 8_000)
+    monkeypatch.setattr(commits_log, "WRITES_PER_LOOK", 1)
+    rig.sinks.open("another", "o")
     for _ in range(6):
         driver.write()
     assert rig.commits.log.log_start_offset > 10
@@ -185,4 +197,217 @@ def test_limits_are_named_before_anything_is_decided(disk: SimDisk) -> None:
     with pytest.raises((StagesFull, RequestTooLarge), match=r"sinks\."):
         driver.write()
     assert rig.sinks.describe(SINK).last is None
+    rig.drop()
+
+
+# --- pins (docs/sinks.md, "A stage"). Orders of whole steps are in tests/properties/sinks/test_scenarios.py.
+
+
+def pins_of(rig: Rig) -> list[StagePinned]:
+    return [pin for store in rig.stores() for pin in store.staged().pins]
+
+
+def test_a_sweep_between_pin_and_decision_leaves_what_is_pinned_anew(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run pins and dies; the next one commits the same stages. They used to keep the epoch of the dead run."""
+    dead = Driver(World(rows=6), rig, 0)
+    attempt = staged(dead)
+    pin(dead, attempt)
+    rig.sinks.commits.write(lambda ledger, at: ledger.fenced(SINK, epoch=at, now_us=0))
+    heir = Driver(dead.world, rig, 0)
+    decide = rig.sinks.decide
+
+    def swept(*args: Any, **kwargs: Any) -> SinkState:
+        rig.rounds.sweep()
+        return decide(*args, **kwargs)
+
+    monkeypatch.setattr(rig.sinks, "decide", swept)
+    heir.commit(attempt)
+    heir.world.check_complete(rig, 1)
+
+
+def test_a_pin_of_an_older_epoch_is_refused_where_a_newer_one_has_pinned(rig: Rig) -> None:
+    older, attempt = Driver(world := World(rows=6), rig, 0), world.attempt(0)
+    older.stage(attempt)
+    newer = Driver(world, rig, 0)
+    pin(newer, attempt)
+    with pytest.raises(StageLost, match="newer owner"):
+        pin(older, attempt)
+    assert {found.epoch for found in pins_of(rig)} == {newer.epoch}
+    newer.commit(attempt)
+    world.check_complete(rig, 1)
+
+
+def test_a_pin_names_the_high_watermark_and_keeps_the_lower_one_when_it_is_renewed(rig: Rig) -> None:
+    """The durable end may be truncated, and the group then stand below the place where it is looked for."""
+    older = Driver(World(rows=6), rig, 0)
+    attempt = staged(older)
+    for partition in rig.partitions:
+        rig.append(partition.partition, b"visible")
+        partition.log.append([rows_of([b"durable"])], leader_epoch=partition.leader_epoch, now_us=0)
+        partition.log.sync()
+        assert (partition.log.high_watermark, partition.log.durable_end) == (1, 2)
+    pin(older, attempt)
+    assert {found.search_from for found in pins_of(rig)} == {1}
+    for partition in rig.partitions:
+        partition.settle()
+    newer = Driver(older.world, rig, 0)
+    pin(newer, attempt)
+    assert {(found.epoch, found.search_from) for found in pins_of(rig)} == {(newer.epoch, 1)}
+    newer.commit(attempt)
+    newer.world.check_complete(rig, 1)
+
+
+def test_who_becomes_leader_looks_for_what_it_never_tried(rig: Rig, driver: Driver) -> None:
+    """It pinned, another leader finished, and it leads again: its memory of "never tried" says nothing."""
+    attempt = staged(driver)
+    asked = driver.asked(attempt)
+    refs = rig.sinks.pin(SINK, asked, attempt.named())
+    state = rig.sinks.decide(SINK, asked, refs)
+    rig.take_over()
+    for store in rig.stores():
+        finish_elsewhere(rig, store, state)
+    rig.take_over()
+    rig.sinks.complete(SINK)
+    driver.world.check_complete(rig, 1)
+
+
+def test_a_group_that_was_looked_for_under_one_leadership_is_not_appended_under_another(
+    rig: Rig, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A searches and finds nothing, B leads and finishes, A leads again: the old thread must not append once more."""
+    attempt = staged(driver)
+    asked = driver.asked(attempt)
+    state = rig.sinks.decide(SINK, asked, rig.sinks.pin(SINK, asked, attempt.named()))
+    append = StageStore._append_group
+
+    def late(self: StageStore, *args: Any) -> tuple[int, int]:
+        monkeypatch.setattr(StageStore, "_append_group", append)
+        rig.take_over()
+        finish_elsewhere(rig, self, state)
+        rig.take_over()
+        return append(self, *args)
+
+    monkeypatch.setattr(StageStore, "_append_group", late)
+    with pytest.raises(NotLeader):
+        rig.sinks.complete(SINK)
+    rig.sinks.complete(SINK)
+    driver.world.check_complete(rig, 1)
+
+
+def finish_elsewhere(rig: Rig, store: StageStore, state: SinkState) -> None:
+    """Append the group of a decision as another leader would, who has the same logs."""
+    assert state.last is not None
+    refs = [ref for ref in state.last.stages if ref.partition == store.main.partition]
+    group = store._hidden.group_of(refs, int(state.last.decision, 16))
+    if group.batch_count:
+        append_durable(store.main, group, decided=True, leader_epoch=store.main.leader_epoch)
+
+
+def test_a_decision_that_was_judged_under_another_leadership_is_not_appended(rig: Rig, driver: Driver) -> None:
+    attempt = staged(driver)
+    change = rig.sinks.commits.write
+
+    def judged(ledger: Ledger, epoch: int) -> SinkState:
+        rig.take_over()
+        return ledger.fenced(SINK, epoch=epoch, now_us=0)
+
+    with pytest.raises(NotLeader):
+        change(judged)
+    assert rig.sinks.describe(SINK).epoch == 0
+    driver.commit(attempt)
+    driver.world.check_complete(rig, 1)
+
+
+@pytest.mark.parametrize("call", ["open", "pread"])
+@pytest.mark.parametrize("path", ["__commits", "/stages"])
+def test_a_table_that_cannot_be_read_is_a_failing_disk(disk: SimDisk, rig: Rig, path: str, call: str) -> None:
+    """It used to be `internal`: a bug, not a disk."""
+    driver = Driver(World(rows=6), rig, 0)
+    attempt = staged(driver)
+    found = disk.after_crash("kept")
+    driver.rig = again = Rig(found, boot=2)
+    found.fail(call, errno.EIO, path=path, times=99)
+    for act in (driver.commit, driver.stage):
+        with pytest.raises(StorageFailed):
+            act(attempt)
+    found.heal()
+    driver.commit(attempt)
+    driver.world.check_complete(again, 1)
+    again.drop()
+
+
+def test_a_stream_that_is_not_open_is_waited_for_and_one_that_is_gone_is_not(
+    rig: Rig, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C6: it used to count as deleted, and the batch was recorded as complete without its rows."""
+    attempt = staged(driver)
+    asked = driver.asked(attempt)
+    rig.sinks.decide(SINK, asked, rig.sinks.pin(SINK, asked, attempt.named()))
+
+    def nowhere(stream: str, partition: int) -> StageStore:
+        raise UnknownStream(f"stream {stream!r} is not open", stream=stream)
+
+    with monkeypatch.context() as away:
+        away.setattr(rig, "store", nowhere)
+        with pytest.raises(UnknownStream):
+            rig.sinks.complete(SINK)
+        rig.rounds.sweep()
+        assert not rig.sinks.describe(SINK).is_done
+        with pytest.raises(UnknownStream):
+            rig.sinks.delete(SINK)
+        rig.gone.add(STREAM)
+        rig.rounds.sweep()
+        assert rig.sinks.describe(SINK).is_done
+    rig.gone.clear()
+
+
+def test_a_decision_waits_for_its_stream_and_is_finished_when_it_is_back(rig: Rig, driver: Driver) -> None:
+    attempt = staged(driver)
+    asked = driver.asked(attempt)
+    rig.sinks.decide(SINK, asked, rig.sinks.pin(SINK, asked, attempt.named()))
+    store, rig.store = rig.store, lambda *_: (_ for _ in ()).throw(UnknownStream("not open"))  # type: ignore[method-assign]
+    rig.rounds.sweep()
+    rig.store = store  # type: ignore[method-assign]
+    rig.rounds.sweep()
+    driver.world.check_complete(rig, 1)
+
+
+def test_thirteen_thousand_stages_are_committed_at_once(rig: Rig) -> None:
+    """200 tasks that write to 64 partitions; and what they make of `__commits` stays small."""
+    count = 12_801
+    opened = rig.sinks.open(SINK, "run")
+    named = [NamedStage(stream=STREAM, partition=n % 2, stage=f"{n:032x}", parts=1) for n in range(count)]
+    given = {"sink": SINK, "epoch": opened.epoch, "part": 0, "is_last": True}
+    for n in (0, 1, 7_000):
+        store = rig.store(STREAM, named[n].partition)
+        store.store([rows_of([b"%d" % n])], stage=named[n].stage, **given)  # type: ignore[arg-type]
+    for store in rig.stores():  # those without rows all at once, which takes seconds, not minutes
+        rest = [s.stage for n, s in enumerate(named) if n not in (0, 1, 7_000) and s.partition == store.main.partition]
+        for i in range(0, len(rest), 100):
+            notes = [PartStored(stage=s, rows=0, stored_us=rig.now_us, **given) for s in rest[i : i + 100]]  # type: ignore[arg-type]
+            with store._hidden.lock:
+                store._hidden.append(notes)
+    rig.sinks.commit(SINK, owner="run", epoch=opened.epoch, batch_id=0, stages=named, rows=3)
+    assert sum(len(values) for p in (0, 1) for _, values in rig.visible(p)) == 3
+    assert rig.commits.log.byte_count < 3 << 20
+    rig.rounds.sweep()
+    assert not any(store.staged().stages for store in rig.stores())
+    assert len(rig.sinks.describe(SINK).last.stages) == count  # type: ignore[union-attr]
+
+
+def test_a_stage_over_the_share_of_a_commit_is_refused_while_it_is_staged(disk: SimDisk) -> None:
+    rig = Rig(disk, limits=StageLimits(group_bytes_max=8_000))
+    driver = Driver(World(), rig, 0)
+    stage = "a" * 32
+
+    def send(part: int) -> bool:
+        store = rig.store(STREAM, 0)
+        rows = [rows_of([b"x" * 2_000])]
+        return store.store(rows, sink=SINK, epoch=driver.epoch, stage=stage, part=part, is_last=False)
+
+    assert send(0)
+    assert send(1)
+    with pytest.raises(RequestTooLarge, match=r"sinks\.group_bytes_max=8000"):
+        send(2)
+    assert not send(0), "what is there is still known"
     rig.drop()

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from broker.api.errors import CorruptLog, InvalidRequest, LiftlogError, StageLost, StagesFull, UnknownFormatVersion
+from broker.api.errors import (
+    CorruptLog,
+    InvalidRequest,
+    LiftlogError,
+    RequestTooLarge,
+    StageLost,
+    StagesFull,
+    UnknownFormatVersion,
+)
 from broker.sinks.notes import (
     GroupFinished,
     Note,
@@ -22,13 +30,20 @@ A, B, D = "a" * 32, "b" * 32, "d" * 32
 
 
 def part(
-    number: int, *, is_last: bool = False, stage: str = A, rows: int = 1, at_us: int = 0, sink: str = "q"
+    number: int,
+    *,
+    is_last: bool = False,
+    stage: str = A,
+    rows: int = 1,
+    at_us: int = 0,
+    sink: str = "q",
+    epoch: int = 1,
 ) -> PartStored:
-    return PartStored(stage=stage, sink=sink, epoch=1, part=number, is_last=is_last, rows=rows, stored_us=at_us)
+    return PartStored(stage=stage, sink=sink, epoch=epoch, part=number, is_last=is_last, rows=rows, stored_us=at_us)
 
 
-def pin(stage: str = A, *, batch_id: int = 0, end_offset: int = 10) -> StagePinned:
-    return StagePinned(stage=stage, sink="q", epoch=1, batch_id=batch_id, end_offset=end_offset, pinned_us=0)
+def pin(stage: str = A, *, batch_id: int = 0, search_from: int = 10, epoch: int = 1) -> StagePinned:
+    return StagePinned(stage=stage, sink="q", epoch=epoch, batch_id=batch_id, search_from=search_from, pinned_us=0)
 
 
 FINISHED = GroupFinished(decision=D, sink="q", stages=(A,), first_offset=10, next_offset=12)
@@ -42,15 +57,15 @@ def table_of(*notes: Note) -> StageTable:
     return table
 
 
-def needs_pin(table: StageTable, **more: object) -> bool:
-    return table.needs_pin(A, **{"sink": "q", "batch_id": 0, "parts": None, **more})  # type: ignore[arg-type]
+def check_pin(table: StageTable, **more: object) -> StagePinned | None:
+    return table.check_pin(A, **{"sink": "q", "epoch": 1, "batch_id": 0, "parts": None, **more})  # type: ignore[arg-type]
 
 
 def test_the_same_part_again_is_known_and_another_in_its_place_is_refused() -> None:
     table = table_of(part(0))
     assert not StageTable().has_part(part(0))
     assert table.has_part(part(0, at_us=99))
-    for other in (part(0, rows=2), part(0, is_last=True), part(0, sink="another")):
+    for other in (part(0, rows=2), part(0, is_last=True), part(0, sink="another"), part(0, epoch=2)):
         with pytest.raises(InvalidRequest):
             table.has_part(other)
 
@@ -73,28 +88,51 @@ def test_a_late_part_of_a_stage_that_is_gone_is_refused(end: Note) -> None:
     with pytest.raises(StageLost):
         table.has_part(part(1))
     with pytest.raises(StageLost):
-        needs_pin(table)
+        check_pin(table)
     assert table.byte_count == 0
 
 
 def test_only_a_sealed_stage_is_pinned() -> None:
     for notes in ((), (part(0),), (part(1, is_last=True),)):
         with pytest.raises(StageLost):
-            needs_pin(table_of(*notes))
+            check_pin(table_of(*notes))
     sealed = table_of(part(1, is_last=True), part(0))
-    assert needs_pin(sealed)
-    assert needs_pin(sealed, parts=2)
+    assert check_pin(sealed) is None
+    assert check_pin(sealed, parts=2) is None
     with pytest.raises(StageLost):
-        needs_pin(sealed, parts=3)
+        check_pin(sealed, parts=3)
 
 
 def test_a_stage_is_pinned_for_one_batch_of_its_own_sink() -> None:
     table = table_of(part(0, is_last=True), pin())
-    assert not needs_pin(table)
+    assert check_pin(table) == pin()
     with pytest.raises(InvalidRequest):
-        needs_pin(table, batch_id=1)
+        check_pin(table, batch_id=1)
     with pytest.raises(InvalidRequest):
-        needs_pin(table, sink="another")
+        check_pin(table, sink="another")
+
+
+def test_a_newer_epoch_may_pin_a_stage_anew_and_an_older_one_may_not() -> None:
+    """T4: what an older epoch may decide is over once a newer one has pinned."""
+    table = table_of(part(0, is_last=True), pin(epoch=3))
+    assert check_pin(table, epoch=4) == pin(epoch=3)
+    with pytest.raises(StageLost, match="newer owner"):
+        check_pin(table, epoch=2)
+
+
+def test_what_older_owners_staged_is_known_but_for_what_is_pinned() -> None:
+    table = table_of(part(0, is_last=True), part(0, stage=B, epoch=2), part(0, stage=D, is_last=True), pin(D))
+    assert table.superseded("q", 2) == [A]
+    assert table.superseded("q", 3) == [A, B]
+    assert table.superseded("another", 9) == []
+
+
+def test_a_stage_that_no_commit_could_take_is_refused_with_the_settings_name() -> None:
+    table = table_of(part(0))
+    table.check_share(A, 100, 200)
+    for stage, size in ((A, 101), (B, 201)):
+        with pytest.raises(RequestTooLarge, match=r"sinks\.group_bytes_max=200"):
+            table.check_share(stage, size, 200)
 
 
 def test_a_lease_counts_from_the_newest_part_and_not_for_a_pinned_stage() -> None:
@@ -108,7 +146,7 @@ def test_a_lease_counts_from_the_newest_part_and_not_for_a_pinned_stage() -> Non
 def test_the_floor_is_the_least_offset_at_which_a_group_may_stand() -> None:
     table = table_of(part(0, is_last=True), part(0, is_last=True, stage=B))
     assert table.floor() is None
-    for note in (pin(end_offset=30), pin(B, end_offset=20)):
+    for note in (pin(search_from=30), pin(B, search_from=20)):
         table.apply(note, first_offset=20, next_offset=21, byte_count=100)
     assert table.floor() == 20
     table.apply(StageDropped(stage=B, why=""), first_offset=30, next_offset=31, byte_count=100)

@@ -1,0 +1,156 @@
+"""What ends by itself: one-shot sinks, what superseded runs left, pins of sinks that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from broker.api.errors import SinkFenced, UnknownSink
+from broker.runtime.commits_log import Removed
+from broker.runtime.stages import StageLimits
+from tests.support.simdisk import SimDisk
+from tests.support.sinks import SINK, Driver, Rig, World
+
+LIMITS = StageLimits()
+LEASE_US = LIMITS.stage_lease_ms * 1_000
+GRACE_US = LIMITS.one_shot_grace_ms * 1_000
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig(SimDisk())
+    yield rig
+    rig.drop()
+
+
+def job(rig: Rig, world: World | None = None) -> Driver:
+    """A run of a sink that is for one batch."""
+    return Driver(world or World(rows=6), rig, 0, is_one_shot=True)
+
+
+def pin_all(driver: Driver) -> None:
+    attempt = driver.world.attempt(driver.next_batch)
+    driver.stage(attempt)
+    driver.rig.sinks.pin(SINK, driver.asked(attempt), attempt.named())
+
+
+def sweep_at(rig: Rig, now_us: int) -> None:
+    rig.now_us = now_us
+    rig.rounds.sweep()
+
+
+def test_a_one_shot_sink_vanishes_after_its_grace_and_answers_repetitions_until_then(rig: Rig) -> None:
+    driver = job(rig)
+    attempt = driver.world.attempt(0)
+    driver.stage(attempt)
+    driver.commit(attempt)
+    done_us = rig.sinks.describe(SINK).changed_us
+    sweep_at(rig, done_us + GRACE_US - 1)
+    assert not driver.commit(attempt).is_new
+    sweep_at(rig, done_us + GRACE_US)
+    assert rig.sinks.states() == []
+    with pytest.raises(UnknownSink):
+        driver.commit(attempt)
+    assert sum(len(values) for p in (0, 1) for _, values in rig.visible(p)) == 6, "what it wrote stays"
+
+
+def test_a_one_shot_sink_that_never_commits_goes_after_its_stages(rig: Rig) -> None:
+    driver = job(rig)
+    opened_us = rig.now_us
+    rig.now_us = opened_us + LEASE_US - 1
+    attempt = driver.world.attempt(0)
+    driver.stage(attempt)
+    sweep_at(rig, opened_us + LEASE_US)
+    assert rig.sinks.states(), "it still has stages"
+    sweep_at(rig, opened_us + 2 * LEASE_US)
+    assert rig.sinks.states() == []
+    assert not any(store.staged().stages for store in rig.stores())
+
+
+def test_a_one_shot_sink_that_pinned_and_died_leaves_nothing(rig: Rig) -> None:
+    pin_all(job(rig))
+    for _ in range(4):
+        sweep_at(rig, rig.now_us + LEASE_US)
+    assert rig.sinks.states() == []
+    assert not any(store.staged().stages for store in rig.stores())
+
+
+def test_a_sink_of_a_query_never_vanishes(rig: Rig) -> None:
+    Driver(World(rows=6), rig, 0).write()
+    for _ in range(3):
+        sweep_at(rig, rig.now_us + 100 * LEASE_US)
+    assert [state.sink for state in rig.sinks.states()] == [SINK]
+
+
+def test_a_sink_that_is_opened_while_it_vanishes_stays(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its new owner would be told that nobody has opened it."""
+    job(rig).write()
+    rig.now_us += GRACE_US
+    is_over = rig.rounds._is_over
+
+    def opened_now(state: object) -> bool:
+        found = is_over(state)  # type: ignore[arg-type]
+        rig.sinks.open(SINK, "late", is_one_shot=True)
+        return found
+
+    monkeypatch.setattr(rig.rounds, "_is_over", opened_now)
+    rig.rounds.sweep()
+    assert "late" in rig.sinks.describe(SINK).owners
+
+
+def test_pins_of_an_unknown_sink_are_fenced_and_go(rig: Rig) -> None:
+    """Nothing else would ever prove that they are over, and retention would wait for them for ever."""
+    driver = Driver(World(rows=6), rig, 0)
+    pin_all(driver)
+    staged = [store.staged() for store in rig.stores()]
+    rig.sinks.commits.write(lambda *_: Removed(SINK))
+    rig.rounds.sweep()
+    assert [store.staged() for store in rig.stores()] == staged, "unknown is open"
+    sweep_at(rig, rig.now_us + LEASE_US)
+    rig.rounds.sweep()
+    assert not any(store.staged().stages for store in rig.stores())
+    assert rig.sinks.describe(SINK).epoch > driver.epoch
+    sweep_at(rig, rig.now_us + LEASE_US)
+    assert rig.sinks.states() == [], "the state that fenced vanishes"
+
+
+def test_a_deleted_sink_takes_its_stages_with_it_pinned_or_not(rig: Rig) -> None:
+    driver = Driver(World(rows=6), rig, 0)
+    pin_all(driver)
+    driver.stage(driver.world.attempt(1))
+    assert any(store.staged().stages for store in rig.stores())
+    rig.sinks.delete(SINK)
+    assert not any(store.staged().stages for store in rig.stores())
+    assert rig.sinks.states() == []
+    with pytest.raises(UnknownSink):
+        rig.sinks.delete(SINK)
+
+
+def test_the_first_commit_of_a_run_drops_what_older_runs_staged_and_nothing_else(rig: Rig) -> None:
+    world = World(rows=6)
+    old, new, newer = (Driver(world, rig, 0) for _ in range(3))
+    for driver in (old, new, newer):
+        driver.stage(world.attempt(5))
+    new.write()
+    left = {stage.epoch for store in rig.stores() for stage in store.staged().stages}
+    assert left == {new.epoch, newer.epoch}
+    with pytest.raises(SinkFenced):
+        old.stage(world.attempt(6))
+
+
+def test_what_a_superseded_run_sends_late_is_refused_at_the_partition(rig: Rig) -> None:
+    """The check is made under the partition's lock: what passes it is there when superseded stages are looked for."""
+    world = World(rows=6)
+    old, new = Driver(world, rig, 0), Driver(world, rig, 0)
+    new.write()
+    with pytest.raises(SinkFenced):
+        old.stage(world.attempt(1))
+    assert not any(store.staged().stages for store in rig.stores())
+
+
+def test_locks_of_sinks_are_not_kept(rig: Rig) -> None:
+    for n in range(50):
+        with pytest.raises(UnknownSink):
+            rig.sinks.reset(f"never-{n}", 0)
+    assert not rig.sinks.locks._locks
