@@ -130,6 +130,7 @@ def test_an_awaited_record_does_not_wait_for_the_row_that_its_partition_is_in(
     intake.until(lambda: intake.acked() == 1, "the ack")
     assert not go.is_set()
     assert intake.ends() == [(2, 2), (1, 0)]
+    assert not intake.slots[0].idle.is_set()  # nor is its stream removed before the row is done
     go.set()
     intake.until(lambda: intake.flusher._pending_bytes == 0, "the row")
     assert intake.ends() == [(2, 2), (1, 1)]
