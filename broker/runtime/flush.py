@@ -117,6 +117,8 @@ class Flusher:
         self._ticked_bytes = 0  # of these
         self._ticks: dict[float, dict[Slot, None]] = {}  # by how long they linger: who is flushed then
         self._row = SyncRow(pool)
+        self._synced: deque[tuple[Slot, PendingBatch, int, bytes, Outcome, SyncRow | None]] = deque()
+        self._is_waking = False
         self._resume = asyncio.Event()
         self._resume.set()
         self._loop = loop
@@ -263,8 +265,12 @@ class Flusher:
                 is_answered = True
                 self._answer(pending, blob, outcome)
                 return
+            self._synced.append((slot, pending, result.bytes, blob, outcome, row))
+            if self._is_waking:
+                return
+            self._is_waking = True
             try:
-                self._loop.call_soon_threadsafe(self._on_durable, slot, pending, result.bytes, blob, outcome, row)
+                self._loop.call_soon_threadsafe(self._take_synced)
             except RuntimeError:
                 log.error("intake.ack_after_close partition=%s", slot.partition)
 
@@ -321,6 +327,16 @@ class Flusher:
                 error,
             )
         self._send(_error_blob(pending, error))
+
+    def _take_synced(self) -> None:
+        """What threads of the pool have synced. One wake-up of the loop serves all that came until it looks."""
+        self._is_waking = False  # before it looks: who comes later wakes it anew
+        while self._synced:
+            synced = self._synced.popleft()
+            try:
+                self._on_durable(*synced)
+            except Exception:  # N6
+                self._note_bug(synced[0])
 
     def _on_durable(
         self,

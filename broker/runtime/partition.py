@@ -183,7 +183,12 @@ class Partition:
             return result
         if row is not None:
             waiting = [(generation, result, on_durable)]
-            row.add(self._sync, lambda outcome: self._tell(waiting, outcome))
+
+            def tell(outcome: Outcome) -> None:
+                self._tell(waiting, outcome)
+                FSYNC_SECONDS.observe(self._sync_took_s)
+
+            row.add(self._sync, tell)
             return result
         with self._lock:
             self._callbacks.append((generation, result, on_durable))

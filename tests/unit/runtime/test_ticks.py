@@ -15,9 +15,11 @@ from contextlib import suppress
 import pytest
 
 from broker.runtime import flush
+from broker.runtime.metrics import REGISTRY
 from broker.runtime.sync import Outcome, SyncPool, SyncRow
 from broker.storage.log import PartitionLog
 from tests.support.logs import create_log, open_log, row_batch
+from tests.support.processes import eventually
 from tests.support.simdisk import Crashed, SimDisk, SimFile
 from tests.support.waiting import until
 from tests.unit.runtime.test_flush import Intake
@@ -240,3 +242,34 @@ def _synced(log: PartitionLog) -> Outcome:
 def _note(told: dict[str, int], log: PartitionLog, end: Outcome) -> None:
     assert isinstance(end, int)
     told[log.folder] = end
+
+
+def test_one_wake_up_serves_what_a_row_has_synced_and_a_bug_ends_none_of_it(
+    make: Callable[..., Ticking], pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N6. While the loop does not turn, the second log of the row is synced as well."""
+    intake = make()
+    before = REGISTRY.get_sample_value("liftlog_fsync_seconds_count") or 0.0
+    intake.unawaited(1, 2)
+    intake.until(lambda: intake.ends() == [(1, 0), (1, 0)], "the tick")
+    wakes, plain = [], intake.loop.call_soon_threadsafe
+    monkeypatch.setattr(intake.loop, "call_soon_threadsafe", lambda *of: wakes.append(of) or plain(*of))
+    monkeypatch.setattr(intake.flusher, "_answer", _broken_once(intake.flusher._answer))
+    pool.go.release()
+    eventually(lambda: len(intake.flusher._synced) == 2, what="the row")
+    assert len(wakes) == 1
+    intake.until(lambda: intake.flusher.counts["batches"] == 1, "the other answer")
+    assert intake.flusher.counts["flush_bugs"] == 1
+    assert REGISTRY.get_sample_value("liftlog_fsync_seconds_count") == before + 2
+
+
+def _broken_once(plain: Callable[..., None]) -> Callable[..., None]:
+    calls: list[object] = []
+
+    def broken(*of: object) -> None:
+        calls.append(of)
+        if len(calls) == 1:
+            raise ZeroDivisionError
+        plain(*of)
+
+    return broken
