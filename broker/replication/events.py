@@ -1,0 +1,217 @@
+"""What the core of a leader is told (events), and what it wants done (effects).
+
+Offsets are half-open: an `end` is the first offset that is not in it. Brokers are names. A *generation* counts the
+leaderships and recoveries of a replica: what began in an earlier one speaks of a log that may be another by now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+Ticket = Any
+"""Whoever waits, as the driver knows him. The core only hands it back."""
+
+
+class Acks(Enum):
+    """What a ticket waits for."""
+
+    ALL = auto()  # committed: the high watermark is past it
+    LEADER = auto()  # durable on the leader's own disk
+
+
+class Outcome(Enum):
+    """What became of the records that a ticket waits for."""
+
+    STORED = auto()  # they are as safe as was asked for
+    FAILED = auto()  # the fsync failed: they may be lost
+    UNSURE = auto()  # the log had to recover: they may be lost
+    DEPOSED = auto()  # another broker leads: it knows
+    CLOSED = auto()  # the partition is no more
+
+
+# -- events ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Led:
+    """This replica leads from now on.
+
+    Attributes:
+        epoch: Greater than any before.
+        replicas: All that are assigned; `me` is among them.
+        isr, partition_epoch: As the catalog has them; `me` is in sync.
+        high_watermark, durable_end, log_end: Of its log, whose last group is whole.
+        group_ends: Of the commit groups beyond the high watermark, in order; the last is the log end.
+    """
+
+    epoch: int
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    partition_epoch: int
+    high_watermark: int
+    durable_end: int
+    log_end: int
+    group_ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deposed:
+    """Another replica leads, or none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Altered:
+    """Settings of the stream.
+
+    Attributes:
+        fsync_each_batch: Otherwise "appended" counts for "durable" on the leader.
+        fsync_interval_ms: How long appended records may stay without fsync then.
+    """
+
+    min_insync_replicas: int
+    fsync_each_batch: bool
+    fsync_interval_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Records [first, next) are in the log; or a repeat of some was found there.
+
+    Attributes:
+        group_ends: Of the commit groups that were written; none for a repeat.
+        awaited: Tickets, and what they wait for. A repeat waits for `ALL`: the first try may have promised it.
+    """
+
+    first: int
+    next: int
+    group_ends: tuple[int, ...]
+    awaited: tuple[tuple[Ticket, Acks], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """A sync that was begun in `generation` has ended well."""
+
+    generation: int
+    durable_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFailed:
+    """A sync that was begun in `generation` has failed, and with it the log. `error` goes to who waits."""
+
+    generation: int
+    error: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """The sole replica's log failed, and is well again: it holds [.., log_end), of which durable_end is durable."""
+
+    durable_end: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerAt:
+    """A follower's fetch. Its driver has seen that what the follower holds is in this log.
+
+    Attributes:
+        incarnation: Of the replica; a later one replaces what was known.
+        epoch: The leader epoch that the follower knows; others than the present one are not minded.
+        durable_end: So far it has fsynced.
+    """
+
+    broker: str
+    incarnation: int
+    epoch: int
+    durable_end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsrAnswered:
+    """What the catalog says of the in-sync replicas, by itself or as an answer.
+
+    Attributes:
+        epoch: Of the leadership that this is said to.
+        request: Of `AskIsr` that is answered; None: of none.
+    """
+
+    epoch: int
+    partition_epoch: int
+    isr: tuple[str, ...]
+    request: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """So late it is, in milliseconds since whenever; never earlier than before."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The partition is deleted."""
+
+
+Event = Led | Deposed | Altered | Appended | Synced | SyncFailed | Recovered | FollowerAt | IsrAnswered | Tick | Closed
+
+
+# -- effects --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Fsync the log; then say `Synced` or `SyncFailed` with this generation. No other is begun before."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Records below this are committed: readers may have them."""
+
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Who waits for news of the partition is to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tell who waits. `error`: of the fsync that failed."""
+
+    ticket: Ticket
+    outcome: Outcome
+    error: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskIsr:
+    """Ask the catalog to add or to remove one in-sync replica, if all of this is still so.
+
+    Attributes:
+        request: To be answered with; the same question may be asked again under it.
+        epoch, partition_epoch: Of the state that is to be changed.
+        incarnation: Of the broker that is added, as its fetch had it; 0 for a removal.
+    """
+
+    request: int
+    epoch: int
+    partition_epoch: int
+    add: str | None = None
+    remove: str | None = None
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOut:
+    """Ask the catalog for another incarnation of this replica: nobody may rely on its log before it has caught up."""
+
+
+Effect = Sync | Commit | Wake | Answer | AskIsr | StepOut

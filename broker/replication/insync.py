@@ -1,0 +1,114 @@
+"""Who counts for a commit: the in-sync replicas as the catalog has them, and the one change that is asked for.
+
+    committed ISR      a b c                  each of them counts, until the catalog has confirmed that it does not
+    asked: remove c    a b c                  still counts: the catalog may have elected it meanwhile
+    asked: add d       a b c + d              counts already: the catalog may elect it as soon as it has been added
+
+I1  A member counts until its removal is confirmed, an addition from the moment that it is asked for until the catalog
+    has refused it. A time-out is no answer.
+I2  One change is asked for at a time, of the partition epoch that is known: of two, one would be refused.
+I3  A follower is asked in only with a *durable* end at or above the high watermark and the start of the epoch.
+I4  What a follower said in an earlier leadership, or under an earlier incarnation, is forgotten.
+I5  How long a follower has been behind is counted from the first tick of this leadership on, not from before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.replication.events import AskIsr, FollowerAt, IsrAnswered, Led
+
+
+@dataclass(slots=True)
+class Follower:
+    """What one follower has said in this leadership.
+
+    Attributes:
+        durable_end: -1: nothing yet.
+        caught_up_ms: When it last held all that the leader had; None: before the first tick.
+        mark_ms, mark_end: Once it holds this much, it had all of what there was at that time.
+    """
+
+    incarnation: int = -1
+    durable_end: int = -1
+    caught_up_ms: int | None = None
+    mark_ms: int = 0
+    mark_end: int = 0
+
+
+class InSync:
+    """The in-sync replicas of one leadership. `me` is its leader."""
+
+    def __init__(self, me: str, led: Led, request: int) -> None:
+        self.members = tuple(sorted(led.isr))
+        self.partition_epoch = led.partition_epoch
+        self.pending: AskIsr | None = None
+        self.followers = {broker: Follower() for broker in sorted(led.replicas) if broker != me}  # I4
+        self.request = request
+        self._me = me
+        self._epoch = led.epoch
+
+    def counting(self) -> list[str]:
+        """The followers that count, in order (I1)."""
+        added = self.pending.add if self.pending is not None else None
+        return [broker for broker in self.followers if broker in self.members or broker == added]
+
+    def durable_end(self, own_end: int) -> int:
+        """The least durable end of all that count."""
+        return min([own_end, *(self.followers[broker].durable_end for broker in self.counting())])
+
+    def note(self, event: FollowerAt, *, log_end: int, now_ms: int) -> bool:
+        """A follower has said how far it is. Returns whether that is news of somebody who may be minded (I4)."""
+        follower = self.followers.get(event.broker)
+        if follower is None or event.incarnation < follower.incarnation or not 0 <= event.durable_end <= log_end:
+            return False
+        if event.incarnation > follower.incarnation:
+            follower.incarnation, follower.durable_end = event.incarnation, event.durable_end
+        follower.durable_end = max(follower.durable_end, event.durable_end)
+        if follower.caught_up_ms is not None and follower.durable_end >= follower.mark_end:
+            at_end = follower.durable_end >= log_end
+            follower.caught_up_ms = now_ms if at_end else max(follower.caught_up_ms, follower.mark_ms)
+            follower.mark_ms, follower.mark_end = now_ms, log_end
+        return True
+
+    def confirm(self, event: IsrAnswered) -> bool:
+        """The catalog has spoken. Returns whether that is news."""
+        if event.partition_epoch < self.partition_epoch:
+            return False
+        is_answer = self.pending is not None and event.request == self.pending.request
+        is_later = event.partition_epoch > self.partition_epoch  # then what is asked for came to pass, or never can
+        if is_answer or is_later:
+            self.pending = None
+        self.members, self.partition_epoch = tuple(sorted(event.isr)), event.partition_epoch
+        return is_answer or is_later
+
+    def expansion(self, broker: str, least_end: int) -> AskIsr | None:
+        """Ask this follower in, if it has what it needs (I2, I3)."""
+        follower = self.followers[broker]
+        if self.pending is not None or broker in self.members or follower.durable_end < least_end:
+            return None
+        return self._ask(add=broker, incarnation=follower.incarnation)
+
+    def tick(self, now_ms: int, *, log_end: int, lag_ms_max: int) -> AskIsr | None:
+        """Time passes: the longest behind is asked out, if it is for too long; what was asked is asked again."""
+        worst, worst_ms = None, now_ms - lag_ms_max
+        for broker, follower in self.followers.items():
+            if follower.caught_up_ms is None or follower.durable_end >= log_end:  # I5
+                follower.caught_up_ms, follower.mark_ms, follower.mark_end = now_ms, now_ms, log_end
+            elif broker in self.members and follower.caught_up_ms < worst_ms:
+                worst, worst_ms = broker, follower.caught_up_ms
+        if self.pending is not None:
+            return self.pending
+        return None if worst is None else self._ask(remove=worst)
+
+    def _ask(self, *, add: str | None = None, remove: str | None = None, incarnation: int = 0) -> AskIsr:
+        self.request += 1
+        self.pending = AskIsr(
+            request=self.request,
+            epoch=self._epoch,
+            partition_epoch=self.partition_epoch,
+            add=add,
+            remove=remove,
+            incarnation=incarnation,
+        )
+        return self.pending

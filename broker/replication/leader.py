@@ -1,0 +1,326 @@
+"""The core from append to ack: how far a partition is committed, and who is told what. Events in, effects out.
+
+A record is on its way from the log's end to the high watermark. In between it has to become durable on each replica
+that counts:
+
+    leader a    0 1 2 3 4 5 6 7 |              log end 8, durable end 6
+    replica b   0 1 2 3 4 |                    durable end 5, in sync
+    replica c   0 1 |                          durable end 2, not in sync: does not count
+    groups      [0 1 2] [3 4] [5 6 7]
+                          ^ high watermark 5: readers may have [0, 5)
+
+Who waits for `LEADER` is told once the record is durable on the leader, who waits for `ALL` once the high watermark is
+past it. With one replica both are the same moment. With `fsync = interval` read "appended" for "durable" on the leader.
+
+L1  Within an epoch the high watermark never moves back.
+L2  It is the end of a commit group, at or above the start of the epoch, and at most the durable end of the leader, of
+    each in-sync replica and of an addition that is asked for; it moves only while as many are in sync as must be.
+L3  Each ticket is answered once: STORED only when what it waits for is so, else with the reason why that is not known.
+L4  After a failed fsync, a recovery, the end of the leadership or of the partition nobody waits any more.
+L5  One sync at a time. What a sync of an earlier generation says is not minded.
+L6  With several replicas a failed fsync ends the leadership: nobody may count on a log whose pages may be gone.
+
+The caller's duties:
+
+1. Events come in the order in which their causes happened to the log: hold one lock over an append and its `Appended`,
+   and over a recovery and its `Recovered`. `step` is not thread-safe by itself.
+2. Effects are done in their order, those of one step by one thread. Steps may overlap: `Commit` is a least bound.
+3. Every `Sync` is answered by one `Synced` or `SyncFailed`, with its generation.
+4. `AskIsr` goes to the catalog, which answers with its state. A late answer, or none, does no harm: it is asked anew.
+5. After `StepOut` nothing is appended before the next `Led`.
+
+Design: 03-replication sections 3, 3.1 and 8. Cost: per batch, never per record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, cast
+
+from broker.replication.events import (
+    Acks,
+    Altered,
+    Answer,
+    Appended,
+    Closed,
+    Commit,
+    Deposed,
+    Effect,
+    Event,
+    FollowerAt,
+    IsrAnswered,
+    Led,
+    Outcome,
+    Recovered,
+    StepOut,
+    Sync,
+    Synced,
+    SyncFailed,
+    Tick,
+    Ticket,
+    Wake,
+)
+from broker.replication.insync import InSync
+
+REPLICA_LAG_MS_MAX: Final = 10_000
+"""A follower that has not been caught up for so long is asked out of the in-sync replicas."""
+NOTHING: Final[tuple[Effect, ...]] = ()
+WAKE: Final = Wake()
+Waiting = deque[tuple[int, Ticket]]
+
+
+class Role(Enum):
+    """Whether this replica may commit."""
+
+    IDLE = "idle"
+    LEADING = "leading"
+    CLOSED = "closed"
+
+
+class Leader:
+    """One partition's core.
+
+    Args:
+        me: This broker.
+
+    Attributes:
+        role, epoch, epoch_start: Of the present leadership, or of the last one.
+        high_watermark, durable_end, log_end: As far as the core was told.
+        generation: See `events`.
+        is_syncing: A `Sync` is not answered yet.
+        is_failed: A sync has failed, and the log has not recovered: nothing but what is durable counts.
+    """
+
+    def __init__(self, me: str, *, replica_lag_ms_max: int = REPLICA_LAG_MS_MAX) -> None:
+        self.me = me
+        self.role = Role.IDLE
+        self.epoch = self.epoch_start = -1
+        self.high_watermark = self.durable_end = self.log_end = 0
+        self.generation = 0
+        self.is_syncing = self.is_failed = False
+        self.min_insync_replicas = 1
+        self.fsync_each_batch = True
+        self.fsync_interval_ms = 0
+        self.in_sync: InSync | None = None  # None: this replica is the only one
+        self.now_ms = 0
+        self._lag_ms_max = replica_lag_ms_max
+        self._requests = 0
+        self._synced_ms = 0
+        self._group_ends: deque[int] = deque()
+        self._for_all: Waiting = deque()
+        self._for_leader: Waiting = deque()
+        self._sync: tuple[Effect, ...] = (Sync(0),)
+
+    @property
+    def knows_end(self) -> bool:
+        """Whether it may say where the committed records end: not before its epoch's own start is committed."""
+        return self.role is Role.LEADING and self.high_watermark >= self.epoch_start
+
+    @property
+    def waiting_count(self) -> int:
+        """Tickets that are not answered yet."""
+        return len(self._for_all) + len(self._for_leader)
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Apply one event. Returns what the driver must do, in this order."""
+        effects = _HANDLERS[type(event)](self, event)
+        assert self.durable_end <= self.log_end, "a log is durable beyond its end"
+        return effects
+
+    # -- the way of a record ----------------------------------------------------------------------------------
+
+    def _appended(self, event: Appended) -> tuple[Effect, ...]:
+        if self.role is not Role.LEADING:
+            outcome = Outcome.CLOSED if self.role is Role.CLOSED else Outcome.DEPOSED
+            return tuple([Answer(ticket, outcome) for ticket, _ in event.awaited])
+        if event.group_ends:
+            assert event.first == self.log_end < event.next == event.group_ends[-1], "appends come in order"
+            self._group_ends.extend(event.group_ends)
+            self.log_end = event.next
+        else:
+            assert event.next <= self.log_end, "a repeat of what is not there"
+        for ticket, acks in event.awaited:
+            waiting = self._for_all if acks is Acks.ALL else self._for_leader
+            waiting.append((event.next, ticket))  # a repeat waits behind the others
+        if not self.fsync_each_batch or event.next <= self.durable_end:
+            return tuple(self._advance())
+        if self.is_syncing:
+            return NOTHING
+        self.is_syncing = True
+        return self._sync
+
+    def _synced(self, event: Synced) -> tuple[Effect, ...]:
+        self.is_syncing = False
+        effects: list[Effect] = []
+        if event.generation == self.generation and self.role is Role.LEADING:  # L5
+            assert event.durable_end <= self.log_end, "durable beyond the log end"
+            if event.durable_end > self.durable_end:
+                self.durable_end = event.durable_end
+            self._synced_ms = self.now_ms
+            effects = self._advance()
+            if self.durable_end == self.log_end:
+                return tuple(effects)
+        return (*effects, *self._begin_sync())
+
+    def _advance(self) -> list[Effect]:
+        """Something moved: commit what may be, answer whom that satisfies."""
+        effects: list[Effect] = []
+        own_end = self.durable_end if self.fsync_each_batch or self.is_failed else self.log_end
+        waiting = self._for_leader
+        while waiting and waiting[0][0] <= own_end:
+            effects.append(Answer(waiting.popleft()[1], Outcome.STORED))
+        before, ends = self.high_watermark, self._group_ends
+        committed = before
+        if self.in_sync is None:
+            safe_end = own_end
+        elif len(self.in_sync.members) >= self.min_insync_replicas:
+            safe_end = self.in_sync.durable_end(own_end)
+        else:
+            safe_end = before
+        if safe_end >= self.epoch_start:  # L2
+            while ends and ends[0] <= safe_end:
+                committed = ends.popleft()
+        if committed > before:
+            self.high_watermark = committed
+            effects[:0] = (Commit(committed), WAKE)
+        assert before <= self.high_watermark <= max(before, own_end), "L1, L2"
+        waiting = self._for_all
+        while waiting and waiting[0][0] <= self.high_watermark:
+            effects.append(Answer(waiting.popleft()[1], Outcome.STORED))
+        return effects
+
+    def _tell_all(self, outcome: Outcome, error: Any = None) -> list[Effect]:
+        """Nobody waits any more (L4)."""
+        effects: list[Effect] = [Answer(ticket, outcome, error) for _, ticket in (*self._for_leader, *self._for_all)]
+        self._for_leader.clear()
+        self._for_all.clear()
+        return effects
+
+    # -- the disk fails ---------------------------------------------------------------------------------------
+
+    def _sync_failed(self, event: SyncFailed) -> tuple[Effect, ...]:
+        self.is_syncing = False
+        if event.generation != self.generation or self.role is not Role.LEADING:  # L5: they have been told
+            return self._begin_sync()
+        self.is_failed = True
+        effects: list[Effect] = [WAKE, *self._tell_all(Outcome.FAILED, event.error)]
+        if self.in_sync is not None:  # L6
+            self.role = Role.IDLE
+            effects.append(StepOut())
+        return tuple(effects)
+
+    def _begin_sync(self) -> tuple[Effect, ...]:
+        is_needed = self.durable_end < self.log_end and self.fsync_each_batch and self.role is Role.LEADING
+        if self.is_syncing or not is_needed:
+            return NOTHING
+        self.is_syncing = True
+        return self._sync
+
+    def _recovered(self, event: Recovered) -> tuple[Effect, ...]:
+        self._begin_generation()
+        if self.role is not Role.LEADING:
+            return NOTHING
+        assert self.in_sync is None, "L6"
+        self.is_failed = False
+        self.log_end, self.durable_end = event.log_end, event.durable_end
+        ends = [end for end in self._group_ends if end < event.log_end]
+        self._group_ends = deque([*ends, event.log_end] if event.log_end > self.high_watermark else ())
+        effects = self._tell_all(Outcome.UNSURE)
+        return (*self._advance(), WAKE, *effects, *self._begin_sync())
+
+    def _begin_generation(self) -> None:
+        self.generation += 1
+        self._sync = (Sync(self.generation),)
+
+    # -- leadership -------------------------------------------------------------------------------------------
+
+    def _led(self, event: Led) -> tuple[Effect, ...]:
+        assert self.role is not Role.CLOSED, "a partition that is no more is not led"
+        assert event.epoch > self.epoch, "an epoch is led once"
+        assert self.me in event.isr, "who leads is in sync"
+        assert event.high_watermark <= event.log_end, "a high watermark beyond the log"
+        if self.in_sync is not None:
+            self._requests = self.in_sync.request
+        effects = self._tell_all(Outcome.DEPOSED)
+        self._begin_generation()
+        self.role, self.is_failed = Role.LEADING, False
+        self.epoch, self.epoch_start = event.epoch, event.log_end
+        self.high_watermark, self.durable_end, self.log_end = event.high_watermark, event.durable_end, event.log_end
+        is_more = event.log_end > event.high_watermark
+        self._group_ends = deque(event.group_ends or ((event.log_end,) if is_more else ()))
+        assert not is_more or self._group_ends[-1] == event.log_end, "a leader cuts what is no whole group"
+        self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
+        return (*effects, *self._advance(), WAKE, *self._begin_sync())
+
+    def _deposed(self, event: Deposed) -> tuple[Effect, ...]:
+        return self._end(Role.IDLE, Outcome.DEPOSED)
+
+    def _closed(self, event: Closed) -> tuple[Effect, ...]:
+        return self._end(Role.CLOSED, Outcome.CLOSED)
+
+    def _end(self, role: Role, outcome: Outcome) -> tuple[Effect, ...]:
+        if self.role is not Role.CLOSED:
+            self.role = role
+        self._begin_generation()
+        return (*self._tell_all(outcome), WAKE)
+
+    def _altered(self, event: Altered) -> tuple[Effect, ...]:
+        self.min_insync_replicas = event.min_insync_replicas
+        self.fsync_each_batch = event.fsync_each_batch
+        self.fsync_interval_ms = event.fsync_interval_ms
+        if self.role is not Role.LEADING:
+            return NOTHING
+        return (*self._advance(), *self._begin_sync())
+
+    # -- the others -------------------------------------------------------------------------------------------
+
+    def _follower_at(self, event: FollowerAt) -> tuple[Effect, ...]:
+        in_sync = self.in_sync
+        if self.role is not Role.LEADING or in_sync is None or event.epoch != self.epoch:
+            return NOTHING
+        if not in_sync.note(event, log_end=self.log_end, now_ms=self.now_ms):
+            return NOTHING
+        effects = self._advance()
+        asked = in_sync.expansion(event.broker, max(self.high_watermark, self.epoch_start))
+        return tuple(effects) if asked is None else (*effects, asked)
+
+    def _isr_answered(self, event: IsrAnswered) -> tuple[Effect, ...]:
+        if self.role is not Role.LEADING or self.in_sync is None or event.epoch != self.epoch:
+            return NOTHING
+        if self.me not in event.isr or not self.in_sync.confirm(event):
+            return NOTHING
+        return tuple(self._advance())
+
+    def _tick(self, event: Tick) -> tuple[Effect, ...]:
+        assert event.now_ms >= self.now_ms, "time runs back"
+        self.now_ms = event.now_ms
+        if self.role is not Role.LEADING:
+            return NOTHING
+        if self.in_sync is not None:
+            asked = self.in_sync.tick(self.now_ms, log_end=self.log_end, lag_ms_max=self._lag_ms_max)
+            return NOTHING if asked is None else (asked,)
+        is_due = self.now_ms - self._synced_ms >= self.fsync_interval_ms
+        if self.fsync_each_batch or self.is_syncing or not is_due or self.durable_end == self.log_end:
+            return NOTHING
+        self.is_syncing = True
+        return self._sync
+
+
+_HANDLERS: Final = cast(
+    dict[type[Event], Callable[[Leader, Any], tuple[Effect, ...]]],
+    {
+        Appended: Leader._appended,
+        Synced: Leader._synced,
+        SyncFailed: Leader._sync_failed,
+        Recovered: Leader._recovered,
+        Led: Leader._led,
+        Deposed: Leader._deposed,
+        Closed: Leader._closed,
+        Altered: Leader._altered,
+        FollowerAt: Leader._follower_at,
+        IsrAnswered: Leader._isr_answered,
+        Tick: Leader._tick,
+    },
+)
