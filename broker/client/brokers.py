@@ -187,8 +187,9 @@ def read_problem(exchange: Exchange) -> LiftlogError:
         found = from_problem(problem)
         found.fields.setdefault("address", where)
         return found
+    # Whoever this is may have passed the request on to a broker: `sent`.
     excerpt = body[:200].decode(errors="replace").strip()
     text = f"{where}: HTTP status {exchange.status}, not from a liftlog broker" + (f": {excerpt}" if excerpt else "")
-    if exchange.status in (408, 429) or exchange.status >= 500:  # a proxy in between; the broker may have been reached
+    if exchange.status in (408, 429) or exchange.status >= 500:  # a proxy in between
         return Unavailable(text, address=where, sent=True, timed_out=False)
-    return InvalidRequest(text, address=where, http_status=exchange.status)
+    return InvalidRequest(text, address=where, http_status=exchange.status, sent=True)

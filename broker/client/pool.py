@@ -10,6 +10,8 @@ C2  A connection made before a fork is never used in the child: the child's pool
 C3  A failure says whether the request may have been received (`sent`), by this try or by one before it that nobody
     answered. An answer says the same of the tries before it (`is_repeat`).
 C4  An answer is whole or a failure. Its head must say how long it is: one that ends early looks like a whole one.
+C5  An answer that trickles is given up: its head has twice the time that the socket may be silent, a body that is read
+    as a whole has `BODY_TIMEOUT_S`. (What reads a body bit by bit has its own patience.)
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from broker.api.errors import Unavailable
@@ -33,6 +36,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 IDLE_PER_ADDRESS_MAX: Final = 8
 IDLE_S_MAX: Final = 50.0
 """Brokers end idle connections after a minute or more; one that dies under a request leaves open what became of it."""
+
+BODY_TIMEOUT_S: Final = 120.0
 
 Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
 
@@ -53,7 +58,7 @@ class Exchange:
         pool: Pool,
         address: Address,
         connection: http.client.HTTPConnection,
-        response: http.client.HTTPResponse,
+        response: _Response,
         interrupt: Interrupt | None,
         *,
         is_reusable: bool,
@@ -108,8 +113,11 @@ class Exchange:
         """The whole body, cut at `bytes_max` bytes. Raises as `readinto`."""
         body = bytearray()
         piece = memoryview(bytearray(1 << 16))
+        until_s = time.monotonic() + BODY_TIMEOUT_S
         while len(body) < bytes_max and (count := self.readinto(piece[: bytes_max - len(body)])):
             body += piece[:count]
+            if time.monotonic() > until_s:  # C5
+                raise _unavailable(self.address, f"the answer took longer than {BODY_TIMEOUT_S:g} s", sent=True)
         if self.length and len(body) < bytes_max:
             raise _unavailable(self.address, f"the answer ended {self.length} bytes early", sent=True)
         return bytes(body)
@@ -128,6 +136,7 @@ class Exchange:
             self._interrupt.guard(None)
         response = self._response
         keep = keep and self._is_reusable and response.length == 0 and os.getpid() == self._pid
+        keep = keep and not response.has_more()
         response.close()
         if keep:
             self._pool.give(self.address, self._connection)
@@ -210,7 +219,7 @@ class Pool:
         headers: Mapping[str, str],
         timeout_s: float,
         interrupt: Interrupt | None,
-    ) -> tuple[http.client.HTTPResponse, bool]:
+    ) -> tuple[_Response, bool]:
         """The head of the answer, and whether the request was sent as a whole."""
         try:
             if connection.sock is None:
@@ -229,7 +238,10 @@ class Pool:
                 if body is None:
                     raise
                 is_whole = False  # refused before all of it was sent: the answer may be there and say why
+            by_s = time.monotonic() + 2 * timeout_s
+            connection.response_class = partial(_Response, until_s=by_s)  # type: ignore[assignment]  # it makes one
             response = connection.getresponse()
+            assert isinstance(response, _Response)
         except (OSError, http.client.HTTPException) as error:
             raise _unavailable(address, error, sent=True) from error
         if response.length is None and not response.chunked:  # C4
@@ -273,6 +285,47 @@ class Pool:
             for connection, _ in idle:
                 connection.close()  # the child's copy of the descriptor; the parent's connection lives on
         self._idle = {}
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose head has to be there at `until_s` (C5)."""
+
+    def __init__(self, sock: socket.socket, *, until_s: float, **options: Any) -> None:
+        super().__init__(sock, **options)
+        self._raw = _Timed(self.fp.detach(), until_s)
+        self.fp = io.BufferedReader(self._raw)
+
+    def begin(self) -> None:
+        super().begin()
+        self._raw.until_s = float("inf")
+
+    def has_more(self) -> bool:
+        """Whether bytes came behind the answer: nobody asked for them, so the connection is no good any more."""
+        self._raw.is_over = True
+        return self.fp is not None and bool(self.fp.peek(1))
+
+
+class _Timed(io.RawIOBase):
+    """Bytes of a socket, until the time is up."""
+
+    def __init__(self, raw: io.RawIOBase, until_s: float) -> None:
+        self._raw = raw
+        self.until_s = until_s
+        self.is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self.is_over:
+            return 0
+        if time.monotonic() > self.until_s:
+            raise TimeoutError("the head of the answer took too long")
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _is_quiet(connection: http.client.HTTPConnection) -> bool:
