@@ -17,6 +17,8 @@ N1  The time for a head runs from its first byte (on a new connection from the a
     that come glued to the request before, the first are not counted: such a client is idle at worst, and cut as idle.
 N2  Who is cut hears why (closing.py).
 N3  A loop that was held up is no slow client: a time-out that is noticed late begins anew.
+N4  A client that ends its sending side behind a whole request is still answered (RFC 9112, section 9.6), for
+    `HALF_CLOSED_S`: whether it listens or is gone cannot be told. There is no half-close under TLS.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ LINGERING_S: Final = 10.0
 """So long the rest of a body is taken, and thrown away, whose request has been answered."""
 CLOSING_MAX: Final = 256
 """Connections that are being told why they are cut; beyond that they are cut without a word."""
+HALF_CLOSED_S: Final = 10.0
+"""So long a client is answered that has ended its sending side."""
 LATE_S: Final = 1.0
 LOG_INTERVAL_S: Final = 10.0
 ERROR_SHOWN_MAX: Final = 200
@@ -200,7 +204,7 @@ class Connections:
 class Connection(web.RequestHandler):
     """One connection: aiohttp's protocol, and what this module adds."""
 
-    __slots__ = ("_body", "_has_spoken", "_is_busy", "_is_malformed", "_owner")
+    __slots__ = ("_body", "_half_closed", "_has_spoken", "_is_busy", "_is_malformed", "_newest", "_owner")
 
     def __init__(self, owner: Connections, server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -215,9 +219,11 @@ class Connection(web.RequestHandler):
         )
         self._owner = owner
         self._body: StreamReader | None = None  # of the last request
+        self._newest: StreamReader | None = None  # the body of the last request whose head is complete
         self._is_busy = False
         self._is_malformed = False
         self._has_spoken = False
+        self._half_closed: asyncio.TimerHandle | None = None  # what ends it then
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -227,6 +233,8 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._owner.leave(self)
+        if self._half_closed is not None:
+            self._half_closed.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -234,6 +242,18 @@ class Connection(web.RequestHandler):
             self._has_spoken = True
             self._owner.await_head(self)
         super().data_received(data)
+        if self._messages:
+            self._newest = self._messages[-1][1]
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client has said all. True: the connection stays, until what it asked for is answered (N4)."""
+        transport = self.transport
+        is_idle = self._waiter is not None and not self._messages
+        is_whole = self._newest is not None and self._newest.is_eof()
+        if transport is None or is_idle or not is_whole or not transport.can_write_eof():
+            return False
+        self._half_closed = self._loop.call_later(HALF_CLOSED_S, transport.abort)
+        return True
 
     def request_began(self, body: StreamReader) -> None:
         """The head of a request is complete; its handler begins."""
@@ -255,6 +275,8 @@ class Connection(web.RequestHandler):
         finally:
             self._is_busy = False
             self._owner.head_done(self)
+            if self._half_closed is not None and not self._messages:
+                self.close()  # when this answer is sent
             if self._is_malformed:
                 self._dismiss(b"")
 

@@ -12,7 +12,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +346,69 @@ def test_hundreds_of_bad_clients_hold_up_no_good_one(server: Server, api: Api) -
                 assert client.recv(100).startswith(b"HTTP/1.1 200 ")
     assert api.read("orders").rows().num_rows == 200
     eventually(lambda: owner_of(server)._open_count == 1, what="all of them are gone")
+
+
+# --- half-closed --------------------------------------------------------------------------------------------
+
+
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 40], ids=["at once", "in two", "bit by bit"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_ends_its_sending_side_behind_whole_requests_is_answered(server: Server, pieces: int, count: int) -> None:
+    """N4, as `nc -N` and other small clients do."""
+    data = GET * count
+    with connected(server) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in range(pieces):
+            client.sendall(data[len(data) * piece // pieces : len(data) * (piece + 1) // pieces])
+        client.shutdown(socket.SHUT_WR)
+        assert heard(client).count(b"HTTP/1.1 200 ") == count
+    eventually(lambda: owner_of(server)._open_count == 0, what="it is closed")
+
+
+def test_an_append_and_a_long_poll_of_half_closed_clients_are_answered(server: Server, api: Api) -> None:
+    api.create("orders")
+    body = stream_of(values(100))
+    head = b"POST /v1/streams/orders/partitions/0/records HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d"
+    with connected(server) as reader, connected(server) as writer:
+        reader.sendall(POLL)
+        reader.shutdown(socket.SHUT_WR)
+        writer.sendall(head % (ARROW_STREAM.encode(), len(body)) + b"\r\n\r\n" + body)
+        writer.shutdown(socket.SHUT_WR)
+        assert b'"record_count": 100' in heard(writer)
+        assert heard(reader).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /li",
+        GET + b"GET /li",
+        GET[:-2],
+        b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+        b"POST /v1/streams HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+    ],
+)
+def test_who_ends_its_sending_side_in_the_middle_is_closed_at_once(server: Server, sent: bytes) -> None:
+    with connected(server) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        assert heard(client).count(b"HTTP/1.1 200 ") in (0, sent.count(GET))
+    eventually(lambda: owner_of(server)._open_count == 0, what="it is closed", timeout_s=9)
+
+
+def test_a_long_poll_of_a_client_that_is_gone_is_given_up_soon(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HALF_CLOSED_S", 0.2)
+    api.create("orders")
+    api.close()
+    with connected(server) as client:
+        client.sendall(POLL)
+        client.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            assert heard(client) == b""
+    eventually(lambda: owner_of(server)._open_count == 0, what="it is closed")
