@@ -347,18 +347,20 @@ class Flusher:
         outcome: Outcome,
         row: SyncRow | None,
     ) -> None:
-        self._answer(pending, blob, outcome)
-        self._pending_bytes -= byte_count
-        if row is not None:
-            slot.ticked -= 1
-            self._ticked_bytes -= byte_count
-        else:
-            slot.in_flight -= 1
-            self._flush_gathered(slot)
-        if slot.in_flight == slot.ticked == 0:
-            slot.idle.set()
-        if self._pending_bytes < self._pending_bytes_max // 2:
-            self._resume.set()
+        try:
+            self._answer(pending, blob, outcome)
+        finally:  # or the slot would take itself for busy for good
+            self._pending_bytes -= byte_count
+            if row is not None:
+                slot.ticked -= 1
+                self._ticked_bytes -= byte_count
+            else:
+                slot.in_flight -= 1
+                self._flush_gathered(slot)
+            if slot.in_flight == slot.ticked == 0:
+                slot.idle.set()
+            if self._pending_bytes < self._pending_bytes_max // 2:
+                self._resume.set()
 
     def _flush_gathered(self, slot: Slot) -> None:
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:

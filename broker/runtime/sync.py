@@ -5,7 +5,8 @@ meanwhile is synced by the same call. Nothing but syncing runs here, so a slow r
 never delays an ack.
 
 To wake a thread and be woken by it costs more than a quick fsync. So what nobody awaits is synced in a row by one
-thread (`SyncRow`), a few logs at a time; the other threads are there for what is awaited.
+thread (`SyncRow`), a few logs at a time. Where the disk is slow the row grows, and further threads take from it; one
+is left for what is awaited.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from broker.api.errors import LiftlogError
 log = logging.getLogger(__name__)
 
 ROW_LOGS: Final = 32
-"""So many logs of a row are synced before the thread looks who else waits."""
+"""So many logs of a row are synced before the thread looks who else waits. A row that is longer gets another thread."""
 Outcome = int | LiftlogError
 """The durable end, or why there is none."""
 
@@ -39,6 +40,7 @@ class SyncPool:
     """A few threads and a queue of dirty partitions, each in it at most once."""
 
     def __init__(self, threads: int) -> None:
+        self.thread_count = threads
         self._queue: queue.SimpleQueue[Syncable | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._work, name=f"fsync-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
@@ -69,9 +71,10 @@ class SyncRow:
 
     def __init__(self, pool: SyncPool) -> None:
         self._pool = pool
+        self._turns_max = max(1, pool.thread_count - 1)
         self._lock = threading.Lock()
         self._members: deque[tuple[Callable[[], Outcome], Callable[[Outcome], None]]] = deque()
-        self._is_queued = False
+        self._turns = 0  # so many threads of the pool work on it, or will
 
     def add(self, sync: Callable[[], Outcome], tell: Callable[[Outcome], None]) -> None:
         """One append: how its log is synced, which never raises, and who hears of it. `submit` has to follow."""
@@ -81,10 +84,11 @@ class SyncRow:
     def submit(self) -> None:
         """Have all that were added synced."""
         with self._lock:
-            if self._is_queued or not self._members:
-                return
-            self._is_queued = True
-        self._pool.submit(self)
+            wanted = min(self._turns_max, -(-len(self._members) // ROW_LOGS))
+            more = max(0, wanted - self._turns)
+            self._turns += more
+        for _ in range(more):
+            self._pool.submit(self)
 
     def run_sync(self) -> bool:
         """For the pool: sync the next few; return whether there are more."""
@@ -97,5 +101,6 @@ class SyncRow:
             except Exception:  # the others must hear
                 log.exception("fsync.bug outcome=%s", outcome)
         with self._lock:
-            self._is_queued = bool(self._members)
-            return self._is_queued
+            is_more = bool(self._members)
+            self._turns -= not is_more
+            return is_more

@@ -16,7 +16,7 @@ import pytest
 
 from broker.runtime import flush
 from broker.runtime.metrics import REGISTRY
-from broker.runtime.sync import Outcome, SyncPool, SyncRow
+from broker.runtime.sync import ROW_LOGS, Outcome, SyncPool, SyncRow
 from broker.storage.log import PartitionLog
 from tests.support.logs import create_log, open_log, row_batch
 from tests.support.processes import eventually
@@ -205,6 +205,60 @@ def test_who_cannot_be_told_keeps_no_other_of_the_row_from_hearing(
     pool.go.release()
     assert told.wait(WAIT_S)
     assert "fsync.bug" in caplog.text
+
+
+def test_a_row_that_grows_gets_further_threads_and_leaves_one_for_what_is_awaited() -> None:
+    threads = SyncPool(3)
+    row, go, at_work, told = SyncRow(threads), threading.Event(), threading.Semaphore(0), []
+
+    def slow() -> Outcome:
+        at_work.release()
+        assert go.wait(WAIT_S)
+        return 1
+
+    try:
+        for number in range(5 * ROW_LOGS):
+            row.add(slow, lambda _, number=number: told.append(number))  # type: ignore[misc]
+        row.submit()
+        row.submit()
+        assert at_work.acquire(timeout=WAIT_S)
+        assert at_work.acquire(timeout=WAIT_S)  # two at once, of three
+        awaited = threading.Event()
+
+        class Awaited:
+            def run_sync(self) -> bool:
+                awaited.set()
+                return False
+
+        threads.submit(Awaited())
+        assert awaited.wait(WAIT_S)
+    finally:
+        go.set()
+        eventually(lambda: len(told) == 5 * ROW_LOGS, what="all are told, once each")
+        threads.close()
+    assert sorted(told) == list(range(5 * ROW_LOGS))
+
+
+def test_a_batch_whose_answer_cannot_be_sent_does_not_hold_up_its_partition_for_good(
+    make: Callable[..., Ticking], pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake = make()
+    broken = iter([ZeroDivisionError()])
+
+    def send(blob: bytes) -> None:
+        for error in broken:
+            raise error
+        intake.send(blob)
+
+    monkeypatch.setattr(intake.flusher, "_send", send)
+    intake.receive(1, 1, 2)  # not alone: the pool syncs them
+    pool.go.release(2)
+    intake.until(lambda: intake.flusher._pending_bytes == 0, "both to be settled")
+    assert intake.flusher.counts["flush_bugs"] == 1
+    intake.receive(1, 2)
+    pool.go.release(2)
+    intake.until(lambda: intake.acked() >= 3, "later records are acked")
+    assert all(slot.idle.is_set() for slot in intake.slots)
 
 
 def test_a_power_cut_anywhere_in_a_row_takes_nothing_that_was_told_to_be_durable(pool: HeldPool) -> None:
