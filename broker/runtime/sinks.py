@@ -257,6 +257,7 @@ class Sinks:
         Raises:
             NotReady: it is unfinished; or another owner has opened it since the given state.
         """
+        self._known().check_done(sink)  # before anything is dropped
         staged = [(store, store.staged(sink)) for store in self.stores.stores() if not store.removed]
         pins = [stage.pin.epoch for _, found in staged for stage in found.stages if stage.pin is not None]
         if pins:

@@ -50,7 +50,7 @@ class Rig:
     """One broker's part in the protocol, made anew after each crash.
 
     Args:
-        boot: Number of the start: leader epoch, boot id.
+        boot: Number of the start: gives leader epochs and boot id.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Rig:
             info,
             number,
             log,
-            leader_epoch=self._boot,
+            leader_epoch=self._boot << 10,  # above all take-overs of the process before
             pool=InlinePool(),  # type: ignore[arg-type]
             appender=None,  # type: ignore[arg-type]
             hub=self._hub,

@@ -1,8 +1,9 @@
-"""Random interleavings of two drivers, power cuts, kills, repetitions, aborts, late uploads, expiry, trims.
+"""Random interleavings of runs: power cuts, kills, repetitions, aborts, late calls, expiry, trims, take-overs.
 
-The drivers' steps are single calls in any order, so each may be overtaken between any two of its own. After every
+The runs' steps are single calls in any order, so each may be overtaken between any two of its own; so are the halves
+of a commit (pin, decide) and the steps of a sweep (judge, by what a deposed coordinator knew, too; drop). After every
 call `World.check` holds: nothing visible twice, nothing of what was not decided, groups whole, acknowledged batches
-there. In the end a last driver, without faults, completes one more batch.
+there. In the end a last run, without faults, completes one more batch, and nothing is left over.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from broker.api.errors import SinkBatchRegressed, SinkFenced, StageLost
+from broker.api.errors import InvalidRequest, NotLeader, NotReady, SinkBatchRegressed, SinkFenced, StageLost
+from broker.sinks.ledger import Ledger
+from broker.sinks.notes import StagePinned
+from broker.sinks.state import StageRef
 from tests.support.effort import examples
 from tests.support.simdisk import MODES, Crashed, SimDisk
 from tests.support.sinks import SINK, STREAM, Attempt, Driver, Rig, World
 
 Try = tuple[Driver, Attempt]
+Half = tuple[Driver, Attempt, tuple[StageRef, ...]]
+Judged = list[tuple[int, int, list[StagePinned]]]
+"""Partition, leader epoch, pins."""
 
 
 class Sinks(RuleBasedStateMachine):
@@ -26,6 +33,9 @@ class Sinks(RuleBasedStateMachine):
 
     drivers = Bundle("drivers")
     tries = Bundle("tries")
+    halves = Bundle("halves")
+    views = Bundle("views")
+    drops = Bundle("drops")
 
     @initialize(seed=st.integers(0, 1 << 16))
     def start(self, seed: int) -> None:
@@ -75,7 +85,8 @@ class Sinks(RuleBasedStateMachine):
     def stage(self, driver: Driver) -> Try:
         driver.rig = self.rig
         attempt = self.world.attempt(driver.next_batch)
-        driver.stage(attempt)
+        with suppress(SinkFenced):  # then only some of its parts are there
+            driver.stage(attempt)
         return driver, attempt
 
     @rule(one=tries, number=st.integers(0, 7))
@@ -84,7 +95,7 @@ class Sinks(RuleBasedStateMachine):
         driver, attempt = one
         driver.rig = self.rig
         parts = [(stage, part) for stage, (_, parts) in attempt.stages.items() for part in range(len(parts))]
-        with suppress(StageLost):
+        with suppress(StageLost, SinkFenced):
             driver.upload(attempt, *parts[number % len(parts)])
 
     @rule(one=tries)
@@ -93,6 +104,53 @@ class Sinks(RuleBasedStateMachine):
         driver.rig = self.rig
         with suppress(StageLost, SinkFenced, SinkBatchRegressed):
             driver.commit(attempt)
+
+    @rule(target=halves, one=tries)
+    def pin(self, one: Try) -> object:
+        """The first half of a commit: stages are pinned, nothing is decided."""
+        driver, attempt = one
+        driver.rig = self.rig
+        asked = driver.asked(attempt)
+        try:
+            return driver, attempt, self.rig.sinks.pin(SINK, asked, attempt.named())
+        except (StageLost, InvalidRequest):
+            return multiple()
+
+    @rule(half=consumes(halves))
+    def decide(self, half: Half) -> None:
+        """The second half, however late, by whoever coordinates by then."""
+        driver, attempt, refs = half
+        driver.rig = self.rig
+        try:
+            self.rig.sinks.complete(SINK)
+            self.rig.sinks.decide(SINK, driver.asked(attempt), refs, digest=str(attempt.number))
+            self.rig.sinks.complete(SINK)
+        except (SinkFenced, SinkBatchRegressed, NotReady):
+            return
+        self.world.acked.add(attempt.batch_id)
+
+    @rule(target=views)
+    def depose(self) -> Ledger:
+        """What a coordinator knows that is deposed now; it may go on to sweep for a while."""
+        return Ledger(dict(self.rig.sinks.commits.ledger().states))
+
+    @rule(target=drops, view=views | st.none())
+    def judge(self, view: Ledger | None) -> Judged:
+        """The first steps of a sweep: the pins of each partition, and which of them are over."""
+        ledger = view or self.rig.sinks.commits.ledger()
+        found = [(store.main.partition, store.staged()) for store in self.rig.stores()]
+        return [(n, staged.leader_epoch, [p for p in staged.pins if not ledger.is_open(p)]) for n, staged in found]
+
+    @rule(judged=drops)
+    def drop(self, judged: Judged) -> None:
+        """The last step, however late or often."""
+        for number, leader_epoch, pins in judged:
+            with suppress(NotLeader):
+                self.rig.rounds.drop(self.rig.store(STREAM, number), leader_epoch, pins)
+
+    @rule()
+    def take_over(self) -> None:
+        self.rig.take_over()
 
     @rule(one=tries, step=st.integers(1, 40), mode=st.sampled_from([*MODES, "kill"]), seed=st.integers(0, 99))
     def commit_and_die(self, one: Try, step: int, mode: str, seed: int) -> None:
