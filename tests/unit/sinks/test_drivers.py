@@ -338,7 +338,7 @@ def test_a_table_that_cannot_be_read_is_a_failing_disk(disk: SimDisk, rig: Rig, 
             driver.commit(attempt)
             driver.world.check_complete(again, 1)
             again.drop()
-    assert failures > 8
+    assert failures >= 4
 
 
 def test_a_stream_that_is_not_open_is_waited_for_and_one_that_is_gone_is_not(
