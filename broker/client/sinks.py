@@ -35,6 +35,7 @@ from broker.client.answers import understand
 from broker.client.append import encode
 from broker.client.calls import Calls, path
 from broker.client.outgoing import pieces
+from broker.client.records import Records, record_batches
 
 PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
@@ -149,7 +150,7 @@ class Sink:
 
     def stage(
         self,
-        records: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch],
+        records: Records,
         stream: str,
         partition: int,
         *,
@@ -159,7 +160,8 @@ class Sink:
         """Store records for a later commit; durable when it returns. Columns as for `Client.append`.
 
         Args:
-            records: Any number, also none. Sent in parts of some 16 MiB, as they come, two at a time.
+            records: Any number, also none, in any form that `Client.append` takes. Sent in parts of some 16 MiB, as
+                they come, two at a time.
             stage: 32 hexadecimal digits that no other stage has; None: random ones.
             incarnation: The stream's incarnation that is meant.
         Raises:
@@ -270,7 +272,7 @@ class Sink:
             NotReady, or why: its last decision is not in place everywhere yet.
         """
         try:
-            self._calls.json("DELETE", path("sinks", self.sink))
+            self._calls.json("DELETE", path("sinks", self.sink), done_if=UnknownSink)
         except UnknownSink:
             if not missing_ok:
                 raise
@@ -356,13 +358,9 @@ class _Sending:
         self.rows += self._under_way.popleft().result()
 
 
-def _pieces(records: pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+def _pieces(records: Records) -> Iterable[pa.RecordBatch]:
     """The rows in pieces that fit into a part."""
-    if isinstance(records, pa.Table):
-        records = records.to_batches()
-    elif isinstance(records, pa.RecordBatch):
-        records = [records]
-    for batch in records:
+    for batch in record_batches(records):
         yield from pieces(batch, PART_BYTES)
 
 

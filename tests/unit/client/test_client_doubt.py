@@ -31,6 +31,7 @@ from broker.api.errors import (
     StorageFailed,
     Unavailable,
     UnknownConsumer,
+    UnknownSink,
     UnknownStream,
 )
 from broker.client.append import Appender, Stamp
@@ -56,7 +57,16 @@ STREAM: Final[dict[str, Any]] = {
     "warnings": [],
     "partitions": [],
 }
-SINK: Final = {"sink": "k", "epoch": 1, "least_batch_id": 0, "changed_ms": 1, "last": None}
+SINK: Final = {
+    "sink": "k",
+    "epoch": 1,
+    "current_epoch": 0,
+    "checkpoint": None,
+    "one_shot": False,
+    "least_batch_id": 0,
+    "changed_ms": 1,
+    "last": None,
+}
 CONSUMER: Final[dict[str, Any]] = {"consumer": "c", "partitions": [], "lag": 0}
 
 
@@ -88,6 +98,7 @@ CHANGES: Final[dict[str, tuple[Call, Any]]] = {
     "register": (lambda client: client.register_producer(), {"producer_id": 7, "epoch": 0}),
     "open a sink": (lambda client: client.sink("k").open(), SINK),
     "stage": (lambda client: client.sink("k", epoch=1).stage(ROWS, "s", 0), {"record_count": 1}),
+    "delete a sink": (lambda client: client.sink("k").delete(), None),
     "commit a sink": (
         lambda client: Sink(client._calls, "k", epoch=1).commit(1, []),
         {"outcome": "committed", **SINK},
@@ -272,8 +283,8 @@ def test_what_was_only_refused_is_certainly_not_done(name: str, last: str) -> No
     end = LAST[last]
 
     def refuse(request: Request, reply: Reply) -> None:
-        reply.send(b"" if end is None else end if isinstance(end, bytes) else problem(end))
-        reply.close()
+        assert isinstance(end, LiftlogError)
+        reply.send(problem(end))  # and the connection stays: one that dies under the next try would leave doubt
 
     with RawServer(refuse) as server:
         if end is None:
@@ -298,6 +309,7 @@ def test_a_plain_append_that_met_doubt_is_not_sent_again() -> None:
     [
         (lambda client: client.delete_stream("s"), UnknownStream("no stream")),
         (lambda client: client.delete_consumer("c"), UnknownConsumer("no consumer")),
+        (lambda client: client.sink("k").delete(), UnknownSink("no sink")),
     ],
 )
 @pytest.mark.parametrize("kept", [False, True])

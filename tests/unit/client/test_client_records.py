@@ -50,6 +50,17 @@ FORMS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_sink_takes_the_same(client: Client, new_stream: NewStream, form: str) -> None:
+    stream = new_stream()
+    sink = client.sink(f"sink-of-{stream}")
+    sink.open()
+    sink.commit(1, [sink.stage(FORMS[form](), stream, 0)])
+    assert client.read(stream, columns=["value", "key"]).to_table().to_pylist() == ROWS
+    with pytest.raises(InvalidRecords):
+        sink.stage(b"x", stream, 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_what_is_obvious_is_taken(client: Client, new_stream: NewStream, form: str) -> None:
     stream = new_stream()
     assert client.append(stream, 0, FORMS[form]()).record_count == 2
@@ -241,4 +252,4 @@ def test_calls_after_close_say_so(server: Server, client: Client, new_stream: Ne
             call()
     with pytest.raises(StopIteration):
         next(reader)
-    assert sink.open().epoch >= 0
+    assert sink.open().sink == "after-close"
