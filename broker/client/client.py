@@ -9,13 +9,15 @@ Every call is tried again after what is `Retryable`, with growing pauses, until 
 then raises the last error, and says how often it tried. That it tries again is said at once. What the broker
 refuses (`InvalidRequest`) is raised at once, as the type that the broker named. An error with the field `sent`
 leaves open whether the call was carried out. All calls may come from several threads, and from a process
-forked after `connect`.
+forked after `connect`. What only some calls need, Arrow above all, is loaded by them: a command that makes
+one JSON call must not wait for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest
 from broker.client.address import Addresses
@@ -27,21 +29,21 @@ from broker.client.answers import (
     Watch,
     understand,
 )
-from broker.client.append import TIMEOUT_S as APPEND_TIMEOUT_S
-from broker.client.append import Appender, Stamp
 from broker.client.brokers import Brokers
 from broker.client.calls import Calls, path
 from broker.client.consumers import ConsumerCalls
 from broker.client.outages import Say
 from broker.client.patience import DEADLINE_S
 from broker.client.positions import Position
-from broker.client.producer import Producer
-from broker.client.ranges import End, Start, plan_read
-from broker.client.reader import RecordReader, reader_schema
-from broker.client.records import Records
-from broker.client.sequences import register
-from broker.client.sinks import Sink, SinkDescription
 from broker.client.streams import StreamCalls
+
+if TYPE_CHECKING:
+    from broker.client.append import Appender, Stamp
+    from broker.client.producer import Producer
+    from broker.client.ranges import End, Start
+    from broker.client.reader import RecordReader
+    from broker.client.records import Records
+    from broker.client.sinks import Sink, SinkDescription
 
 TIMEOUT_S: Final = 10.0
 POSITIONS_PER_CALL: Final = 10_000
@@ -78,7 +80,6 @@ class Client(StreamCalls, ConsumerCalls):
         self.deadline_s = deadline_s
         self._is_closed = False
         self._open_calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
-        self._appender = Appender(brokers, timeout_s=max(timeout_s, APPEND_TIMEOUT_S), deadline_s=deadline_s)
 
     def __enter__(self) -> Client:
         return self
@@ -96,6 +97,14 @@ class Client(StreamCalls, ConsumerCalls):
         """
         self._is_closed = True
         self.brokers.pool.close()
+
+    @cached_property
+    def _appender(self) -> Appender:
+        from broker.client.append import TIMEOUT_S as APPEND_TIMEOUT_S
+        from broker.client.append import Appender
+
+        timeout_s = max(self.timeout_s, APPEND_TIMEOUT_S)
+        return Appender(self.brokers, timeout_s=timeout_s, deadline_s=self.deadline_s)
 
     @property
     def _calls(self) -> Calls:
@@ -149,6 +158,9 @@ class Client(StreamCalls, ConsumerCalls):
         if isinstance(columns, str):
             raise InvalidRequest(f"columns={columns!r}: must be a list of names, such as ['offset', 'value']")
         columns = None if columns is None else list(columns)
+        from broker.client.ranges import plan_read
+        from broker.client.reader import RecordReader, reader_schema
+
         reader_schema(columns, False)
         description = self.describe(stream)
         spans = plan_read(self.resolve, description, partitions=partitions, start=start, end=end)
@@ -192,10 +204,14 @@ class Client(StreamCalls, ConsumerCalls):
         Raises:
             InvalidName: it cannot be one.
         """
+        from broker.client.sequences import register
+
         return register(self._calls, name)
 
     def producer(self, stream: str, **options: Any) -> Producer:
         """A batching producer; `options` as for `Producer`. Raises UnknownStream."""
+        from broker.client.producer import Producer
+
         return Producer(self.brokers, self.describe(stream), **{"deadline_s": self.deadline_s, **options})
 
     # positions
@@ -239,10 +255,14 @@ class Client(StreamCalls, ConsumerCalls):
         Args:
             owner: Names the run that writes, to all of its tasks the same; None: random.
         """
+        from broker.client.sinks import Sink
+
         return Sink(self._calls, sink, owner=owner, epoch=epoch)
 
     def sinks(self) -> list[SinkDescription]:
         """All sinks by name."""
+        from broker.client.sinks import SinkDescription
+
         value = self._calls.json("GET", path("sinks"))
         return understand(lambda v: [SinkDescription.of(s) for s in v["sinks"]], value, where="listing sinks")
 

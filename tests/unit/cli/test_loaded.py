@@ -1,0 +1,97 @@
+"""What a command loads: one that makes a JSON call waits for no library that only others need.
+
+Method: the command in a process of its own, against a raw server; then its modules are listed. No clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.unit.client.rawserver import RawServer, Reply, Request
+
+HEAVY = {"numpy", "pyarrow", "pandas", "polars", "pyspark", "aiohttp", "nats", "asyncio", "prometheus_client", "xxhash"}
+"""Arrow and what it brings, loops, and what only the broker needs."""
+SCRIPT = """
+import sys
+sys.argv = ["liftlog", *sys.argv[1:]]
+from broker.cli.start import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code or 0, *{name.partition(".")[0] for name in sys.modules}, *sys.modules, file=sys.stderr)
+"""
+STREAM: dict[str, Any] = {
+    "name": "s",
+    "incarnation": "i",
+    "created_ms": 1,
+    "internal": False,
+    "settings": {},
+    "warnings": [],
+    "partitions": [],
+}
+CONSUMER: dict[str, Any] = {"consumer": "c", "partitions": [], "lag": 0}
+ANSWERS: dict[str, Any] = {
+    "/v1/streams": {"streams": [STREAM]},
+    "/v1/consumers": {"consumers": [CONSUMER]},
+    "/v1/consumers/c": CONSUMER,
+    "/v1/consumers/c/reset": CONSUMER,
+    "/v1/streams/s/trim": {"partitions": []},
+}
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
+    command = [sys.executable, "-c", SCRIPT, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=clean, timeout=120)
+    code, *modules = done.stderr.splitlines()[-1].split()
+    assert code == "0", done.stderr
+    return set(modules)
+
+
+def answer(request: Request, reply: Reply) -> None:
+    if request.method == "DELETE":
+        reply.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+    elif request.path == "/v1/streams" and request.method == "POST":
+        reply.answer(201, json.dumps(STREAM).encode())
+    else:
+        reply.answer(200, json.dumps(ANSWERS.get(request.path, STREAM)).encode())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "stream list",
+        "stream describe s",
+        "stream create s",
+        "stream alter s --retention-ms 1d",
+        "stream pause s",
+        "stream resume s",
+        "stream read-only s",
+        "stream trim s --before latest",
+        "stream add-partitions s 2",
+        "stream delete s --yes",
+        "consumer list",
+        "consumer describe c",
+        "consumer reset c --stream s --to latest",
+        "consumer delete c --yes",
+    ],
+)
+def test_a_command_of_one_json_call_loads_nothing_heavy(command: str) -> None:
+    with RawServer(answer) as server:
+        loaded = loaded_by("--brokers", server.address, "--json", *command.split())
+        assert len(server.requests) == 1
+        assert not loaded & {*HEAVY, "broker.client.fetch", "rich"}
+        if command.endswith("list"):
+            assert not loaded_by("--brokers", server.address, *command.split()) & HEAVY
+
+
+@pytest.mark.parametrize("command", [[], ["stream"], ["stream", "create"], ["tail"], ["log"], ["up"], ["broker"]])
+def test_help_loads_neither_the_client_nor_a_validator(command: list[str]) -> None:
+    loaded = loaded_by(*command, "--help")
+    assert not loaded & (HEAVY | {"http.client", "ssl", "rich", "broker.client", "broker.runtime", "broker.storage"})
