@@ -14,7 +14,7 @@ from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, b
 from broker.storage.places import owner_of, used_by
 
 _CATALOG_GONE: Final = (
-    "restore the file from a backup; without it the streams are not known, but their records are there"
+    "restore the file from a backup: without it nobody knows the streams, although their records are there"
 )
 _READABLE: Final = "give it to the user that runs the broker"
 
@@ -25,15 +25,15 @@ def check_folder(path: str, broker_id: str) -> Iterator[Check]:
         parent = existing_folder(path)
         if os.path.exists(path):
             yield Check(
-                name="data folder", status=WRONG, found=f"{path} is no folder", advice="set data_dir to a folder"
+                name="data folder", status=WRONG, found=f"{path} is not a folder", advice="set data_dir to a folder"
             )
         elif os.access(parent, os.W_OK | os.X_OK):
-            yield Check(name="data folder", status=OK, found=f"{path} is not there yet: the first start makes it")
+            yield Check(name="data folder", status=OK, found=f"{path} does not exist yet: the first start makes it")
         else:
             yield Check(
                 name="data folder",
                 status=WRONG,
-                found=f"{path} is not there and {parent} may not be written",
+                found=f"{path} does not exist, and {parent} may not be written",
                 advice=f"make it, and give it to this user (uid {os.geteuid()}), or set another data_dir",
             )
         return
@@ -43,7 +43,9 @@ def check_folder(path: str, broker_id: str) -> Iterator[Check]:
     if user is None:
         yield Check(name="lock", status=OK, found="no broker has it open")
     else:
-        yield Check(name="lock", status=OK, found=f"in use by process {user or 'unknown'}", values={"pid": user})
+        yield Check(
+            name="lock", status=OK, found=f"a broker has it open: process {user or 'unknown'}", values={"pid": user}
+        )
 
 
 def check_catalog(path: str) -> tuple[list[Check], int]:
@@ -62,7 +64,7 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
                 catalog.apply(line)
     except FileNotFoundError:
         if not _unknown_folders(path, set()):
-            return [Check(name="catalog", status=OK, found="none yet")], 0
+            return [Check(name="catalog", status=OK, found="there is none yet: the first start makes it")], 0
         return [Check(name="catalog", status=WRONG, found=f"{name} is missing", advice=_CATALOG_GONE)], 0
     except OSError as error:
         return [Check(name="catalog", status=WRONG, found=f"{name}: {error.strerror}", advice=_READABLE)], 0
@@ -103,8 +105,9 @@ def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Chec
         Check(
             name="stream folders",
             status=WARNING,
-            found=f"{len(found)} that the catalog does not name, the first: {found[0]}",
-            advice="left by a change that was cut short, or copied there: look (liftlog log dump), then remove it",
+            found=f"{len(found)} folders are not in the catalog, the first: {found[0]}",
+            advice="left by a change that was cut short, or copied there: look into them with liftlog log dump,"
+            " then remove them",
             values={"unknown": found},
         )
     ]
@@ -154,7 +157,7 @@ def _owner(path: str, broker_id: str) -> Check:
         if below:
             found = f"{path} is not a broker's folder, it holds those of {', '.join(below)}"
             return Check(name="owner", status=WRONG, found=found, advice=f"set data_dir to {path}/{below[0]}")
-        return Check(name="owner", status=OK, found="nobody's yet")
+        return Check(name="owner", status=OK, found="no broker has used the folder yet")
     if owner.get("format_version") != FORMAT_VERSION:
         found = f"format version {owner.get('format_version')}, this release reads {FORMAT_VERSION}"
         return Check(name="owner", status=WRONG, found=found, advice="use the release that wrote it, or a later one")

@@ -70,7 +70,7 @@ def check_compiled(implementation: str) -> Iterator[Check]:
         yield Check(
             name="intake",
             status=WRONG if implementation == "compiled" else WARNING,
-            found="only the Python implementation: a fraction of the rate",
+            found="only in Python, at a fraction of the rate: the compiled one cannot be loaded",
             advice="install a C compiler and Python's headers, then install liftlog anew",
         )
     if hardware_based:
@@ -126,7 +126,7 @@ def check_limits(partitions: int, pid: int | None, *, open_files_max: int, conne
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = hard if hard != resource.RLIM_INFINITY else RAISED_TO  # a broker raises the soft limit by itself
-    whose = "here"
+    whose = "of this shell (hard)"
     found = _limit_of(pid) if pid else None
     if found is not None:
         soft, whose = found, f"of process {pid}"
@@ -138,8 +138,8 @@ def check_limits(partitions: int, pid: int | None, *, open_files_max: int, conne
     yield Check(
         name="open files",
         status=status,
-        found=f"limit {soft} {whose}: {partitions} partitions want up to {for_logs};"
-        f" {taken} HTTP connections are taken, http.connections_max = {connections_max} wants {for_connections}",
+        found=f"limit {soft} {whose}: {partitions} partitions need up to {for_logs} of them; it allows {taken} HTTP"
+        f" connections at once, and http.connections_max = {connections_max} needs {for_connections}",
         advice="" if status == OK else advice,
         values={"soft": soft, "hard": hard, "wanted": wanted, "connections": taken},
     )
@@ -148,7 +148,7 @@ def check_limits(partitions: int, pid: int | None, *, open_files_max: int, conne
 def check_fsync(path: str) -> Iterator[Check]:
     """How long an fsync takes in the data folder: the median of a few."""
     if not os.path.isdir(path):
-        yield Check(name="fsync", status=SKIPPED, found="no data folder yet")
+        yield Check(name="fsync", status=SKIPPED, found="there is no data folder yet")
         return
     name = f"{path}/.doctor-{os.getpid()}.tmp"
     took_ms = []
@@ -176,7 +176,7 @@ def check_fsync(path: str) -> Iterator[Check]:
             WARNING,
             "too quick for a disk: something answers before the bytes are safe (tmpfs, a VM's cache)",
         )
-    found = f"median {median:.2f} ms, greatest {worst:.2f} ms of {FSYNC_PROBES}"
+    found = f"median {median:.2f} ms, longest {worst:.2f} ms, of {FSYNC_PROBES} in the data folder"
     values = {"median_ms": round(median, 3), "max_ms": round(worst, 3)}
     yield Check(name="fsync", status=status, found=found, advice=advice, values=values)
 

@@ -24,13 +24,15 @@ SKEW_MAX_S: Final = 2.0
 GREETING_BYTES_MAX: Final = 64 << 10
 
 
-def check_broker(address: str, *, in_use: bool) -> Iterator[Check]:
+def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Check]:
     """The HTTP port: free, or ours, ready and with our time.
 
     Args:
         address: host:port.
         in_use: Some process has the data folder open, so a broker should answer.
+        source: The variable that sends all other commands there: somebody must answer. Empty: it is the broker's own.
     """
+    from_it = f" ({source})" if source else ""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
@@ -40,56 +42,76 @@ def check_broker(address: str, *, in_use: bool) -> Iterator[Check]:
         answer = connection.getresponse()
         body = answer.read(GREETING_BYTES_MAX)
         ended = time.time()
-    except ConnectionRefusedError:
-        yield from _silent(host, int(port), in_use=in_use)
-        return
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, ConnectionRefusedError) and not source:
+            yield from _silent(host, int(port), in_use=in_use)
+            return
         advice = "another program may have the port: see who (ss -ltnp), or set http.port"
-        yield Check(name="broker", status=WRONG, found=f"{address}: {error or type(error).__name__}", advice=advice)
+        advice = (
+            f"start that broker, or set {source}: every command but `up` and `down` goes there" if source else advice
+        )
+        found = f"{address}{from_it}: {_text(error)}"
+        yield Check(name="broker", status=WRONG, found=found, advice=advice)
         return
     finally:
         connection.close()
     values = _json(body)
     if answer.status not in (200, 503) or not isinstance(values, dict) or "ready" not in values:
-        advice = "set http.port, or stop that program (ss -ltnp names it)"
-        yield Check(name="broker", status=WRONG, found=f"{address} answers, and not as a broker", advice=advice)
+        advice = f"set {source or 'http.port'}, or stop that program (ss -ltnp names it)"
+        found = f"{address}{from_it} answers, but not as a broker"
+        yield Check(name="broker", status=WRONG, found=found, advice=advice)
         return
     if values["ready"]:
-        yield Check(name="broker", status=OK, found=f"{address} is ready")
+        yield Check(name="broker", status=OK, found=f"{address}{from_it} is ready")
     else:
         missing = ", ".join(f"{key}: {value}" for key, value in dict(values.get("missing") or {}).items())
         advice = "docs/operations.md says what to do about each"
         yield Check(
-            name="broker", status=WRONG, found=f"{address} is not ready: {missing or 'no reason'}", advice=advice
+            name="broker",
+            status=WRONG,
+            found=f"{address}{from_it} is not ready: {missing or 'no reason'}",
+            advice=advice,
         )
     yield from _version(host, int(port))
     yield from _clock(answer.getheader("Date"), begun, ended)
 
 
-def check_nats(urls: Sequence[str], *, record_bytes_max: int) -> Iterator[Check]:
+def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") -> Iterator[Check]:
     """Each NATS server: reachable, speaks NATS, has headers, takes records as large as a stream does.
 
     Args:
         record_bytes_max: Of new streams, as configured.
+        source: The variable that sends `liftlog publish` there. Empty: the broker captures from there.
     """
+    key = source or "nats.urls"
     for url in urls:
-        parts = urlsplit(url if "//" in url else f"nats://{url}")
-        host, port = parts.hostname or "", parts.port or 4222
-        shown = f"{host}:{port}"
+        try:
+            parts = urlsplit(url if "//" in url else f"nats://{url}")
+            host, port = parts.hostname or "", parts.port or 4222
+        except ValueError as error:
+            found = f"{key} is no address of a NATS server: {error}"
+            yield Check(name="nats", status=WRONG, found=found, advice=f"set {key} to a URL like nats://host:4222")
+            continue
+        shown = f"{host}:{port}" + (f" ({source})" if source else "")
         if parts.scheme in ("ws", "wss"):
-            yield Check(name="nats", status=SKIPPED, found=f"{shown}: over WebSocket, not looked at")
+            yield Check(name="nats", status=SKIPPED, found=f"{shown} speaks WebSocket: not checked")
             continue
         try:
             info = _greeting(host, port)
-        except OSError as error:
-            advice = "start the server, or set nats.urls; the broker keeps trying, and captures nothing meanwhile"
-            yield Check(name="nats", status=WRONG, found=f"{shown}: {error.strerror or error}", advice=advice)
+        except (OSError, UnicodeError) as error:
+            advice = "start the server (`liftlog up` brings one), or set nats.urls: until then nothing is captured"
+            advice = f"start the server, or set {source}: `liftlog publish` goes there" if source else advice
+            yield Check(name="nats", status=WRONG, found=f"{shown}: {_text(error)}", advice=advice)
             continue
         if info is None:
-            advice = "set nats.urls to the clients' port of a NATS server"
-            yield Check(name="nats", status=WRONG, found=f"{shown} answers, and not as a NATS server", advice=advice)
+            advice = f"set {key} to the clients' port of a NATS server"
+            yield Check(name="nats", status=WRONG, found=f"{shown} answers, but not as a NATS server", advice=advice)
             continue
         yield _nats(shown, info, record_bytes_max)
+
+
+def _text(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _nats(shown: str, info: dict[str, Any], record_bytes_max: int) -> Check:

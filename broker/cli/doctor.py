@@ -1,17 +1,28 @@
-"""`liftlog doctor`: is everything here as a broker needs it, and what to do where it is not."""
+"""`liftlog doctor`: is everything here as a broker needs it, and what to do where it is not.
+
+Which broker and which NATS server are asked:
+
+    --brokers, --nats    only these
+    else                 the broker of the folder, as it runs or as it is configured, and
+                         those of LIFTLOG_BROKERS and LIFTLOG_NATS_URL: every other command goes there
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
 
 import typer
 
-from broker.api.http import DEFAULT_PORT, host_port
+from broker.api.http import host_port
 from broker.cli.exits import FAILED
 from broker.cli.options import Brokers, Json, Nats, globals_of, is_json
 from broker.cli.output import json_out, note, table
+
+BROKERS_VARIABLE: Final = "LIFTLOG_BROKERS"
+NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
 
 
 def doctor(
@@ -55,15 +66,14 @@ def doctor(
         folder = f"{folder}/{loaded.broker_id}"
     record = DataFolder(os.path.dirname(folder)).load()  # of `up`, where it was that made the folder
     user = used_by(folder)
-    addresses = brokers or globals_of(ctx).brokers or (record.http if record else None)
-    addresses = addresses or loaded.http.advertised or host_port(loaded.http.host, loaded.http.port)
-    urls = nats or globals_of(ctx).nats or (record.nats_url if record else None)
+    own = record.http if record else loaded.http.advertised or host_port(loaded.http.host, loaded.http.port)
+    own_nats = [record.nats_url] if record else list(loaded.nats.urls)
 
     checks += check_versions()
     checks += check_compiled(loaded.intake.implementation)
     checks += check_folder(folder, loaded.broker_id)
-    found, partitions = check_catalog(folder)
-    checks += found
+    of_catalog, partitions = check_catalog(folder)
+    checks += of_catalog
     checks += check_disk(folder)
     checks += check_fsync(folder)
     checks += check_limits(
@@ -73,11 +83,19 @@ def doctor(
         connections_max=loaded.http.connections_max,
     )
     checks += check_file_times(folder, time.time())
-    for address in addresses.split(","):
-        checks += check_broker(_local(address.strip()), in_use=user is not None)
+    try:
+        asked = list(_brokers_to_ask(brokers or globals_of(ctx).brokers, own))
+    except LiftlogError as error:
+        if brokers or globals_of(ctx).brokers:
+            raise
+        asked = [(_local(own), "")]
+        found = f"{BROKERS_VARIABLE}: {error}"
+        checks.append(Check(name="broker", status=WRONG, found=found, advice=f"set {BROKERS_VARIABLE} to host:port,…"))
+    for address, source in asked:
+        checks += check_broker(address, in_use=user is not None, source=source)
     if loaded.intake.enabled:
-        wanted = urls.split(",") if urls else loaded.nats.urls
-        checks += check_nats(wanted, record_bytes_max=loaded.defaults.record_bytes_max)
+        for url, source in _servers_to_ask(nats or globals_of(ctx).nats, own_nats):
+            checks += check_nats([url], record_bytes_max=loaded.defaults.record_bytes_max, source=source)
 
     if is_json(ctx, json):
         json_out(as_json(checks, {"data": folder}))
@@ -91,11 +109,42 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
+def _brokers_to_ask(given: str | None, own: str) -> Iterator[tuple[str, str]]:
+    """Addresses, each with the variable that names it; that is empty for what was given and for the folder's own.
+
+    Raises:
+        InvalidRequest: one that was given, or that the variable names, is malformed.
+    """
+    from broker.client.address import parse_addresses
+
+    if given:
+        yield from ((_local(str(address)), "") for address in parse_addresses(given))
+        return
+    yield _local(own), ""
+    named = os.environ.get(BROKERS_VARIABLE)
+    for address in parse_addresses(named) if named else ():
+        if _same(str(address)) != _same(_local(own)):
+            yield _local(str(address)), BROKERS_VARIABLE
+
+
+def _servers_to_ask(given: str | None, own: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """URLs of NATS servers, likewise."""
+    if given:
+        yield from ((url.strip(), "") for url in given.split(","))
+        return
+    yield from ((url, "") for url in own)
+    known = {_same(url) for url in own}
+    for url in filter(None, map(str.strip, os.environ.get(NATS_VARIABLE, "").split(","))):
+        if _same(url) not in known:
+            yield url, NATS_VARIABLE
+
+
+def _same(address: str) -> str:
+    """The address in the form in which two are compared: without scheme, credentials, and names of this machine."""
+    return address.rpartition("//")[2].rpartition("@")[2].rstrip("/").replace("localhost", "127.0.0.1")
+
+
 def _local(address: str) -> str:
     """host:port to ask at: a broker that listens everywhere is asked on loopback."""
-
-    address = address.removeprefix("http://").rstrip("/")
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
-        host, port = address, str(DEFAULT_PORT)
-    return f"{'127.0.0.1' if host in ('0.0.0.0', '') else '::1' if host in ('::', '[::]') else host}:{port}"
+    host, _, port = address.rpartition(":")
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '') else '[::1]' if host in ('::', '[::]') else host}:{port}"

@@ -153,6 +153,7 @@ def test_open_files_are_held_against_partitions_and_connections() -> None:
         assert status(10, me, connections_max=257) == WARNING
         (found,) = check_limits(10, me, open_files_max=8_192, connections_max=4_096)
         assert f"of process {me}" in found.found
+        assert "it allows 256 HTTP connections at once" in found.found, "not: so many are in use"
         assert (found.values["connections"], found.values["wanted"]) == (connections_within(4_096, 1_024), 16_384)
         if hard >= 1_024:
             assert status(10, None) == OK, "a broker raises it"
@@ -282,9 +283,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NatsServer,
         yield both
 
 
-def _doctor(*arguments: str) -> tuple[int, dict[str, Any]]:
-    clean = {name: None for name in os.environ if name.startswith("LIFTLOG_")}
-    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"], env=clean)
+def _doctor(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    clean: dict[str, str | None] = {name: None for name in os.environ if name.startswith("LIFTLOG_")}
+    result = CliRunner().invoke(app, ["doctor", *arguments, "--json"], env={**clean, **(env or {})})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, json.loads(result.stdout)
 
@@ -304,6 +305,40 @@ def test_a_running_broker_is_found_well(pair: tuple[NatsServer, BrokerProcess]) 
     assert found["catalog"]["values"]["partitions"] == sum(len(stream["partitions"]) for stream in streams)
     assert found["broker"]["status"] == found["clock"]["status"] == found["nats"]["status"] == OK
     assert found["fsync"]["values"]["median_ms"] > 0
+
+
+def test_the_environment_that_other_commands_use_is_looked_at_too(
+    pair: tuple[NatsServer, BrokerProcess], tmp_path: Path
+) -> None:
+    """Beside the folder's own broker and server; what an option names is asked instead of both."""
+    nats, broker = pair
+    port, nats_port = free_port(), free_port()
+    own = ("--data", str(tmp_path / "d"), "--set", f"http.port={port}", "--set", f"nats.urls={nats.url}")
+
+    def found(code: int, *arguments: str, **env: str) -> dict[str, list[tuple[str, str]]]:
+        ended, answer = _doctor(*own, *arguments, env=env)
+        assert ended == code, answer
+        names = ("broker", "port", "nats")
+        return {
+            name: [(check["status"], check["found"]) for check in answer["checks"] if check["name"] == name]
+            for name in names
+        }
+
+    well = found(0, LIFTLOG_BROKERS=broker.address, LIFTLOG_NATS_URL=nats.url)
+    assert well["broker"] == [(OK, f"{broker.address} (LIFTLOG_BROKERS) is ready")]
+    assert well["port"] == [(OK, f"127.0.0.1:{port} is free")]
+    assert len(well["nats"]) == 1, "the same server is asked once"
+    wrong = found(1, LIFTLOG_BROKERS=f"127.0.0.1:{nats_port}", LIFTLOG_NATS_URL=f"nats://ann:hunter2@[::1]:{nats_port}")
+    assert wrong["broker"] == [(WRONG, f"127.0.0.1:{nats_port} (LIFTLOG_BROKERS): Connection refused")]
+    assert [status for status, _ in wrong["nats"]] == [OK, WRONG]
+    assert "(LIFTLOG_NATS_URL)" in wrong["nats"][1][1]
+    assert "hunter2" not in wrong["nats"][1][1]
+    malformed = found(1, LIFTLOG_BROKERS="u:p@h", LIFTLOG_NATS_URL="nats://h:99999")
+    assert malformed["broker"][0][1].startswith("LIFTLOG_BROKERS: ")
+    assert malformed["nats"][1][1].startswith("LIFTLOG_NATS_URL is no address of a NATS server")
+    given = found(0, "--brokers", broker.address, "--nats", nats.url, LIFTLOG_BROKERS="x", LIFTLOG_NATS_URL="y")
+    assert given["broker"] == [(OK, f"{broker.address} is ready")]
+    assert len(given["nats"]) == 1
 
 
 def test_a_partition_whose_folder_is_gone_is_named(pair: tuple[NatsServer, BrokerProcess], tmp_path: Path) -> None:
