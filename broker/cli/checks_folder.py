@@ -62,6 +62,8 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
                 catalog = Catalog.restore(line["snapshot"])
             else:
                 catalog.apply(line)
+    except NotADirectoryError:
+        return [], 0  # the check of the folder tells
     except FileNotFoundError:
         if not _unknown_folders(path, set()):
             return [Check(name="catalog", status=OK, found="there is none yet: the first start makes it")], 0
@@ -84,7 +86,7 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
         advice = "put the folders back, or delete the stream; it stays offline until then"
         wrong = Check(name="catalog", status=WRONG, found=found, advice=advice, values={"missing": missing})
         return [wrong, *unknown], count
-    found = f"{len(catalog.streams)} streams, {count} partitions"
+    found = f"{len(catalog.streams)} streams, {count} partitions, those of liftlog itself included"
     return [Check(name="catalog", status=OK, found=found, values={"partitions": count}), *unknown], count
 
 

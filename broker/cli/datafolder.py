@@ -115,6 +115,8 @@ class DataFolder:
         for folder in (self.path, self.run, self.logs):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+            except FileExistsError as error:
+                raise FolderNotAllowed(f"{folder} is not a folder", path=str(folder)) from error
             except OSError as error:
                 raise self._not_allowed(folder, error) from error
             if not os.access(folder, os.W_OK | os.X_OK):

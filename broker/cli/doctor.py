@@ -18,7 +18,7 @@ import typer
 
 from broker.api.http import host_port
 from broker.cli.exits import FAILED
-from broker.cli.options import Brokers, Json, Nats, globals_of, is_json
+from broker.cli.options import Brokers, Json, Nats, globals_of, is_json, not_empty
 from broker.cli.output import json_out, note, table
 
 BROKERS_VARIABLE: Final = "LIFTLOG_BROKERS"
@@ -28,7 +28,10 @@ NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
 def doctor(
     ctx: typer.Context,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="Folder of a broker, or of `up` [as configured].")
+        str | None,
+        typer.Option(
+            "--data", metavar="DIR", help="Folder of a broker, or of `up` [as configured].", callback=not_empty
+        ),
     ] = None,
     config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file of the broker.")] = None,
     assignments: Annotated[

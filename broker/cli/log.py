@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.cli.exits import FAILED
-from broker.cli.options import Brokers, Json, is_json
+from broker.cli.options import Brokers, Json, is_json, not_empty
 from broker.cli.output import bytes_text, json_out, note, printable
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ app = typer.Typer(help="Files of a log: verify, dump, repair, export.", no_args_
 
 Path = Annotated[
     str,
-    typer.Argument(metavar="PATH", help="A segment, or the folder of a partition, a stream or a broker."),
+    typer.Argument(
+        metavar="PATH", help="A segment, or the folder of a partition, a stream or a broker.", callback=not_empty
+    ),
 ]
 
 
@@ -149,10 +151,22 @@ def dump(
 def export(
     ctx: typer.Context,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A PATH; with --brokers, the name of a stream.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A PATH; with --brokers, the name of a stream.",
+            show_default=False,
+            callback=not_empty,
+        ),
     ],
     parquet: Annotated[
-        str, typer.Option("--parquet", metavar="FILE|DIR", help="One file, or a folder: a file for each partition.")
+        str,
+        typer.Option(
+            "--parquet",
+            metavar="FILE|DIR",
+            help="One file, or a folder: a file for each partition.",
+            callback=not_empty,
+        ),
     ],
     start: Annotated[
         str, typer.Option("--start", metavar="WHERE", help="earliest, an offset or an ISO time.")

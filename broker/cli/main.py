@@ -16,7 +16,7 @@ import typer
 from broker import __version__
 from broker.api.errors import DiskFull, LiftlogError
 from broker.cli import broker, changes, consumer, doctor, down, log, publish, sink, stream, tail, up
-from broker.cli.exits import FAILED, code_of
+from broker.cli.exits import FAILED, INTERRUPTED, code_of
 from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
 from broker.cli.output import make_writable, printable
 
@@ -84,6 +84,8 @@ def main() -> None:
     except LiftlogError as error:
         _report(error.reason, str(error))
         sys.exit(code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:  # of stdout, mostly
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is tried again at the end

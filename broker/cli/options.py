@@ -25,6 +25,14 @@ DEFAULT_BROKERS: Final = "127.0.0.1:9293"
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_DATA: Final = "liftlog-data"
 
+
+def not_empty(text: str | None) -> str | None:
+    """A callback of options: a path that is empty, as an unset variable makes it, would mean the present folder."""
+    if text == "":
+        raise typer.BadParameter("must not be empty")
+    return text
+
+
 Brokers = Annotated[
     str | None,
     typer.Option(
@@ -47,7 +55,7 @@ RetrySeconds = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
-Data = Annotated[str, typer.Option("--data", metavar="DIR", help="Folder that `up` works in.")]
+Data = Annotated[str, typer.Option("--data", metavar="DIR", help="Folder that `up` works in.", callback=not_empty)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,13 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
 
     file = sys.stderr if stderr else sys.stdout
-    return Console(file=file, highlight=False, markup=False, width=None if file.isatty() else PIPE_WIDTH)
+    if width is None and not file.isatty():
+        width = PIPE_WIDTH
+    return Console(file=file, highlight=False, markup=False, width=width)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "nothing there") -> None:
@@ -70,7 +72,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str =
         made.add_column(name, justify="right" if is_number else "left", overflow="fold", min_width=word_width)
     for row in rows:
         made.add_row(*(Text(cell(value)) for value in row))
-    console().print(made)
+    shown = console()
+    least = shown.measure(made).minimum
+    if shown.width < least:  # columns would be left out: better that the terminal breaks the lines
+        shown = console(width=least)
+    shown.print(made, crop=False)
 
 
 def pairs(values: Iterable[tuple[str, Any]]) -> None:

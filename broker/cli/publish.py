@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SIZE_BYTES: Final = 100
 WINDOW: Final = 4_096
+TIMEOUT_S_MAX: Final = 86_400
 
 Progress = Callable[[int, int], None]
 
@@ -27,7 +28,7 @@ Progress = Callable[[int, int], None]
 def publish(
     ctx: typer.Context,
     subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Where to publish.", show_default=False)],
-    message: Annotated[str | None, typer.Argument(metavar="[MESSAGE]", help="One message.", show_default=False)] = None,
+    message: Annotated[str | None, typer.Argument(metavar="MESSAGE", help="One message.", show_default=False)] = None,
     file: Annotated[
         str | None,
         typer.Option("--file", "-f", metavar="FILE", help="One message a line; - reads stdin.", show_default=False),
@@ -53,7 +54,9 @@ def publish(
     window: Annotated[
         int, typer.Option("--window", metavar="N", min=1, help="Messages that may await their ack at once.")
     ] = WINDOW,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0.1, help="Patience with each ack.")] = 10.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", min=0.1, max=TIMEOUT_S_MAX, help="Patience with each ack.")
+    ] = 10.0,
     creds: Annotated[
         str | None, typer.Option("--creds", metavar="FILE", help="NATS credentials, where the server asks for them.")
     ] = None,
@@ -68,6 +71,8 @@ def publish(
         raise typer.BadParameter("give one of MESSAGE, --file and --count")
     for text, hint in ((subject, "SUBJECT"), (key, "--key"), *((text, "--header") for text in header or [])):
         _check_utf8(text or "", hint)
+    if creds is not None and not os.access(creds, os.R_OK):
+        raise typer.BadParameter(f"{creds!r} cannot be read", param_hint="--creds")
     if size is not None and count is None:
         raise typer.BadParameter("goes with --count", param_hint="--size")
     if count is not None:

@@ -13,6 +13,10 @@ from broker.cli.exits import FAILED
 
 def main() -> None:
     """Entry point. Ends the process with one of the documented exit codes."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C before the command begins: no traceback of an import
     try:
         from broker.cli.main import main as run
     except ModuleNotFoundError as error:
@@ -25,4 +29,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(FAILED)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
 CONNECT_TIMEOUT_S: Final = 5.0
+SCHEMES: Final = ("nats", "tls", "ws", "wss")
+TEXT_CHARS_MAX: Final = 300
 
 
 class NatsConnection:
@@ -31,19 +33,31 @@ class NatsConnection:
 
         Once more if the connection was reset: a server that refuses a password may do so before its reason is read.
         """
-        from nats.errors import Error
-
+        self._check()
         for is_last in (False, True):
             try:
                 return await self._connect(options)
             except (ConnectionResetError, BrokenPipeError) as error:
                 if is_last:
                     raise self._refused(str(error)) from error
-            except (Error, OSError) as error:
-                raise self._refused(_text_of(error)) from error
             except ValueError as error:
                 raise InvalidRequest(f"NATS address {self}: {error}", address=str(self)) from error
+            except Exception as error:  # also those of its transports, which nats-py lets through
+                raise self._refused(_text_of(error)) from error
         raise AssertionError("unreachable")
+
+    def _check(self) -> None:
+        """Raise InvalidRequest unless each URL names a server. nats-py would leave a client that cannot be closed."""
+        for url in self._urls:
+            try:
+                parts = urlsplit(url if "://" in url else f"nats://{url}")
+                is_valid = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+            except ValueError:
+                is_valid = False
+            if not is_valid:
+                raise InvalidRequest(
+                    f"NATS address {_without_secrets(url)!r}: expected a URL like nats://host:4222", address=str(self)
+                )
 
     async def _connect(self, options: Mapping[str, Any]) -> Client:
         from nats.aio.client import Client
@@ -82,12 +96,12 @@ class NatsConnection:
 def _text_of(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "connected, and no NATS server answered in time"
-    return str(error) or type(error).__name__
+    return str(error)[:TEXT_CHARS_MAX] or type(error).__name__
 
 
 def _without_secrets(url: str) -> str:
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    scheme, _, rest = url.rpartition("://")
+    return f"{scheme or 'nats'}://{rest.rpartition('@')[2]}"
 
 
 async def flush(client: Client, timeout_s: float) -> None:

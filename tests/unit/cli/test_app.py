@@ -5,11 +5,13 @@ Method: typer's runner for parsing; real `liftlog` processes for exit codes; the
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from typer.testing import CliRunner
 from broker import __version__
 from broker.cli.datafolder import DataFolder, Record
 from broker.cli.main import app
+from broker.cli.output import table
 from broker.cli.processes import Identity
 from broker.cli.publish import generated, headers_of, lines
 from broker.storage import DataFolder as BrokersFolder
@@ -157,6 +160,14 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "publish a --count 1000 --size 2",
         "publish a --file /nowhere/at/all",
         "publish a hi --header nocolon",
+        "publish a hi --timeout-s inf",
+        "publish a hi --creds /nowhere/at/all",
+        "up --data ''",
+        "down --data ''",
+        "doctor --data ''",
+        "log verify ''",
+        "log repair ''",
+        "log export orders --parquet ''",
         "consumer reset c --stream s",
         "consumer reset c --stream s --to nowhere",
         "up --port-base 70000",
@@ -187,6 +198,12 @@ def test_what_cannot_be_undone_asks_first(arguments: str) -> None:
         ("broker --set http.port=99999", 1, "invalid_setting"),
         ("--brokers u:p@h stream list", 1, "invalid_request"),
         ("publish a.* hello", 1, "invalid_subject"),
+        ("publish a hello --nats nats://", 1, "invalid_request"),
+        ("publish a hello --nats nats://h:99999", 1, "invalid_request"),
+        ("publish a hello --nats http://h:4222", 1, "invalid_request"),
+        ("publish a hello --nats garbage:::", 1, "invalid_request"),
+        ("publish a hello --nats nats://ann:hunter2@h:99999", 1, "invalid_request"),
+        ("up --data /etc/passwd", 1, "folder_not_allowed"),
     ],
 )
 def test_errors_of_the_tree_are_one_line_with_reason_and_code(
@@ -196,6 +213,7 @@ def test_errors_of_the_tree_are_one_line_with_reason_and_code(
     found, out, err = _run(*shlex.split(arguments), env=env, cwd=tmp_path)
     assert (found, out) == (code, "")
     assert re.fullmatch(rf"error\[{reason}\]: .+\n", err), err
+    assert "hunter2" not in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -380,3 +398,34 @@ def test_a_file_name_that_is_not_utf8_can_be_told(tmp_path: Path) -> None:
         assert b"internal" not in done.stderr
         assert b"caf\\udce9" in done.stdout
     assert json.loads(done.stdout)["data"] == os.fsdecode(path)
+
+
+def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:
+    """Method: a module of the command that is interrupted while it is imported."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'broker.cli.doctor': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from broker.cli.start import main\n"
+        "sys.argv = ['liftlog', '--version']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_terminal_that_is_too_narrow_for_a_table_still_gets_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys, "stdout", shown := Terminal())
+    table(["stream", "subject", "records", "created (UTC)"], [("orders", "orders.>", 123_456, "2026-01-31")])
+    monkeypatch.undo()
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    assert {"stream", "subject", "records", "created"} <= set(text.split())
+    assert "123456" in text

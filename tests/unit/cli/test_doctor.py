@@ -81,6 +81,7 @@ def test_a_folder_that_is_not_there_yet_is_fine_where_it_can_be_made(tmp_path: P
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     assert _by_name(check_folder(str(tmp_path / "file"), "b"))["data folder"].status == WRONG
+    assert check_catalog(str(tmp_path / "file")) == ([], 0), "said already"
 
 
 def test_whose_the_folder_is_and_who_uses_it(tmp_path: Path) -> None:
