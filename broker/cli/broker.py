@@ -17,12 +17,12 @@ def broker(
     config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting, over file and environment; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
     ] = None,
     defaults: Annotated[
         bool, typer.Option("--defaults", help="Print every setting with its default, as a TOML file, and exit.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Read the configuration, say what holds, and exit.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read the configuration, print it, and exit.")] = False,
     json: Json = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C."""

@@ -13,14 +13,14 @@ from broker.cli.stream import Name, show_change
 
 
 def pause(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
-    """Capture nothing and take no appends until it is resumed; reads go on."""
+    """Stop capturing and appending until `resume`; reads go on."""
     with client_of(ctx, brokers) as client:
         stream = client.pause(name)
     show_change(ctx, stream, json, f"stream {name} is {stream.state}")
 
 
 def resume(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
-    """Capture again, and take appends."""
+    """Capture and append again."""
     with client_of(ctx, brokers) as client:
         stream = client.resume(name)
     show_change(ctx, stream, json, f"stream {name} is {stream.state}")
@@ -29,11 +29,11 @@ def resume(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json =
 def read_only(
     ctx: typer.Context,
     name: Name,
-    off: Annotated[bool, typer.Option("--off", help="Take records again.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Accept records again.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Answer every record with an error; reads go on."""
+    """Refuse every record with an error; reads go on."""
     with client_of(ctx, brokers) as client:
         stream = client.set_read_only(name, not off)
     show_change(ctx, stream, json, f"stream {name} is {stream.state}")
@@ -52,7 +52,7 @@ def trim(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Let go of the records before a position, for good."""
+    """Delete the records before a position, for good."""
     where = position(before, "--before")
     if where == "earliest":
         raise typer.BadParameter("nothing lies before earliest", param_hint="--before")
@@ -68,7 +68,7 @@ def trim(
 def add_partitions(
     ctx: typer.Context,
     name: Name,
-    count: Annotated[int, typer.Argument(metavar="N", min=1, help="How many in all.", show_default=False)],
+    count: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of partitions in all.", show_default=False)],
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

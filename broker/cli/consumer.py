@@ -80,7 +80,7 @@ def reset(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Move the committed offsets of a consumer in one stream. It should not run meanwhile."""
+    """Move the committed offsets of a consumer in one stream. Stop the consumer first."""
     where = position(to, "--to")
     with client_of(ctx, brokers) as client:
         consumer = client.reset(name, stream, where, partitions=partition or None)

@@ -36,7 +36,7 @@ def doctor(
     config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file of the broker.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting, over file and environment; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
     ] = None,
     brokers: Brokers = None,
     nats: Nats = None,

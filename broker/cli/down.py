@@ -22,7 +22,7 @@ ORDER: Final = ("up", "broker-0", "nats")
 def down(
     ctx: typer.Context,
     data: Data = DEFAULT_DATA,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="Patience with each process.")] = 30.0,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="Seconds to wait for each process.")] = 30.0,
     force: Annotated[bool, typer.Option("--force", help="Kill what has not ended in time.")] = False,
     json: Json = False,
 ) -> None:

@@ -65,7 +65,7 @@ def verify(ctx: typer.Context, path: Path, json: Json = False) -> None:
 def repair(
     ctx: typer.Context,
     path: Path,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Rebuild what can be rebuilt, cut torn tails, note losses. Nothing is deleted, only moved aside."""
@@ -118,11 +118,11 @@ def repair(
 def dump(
     ctx: typer.Context,
     path: Path,
-    records: Annotated[bool, typer.Option("--records", help="The records, not the batches.")] = False,
+    records: Annotated[bool, typer.Option("--records", help="Show the records instead of the batches.")] = False,
     start: Annotated[int | None, typer.Option("--start", metavar="OFFSET", min=0, help="First offset.")] = None,
     end: Annotated[int | None, typer.Option("--end", metavar="OFFSET", min=0, help="Exclusive.")] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after so many lines.")
+        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after this many lines.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -34,7 +34,7 @@ def publish(
         typer.Option("--file", "-f", metavar="FILE", help="One message a line; - reads stdin.", show_default=False),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Generate so many messages.")
+        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Number of messages to generate.")
     ] = None,
     size: Annotated[
         Any,
@@ -42,7 +42,7 @@ def publish(
             "--size",
             metavar="SIZE",
             parser=byte_count(LIMITS["record_bytes_max"]),
-            help="Of a generated message, which begins with its number [100].",
+            help="Size of a generated message, which begins with its number [100].",
             show_default=False,
         ),
     ] = None,
@@ -52,14 +52,12 @@ def publish(
     ] = None,
     acks: Annotated[bool, typer.Option("--acks/--no-acks", help="Wait until each message is durable.")] = True,
     window: Annotated[
-        int, typer.Option("--window", metavar="N", min=1, help="Messages that may await their ack at once.")
+        int, typer.Option("--window", metavar="N", min=1, help="Number of messages that may await their ack at once.")
     ] = WINDOW,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=0.1, max=TIMEOUT_S_MAX, help="Patience with each ack.")
+        float, typer.Option("--timeout-s", min=0.1, max=TIMEOUT_S_MAX, help="Seconds to wait for each ack.")
     ] = 10.0,
-    creds: Annotated[
-        str | None, typer.Option("--creds", metavar="FILE", help="NATS credentials, where the server asks for them.")
-    ] = None,
+    creds: Annotated[str | None, typer.Option("--creds", metavar="FILE", help="NATS credentials file.")] = None,
     nats: Nats = None,
     json: Json = False,
 ) -> None:

@@ -25,13 +25,11 @@ def _option(flag: str, help: str, *, metavar: str | None = None, amount: Any = N
 
 FIXED: Final[Mapping[str, Any]] = {
     "subject": Annotated[str | None, _option("--subject", "NATS subject to capture, wildcards allowed.", metavar="S")],
-    "partitions": Annotated[int | None, _option("--partitions", "How many partitions.", metavar="N")],
+    "partitions": Annotated[int | None, _option("--partitions", "Number of partitions.", metavar="N")],
     "partition_by": Annotated[
         str | None, _option("--partition-by", "subject_suffix, key, subject or token:N.", metavar="HOW")
     ],
-    "group": Annotated[
-        str | None, _option("--group", "Streams of one group share the messages of a subject, each gets a part.")
-    ],
+    "group": Annotated[str | None, _option("--group", "A group; its streams share the messages of a subject.")],
 }
 """Where a record goes: fixed when the stream is made."""
 
@@ -40,10 +38,16 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
         bool | None,
         _option("--reply-acks/--no-reply-acks", "Whether messages are acknowledged on their reply subject."),
     ],
-    "acks": Annotated[str | None, _option("--acks", "What an ack waits for.", metavar="all|leader|none")],
+    "acks": Annotated[str | None, _option("--acks", "When a record is acknowledged.", metavar="all|leader|none")],
     "fsync": Annotated[str | None, _option("--fsync", "When the disk is synced.", metavar="batch|interval")],
     "fsync_interval_ms": Annotated[
-        Any, _option("--fsync-interval-ms", "With --fsync interval.", metavar="DURATION", amount=duration_ms)
+        Any,
+        _option(
+            "--fsync-interval-ms",
+            "Time between two syncs, with --fsync interval.",
+            metavar="DURATION",
+            amount=duration_ms,
+        ),
     ],
     "linger_ms": Annotated[
         Any, _option("--linger-ms", "How long an unacknowledged batch waits.", metavar="DURATION", amount=duration_ms)
@@ -62,13 +66,19 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
         Any, _option("--segment-age-ms", "A segment is sealed at this age.", metavar="DURATION", amount=duration_ms)
     ],
     "retention_ms": Annotated[
-        Any, _option("--retention-ms", "Keep this long, or none.", metavar="DURATION|none", amount=or_none(duration_ms))
+        Any,
+        _option(
+            "--retention-ms",
+            "Keep records this long; none: for ever.",
+            metavar="DURATION|none",
+            amount=or_none(duration_ms),
+        ),
     ],
     "retention_bytes": Annotated[
         Any,
         _option(
             "--retention-bytes",
-            "Keep this much per partition, or none.",
+            "Keep this much in each partition; none: no limit.",
             metavar="SIZE|none",
             amount=or_none(byte_count),
         ),
@@ -76,49 +86,69 @@ CHANGEABLE: Final[Mapping[str, Any]] = {
     "retention_records": Annotated[
         Any,
         _option(
-            "--retention-records", "Keep this many per partition, or none.", metavar="N|none", amount=or_none(number)
+            "--retention-records",
+            "Keep this many in each partition; none: no limit.",
+            metavar="N|none",
+            amount=or_none(number),
         ),
     ],
     "cleanup": Annotated[
         str | None,
         _option(
-            "--cleanup", "By retention, by key (the newest record of each), or both.", metavar="delete|compact|both"
+            "--cleanup",
+            "Remove records by retention, by key (the newest stays), or both.",
+            metavar="delete|compact|both",
         ),
     ],
     "min_compaction_lag_ms": Annotated[
         Any,
         _option(
-            "--min-compaction-lag-ms", "Younger records are not compacted.", metavar="DURATION", amount=duration_ms
+            "--min-compaction-lag-ms", "Age at which a record may be compacted.", metavar="DURATION", amount=duration_ms
         ),
     ],
     "min_cleanable_dirty_percent": Annotated[
-        int | None, _option("--min-cleanable-dirty-percent", "So much must be new before it is compacted.", metavar="N")
+        int | None,
+        _option("--min-cleanable-dirty-percent", "Compact when this percentage of the log is new.", metavar="N"),
     ],
     "delete_retention_ms": Annotated[
-        Any, _option("--delete-retention-ms", "How long tombstones stay.", metavar="DURATION", amount=duration_ms)
+        Any,
+        _option(
+            "--delete-retention-ms",
+            "Time that a tombstone stays after compaction.",
+            metavar="DURATION",
+            amount=duration_ms,
+        ),
     ],
     "coalesce_min_batch_bytes": Annotated[
         Any,
         _option(
             "--coalesce-min-batch-bytes",
-            "Smaller stored batches are joined; 0: none.",
+            "Join stored batches that are smaller; 0: never.",
             metavar="SIZE",
             amount=byte_count,
         ),
     ],
     "compression": Annotated[
-        str | None, _option("--compression", "Of sealed segments that are written anew.", metavar="none|lz4|zstd")
+        str | None,
+        _option("--compression", "Compression of sealed segments that are rewritten.", metavar="none|lz4|zstd"),
     ],
     "dedup_window_ms": Annotated[
         Any,
         _option(
-            "--dedup-window-ms", "How long an Nats-Msg-Id is known; 0: off.", metavar="DURATION", amount=duration_ms
+            "--dedup-window-ms",
+            "Time that a Nats-Msg-Id is remembered; 0: not at all.",
+            metavar="DURATION",
+            amount=duration_ms,
         ),
     ],
-    "dedup_ids_max": Annotated[int | None, _option("--dedup-ids-max", "So many ids a partition keeps.", metavar="N")],
+    "dedup_ids_max": Annotated[
+        int | None, _option("--dedup-ids-max", "Number of message ids that each partition remembers.", metavar="N")
+    ],
     "subjects_max": Annotated[
         int | None,
-        _option("--subjects-max", "Of so many subjects a partition knows the last record; 0: off.", metavar="N"),
+        _option(
+            "--subjects-max", "Number of subjects whose last record each partition remembers; 0: none.", metavar="N"
+        ),
     ],
 }
 """What may change later."""

@@ -90,12 +90,12 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
 def reset(
     ctx: typer.Context,
     name: Name,
-    to: Annotated[int, typer.Option("--next-batch", metavar="N", min=0, help="The batch id to go on with.")],
+    to: Annotated[int, typer.Option("--next-batch", metavar="N", min=0, help="Batch id to go on with.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Let a sink go on with any batch id. What it committed stays; batches that are written again are there twice."""
+    """Let a sink go on with any batch id. Committed batches stay; a batch that is written again is there twice."""
     if not yes:
         typer.confirm(
             f"let sink {name} write from batch {to} on, also what it has written before?", abort=True, err=True

@@ -37,7 +37,7 @@ def create(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json =
 @app.command("list")
 def list_(
     ctx: typer.Context,
-    internal: Annotated[bool, typer.Option("--internal", help="Streams of liftlog itself, too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include the streams of liftlog itself.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -104,7 +104,7 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
 @app.command()
 @takes(CHANGEABLE)
 def alter(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
-    """Change settings of a stream; those not named stay. Subject and partitions are fixed."""
+    """Change settings of a stream; the others stay. Subject and partitions are fixed."""
     values = _given(settings)
     if not values:
         raise typer.BadParameter("name at least one setting to change", param_hint="settings")
@@ -118,7 +118,7 @@ def delete(
     ctx: typer.Context,
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="No error if there is none.")] = False,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Succeed if there is no such stream.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

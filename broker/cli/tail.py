@@ -24,7 +24,7 @@ def tail(
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after so many records.")
+        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after this many records.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
     partition: Annotated[

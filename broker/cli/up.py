@@ -61,11 +61,11 @@ def up(
         typer.Option("--port-base", metavar="N", min=1, max=65_532, help="gRPC N, HTTP N+1, Raft N+2, NATS N+3."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready; `down` stops it.")] = False,
-    brokers_count: Annotated[int, typer.Option("--brokers-count", metavar="N", min=1, help="How many brokers.")] = 1,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Patience until it is ready.")] = 60.0,
+    brokers_count: Annotated[int, typer.Option("--brokers-count", metavar="N", min=1, help="Number of brokers.")] = 1,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Seconds to wait until it is ready.")] = 60.0,
     json: Json = False,
 ) -> None:
-    """Start NATS and a broker, with nothing to configure."""
+    """Start a NATS server and a broker; nothing has to be configured."""
     if brokers_count != 1:
         raise NotSupported(
             f"--brokers-count {brokers_count}: this release runs one broker; replication comes with a later one",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -296,6 +297,47 @@ def test_down_leaves_a_process_alone_that_only_has_the_same_pid(one: Folder) -> 
         assert one.down("--force")["stopped"] == {}
         assert stranger.poll() is None
         stranger.communicate(b"\n")
+
+
+def _typed() -> list[str]:
+    """Every command of docs/cli.md that ends by itself and needs no other configuration, in order."""
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    lines = [
+        line.strip().split(" | ")[-1 if "--file -" in line else 0] for line in page.splitlines() if line[:4] == "    "
+    ]
+    never = ("liftlog up", "liftlog down", "liftlog broker", "liftlog doctor --config", "liftlog tail orders --follow")
+    return [line for line in lines if line.startswith("liftlog ") and not line.startswith(never)]
+
+
+def test_the_examples_of_the_page_work_in_their_order(one: Folder, tmp_path: Path) -> None:
+    """In a fresh folder, as somebody would who goes down the page. What it deletes is made again first."""
+    one.path = tmp_path / "liftlog-data"
+    one.up()
+    (tmp_path / "orders.ndjson").write_text('{"id": 1}\n{"id": 2}\n')
+    examples = _typed()
+    assert len(examples) >= 45
+    records = pa.record_batch({"value": pa.array([b"x"] * 1_000, pa.binary())})
+    with connect(one.env["LIFTLOG_BROKERS"]) as client:
+        for example in examples:
+            if " orders" in example and "create" not in example and "orders" not in {s.name for s in client.streams()}:
+                client.create_stream("orders", subject="orders.>")
+            if "trim" in example:
+                client.append("orders", 0, records)
+            if "consumer describe" in example:
+                client.commit("my-job", {"orders": {0: 0}})
+            if "sink describe" in example:
+                client.sink("my-query").open()
+            if "log repair" in example:
+                one.down()
+            segments = [*one.path.glob("broker-0/streams/orders/*/0/*.arrows"), ""]
+            typed = example.replace("orders-copy/00000000000000004711.arrows", str(segments[0]))
+            typed = typed.replace("/var/lib/liftlog", str(one.path))
+            typed = typed.replace(":9293", f":{one.base + 1}").replace(":4222", f":{one.base + 3}")
+            code = 1 if "logs.app" in typed else 0  # only a stream without acks captures it
+            one.liftlog(*shlex.split(typed)[1:], code=code, cwd=tmp_path, input="one line\n")
+            if "log repair" in example:
+                one.up()
+    assert (tmp_path / "orders.parquet").exists()
 
 
 @pytest.fixture(scope="module")

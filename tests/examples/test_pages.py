@@ -1,0 +1,151 @@
+"""Goal: what README.md, docs/tutorial.md and docs/http-api.md tell people to type works as it stands there.
+
+Method: the commands and programs are taken from the pages and run in a shell, in a folder of their own, against what
+the first of them starts: real NATS, broker and Spark. Only ports are exchanged, and the home page's own quickstart and
+installation are left out. Where a page shows an output, the real one must have its lines, in their order; `…` stands
+for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import free_port
+
+pytestmark = pytest.mark.timeout(900)
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+README = (ROOT / "README.md").read_text()
+HTTP = (ROOT / "docs" / "http-api.md").read_text()
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Reader:
+    """Somebody who types what a page says, in a folder and on ports of their own."""
+
+    folder: Path
+    base: int = field(default_factory=lambda: free_port(4))
+
+    @property
+    def env(self) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
+        return {
+            **clean,
+            "PATH": f"{Path(sys.executable).parent}:{clean['PATH']}",
+            "LIFTLOG_BROKERS": f"127.0.0.1:{self.base + 1}",
+            "LIFTLOG_NATS_URL": f"nats://127.0.0.1:{self.base + 3}",
+            "COLUMNS": "200",
+        }
+
+    def here(self, text: str) -> str:
+        """The text with the ports of this reader."""
+        text = text.replace("liftlog up", f"liftlog up --port-base {self.base}")
+        text = text.replace(".load(", f'.option("brokers", "localhost:{self.base + 1}").load(')
+        return text.replace(":9293", f":{self.base + 1}").replace(":4222", f":{self.base + 3}")
+
+    def types(self, commands: str) -> str:
+        """What the commands print; each must end with 0."""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", self.here(commands)],
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert done.returncode == 0, f"{commands}\n{done.stdout[-4_000:]}"
+        return done.stdout
+
+    def saves(self, program: str, name: str) -> None:
+        (self.folder / name).write_text(self.here(program))
+
+    def sees(self, shown: str, output: str) -> None:
+        """The lines of a page in the output, in their order, whatever stands between them."""
+        lines = [line.rstrip() for line in output.splitlines()]
+        position = 0
+        for line in self.here(shown).splitlines():
+            parts = [r"\s+".join(map(re.escape, part.split())) for part in line.strip().split("…")]
+            pattern = re.compile(r"\s*" + r"\s*.*?\s*".join(parts) + r"\s*")
+            found = next((at for at in range(position, len(lines)) if pattern.fullmatch(lines[at])), None)
+            assert found is not None, f"not printed: {line!r}\n{output[-4_000:]}"
+            position = found + 1
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    yield reader
+    subprocess.run(["liftlog", "down", "--force"], cwd=tmp_path, env=reader.env, check=True, capture_output=True)
+
+
+def test_the_tutorial_works_as_it_stands(reader: Reader) -> None:
+    output = None
+    for kind, text in FENCED.findall(TUTORIAL):
+        match kind:
+            case "sh":
+                output = reader.types(text)
+            case "python":
+                (name,) = re.findall(r"\A# (\w+\.py)$", text, re.MULTILINE)
+                reader.saves(text, name)
+            case "text":
+                assert output is not None
+                reader.sees(text, output)
+            case _:
+                raise AssertionError(f"a block of {kind}, and nobody runs it")
+    assert not (reader.folder / "liftlog-data" / "run" / "up.json").exists(), "the last command stops all"
+
+
+def _typed(page: str) -> list[str]:
+    """The indented commands of a page, one after the other, without their comments."""
+    lines = [line.strip() for line in page.splitlines() if re.match(r"    (liftlog|curl) ", line)]
+    return [re.sub(r"  +#.*", "", line) for line in lines]
+
+
+def test_the_home_page_works_as_it_stands(reader: Reader) -> None:
+    section = README.partition("## Use it")[2].partition("## With your own NATS")[0]
+    for command in _typed(section):
+        assert reader.types(command) or command.startswith("liftlog stream")
+    programs = [text for kind, text in FENCED.findall(section) if kind == "python"]
+    assert len(programs) == 3
+    printed = []
+    for number, program in enumerate(programs):
+        reader.saves(program.replace("print(await", "print('got', await"), f"program{number}.py")
+        printed.append(reader.types(f"python program{number}.py"))
+    assert "PubAck(stream='orders', seq=1001" in printed[0]
+    assert "|orders.1| 1000|" in printed[1]
+    assert "Traceback" not in printed[1]
+    assert (reader.folder / "orders-parquet" / "_spark_metadata").exists()
+
+
+def test_the_calls_of_the_http_page_work_as_they_stand(reader: Reader) -> None:
+    reader.types("liftlog up --detach")
+    commands = [command for command in _typed(HTTP) if command.startswith("curl ")]
+    assert len(commands) >= 9
+    for command in commands:
+        reader.types(f"{command} --silent --show-error --fail-with-body")
+
+
+def test_the_pages_agree_on_how_to_install() -> None:
+    def block(page: str) -> str:
+        return page.partition("    python3 -m venv .venv\n")[2].partition("\n\n")[0]
+
+    assert block(TUTORIAL) == block(README) != ""
+
+
+def test_every_page_stands_behind_the_front_door() -> None:
+    front = (ROOT / "docs" / "README.md").read_text()
+    linked = set(re.findall(r"\]\(([^)]+)\)", front))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {link for link in linked if "/" not in link} == pages
+    assert all((ROOT / "docs" / link).exists() for link in linked)
