@@ -126,6 +126,7 @@ FIXED: Final = (
     Row("broker.client.brokers:REDIRECTS_MAX", "redirects", "to a leader, of one call", "`not_leader`"),
     Row("broker.client.producer:BATCH_BYTES_MAX", "bytes", "one request of a Python producer", "sent in several"),
     Row("broker.cli.nats_server:PAYLOAD_BYTES_MAX", "bytes", "message to the NATS of `liftlog up`", "NATS refuses it"),
+    Row("broker.cli.publish:TIMEOUT_S_MAX", "s", "`--timeout-s` of `liftlog publish`", "wrong usage, exit code 2"),
     Row("spark_liftlog.options:PARTITIONS_MAX", "partitions", "`minPartitions`, `maxPartitions`", "`invalid_setting`"),
     Row("spark_liftlog.options:BATCH_ROWS_MAX", "rows", "`batchRows`", "`invalid_setting`"),
     Row("spark_liftlog.session:ROWS_MAX", "rows", "shown of a stream in a notebook", "cut there"),
@@ -139,7 +140,7 @@ NO_LIMIT: Final = frozenset(
         "EXCERPT_BYTES_MAX HORIZONS_MAX REPAIRS_PER_CALL_MAX DEPTH_MAX SEGMENTS_PER_PLAN_MAX SHORT_BYTES_MAX",
         "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
-        "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX EXAMPLE_CHARS_MAX",
+        "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX EXAMPLE_CHARS_MAX TEXT_CHARS_MAX",
     }
 )
 
