@@ -126,6 +126,12 @@ FIXED: Final = (
     Row("broker.client.brokers:REDIRECTS_MAX", "redirects", "to a leader, of one call", "`not_leader`"),
     Row("broker.client.producer:BATCH_BYTES_MAX", "bytes", "one request of a Python producer", "sent in several"),
     Row("broker.cli.nats_server:PAYLOAD_BYTES_MAX", "bytes", "message to the NATS of `liftlog up`", "NATS refuses it"),
+    Row(
+        "broker.replication.leader:REPLICA_LAG_MS_MAX",
+        "ms",
+        "that a replica may be behind and still count",
+        "it leaves the in-sync replicas",
+    ),
     Row("broker.cli.publish:TIMEOUT_S_MAX", "s", "`--timeout-s` of `liftlog publish`", "wrong usage, exit code 2"),
     Row("spark_liftlog.options:PARTITIONS_MAX", "partitions", "`minPartitions`, `maxPartitions`", "`invalid_setting`"),
     Row("spark_liftlog.options:BATCH_ROWS_MAX", "rows", "`batchRows`", "`invalid_setting`"),
