@@ -43,6 +43,7 @@ WORKLOADS = (
     "staged",
     "rewrite",
     "background",
+    "commands",
 )
 
 Measures = dict[str, float]

@@ -72,7 +72,14 @@ def test_spark_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "workload,measure",
-    [("memory", "rss_mib"), ("idle", "rss_mib"), ("many", "rss_mib"), ("restart", "start_s"), ("background", "p99_ms")],
+    [
+        ("memory", "rss_mib"),
+        ("idle", "rss_mib"),
+        ("many", "rss_mib"),
+        ("restart", "start_s"),
+        ("background", "p99_ms"),
+        ("commands", "ms"),
+    ],
 )
 def test_footprint(workload: str, measure: str, tmp_path: Path) -> None:
     for line in run_tiny(workload, tmp_path):
