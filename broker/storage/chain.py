@@ -271,13 +271,63 @@ class Chain:
             INDEX_CACHE.drop(segment.serial)
         return True
 
-    def write_again(self, durable_end: int) -> None:
+    def end_at(self, to: int, *, is_all: bool = False) -> None:
+        """Take back what is stored from `to` on, where a batch begins; `is_all`: everything. The tail then ends there.
+
+        The newest segment goes first, so a crash leaves a log without gaps. An index goes before its segment is cut:
+        it would tell of what will stand there instead. All is on disk when this returns, and only then: an unlinked
+        file may come back after a power cut, beside the records that follow.
+
+        Raises:
+            OSError, Untrusted: the files are as they were, or some of it is done; this object is not to be used.
+        """
+        self.close()
+        self.tail = None
+        kept = () if is_all else tuple(segment for segment in self.segments if segment.base_offset < to)
+        for segment in reversed(self.segments[len(kept) :]):
+            segment.is_replaced = True
+            segment.unlink(self.disk)
+        self.segments = kept
+        if kept:
+            self._end_last_at(to)
+        self.disk.sync_dir(self.folder)
+        if self.tail is None:
+            self.begin(to)  # its name keeps the next offset
+
+    def _end_last_at(self, to: int) -> None:
+        """Cut the last segment at an offset above its base; it is the tail then, if it is without gaps (C3)."""
+        last = self.segments[-1]
+        view = last.index(self.disk)
+        if view is None:
+            raise NeedsRepair(last)
+        entries = view.entries[: view.find_from(to)].copy()
+        end = IndexView(entries).end
+        last.is_replaced = True  # before it is cut: who opens it with the old index sees that
+        with suppress(FileNotFoundError):
+            self.disk.unlink(last.index_path)
+        fresh = Segment(self.folder, last.base_offset)
+        fresh.created_us = last.created_us or (int(entries["max_timestamp_us"][0]) if len(entries) else 0)
+        INDEX_CACHE.drop(last.serial)
+        self.segments = (*self.segments[:-1], fresh)
+        if IndexView(entries).contiguous:
+            self._cut_file(fresh.path, end)
+            fresh.partial, fresh.live = (0, 0), GrowingIndex(entries)
+            self.tail = fresh
+        else:
+            self._cut_file(fresh.path, end, END_OF_STREAM)
+            fresh.write_index(self.disk, entries)
+            fresh.rest(IndexView(entries), size=end + len(END_OF_STREAM), partial=None)
+
+    def write_again(self, durable_end: int, *, salvage: bool = True) -> None:
         """After a failure: give what is not durable to the disk anew, as a segment of its own, which begins there.
 
         A failed fsync leaves pages that the kernel holds as clean and that never reached the disk. What was read from
         them is kept as long as this object, so all of it may be done again and again until the log is open anew. It is
         copied as it is found: whoever opens the log verifies all from `durable_end` on. The old file is cut after the
         copy has its name on disk, so a kill or a power cut at any step leaves what is visible in one of the two.
+
+        Args:
+            salvage: This is the only replica. Else what is not durable is cut off: others have it.
         """
         tail = self.tail
         if tail is None or tail.live is None:
@@ -285,7 +335,7 @@ class Chain:
         index = tail.live.view()
         count = index.find_from(durable_end)
         durable = index.end_of(count - 1) if count else 0  # not even the schema message is sure to be there
-        if count == len(index):
+        if count == len(index) or not salvage:
             self._cut_file(tail.path, durable)
             return
         if self._salvaged is None:

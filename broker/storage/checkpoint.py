@@ -44,6 +44,9 @@ class LogSettings:
     kept. Both are the broker's.
     `dedup_window_ms` 0: ids are not minded, and those that were are forgotten. `subjects_max` 0: likewise the last
     records of subjects.
+    `is_sole_replica`: The log is the only one of its partition. Then high watermarks on disk, in checkpoints and in the
+    headers of batches, prove what was committed; what is damaged is lost; and what a failed fsync left in memory is
+    written again. With more replicas the others prove, and have, all that.
     """
 
     segment_bytes: int = 256 << 20
@@ -56,6 +59,7 @@ class LogSettings:
     dedup_window_ms: int = 0
     dedup_ids_max: int = 1 << 22
     subjects_max: int = 1 << 20
+    is_sole_replica: bool = True
 
     @classmethod
     def of(cls, settings: StreamSettings, broker: LogSettings | None = None) -> LogSettings:
@@ -73,6 +77,7 @@ class LogSettings:
             dedup_window_ms=settings.dedup_window_ms,
             dedup_ids_max=settings.dedup_ids_max,
             subjects_max=settings.subjects_max,
+            is_sole_replica=broker.is_sole_replica,
         )
 
 

@@ -35,9 +35,9 @@ from typing import Final
 from broker.api.batch import HEADER_BYTES, ROWS_AT, TEMPLATE, read_header
 from broker.api.errors import BadBatch
 from broker.api.stream import StreamSettings
-from broker.storage.compaction import load_clean_state
+from broker.storage.clean_state import load_clean_state
 from broker.storage.disk import storage_error
-from broker.storage.opened import OpenLog
+from broker.storage.log import PartitionLog
 from broker.storage.read import NeedsRepair
 from broker.storage.rewrite import BATCH_COST_BYTES, Run, Shape, body_bytes, is_joinable, is_packable, stage
 from broker.storage.segment import Segment
@@ -150,7 +150,7 @@ class CoalescingReport:
 
 
 def coalesce(
-    log: OpenLog,
+    log: PartitionLog,
     settings: CoalescingSettings,
     memory: Memory,
     *,
@@ -213,7 +213,7 @@ def next_join(found: Sequence[Known], settings: CoalescingSettings) -> tuple[int
     return None
 
 
-def _candidates(log: OpenLog, settings: CoalescingSettings, memory: Memory, now_us: int) -> list[Known]:
+def _candidates(log: PartitionLog, settings: CoalescingSettings, memory: Memory, now_us: int) -> list[Known]:
     """The segments that may be written anew, without gaps between them."""
     sealed = log.sealed_segments()
     for serial in memory.keys() - {segment.serial for segment, _ in sealed}:
@@ -237,7 +237,7 @@ def _candidates(log: OpenLog, settings: CoalescingSettings, memory: Memory, now_
     return found
 
 
-def _look_at(log: OpenLog, segment: Segment, end: int) -> Known:
+def _look_at(log: PartitionLog, segment: Segment, end: int) -> Known:
     index = log.index_of(segment)
     return Known(
         segment=segment,
@@ -249,7 +249,7 @@ def _look_at(log: OpenLog, segment: Segment, end: int) -> Known:
     )
 
 
-def _gains(log: OpenLog, settings: CoalescingSettings, known: Known, throttle: Callable[[int], None]) -> bool:
+def _gains(log: PartitionLog, settings: CoalescingSettings, known: Known, throttle: Callable[[int], None]) -> bool:
     """Whether a segment is worth writing anew by itself. Reads the header of every batch, if it may be."""
     is_small = known.batches >= BATCHES_LEAST and known.bytes < known.batches * settings.min_batch_bytes
     packs = settings.shape.compression != "none"
@@ -291,7 +291,7 @@ def _gains(log: OpenLog, settings: CoalescingSettings, known: Known, throttle: C
 
 
 def _write(
-    log: OpenLog, settings: CoalescingSettings, group: Sequence[Known], throttle: Callable[[int], None]
+    log: PartitionLog, settings: CoalescingSettings, group: Sequence[Known], throttle: Callable[[int], None]
 ) -> CoalescingReport | None:
     segments = [known.segment for known in group]
     sources = [(segment, log.index_of(segment)) for segment in segments]

@@ -25,25 +25,20 @@ Guarantees: docs/guarantees.md. Source: the log cleaner of Apache Kafka.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.api.plain import build, pairs_of_offsets
 from broker.api.stream import StreamSettings
-from broker.storage.checkpoint import open_json, seal_json
+from broker.storage.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.disk import Disk, storage_error
 from broker.storage.keymap import Hashes, KeyMap, Offsets, hash_keys
-from broker.storage.opened import OpenLog
+from broker.storage.log import PartitionLog
 from broker.storage.read import NeedsRepair
 from broker.storage.rewrite import Mask, Shape, Stored, stage, windows
 from broker.storage.segment import Segment
-
-STATE_FILE: Final = "compaction"
-HORIZONS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,40 +58,6 @@ class CompactionSettings:
             min_compaction_lag_ms=settings.min_compaction_lag_ms,
             min_cleanable_dirty_percent=settings.min_cleanable_dirty_percent,
             delete_retention_ms=settings.delete_retention_ms,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanState:
-    """What the file says.
-
-    Attributes:
-        cleaned_to: First offset that may have an earlier record of its key below it.
-        horizons: (end, us): all below `end`, and at or above the `end` before, became clean then. Both ascend.
-        tombstones_to: Tombstones below it are gone.
-        tombstone_count: So many are left below `cleaned_to`.
-    """
-
-    cleaned_to: int = 0
-    horizons: tuple[tuple[int, int], ...] = ()
-    tombstones_to: int = 0
-    tombstone_count: int = 0
-
-    def tombstone_end(self, now_us: int, settings: CompactionSettings) -> int:
-        """Tombstones below it may go (Q3)."""
-        clean_since_us = now_us - settings.delete_retention_ms * 1_000
-        return max([self.tombstones_to, *(end for end, us in self.horizons if us <= clean_since_us)])
-
-    def after(self, end: int, *, now_us: int, tombstones_to: int, tombstone_count: int) -> CleanState:
-        """The state after a pass that ended at `end`."""
-        horizons = [(e, us) for e, us in self.horizons if e > tombstones_to]
-        if end > self.cleaned_to:
-            horizons.append((end, now_us))
-        return CleanState(
-            cleaned_to=max(end, self.cleaned_to),
-            horizons=tuple(horizons[-HORIZONS_MAX:]),  # what is left out counts as clean since the next one: later
-            tombstones_to=tombstones_to,
-            tombstone_count=tombstone_count,
         )
 
 
@@ -121,26 +82,6 @@ class CompactionReport:
     read_bytes: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
-
-
-def load_clean_state(disk: Disk, folder: str) -> CleanState:
-    """The state; a missing or damaged file is one that says nothing. OSError passes through.
-
-    Raises:
-        UnknownFormatVersion: a later release wrote it.
-    """
-    path = f"{folder}/{STATE_FILE}"
-    try:
-        values = open_json(disk.read_file(path), where=path)
-    except FileNotFoundError:
-        return CleanState()
-    if values is None:
-        return CleanState()
-    try:
-        horizons = pairs_of_offsets(values.pop("horizons", []))
-        return build(CleanState, {**values, "horizons": horizons})
-    except ValueError:
-        return CleanState()
 
 
 def cleanable(
@@ -175,11 +116,11 @@ def is_due(sizes: Sequence[tuple[int, int]], state: CleanState, settings: Compac
     dirty = sum(size for end, size in sizes if end > state.cleaned_to)
     if dirty and dirty * 100 >= settings.min_cleanable_dirty_percent * sum(size for _, size in sizes):
         return True
-    return state.tombstone_count > 0 and state.tombstone_end(now_us, settings) > state.tombstones_to
+    return state.tombstone_count > 0 and state.tombstone_end(now_us, settings.delete_retention_ms) > state.tombstones_to
 
 
 def compact(
-    log: OpenLog,
+    log: PartitionLog,
     settings: CompactionSettings,
     *,
     map_bytes: int,
@@ -214,7 +155,7 @@ def compact(
 class _Pass:
     def __init__(
         self,
-        log: OpenLog,
+        log: PartitionLog,
         settings: CompactionSettings,
         map_bytes: int,
         now_us: int,
@@ -249,7 +190,7 @@ class _Pass:
             return None
         if self.log.lost_ranges:
             return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
-        self.tombstone_end = state.tombstone_end(self.now_us, self.settings)
+        self.tombstone_end = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
         limit = segments[-1][1]
         self.end = self._fill(segments, min(state.cleaned_to, limit), limit)
         rewritten = gone = before = after = 0
@@ -275,7 +216,7 @@ class _Pass:
         state = state.after(
             self.end, now_us=self.now_us, tombstones_to=self.tombstone_end, tombstone_count=self.tombstone_count
         )
-        self.disk.replace_file(f"{self.log.folder}/{STATE_FILE}", seal_json(asdict(state)))
+        save_clean_state(self.disk, self.log.folder, state)
         return CompactionReport(
             cleaned_to=state.cleaned_to,
             is_done=self.end >= limit,

@@ -130,6 +130,8 @@ class OsDisk:
         spares: For those who free space; None: there are none.
     """
 
+    _spares: Spares | None = None
+
     def __init__(self, spares: Spares | None = None) -> None:
         self._spares = spares
 

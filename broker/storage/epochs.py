@@ -57,6 +57,10 @@ class Epochs:
         """First offset that an epoch later than `epoch` wrote; the log end when there is none."""
         return next((first for later, first in self.items if later > epoch), log_end_offset)
 
+    def last_until(self, epoch: int) -> int:
+        """The greatest epoch that is not above `epoch`; -1 when there is none."""
+        return max((known for known, _ in self.items if known <= epoch), default=-1)
+
     def _at(self, offset: int) -> int:
         return bisect_right(self.items, offset, key=lambda item: item[1]) - 1
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
@@ -108,6 +108,10 @@ class LogView:
     high_watermark: int
     log_end_offset: int
     lost_ranges: Ranges
+
+    def stored(self) -> LogView:
+        """The same log, as if all that is stored were committed."""
+        return replace(self, high_watermark=self.log_end_offset)
 
     def index(self, segment: Segment) -> IndexView:
         found = segment.index(self.disk)
@@ -255,6 +259,45 @@ def read_head(segment: Segment, file: File, index: IndexView, at: int) -> Peek:
     ):
         raise NeedsRepair(segment)
     return head
+
+
+def group_start(view: LogView, to: int | None = None) -> int:
+    """Where a log can be cut so that nothing from `to` on stays, and no commit group stays in part.
+
+    Args:
+        view: Its last group may be incomplete.
+        to: At most the log end; None: that.
+    Returns:
+        `to`, or the first offset of the group that holds the record before it and does not end there.
+    Raises:
+        OffsetOutOfRange: that would be below the log start.
+        NeedsRepair: see there.
+    """
+    to = view.log_end_offset if to is None else to
+    if to < view.log_start_offset:
+        raise out_of_range(view.identity, to, view.log_start_offset, view.high_watermark)
+    if not view.segments:
+        return to
+    segment = view.segments[view.segment_of(to - 1)]
+    index = view.index(segment)
+    at = index.find(to - 1)
+    if at < 0:
+        return to
+    file = view.disk.open(segment.path, readonly=True)
+    try:
+        if segment.is_replaced:
+            raise NeedsRepair(segment)
+        head = read_head(segment, file, index, at)
+        if head.next_offset <= to and head.group_index == head.group_count - 1:
+            return to
+        while at > 0 and head.group_index > 0:
+            at -= 1
+            head = read_head(segment, file, index, at)
+    finally:
+        file.close()
+    if head.first_offset < view.log_start_offset:
+        raise out_of_range(view.identity, to, view.log_start_offset, view.high_watermark)
+    return head.first_offset
 
 
 def verified_messages(file: File, place: FileRange) -> Iterator[tuple[memoryview, int]]:

@@ -1,18 +1,18 @@
-"""What a log does when it is opened without a clean mark: find out what is there, keep what was committed.
+"""What a log does when it is opened without a clean mark: find out what is there, keep what was fsynced.
 
     segment 0        segment 100              segment 200 (the last)
     [ sealed  ]      [ sealed      ]          [ batch batch | batch ???? batch ]
                            ^ recovery point: scan from here to the end of every file
 
-R1  What is below `committed_end` is never cut. It is the greatest of: the recovery point and high
-    watermark of the checkpoint; the base of the last segment (a segment is fsynced whole before
-    the next is made); the high watermark in the header of a later intact batch.
+R1  What is below `kept_end` is never cut. It is the greatest of: the recovery point of the checkpoint, and the base of
+    the last segment (a segment is fsynced whole before the next is made). For a sole replica also what proves that
+    something was committed: the high watermark of the checkpoint, and one in the header of a later intact batch.
 R2  A gap at or above it is a torn tail: the file is cut there, and back to where its commit group began.
     A later intact batch that is no evidence goes with it: writes may reach the disk out of order. Zeros alone are the
     room that an open tail has (`ahead`): cut off too, and nothing to tell of.
-R3  A gap below it is *lost*: the offsets are noted, the file is left as it is and never appended
-    to again, and what is intact around the gap is served.
-R4  Offsets below `committed_end` are never given out again, present or lost.
+R3  A gap below it is *lost*, to this replica: a sole one has lost it for good. The offsets are noted, the file is left
+    as it is and never appended to again, and what is intact around the gap is served.
+R4  Offsets below `kept_end` are never given out again, present or lost.
 R5  What recovery keeps is fsynced before it counts as durable.
 R6  Where two segments overlap the later one counts: it was whole on disk before it got its name (`Chain.write_again`).
     What a segment that lacks nothing holds beyond is cut off.
@@ -131,13 +131,21 @@ def merge_ranges(ranges: Iterable[tuple[int, int]], *, log_start_offset: int = 0
 
 
 def recover(
-    disk: Disk, folder: str, checkpoint: Checkpoint | None, report: RecoveryReport, *, now_us: int
+    disk: Disk,
+    folder: str,
+    checkpoint: Checkpoint | None,
+    report: RecoveryReport,
+    *,
+    now_us: int,
+    is_sole: bool = True,
 ) -> Recovered:
     """Bring a folder into a state that can be served and appended to; see the module's invariants.
 
+    Args:
+        is_sole: There is no other replica: high watermarks on disk are evidence (R1).
     Raises:
         UnknownFormatVersion: something in it was written by a later release; nothing was changed.
-        OSError: the disk does not do what it is asked; nothing committed was changed.
+        OSError: the disk does not do what it is asked; nothing that was fsynced was changed.
     """
     settle_joins(disk, folder, report.notes)
     segments = list_segments(disk, folder)
@@ -148,14 +156,15 @@ def recover(
         segments.pop(0).unlink(disk)
     if segments and (known.tail is None or known.tail.base_offset != segments[-1].base_offset):
         disk.sync_dir(folder)  # R5: who made the last one may have been killed before its name was durable
-    run = _Recovery(disk, folder, known, report, now_us)
+    run = _Recovery(disk, folder, known, report, now_us, is_sole=is_sole)
     run.lost(known.log_start_offset, segments[0].base_offset if segments else known.recovery_point)
     after = [segment.base_offset for segment in segments[1:]]
     was_tail = known.tail.base_offset if known.tail is not None else known.recovery_point
     for segment, next_base in zip(segments, after, strict=False):
         if next_base > known.recovery_point or segment.base_offset >= was_tail:
             run.sealed(segment, next_base)
-    run.log_end_offset = max(known.recovery_point, known.high_watermark, known.log_start_offset)
+    proven = known.high_watermark if is_sole else 0
+    run.log_end_offset = max(known.recovery_point, proven, known.log_start_offset)
     tail = run.last(segments[-1]) if segments else None
     return run.result(segments, tail)
 
@@ -165,7 +174,7 @@ def rescan(
 ) -> IndexView:
     """Read a sealed segment anew because its index is missing or wrong, or a batch is not where it says.
 
-    All of it is committed: gaps are lost. The index file is written if the disk lets us.
+    All of it was fsynced: gaps are lost. The index file is written if the disk lets us.
 
     Args:
         around_errors: What the disk cannot read is a gap, as long as it is little (`ReadAround`).
@@ -196,8 +205,18 @@ def _sweep(disk: Disk, folder: str, segments: list[Segment]) -> None:
 class _Recovery:
     """One run over one folder, or over one segment of it."""
 
-    def __init__(self, disk: Disk, folder: str, known: Checkpoint, report: RecoveryReport, now_us: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        known: Checkpoint,
+        report: RecoveryReport,
+        now_us: int,
+        *,
+        is_sole: bool = True,
+    ) -> None:
         self.disk = disk
+        self.is_sole = is_sole
         self.folder = folder
         self.known = known
         self.report = report
@@ -228,7 +247,7 @@ class _Recovery:
         )
 
     def sealed(self, segment: Segment, next_base: int) -> IndexView:
-        """A segment with another after it: fsynced, so all of it was committed (R1)."""
+        """A segment with another after it: fsynced, so none of it is cut (R1)."""
         found = self._scan(segment, FIRST_POSITION, segment.base_offset)
         batches = found.batches[found.batches["next_offset"] <= next_base]  # what goes on is the next one's: J3
         expected = segment.base_offset
@@ -262,17 +281,17 @@ class _Recovery:
         start = int(flushed["position"][at]) if len(flushed) else FIRST_POSITION
         expected = int(flushed["first_offset"][at]) if len(flushed) else segment.base_offset
         found = self._scan(segment, start, expected)
-        committed_end = max(self.log_end_offset, segment.base_offset)
-        if not found.schema_is_whole and self._evidence(found, committed_end) <= segment.base_offset:
+        kept_end = max(self.log_end_offset, segment.base_offset)
+        if not found.schema_is_whole and self._evidence(found, kept_end) <= segment.base_offset:
             batches, cut = self._nothing(found)
         else:
-            batches, cut = self._judge(found, expected, committed_end)
+            batches, cut = self._judge(found, expected, kept_end)
         entries = np.concatenate([kept, _entries(batches, kept)])
         end_offset = int(batches["next_offset"][-1]) if len(batches) else expected
-        self.lost(end_offset, committed_end)
-        if cut is None and found.room_bytes and end_offset >= committed_end:
+        self.lost(end_offset, kept_end)
+        if cut is None and found.room_bytes and end_offset >= kept_end:
             cut = found.size
-        self.log_end_offset = max(end_offset, committed_end)
+        self.log_end_offset = max(end_offset, kept_end)
         size = found.size
         if cut is not None or end_offset > self.known.recovery_point:
             size = self._make_durable(segment, cut)
@@ -319,7 +338,8 @@ class _Recovery:
         self.report.scanned_bytes += max(0, found.size - start)
         self.report.scanned_batches += len(found.batches)
         if len(found.batches):
-            self.high_watermark = max(self.high_watermark, int(found.batches["high_watermark"].max()))
+            if self.is_sole:
+                self.high_watermark = max(self.high_watermark, int(found.batches["high_watermark"].max()))
             epochs = found.batches["leader_epoch"]
             for i in np.flatnonzero(np.diff(epochs, prepend=np.uint32(0xFFFFFFFF))).tolist():
                 self.new_epochs.append((int(epochs[i]), int(found.batches["first_offset"][i])))
@@ -333,14 +353,14 @@ class _Recovery:
         """The segment was made and never synced: it begins anew."""
         return found.batches[:0], 0
 
-    def _evidence(self, found: Scan, committed_end: int) -> int:
-        return max(committed_end, int(found.batches["high_watermark"].max(initial=0)))
+    def _evidence(self, found: Scan, kept_end: int) -> int:
+        return max(kept_end, int(found.batches["high_watermark"].max(initial=0))) if self.is_sole else kept_end
 
-    def _judge(self, found: Scan, expected: int, committed_end: int) -> tuple[npt.NDArray[np.void], int | None]:
+    def _judge(self, found: Scan, expected: int, kept_end: int) -> tuple[npt.NDArray[np.void], int | None]:
         """Which batches stay, and where the file is cut (None: nowhere). Notes lost ranges."""
         batches = found.batches
         # evidence[i]: the greatest high watermark from batch i on
-        evidence = np.maximum.accumulate(batches["high_watermark"][::-1])[::-1]
+        evidence = np.maximum.accumulate(batches["high_watermark"][::-1])[::-1] * self.is_sole
         gaps = [*found.gaps]
         keep, cut = 0, None
         for keep, batch in enumerate(batches):
@@ -348,16 +368,16 @@ class _Recovery:
             gap = next((g for g in gaps if g[0] < position and g[1] <= position), None) if gaps else None
             if gap is not None:
                 gaps = [g for g in gaps if g[0] >= position]
-            if (gap is not None or first > expected) and expected >= max(committed_end, int(evidence[keep])):
+            if (gap is not None or first > expected) and expected >= max(kept_end, int(evidence[keep])):
                 cut = gap[0] if gap is not None else position
                 break
             self.lost(expected, first)
             expected = int(batch["next_offset"])
         else:
             keep = len(batches)
-            if gaps and expected >= committed_end:
+            if gaps and expected >= kept_end:
                 cut = gaps[0][0]
-        whole = _whole_groups(batches[:keep], committed_end)
+        whole = _whole_groups(batches[:keep], kept_end)
         if whole < keep:
             cut = int(batches["position"][whole])
         return batches[:whole], cut
@@ -412,12 +432,12 @@ def _entries(batches: npt.NDArray[np.void], before: Entries | None = None) -> En
     return entries
 
 
-def _whole_groups(batches: npt.NDArray[np.void], committed_end: int) -> int:
-    """How many batches stay when an incomplete commit group at the end is taken off (unless it was committed)."""
+def _whole_groups(batches: npt.NDArray[np.void], kept_end: int) -> int:
+    """How many batches stay when an incomplete commit group at the end is taken off (unless R1 keeps it)."""
     count = len(batches)
     if count == 0 or int(batches["group_index"][-1]) == int(batches["group_count"][-1]) - 1:
         return count
     begin = count - 1
     while begin > 0 and int(batches["group_index"][begin]) > 0:
         begin -= 1
-    return begin if int(batches["first_offset"][begin]) >= committed_end else count
+    return begin if int(batches["first_offset"][begin]) >= kept_end else count

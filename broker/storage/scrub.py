@@ -7,7 +7,7 @@ What rots is so found before the last copy of it elsewhere is gone, and never se
 
 B1  Checked is what is durable and committed, as the index says. Nothing is changed while all is well.
 B2  A batch that does not verify is read again from the disk, past the page cache. If it still does not, its segment is
-    scanned anew under the log's lock (`OpenLog._repair`), and what that scan does not find is lost. A segment that was
+    scanned anew under the log's lock (`Log._repair`), and what that scan does not find is lost. A segment that was
     replaced or let go meanwhile is not the log's any more and is left alone: no race marks anything.
 B3  An error of the disk marks nothing. Only who has tried often enough says `give_up`; then the sectors that cannot be
     read are damage, unless most of the file cannot be (`around.py`).
@@ -23,7 +23,7 @@ from broker.api.batch import verify_batch
 from broker.api.errors import BadBatch
 from broker.storage.disk import File
 from broker.storage.index import IndexView
-from broker.storage.opened import OpenLog
+from broker.storage.log import PartitionLog
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges
 from broker.storage.segment import Segment
@@ -48,7 +48,7 @@ class Piece:
     lost: Ranges = ()
 
 
-def scrub(log: OpenLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
+def scrub(log: PartitionLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
     """Check the next batches from `offset` on; at least one, and about `bytes_max` bytes.
 
     Args:
@@ -61,7 +61,7 @@ def scrub(log: OpenLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: b
         CorruptLog: the files change while they are read.
     """
     before = log.lost_ranges
-    piece = log._ask(lambda view: _check(view, offset, log.durable_end, bytes_max, give_up))
+    piece = log.log.ask(lambda view: _check(view, offset, log.durable_end, bytes_max, give_up))
     if piece is None or log.lost_ranges == before:
         return piece
     lost = _added(before, log.lost_ranges)

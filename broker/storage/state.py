@@ -11,8 +11,10 @@ T1  No file: no batch of the log has a stamp, no record an id. The first append 
     else; so a log that no producer and no id ever came to is never scanned, and has no file.
 T2  What a file says is durable in the log: it is written when all up to its offset has been fsynced.
 T3  No batch is removed, or written anew, that only the scan would tell of: a file at or above its end is there first.
-T4  A new file is durable before the older ones are removed. A damaged one is passed over: the scan begins
+T4  A new file is durable before older ones are removed. A damaged one is passed over: the scan begins
     at the next older one, or with the log.
+T5  The newest file at or below the high watermark stays. Those above a truncation go with the records that they tell
+    of, and the tables are built from that one and the log: nothing is cut out of a table.
 
 File: magic `liftlogS`, uint32 format version, uint32 number of sections, uint64 offset; per section 16 bytes name
 (ASCII, filled with zeros) and uint64 length; the sections' bytes in the same order; uint32 CRC-32C of all before it.
@@ -23,7 +25,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from crc32c import crc32c
@@ -100,9 +103,81 @@ def load_state(disk: Disk, folder: str, offset: int) -> dict[str, bytes] | None:
     return decode_state(disk.read_file(path), offset, where=path)
 
 
-def save_state(disk: Disk, folder: str, offset: int, sections: Mapping[str, bytes], *, frees: bool = False) -> None:
-    """Write the state as of `offset`, durably, and remove the other files (T4). OSError passes through."""
-    disk.replace_file(f"{folder}/{state_name(offset)}", encode_state(offset, sections), frees=frees)
-    for other in list_states(disk, folder):
-        if other != offset:
-            disk.unlink(f"{folder}/{state_name(other)}")
+class StateFiles:
+    """The state files of one log. Not thread-safe, but for `save`: the log's append lock covers it."""
+
+    __slots__ = ("_disk", "_folder", "_lock", "_offsets")
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._offsets: list[int] | None = None  # None: not listed yet
+        self._lock = threading.Lock()  # innermost: one file is written at a time
+
+    @property
+    def offsets(self) -> list[int]:
+        """Of the files that there are, the newest first. OSError passes through."""
+        if self._offsets is None:
+            self._offsets = list_states(self._disk, self._folder)
+        return self._offsets
+
+    def load(self, offset: int) -> dict[str, bytes] | None:
+        """The sections of the file of `offset`, None when it is damaged. OSError passes through."""
+        return load_state(self._disk, self._folder, offset)
+
+    def save(
+        self,
+        offset: int,
+        sections: Mapping[str, bytes],
+        *,
+        high_watermark: int,
+        anew: bool = False,
+        frees: bool = False,
+    ) -> bool:
+        """Write the state as of `offset`, durably, and remove older files that nothing needs any more (T4, T5).
+
+        Args:
+            high_watermark: Of the log.
+            anew: Also over one of the same offset.
+            frees: As `Disk.replace_file` takes it.
+        Returns:
+            False: a newer one came first; nothing was written.
+        """
+        with self._lock:
+            there = self.offsets
+            if there and offset + anew <= there[0]:
+                return False
+            self._put(offset, sections, frees=frees)
+            there = self.offsets
+            committed = next((number for number, other in enumerate(there) if other <= high_watermark), len(there))
+            self._drop(there[committed + 1 :])
+            return True
+
+    def put(self, offset: int, sections: Mapping[str, bytes]) -> None:
+        """Write the state as of `offset`, durably, beside the others: newer ones may be there."""
+        with self._lock:
+            self._put(offset, sections)
+
+    def drop_above(self, end: int) -> None:
+        """Remove the files that tell of records at or above `end`: others may take their offsets."""
+        with self._lock:
+            self._drop([offset for offset in self.offsets if offset > end])
+
+    def drop_others(self, than: int) -> None:
+        """Remove all files but that of an offset."""
+        with self._lock:
+            self._drop([offset for offset in self.offsets if offset != than])
+
+    def forget(self) -> None:
+        """List them anew when they are needed."""
+        self._offsets = None
+
+    def _put(self, offset: int, sections: Mapping[str, bytes], *, frees: bool = False) -> None:
+        path, there = f"{self._folder}/{state_name(offset)}", self.offsets
+        self._disk.replace_file(path, encode_state(offset, sections), frees=frees)
+        self._offsets = sorted({offset, *there}, reverse=True)
+
+    def _drop(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            self._disk.unlink(f"{self._folder}/{state_name(offset)}")
+            self._offsets = [known for known in self.offsets if known != offset]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from broker.api.schema import HEADERS_TYPE, SCHEMA
-from broker.storage import tracking
+from broker.storage import log as log_module
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import StoredGroup
 from broker.storage.rows import RowBatch
@@ -47,12 +47,18 @@ def batch_over_http(subjects: list[str], now_us: int) -> RowBatch:
 class SubjectsMachine(LifeOfALog):
     """See the module."""
 
-    LARGE = ("broker.storage.tracking.SUBJECTS_KEPT_AT_ONCE", -1)
+    LARGE = ("broker.storage.log.SUBJECTS_KEPT_AT_ONCE", -1)
 
     def __init__(self) -> None:
         super().__init__(LogSettings(segment_bytes=6_000, dedup_window_ms=50, subjects_max=SUBJECTS_MAX))
         self.records: list[str] = []  # the subjects of all of the log
         self.ids = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether the last record of every subject is known at once."""
+        memory = self.log._memory
+        return memory is not None and memory.subjects is not None
 
     def last(self, subject: str) -> int:
         for offset in range(len(self.records) - 1, self.log.log_start_offset - 1, -1):
@@ -73,17 +79,17 @@ class SubjectsMachine(LifeOfALog):
             wanted.append(None if kind == "plain" else self.expected(subject, kind))
             own = expecting(wanted[-1]) if wanted[-1] is not None else ()
             headers.append((b"", own + (with_id(f"id-{self.ids}") if with_ids else ())))
-        was_live = self.log._subjects is not None
+        was_live = self.live
         with pytest.MonkeyPatch.context() as patch:
             if not at_once:
-                patch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
+                patch.setattr(log_module, "BUILT_AT_ONCE_BYTES", -1)
             told = publish(self.log, headers, self.now_us, subjects=[subject for subject, _ in messages])
         for (subject, _), expected, answer in zip(messages, wanted, told, strict=True):
             last = self.last(subject)
             code = answer["error"]["err_code"] if "error" in answer else 0
             if code == 10163:
                 assert not was_live
-                assert not at_once or self.log._growing is not None or self.log._is_wanted
+                assert not at_once or self.log.lacks_subjects
                 assert expected is not None
             elif code == 10023:
                 assert len(set(self.records)) >= SUBJECTS_MAX
@@ -109,8 +115,8 @@ class SubjectsMachine(LifeOfALog):
     @rule(piece=st.sampled_from([1, 1, 1 << 20]), left=st.sampled_from([-1, 1 << 20]))
     def build_a_piece(self, piece: int, left: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tracking, "PIECE_BYTES", piece)
-            patch.setattr(tracking, "BUILT_AT_ONCE_BYTES", left)
+            patch.setattr(log_module, "PIECE_BYTES", piece)
+            patch.setattr(log_module, "BUILT_AT_ONCE_BYTES", left)
             assert self.log.build_subjects() == self.log.lacks_subjects
 
     @rule()
@@ -146,7 +152,7 @@ class SubjectsMachine(LifeOfALog):
         for _ in range(2):
             self.publish(kinds, at_once=True, with_ids=False)
             self.log.build_subjects()
-        assert self.log._subjects is not None
+        assert self.live
         self.check_stored("subject", self.records)
 
 

@@ -256,7 +256,7 @@ def test_damage_in_a_compressed_segment_loses_one_batch_wherever_it_strikes() ->
     settle(log, compressed("zstd", batch_records=100))
     path = f"{FOLDER}/{0:020d}.arrows"
     assert log.segment_count == 1
-    entries = log._chain.segments[0].index(disk).entries  # type: ignore[union-attr]
+    entries = log.log.chain.segments[0].index(disk).entries  # type: ignore[union-attr]
     start, length = int(entries["position"][1]), int(entries["length"][1])
     log.append([row_batch([b"tail"])], leader_epoch=1, now_us=0)
     commit(log)
@@ -277,7 +277,7 @@ def test_a_bad_sector_in_a_rewritten_segment_loses_one_batch(compression: str) -
     log = trickled(400, disk=disk)
     records = verified_records(log)
     settle(log, compressed(compression, batch_records=100))
-    entries = log._chain.segments[0].index(disk).entries  # type: ignore[union-attr]
+    entries = log.log.chain.segments[0].index(disk).entries  # type: ignore[union-attr]
     start = int(entries["position"][1])
     log.append([row_batch([b"tail"])], leader_epoch=1, now_us=0)
     commit(log)
@@ -493,12 +493,12 @@ def test_a_question_that_began_before_segments_were_joined_is_asked_again() -> N
     for offset in (0, 25, 45):
         log = trickled(20, segments=3)
         records = verified_records(log)
-        view = log._view()
+        view = log.log.view()
         for segment in view.segments:
             assert view.index(segment)
         settle(log)
-        views = [log._view(), view]
-        log._view = views.pop  # type: ignore[method-assign]
+        views = [log.log.view(), view]
+        log.log.view = views.pop  # type: ignore[method-assign]
         with log.read(offset) as plan:
             assert sent_records(plan) == records
         assert views == []

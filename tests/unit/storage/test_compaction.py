@@ -12,7 +12,8 @@ from broker.api.batch import decode_batch, read_header
 from broker.api.errors import DiskFull
 from broker.api.stream import StreamSettings
 from broker.storage.checkpoint import LogSettings
-from broker.storage.compaction import CleanState, CompactionReport, CompactionSettings, compact, load_clean_state
+from broker.storage.clean_state import CleanState, load_clean_state
+from broker.storage.compaction import CompactionReport, CompactionSettings, compact
 from broker.storage.keymap import ENTRY_BYTES, KeyMap, hash_keys
 from broker.storage.log import PartitionLog
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
@@ -192,7 +193,7 @@ def test_horizons_that_are_left_out_make_tombstones_stay_longer_never_shorter() 
     assert len(state.horizons) == 64
     settings = CompactionSettings(delete_retention_ms=0)
     for now_us in range(0, 200 * HOUR_US, HOUR_US):
-        assert state.tombstone_end(now_us, settings) <= now_us // HOUR_US
+        assert state.tombstone_end(now_us, settings.delete_retention_ms) <= now_us // HOUR_US
 
 
 # --- when ---------------------------------------------------------------------------------------------------------
@@ -258,12 +259,12 @@ def test_a_reader_with_the_old_file_open_reads_it_to_its_end() -> None:
 
 def test_a_question_that_began_before_a_segment_was_replaced_is_asked_again() -> None:
     log = filled([[(b"a", b"1"), (b"b", b"1")], [(b"a", b"2")]])
-    view = log._view()
+    view = log.log.view()
     for segment in view.segments:
         assert view.index(segment)
     run(log)
-    views = [log._view(), view]
-    log._view = views.pop  # type: ignore[method-assign]
+    views = [log.log.view(), view]
+    log.log.view = views.pop  # type: ignore[method-assign]
     with log.read(0) as plan:
         assert [offset for offset, _, _ in sent_records(plan)] == [1, 2]
     assert views == []

@@ -64,7 +64,7 @@ def test_a_batch_is_asked_for_after_the_one_before_was_written() -> None:
 
     def source() -> Iterator[RowBatch]:
         for values in VALUES:
-            sizes.append(disk.size(log._chain.tail.path))  # type: ignore[union-attr]
+            sizes.append(disk.size(log.log.chain.tail.path))  # type: ignore[union-attr]
             yield row_batch(values)
 
     log.append_group(StoredGroup(batches=source(), batch_count=3, byte_count=7_000), leader_epoch=1, now_us=0)
@@ -74,7 +74,7 @@ def test_a_batch_is_asked_for_after_the_one_before_was_written() -> None:
 def test_what_the_source_raises_takes_all_of_it_back() -> None:
     disk = SimDisk()
     log = before(disk)
-    kept, size = records(log), disk.size(log._chain.tail.path)  # type: ignore[union-attr]
+    kept, size = records(log), disk.size(log.log.chain.tail.path)  # type: ignore[union-attr]
 
     def source() -> Iterator[RowBatch]:
         yield row_batch([b"x"])
@@ -82,7 +82,7 @@ def test_what_the_source_raises_takes_all_of_it_back() -> None:
 
     with pytest.raises(CorruptLog):
         log.append_group(StoredGroup(batches=source(), batch_count=2, byte_count=4_000), leader_epoch=1, now_us=0)
-    assert disk.size(log._chain.tail.path) == size  # type: ignore[union-attr]
+    assert disk.size(log.log.chain.tail.path) == size  # type: ignore[union-attr]
     log.append_group(group_of(), leader_epoch=1, now_us=0)
     commit(log)
     assert [value for _, _, value in records(log)] == [b"before", *(v for vs in VALUES for v in vs)]

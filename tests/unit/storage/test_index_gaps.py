@@ -16,6 +16,7 @@ from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.index import footer_of, sealed_entries
 from broker.storage.log import PartitionLog
 from broker.storage.scrub import scrub
+from broker.storage.segment_log import Log
 from tests.support.compacting import keyed_batch
 from tests.support.logs import FOLDER, commit, create_log, open_log, read_records, verified_records
 from tests.support.simdisk import SimDisk
@@ -111,7 +112,7 @@ def test_coalescing_keeps_them(forged: PartitionLog) -> None:
     memory: Memory = {}
     for _ in range(20):
         coalesce(forged, settings, memory, now_us=1 << 60)
-    assert len(forged._view().segments) < SEGMENTS, "they were joined"
+    assert len(forged.log.view().segments) < SEGMENTS, "they were joined"
     assert found(forged) == EXPECTED
     assert forged.lost_ranges == ()
 
@@ -122,7 +123,7 @@ def test_beside_a_batch_that_is_lost_the_others_are_read() -> None:
         for lack in range(BATCHES):
             disk = closed_log()
             log = open_log(disk)
-            entry = log._view().index(log._view().segments[1]).entries[lost]
+            entry = log.log.view().index(log.log.view().segments[1]).entries[lost]
             disk.flip(f"{FOLDER}/{2 * BATCHES:020d}.arrows", 8 * (int(entry["position"]) + 900))
             offset = 2 * (BATCHES + lost)
             scrub(log, offset, bytes_max=1)
@@ -147,6 +148,6 @@ def forge_lossy(disk: SimDisk, lack: int) -> None:
 
 def test_an_index_that_is_whole_is_looked_at_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(closed_log())
-    monkeypatch.setattr(PartitionLog, "_repair", None)
+    monkeypatch.setattr(Log, "_repair", None)
     assert found(log) == EXPECTED
-    assert all(log._view().index(segment).is_complete for segment in log._view().segments)
+    assert all(log.log.view().index(segment).is_complete for segment in log.log.view().segments)

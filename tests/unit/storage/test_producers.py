@@ -20,7 +20,7 @@ from broker.api.errors import (
     UnknownProducer,
 )
 from broker.storage.producers import WINDOW_GROUPS, Group, ProducerTable, Stamp
-from broker.storage.state import decode_state, encode_state, list_states, load_state, save_state
+from broker.storage.state import StateFiles, decode_state, encode_state, list_states, load_state
 from tests.support.simdisk import Crashed, SimDisk
 
 EXPIRY_US = 1_000
@@ -182,11 +182,12 @@ def test_power_may_go_at_any_step_of_a_new_state_file(crash_at: int) -> None:
     """T4: one of the two is whole, whatever is left of names and bytes."""
     disk = SimDisk()
     disk.makedirs("/f")
-    save_state(disk, "/f", 1, {"a": b"old"})
+    files = StateFiles(disk, "/f")
+    files.save(1, {"a": b"old"}, high_watermark=2)
     disk.sync_dir("/f")
     disk.crash_at = disk.steps + crash_at
     with contextlib.suppress(Crashed):
-        save_state(disk, "/f", 2, {"a": b"new"})
+        files.save(2, {"a": b"new"}, high_watermark=2)
     for seed in range(20):
         found = disk.after_crash("reordered", seed=seed)
         states = list_states(found, "/f")

@@ -43,7 +43,7 @@ class Damaged:
 
     def append(self, *values: bytes, group: int = 1) -> None:
         result = self.log.append([row_batch(values) for _ in range(group)], leader_epoch=1, now_us=0)
-        end = self.log._view().segments[-1].size(self.disk)
+        end = self.log.log.view().segments[-1].size(self.disk)
         self.places.append((end - result.bytes, end))
 
     def content(self, path: str = SEGMENT) -> bytearray:
@@ -282,7 +282,7 @@ def test_missing_segment_is_lost() -> None:
         made.append(b"%d" % i)
     commit(made.log)
     made.log.close()
-    bases = [segment.base_offset for segment in made.log._view().segments]
+    bases = [segment.base_offset for segment in made.log.log.view().segments]
     assert len(bases) == 4
     made.disk.unlink(f"{FOLDER}/{bases[0]:020d}.arrows")
     made.disk.unlink(f"{FOLDER}/{bases[2]:020d}.arrows")
@@ -554,7 +554,7 @@ def test_log_without_its_checkpoint_is_recovered_from_the_segments(damage: str) 
         commit(made.log)
     made.log.trim(4)
     made.log.checkpoint()
-    start = made.log._view().segments[0].base_offset
+    start = made.log.log.view().segments[0].base_offset
     if damage == "missing":
         made.disk.unlink(CHECKPOINT)
     else:

@@ -103,7 +103,7 @@ def test_syncs_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
     started, go_on, calls = threading.Event(), threading.Event(), []
     log = create_log(OsDisk(), settings=LogSettings(), folder=str(tmp_path / "p"))
     log.append([row_batch([b"0"])], leader_epoch=1, now_us=0)
-    file = log._chain.file
+    file = log.log.chain.file
     assert file is not None
     real = file.sync
 
@@ -119,7 +119,7 @@ def test_syncs_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
             assert go_on.wait(60)
             real()
 
-    log._chain.file = Slow()  # type: ignore[assignment]
+    log.log.chain.file = Slow()  # type: ignore[assignment]
     threads = [threading.Thread(target=log.sync)]
     threads[0].start()
     assert started.wait(60)
@@ -141,7 +141,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
     log = create_log(OsDisk(), settings=LogSettings(segment_bytes=1_000), folder=str(tmp_path / "p"))
     log.append([row_batch([b"0"])], leader_epoch=1, now_us=0)
     started, go_on, errors = threading.Event(), threading.Event(), []
-    file = log._chain.file
+    file = log.log.chain.file
     assert file is not None
 
     class Slow:
@@ -157,7 +157,7 @@ def test_file_is_not_closed_under_a_running_fsync(tmp_path: Path, when: str) -> 
                 assert go_on.wait(60)
             file.sync()
 
-    log._chain.file = Slow()  # type: ignore[assignment]
+    log.log.chain.file = Slow()  # type: ignore[assignment]
 
     def run(work: Callable[[], object]) -> None:
         try:

@@ -14,12 +14,13 @@ import pytest
 
 from broker.api.errors import DiskFull, StorageFailed
 from broker.api.schema import HEADERS_TYPE, SCHEMA
-from broker.storage import tracking
+from broker.storage import log as log_module
 from broker.storage.checkpoint import LogSettings
 from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
 from broker.storage.state import SUBJECTS, list_states, load_state, state_name
+from broker.storage.subjects import read_head
 from tests.support.logs import FOLDER, commit, create_log, open_log, row_batch
 from tests.support.published import expecting, publish, with_id
 from tests.support.simdisk import SimDisk
@@ -73,7 +74,7 @@ def test_a_log_that_is_never_asked_has_no_state_and_no_table(disk: SimDisk, log:
     assert list_states(disk, FOLDER) == []
     log.append([row_batch([b"x"])], leader_epoch=0, now_us=0)
     publish(log, [(b"", with_id("a"))], 0)
-    assert log._subjects is None
+    assert log._known().subjects is None
     assert not log.lacks_subjects
 
 
@@ -118,8 +119,8 @@ def test_what_was_told_is_known_again(disk: SimDisk, log: PartitionLog, how: str
 def test_a_large_log_is_read_beside_the_appends_and_nobody_waits(
     disk: SimDisk, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 2_500)
-    monkeypatch.setattr(tracking, "PIECE_BYTES", 1_500)
+    monkeypatch.setattr(log_module, "BUILT_AT_ONCE_BYTES", 2_500)
+    monkeypatch.setattr(log_module, "PIECE_BYTES", 1_500)
     for i in range(20):
         publish(log, [(b"", ())], 0, subjects=[f"s.{i % 4}"])
     assert ask(log, "s.0") is None
@@ -146,7 +147,7 @@ def test_the_state_goes_on_while_the_table_is_built(
     publish(log, [(b"", ())], 0, subjects=["b"])
     commit(log)
     log = open_log(disk.after_kill(), settings=SETTINGS)
-    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(log_module, "BUILT_AT_ONCE_BYTES", -1)
     assert ask(log, "b") is None
     assert log.roll_if_due(1 << 62)
     assert log.log_end_offset == 2
@@ -156,6 +157,7 @@ def test_the_state_goes_on_while_the_table_is_built(
         pass
     log.checkpoint()
     assert log.rewritable_end() == 2
+    assert read_head((load_state(log.disk, FOLDER, 2) or {})[SUBJECTS]).next_offset == 2, "and the file says so"
     log = open_log(log.disk.after_kill(), settings=SETTINGS)  # type: ignore[attr-defined]
     assert (ask(log, "a"), ask(log, "b")) == (1, 2)
 
@@ -237,7 +239,7 @@ def test_a_log_with_producers_or_ids_begins_to_track_in_a_file_of_the_same_offse
     assert log.lacks_subjects
     assert not log.build_subjects()
     assert ask(log, "a") == 1
-    assert list_states(disk, FOLDER) == [1]
+    assert list_states(disk, FOLDER) == [1, 0], "T5"
     log = create_log(disk := SimDisk(), settings=LogSettings(segment_bytes=6_000, dedup_window_ms=50))
     [answer] = publish(log, [(b"", with_id("a") + expecting(0))], 0, subjects=["a"])
     assert answer["seq"] == 1
@@ -265,7 +267,7 @@ def test_a_state_beyond_what_is_left_of_the_log_does_not_count_for_its_successor
     assert put(log, "a", 1) == 0
     log.sync()
     log._keep_state(at_close=True)
-    assert list_states(disk, FOLDER) == [3]
+    assert list_states(disk, FOLDER) == [3, 0], "T5"
     path = f"{FOLDER}/{0:020d}.arrows"
     disk.flip(path, 8 * (len(disk.names[path].content) - 20))
     log = open_log(disk.after_crash("kept"), boot_id="boot-2")
