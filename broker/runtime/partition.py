@@ -13,7 +13,7 @@ P3  A partition that refuses records, because its stream is paused, read-only or
     with an error of its own for each append. Reads go on, but for a deleted one. What was decided before (`decided`,
     the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
 P4  Nothing is let go while a sink's group may have to be looked for; `floor` says from which offset on.
-P5  While the table of subjects is not there, appends that need it are told so and go on (`storage/tracking.py`).
+P5  While the table of subjects is not there, appends that need it are told so and go on (`storage/log.py`).
 P6  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
     quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`.
 P7  What is synced in a row (`SyncRow`) keeps nobody waiting: what is appended after it and awaited is synced and told

@@ -1,8 +1,9 @@
 """One partition's log on one disk. Has never heard of leaders, NATS, event loops or clocks.
 
-log.py          PartitionLog: append, sync, read, retention; what everyone else uses
-tail.py         which segment the next append goes to
-opened.py       the state of an open log; opening it, and meeting trouble with its files
+log.py          PartitionLog: records that are judged, appended and noted; what everyone else uses
+segment_log.py  Log: bytes, offsets and leader epochs; all that a follower needs
+memory.py       Memory: producers (producers.py), message ids (dedup.py, siphash.py), last records of subjects
+                (subjects.py); state.py  the files that they are kept in
 chain.py        the segment files of one log, and the tail that appends go to
 disk.py         what storage asks of a disk, and the real one: osfile.py; ahead.py  a file that is longer than what was
                 written, for cheaper fsyncs; spare.py  small files for a disk that is full
@@ -14,14 +15,10 @@ recovery.py     what is kept, cut or lost at an unclean open
 checkpoint.py   the small files: identity and checkpoint
 epochs.py       which leader wrote what
 retention.py    which segments go
-durable.py      what was appended made durable
 turns.py        stored messages in turn, each in the memory of the one before
 rewrite.py      sealed segments written anew; compaction.py and coalescing.py say when and why, joining.py how
                 several files become one
-keymap.py       which record of a key is the newest, in a fixed number of bytes
-remembering.py  a log that knows its producers (producers.py) and message ids (dedup.py, siphash.py); state.py  the
-                file that they are kept in
-tracking.py     a log that knows the last record of each subject (subjects.py), once somebody asks
+keymap.py       which record of a key is the newest, in a fixed number of bytes; clean_state.py  how far that went
 scrub.py        everything read again and checked; around.py  a file with sectors that cannot be read
 inspect.py      what is wrong in a folder: findings.py, contradictions.py, places.py; mend.py  its repair; overlay.py
 rows.py         RowBatch: rows that are already Arrow; StoredGroup: a commit group that is read while it is appended

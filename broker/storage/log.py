@@ -196,13 +196,12 @@ class PartitionLog:
             self._latest_us = now_us
             if not self._states.offsets:
                 self._begin_state()
-            before = log.log_end_offset
+            before = log.segment_count
             try:
                 return log.append_stored(data, leader_epoch=leader_epoch, now_us=now_us)
             finally:
-                if log.log_end_offset != before:
-                    self._forget()
-                    self._is_state_due = True
+                if log.segment_count != before:
+                    self._is_state_due = True  # as at any roll, so that whoever leads has a segment to read at most
 
     def _judge(self, batches: Sequence[Encodable], now_us: int) -> Verdict:
         """What may be appended, and what is to be noted of it. Raises why nothing may."""

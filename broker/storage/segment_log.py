@@ -687,7 +687,7 @@ class Log:
             with self.guarded("reset"):
                 lower_clean_state(self.disk, self.folder, 0)
                 self._write_checkpoint(Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to))
-                epochs = Epochs([(last_epoch, to)] if last_epoch >= 0 else [])
+                epochs = Epochs([(last_epoch, to - 1)] if last_epoch >= 0 and to else [])
                 write_epochs(self.disk, self.folder, epochs)
             self.log_start_offset = to
             self._lower(to, epochs)

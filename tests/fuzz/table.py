@@ -24,6 +24,5 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/storage/coalescing.py": "decodes batches that it has verified (targets batch, segment)",
     "broker/cli/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
-    "broker/storage/remembering.py": "applies what file-state decodes",
-    "broker/storage/tracking.py": "applies what file-state decodes",
+    "broker/storage/log.py": "applies what file-state decodes",
 }

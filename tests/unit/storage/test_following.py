@@ -1,0 +1,494 @@
+"""Goal: a follower holds what its leader stored, byte for byte, and gives back what its leader does not have; nothing
+is appended in an epoch that it was not judged under.
+
+Method: a leader's log and a follower's on fake disks; what goes over is what `read(stored=True)` finds.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from broker.api.batch import read_header
+from broker.api.errors import BadBatch, NotLeader, OffsetOutOfRange, StorageFailed
+from broker.storage.checkpoint import Checkpoint, LogSettings
+from broker.storage.clean_state import CleanState, load_clean_state, save_clean_state
+from broker.storage.coalescing import CoalescingSettings, coalesce
+from broker.storage.log import PartitionLog
+from broker.storage.rewrite import Shape
+from broker.storage.state import list_states
+from tests.support.logs import FOLDER, check_log, create_log, open_log, plan_bytes, row_batch, stamped, verified_records
+from tests.support.simdisk import SimDisk
+
+SETTINGS = LogSettings(segment_bytes=6_000, is_sole_replica=False)
+
+
+def new_log(*, settings: LogSettings = SETTINGS) -> tuple[SimDisk, PartitionLog]:
+    disk = SimDisk()
+    return disk, create_log(disk, settings=settings)
+
+
+def append(log: PartitionLog, *values: bytes, epoch: int = 1, group: int = 1) -> None:
+    log.append([row_batch(values) for _ in range(group)], leader_epoch=epoch, now_us=0)
+
+
+def stored(log: PartitionLog, start: int, end: int | None = None) -> bytes:
+    """The stored messages from `start` on."""
+    found = b""
+    while start < (log.log_end_offset if end is None else end):
+        with log.read(start, end=end, stored=True) as plan:
+            found += plan_bytes(plan)
+            start = plan.next_offset
+    return found
+
+
+def copy(leader: PartitionLog, follower: PartitionLog, *, epoch: int, end: int | None = None) -> None:
+    follower.append_stored(stored(leader, follower.log_end_offset, end), leader_epoch=epoch, now_us=0)
+
+
+def values(log: PartitionLog) -> list[bytes]:
+    log.advance_high_watermark(log.sync())
+    return [value for _, _, value in verified_records(log)]
+
+
+@pytest.fixture
+def leader() -> PartitionLog:
+    """Three epochs, groups of two batches among them, several segments."""
+    _, log = new_log()
+    for number in range(12):
+        append(log, b"%d" % number, epoch=1 + number // 5, group=1 + (number % 3 == 2))
+    log.sync()
+    return log
+
+
+# --- verbatim append ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", [1, 3, 100])
+def test_what_a_leader_stored_is_stored_byte_for_byte(leader: PartitionLog, piece: int) -> None:
+    """However much comes in a call; segments are the follower's own."""
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=2_500))
+    log.follow(3)
+    while log.log_end_offset < leader.log_end_offset:
+        copy(leader, log, epoch=3, end=min(log.log_end_offset + piece, leader.log_end_offset))
+    assert stored(log, 0) == stored(leader, 0)
+    assert log.segment_count > leader.segment_count
+    assert log.leader_epoch == 3
+    assert [log.epoch_of(offset) for offset in range(16)] == [leader.epoch_of(offset) for offset in range(16)]
+    assert log.log.group_ends == leader.log.group_ends
+    for segment, end in log.sealed_segments():  # between groups only
+        assert end in [0, *leader.log.group_ends], segment.path
+    assert values(log) == values(leader)
+    check_log(log, disk)
+    log.close()
+    assert stored(open_log(disk, settings=SETTINGS), 0) == stored(leader, 0)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_what_was_joined_and_compressed_goes_over_as_it_is(leader: PartitionLog, compression: str) -> None:
+    """Offset span and rows differ, several appends are one message."""
+    leader.advance_high_watermark(leader.log_end_offset)
+    leader.roll_if_due(1 << 60)
+    wanted = CoalescingSettings(
+        min_age_ms=0, segment_bytes=1 << 20, shape=Shape(batch_records=4, compression=compression)
+    )  # type: ignore[arg-type]
+    before = stored(leader, 0)
+    while coalesce(leader, wanted, {}, now_us=1 << 50) is not None:
+        pass
+    assert len(stored(leader, 0)) < len(before)
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    assert stored(log, 0) == stored(leader, 0)
+    assert values(log) == values(leader)
+    check_log(log, disk)
+
+
+def test_damaged_or_foreign_messages_are_refused_as_a_whole(leader: PartitionLog) -> None:
+    _, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3, end=4)
+    end, before = log.log_end_offset, stored(log, 0)
+    more = stored(leader, end)
+    for position in (90, 300, len(more) - 20):
+        damaged = bytearray(more)
+        damaged[position] ^= 1
+        with pytest.raises(BadBatch):
+            log.append_stored(damaged, leader_epoch=3, now_us=0)
+    for foreign in (stored(leader, 0), stored(leader, 8), more + more, more[:-8], more[8:]):
+        with pytest.raises(BadBatch):
+            log.append_stored(foreign, leader_epoch=3, now_us=0)
+    assert (log.log_end_offset, stored(log, 0)) == (end, before)
+    log.append_stored(more, leader_epoch=3, now_us=0)
+    assert stored(log, 0) == stored(leader, 0)
+    log.append_stored(b"", leader_epoch=3, now_us=0)
+
+
+def test_an_epoch_that_goes_down_or_is_above_the_leaders_is_refused(leader: PartitionLog) -> None:
+    _, log = new_log()
+    log.follow(2)
+    with pytest.raises(BadBatch, match="leader epoch 3"):
+        copy(leader, log, epoch=2)
+    assert log.log_end_offset == 0
+    _, other = new_log()
+    append(other, b"x", epoch=2)
+    other.follow(3)
+    first = stored(leader, 0, 1)
+    assert read_header(first).leader_epoch == 1
+    with pytest.raises(BadBatch):
+        other.append_stored(first, leader_epoch=3, now_us=0)
+
+
+def test_a_write_that_fails_in_the_middle_leaves_whole_messages_and_the_rest_comes_again(leader: PartitionLog) -> None:
+    for after in range(4):
+        disk, log = new_log(settings=replace(SETTINGS, segment_bytes=2_000))
+        log.follow(3)
+        disk.fail("write", errno.ENOSPC, path=".arrows", after=2 * after, short=100)
+        with pytest.raises(Exception, match="No space left"):
+            copy(leader, log, epoch=3)
+        assert log.log_end_offset < leader.log_end_offset
+        copy(leader, log, epoch=3)
+        assert stored(log, 0) == stored(leader, 0)
+        check_log(log, disk)
+
+
+def test_a_follower_that_leads_knows_what_producers_did(leader: PartitionLog) -> None:
+    """It never looked at who wrote a record: the tables are read from the log."""
+    for sequence in range(4):
+        leader.append([stamped([b"p"], 7, 0, sequence)], leader_epoch=3, now_us=0)
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3, end=18)
+    assert list_states(disk, FOLDER) == [0], "T1"
+    copy(leader, log, epoch=3)
+    log.roll_if_due(1 << 60)
+    log.checkpoint()
+    assert log.lead(4) == leader.log_end_offset
+    assert log.append([stamped([b"p"], 7, 0, 3)], leader_epoch=4, now_us=0).duplicate
+    assert log.append([stamped([b"p"], 7, 0, 4)], leader_epoch=4, now_us=0).first_offset == leader.log_end_offset
+    again = open_log(disk.after_kill(), settings=SETTINGS)
+    assert again.append([stamped([b"p"], 7, 0, 2)], leader_epoch=4, now_us=0).duplicate
+
+
+# --- epochs ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_append_in_another_epoch_than_the_one_led_is_refused_and_writes_nothing() -> None:
+    disk, log = new_log()
+    log.lead(5)
+    append(log, b"0", epoch=5)
+    steps = disk.steps
+    for epoch in (4, 6):
+        with pytest.raises(NotLeader) as caught:
+            append(log, b"x", epoch=epoch)
+        assert caught.value.leader_epoch == 5
+    log.follow(7)
+    for epoch in (5, 7):
+        with pytest.raises(NotLeader):
+            append(log, b"x", epoch=epoch)
+    with pytest.raises(NotLeader):
+        log.lead(6)
+    with pytest.raises(NotLeader):
+        log.follow(6)
+    assert (disk.steps, log.log_end_offset) == (steps, 1)
+    assert log.lead(8) == 1
+    append(log, b"1", epoch=8)
+    with pytest.raises(NotLeader):
+        log.append_stored(b"", leader_epoch=8, now_us=0)
+    for call in (lambda: log.truncate(0), lambda: log.reset(0)):
+        with pytest.raises(NotLeader):
+            call()
+
+
+def test_what_was_judged_before_another_led_is_not_appended_after_it_leads_again() -> None:
+    """A searches and finds nothing, B leads and finishes, A leads again: the old thread's append names its epoch."""
+    _, log = new_log()
+    log.lead(1)
+    judged_under = 1
+    log.follow(2)
+    log.lead(3)
+    with pytest.raises(NotLeader):
+        append(log, b"once more", epoch=judged_under)
+
+
+def test_a_log_that_nobody_told_takes_any_epoch_that_is_not_below_its_last() -> None:
+    _, log = new_log()
+    append(log, b"0", epoch=3)
+    append(log, b"1", epoch=5)
+    with pytest.raises(NotLeader):
+        append(log, b"x", epoch=4)
+    with pytest.raises(NotLeader):
+        log.lead(4)
+
+
+def test_the_end_of_an_epoch_comes_with_the_epoch_that_it_is_the_end_of(leader: PartitionLog) -> None:
+    """KIP-279: who asks for an epoch that has no record here is told of the one before it."""
+    _, log = new_log()
+    for number, epoch in enumerate((1, 1, 4, 4, 6)):
+        append(log, b"%d" % number, epoch=epoch)
+    assert [log.end_of_epoch(epoch) for epoch in range(8)] == [
+        *((-1, 0), (1, 2), (1, 2), (1, 2), (4, 4), (4, 4), (6, 5), (6, 5))
+    ]
+
+
+def test_two_logs_agree_after_the_dialogue_of_epochs() -> None:
+    """Each cut is at the end of the follower's last epoch as the leader has it, until both have the same."""
+    _, one = new_log()
+    _, other = new_log()
+    for number in range(4):
+        append(one, b"both %d" % number, epoch=1)
+    other.follow(1)
+    copy(one, other, epoch=1)
+    for number in range(3):
+        append(one, b"old %d" % number, epoch=1)  # nobody else has these
+    other.lead(2)
+    append(other, b"new 0", epoch=2)
+    other.follow(4)
+    one.lead(3)
+    append(one, b"lost", epoch=3)
+    one.follow(4)
+    leader, follower = other, one
+    for _ in range(5):
+        mine = follower.leader_epoch
+        epoch, end = leader.end_of_epoch(mine)
+        follower.truncate(min(end, follower.end_of_epoch(epoch).end_offset))
+        if epoch == mine and follower.log_end_offset == end:
+            break
+    copy(leader, follower, epoch=4)
+    assert stored(leader, 0) == stored(follower, 0)
+    assert values(follower) == [b"both 0", b"both 1", b"both 2", b"both 3", b"new 0"]
+
+
+# --- an incomplete group --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_whoever_leads_cuts_a_group_of_which_it_has_a_part(leader: PartitionLog, is_durable: bool) -> None:
+    """Below the recovery point too. The start of its epoch comes after that."""
+    first = leader.log_end_offset
+    append(leader, b"g", b"h", epoch=3, group=4)
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3, end=first + 4)
+    assert log.log_end_offset == first + 4
+    if is_durable:
+        log.sync()
+        log.checkpoint()
+        log = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
+        assert log.log_end_offset == first + 4, "what was fsynced is not cut at open"
+    assert log.lead(4) == first
+    assert log.durable_end <= first
+    append(log, b"mine", epoch=4)
+    assert (log.epoch_of(first - 1), log.epoch_of(first)) == (3, 4)
+    assert values(log)[-1] == b"mine"
+    check_log(log, disk if not is_durable else log.disk)  # type: ignore[arg-type]
+
+
+# --- truncate, reset ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", range(17))
+@pytest.mark.parametrize("how", ["", "durable", "sealed", "reopened"])
+def test_a_truncated_log_is_the_beginning_of_what_it_was(leader: PartitionLog, to: int, how: str) -> None:
+    """Also below the recovery point and the high watermark; it ends where a commit group ended."""
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=3_000))
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    whole = stored(log, 0)
+    if how:
+        log.advance_high_watermark(log.sync())
+        log.checkpoint()
+    if how == "sealed":
+        log.roll_if_due(1 << 60)
+    if how == "reopened":
+        log.close()
+        log = open_log(disk, settings=SETTINGS)
+        log.follow(3)
+    ends = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 16]
+    expected = max(end for end in ends if end <= to)
+    assert log.truncate(to) == expected == log.log_end_offset
+    assert log.high_watermark <= expected
+    assert log.durable_end <= expected
+    assert stored(log, 0) == whole[: len(stored(log, 0))]
+    assert log.leader_epoch == (leader.epoch_of(expected - 1) if expected else -1)
+    check_log(log, disk)
+    log.follow(9)
+    again = open_log(disk.after_kill(), settings=SETTINGS)
+    assert (again.log_end_offset, again.leader_epoch, again.lost_ranges) == (expected, log.leader_epoch, ())
+    copy(leader, log, epoch=9)
+    assert stored(log, 0) == whole
+    check_log(log, disk)
+    assert values(log) == values(leader)
+
+
+def test_a_truncation_lowers_everything_that_names_an_offset(leader: PartitionLog) -> None:
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.advance_high_watermark(log.sync())
+    log.checkpoint()
+    save_clean_state(disk, FOLDER, CleanState(cleaned_to=14, horizons=((4, 10), (14, 20)), tombstones_to=9))
+    log.truncate(8)
+    found = Checkpoint.decode(disk.read_file(f"{FOLDER}/checkpoint"), where="")
+    assert found is not None
+    assert (found.high_watermark, found.recovery_point) == (8, 8)
+    assert load_clean_state(disk, FOLDER) == CleanState(cleaned_to=8, horizons=((4, 10), (8, 20)), tombstones_to=8)
+    assert log.log.group_ends == []
+    assert (log.high_watermark, log.durable_end, log.log_end_offset) == (8, 8, 8)
+
+
+def test_a_state_file_goes_with_the_records_that_it_tells_of() -> None:
+    """T5: what producers did above the cut is forgotten, what they did below is known, by the file that stays."""
+    disk, log = new_log()
+    for sequence in range(6):
+        log.append([stamped([b"p"], 7, 0, sequence)], leader_epoch=1, now_us=0)
+        log.advance_high_watermark(log.sync() if sequence < 3 else log.high_watermark)
+        if sequence in (1, 4):
+            log.roll_if_due(1 << 60)
+    assert list_states(disk, FOLDER) == [5, 2]
+    log.follow(2)
+    assert log.truncate(4) == 4
+    assert list_states(disk, FOLDER) == [2]
+    log.lead(3)
+    assert log.append([stamped([b"p"], 7, 0, 3)], leader_epoch=3, now_us=0).duplicate
+    assert not log.append([stamped([b"p"], 7, 0, 4)], leader_epoch=3, now_us=0).duplicate
+    for boot in ("boot-1", "next"):
+        again = open_log(disk.after_kill(), settings=SETTINGS, boot_id=boot)
+        assert again.append([stamped([b"p"], 7, 0, 4)], leader_epoch=3, now_us=0).duplicate
+
+
+def test_where_no_state_file_is_below_the_cut_one_is_made_of_what_the_log_tells() -> None:
+    """T1: without any, nobody would look whether a producer had ever come."""
+    disk, log = new_log()
+    for sequence in range(4):
+        log.append([stamped([b"p"], 7, 0, sequence)], leader_epoch=1, now_us=0)
+    log.advance_high_watermark(log.sync())
+    log.roll_if_due(1 << 60)
+    log.checkpoint()
+    assert list_states(disk, FOLDER) == [4]
+    log.follow(2)
+    assert log.truncate(2) == 2
+    assert list_states(disk, FOLDER) == [2]
+    log.lead(3)
+    assert log.append([stamped([b"p"], 7, 0, 1)], leader_epoch=3, now_us=0).duplicate
+    assert not log.append([stamped([b"p"], 7, 0, 2)], leader_epoch=3, now_us=0).duplicate
+
+
+def test_a_cut_below_the_log_start_is_for_reset(leader: PartitionLog) -> None:
+    _, log = new_log(settings=replace(SETTINGS, segment_bytes=2_000))
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.advance_high_watermark(log.sync())
+    log.trim(6)
+    before = stored(log, 6)
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate(5)
+    assert stored(log, 6) == before
+    assert log.truncate(6) == 6
+    assert log.log_start_offset == log.log_end_offset == 6
+
+
+@pytest.mark.parametrize("to", [0, 5, 16, 40])
+def test_a_reset_log_begins_anew_and_keeps_nothing(leader: PartitionLog, to: int) -> None:
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=2_000))
+    leader.append([stamped([b"p"], 7, 0, 0)], leader_epoch=3, now_us=0)
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.advance_high_watermark(log.sync())
+    log.checkpoint()
+    save_clean_state(disk, FOLDER, CleanState(cleaned_to=9))
+    log.reset(to, last_epoch=2)
+    for found in (log, open_log(disk.after_kill(), settings=SETTINGS), open_log(disk.after_crash("lost"), boot_id="n")):
+        assert (found.log_start_offset, found.high_watermark, found.log_end_offset) == (to, to, to)
+        assert found.leader_epoch == (2 if to else -1)
+        assert found.end_of_epoch(3) == ((2, to) if to else (-1, 0))
+        assert found.lost_ranges == ()
+        assert found.segment_count == 1
+    assert load_clean_state(disk, FOLDER) == CleanState()
+    assert list_states(disk, FOLDER) == [to]
+    log.lead(4)
+    append(log, b"first", epoch=4)
+    assert not log.append([stamped([b"p"], 7, 0, 0)], leader_epoch=4, now_us=0).duplicate
+    assert values(log) == [b"first", b"p"]
+    check_log(log, disk)
+
+
+def test_readers_of_what_is_taken_back_get_an_answer_and_no_wrong_record(leader: PartitionLog) -> None:
+    _, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.advance_high_watermark(log.sync())
+    view = log.log.view()
+    log.truncate(6)
+    copy(leader, log, epoch=3, end=8)
+    views = [view]
+    fresh = log.log.view
+    log.log.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
+    with pytest.raises(OffsetOutOfRange):
+        log.read(12)
+    with log.read(6, stored=True) as plan:
+        assert plan.next_offset == 8
+
+
+@pytest.mark.parametrize("call", ["write", "rename", "unlink", "open", "truncate", "sync", "sync_dir", "create"])
+def test_a_truncation_that_fails_anywhere_leaves_the_log_as_it_was_or_shorter(leader: PartitionLog, call: str) -> None:
+    for after in range(6):
+        disk, log = new_log(settings=replace(SETTINGS, segment_bytes=3_000))
+        log.follow(3)
+        copy(leader, log, epoch=3)
+        log.advance_high_watermark(log.sync())
+        log.checkpoint()
+        whole = stored(log, 0)
+        disk.fail(call, errno.EIO, after=after)
+        try:
+            log.truncate(7)
+        except StorageFailed:
+            disk.heal()
+            log.recover(0)
+        disk.heal()
+        end = log.log_end_offset
+        assert end >= 6
+        assert stored(log, 0) == whole[: len(stored(log, 0))]
+        assert log.truncate(7) == 6
+        copy(leader, log, epoch=3)
+        assert stored(log, 0) == whole
+        check_log(log, disk)
+        check_log(open_log(disk.after_kill(), settings=SETTINGS), disk)
+
+
+def test_a_failed_fsync_of_a_replica_among_others_cuts_what_is_not_durable(leader: PartitionLog) -> None:
+    """Nothing is salvaged: others have it."""
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1 << 20))
+    log.follow(3)
+    copy(leader, log, epoch=3, end=6)
+    log.sync()
+    copy(leader, log, epoch=3)
+    log.advance_high_watermark(8)
+    disk.fail("sync", errno.EIO, path=".arrows")
+    with pytest.raises(StorageFailed):
+        log.sync()
+    log.recover(0)
+    assert (log.log_end_offset, log.high_watermark, log.durable_end, log.lost_ranges) == (6, 6, 6, ())
+    copy(leader, log, epoch=3)
+    assert stored(log, 0) == stored(leader, 0)
+    check_log(log, disk)
+
+
+def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(leader: PartitionLog) -> None:
+    """Neither the checkpoint's nor a header's: beyond the recovery point the first gap cuts, and nothing is lost."""
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1 << 20))
+    log.follow(3)
+    copy(leader, log, epoch=3, end=4)
+    log.sync()
+    copy(leader, log, epoch=3)
+    log.advance_high_watermark(12)
+    log.log.checkpoint()
+    path = f"{FOLDER}/{0:020d}.arrows"
+    position = int(log.log.view().segments[0].index(disk).positions[5])  # type: ignore[union-attr]
+    disk.flip(path, 8 * (position + 300))
+    log = open_log(disk.after_crash("kept"), settings=SETTINGS, boot_id="next")
+    assert log.log_end_offset < 12
+    assert log.high_watermark == log.log_end_offset
+    assert log.lost_ranges == ()
