@@ -107,6 +107,10 @@ def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") 
             advice = f"set {key} to the clients' port of a NATS server"
             yield Check(name="nats", status=WRONG, found=f"{shown} answers, but not as a NATS server", advice=advice)
             continue
+        if parts.scheme == "tls" and not info.get("tls_required"):
+            found = f"{shown} does not ask for TLS although the URL says tls://: all goes in plain text, passwords too"
+            advice = f"switch TLS on there (or nats.tls_first here, if it has handshake_first), or correct {key}"
+            yield Check(name="nats", status=WRONG, found=found, advice=advice)
         yield _nats(shown, info, record_bytes_max)
 
 

@@ -107,9 +107,9 @@ def repair(
         json_out({"path": path, "dry_run": dry_run, "moved_aside": sorted(asides), "partitions": partitions})
     else:
         if all(one.before.is_well for one in done):
-            note(f"{len(places)} partitions looked at, nothing to repair: left alone")
+            note(f"{len(places)} partitions were checked: there is nothing to repair")
         for top in asides:
-            note(f"what was taken away, and a record of it (repair.json): {top}")
+            note(f"removed parts, and a record of the repair (repair.json): {top}")
     if any(one.refused or _left_over(one) for one in done):
         raise typer.Exit(FAILED)
 
@@ -198,7 +198,7 @@ def export(
     else:
         places = find_places(source)
         if _tell_user(places) is not None:
-            note("what was not committed by the last checkpoint is left out; with --brokers the broker is asked")
+            note("records behind the last checkpoint are left out; --brokers asks the broker for all")
         with _disk_errors(f"exporting {source}"):
             report = export_parquet(sources_at(places, wanted), parquet, wanted, overwrite=overwrite)
     if is_json(ctx, json):
@@ -310,7 +310,7 @@ def _show_mending(place: Place, one: Mending, *, dry_run: bool) -> None:
         return
     if one.after is None:
         if not one.before.is_well:  # only what repair cannot help
-            sys.stdout.write(f"{printable(place.name)}: nothing that repair could do\n")
+            sys.stdout.write(f"{printable(place.name)}: repair cannot help here\n")
             _show_inspection(place, one.before)
         return
     sys.stdout.write(f"{printable(place.name)}: {'would be repaired' if dry_run else 'repaired'}\n")

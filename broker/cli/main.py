@@ -90,7 +90,7 @@ def main() -> None:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:  # of stdout, mostly
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is tried again at the end
             if error.errno != errno.EPIPE:  # nobody is there to read it
-                _report(DiskFull.reason, f"what this command writes: {error.strerror}")
+                _report(DiskFull.reason, f"the output cannot be written: {error.strerror}")
             sys.exit(FAILED)
         _report("internal", f"{type(error).__name__}: {error} (a fault of liftlog; --debug shows where)")
         sys.exit(FAILED)

@@ -72,7 +72,7 @@ def publish(
     if creds is not None and not os.access(creds, os.R_OK):
         raise typer.BadParameter(f"{creds!r} cannot be read", param_hint="--creds")
     if size is not None and count is None:
-        raise typer.BadParameter("goes with --count", param_hint="--size")
+        raise typer.BadParameter("needs --count", param_hint="--size")
     if count is not None:
         payloads = generated(count, SIZE_BYTES if size is None else size)
     elif file is not None:

@@ -66,7 +66,7 @@ def parse_address(text: str) -> Address:
     """Read the address of one broker. Raises as `parse_addresses`."""
     text = text.strip()
     if "@" in text:
-        raise InvalidRequest("a broker address holds no user name or password")
+        raise InvalidRequest("a broker address must not hold a user name or a password")
     scheme, separator, rest = text.partition("://")
     if not separator:
         rest = text

@@ -338,7 +338,7 @@ def test_a_full_disk_behind_stdout_is_no_fault_of_ours_and_nobody_there_is_no_fa
     """What is written is more, and less, than a buffer holds."""
     command = f"{shlex.quote(sys.executable)} -m broker.cli.main {arguments}"
     for redirect, codes, said in (
-        (">/dev/full", {1}, "error[disk_full]: what this command writes: No space left on device\n"),
+        (">/dev/full", {1}, "error[disk_full]: the output cannot be written: No space left on device\n"),
         (">&-", {0}, ""),
         ("| exec 0<&-", {0, 1}, ""),
     ):

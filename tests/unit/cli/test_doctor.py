@@ -267,6 +267,17 @@ def test_a_nats_server_is_asked_for_its_limits(info: dict[str, Any], status: str
     assert found["nats"].values["max_payload"] == info["max_payload"]
 
 
+def test_a_server_that_does_not_ask_for_the_tls_of_its_url_is_wrong() -> None:
+    """nats-py goes on in plain text then, and so do the broker and `liftlog publish`."""
+    for scheme, required, statuses in (("tls", False, [WRONG, OK]), ("tls", True, [OK]), ("nats", False, [OK])):
+        info = {"version": "2.11.0", "headers": True, "max_payload": 8 << 20, "tls_required": required}
+        greeting = b"INFO " + json.dumps(info).encode() + b"\r\n"
+        with _server(lambda _, greeting=greeting: greeting, greets=True) as port:  # type: ignore[misc]
+            found = list(check_nats([f"{scheme}://127.0.0.1:{port}"], record_bytes_max=8 << 20))
+        assert [check.status for check in found] == statuses
+    assert "plain text" not in found[0].found
+
+
 def test_what_is_no_nats_server_is_wrong() -> None:
     assert _by_name(check_nats([f"nats://127.0.0.1:{free_port()}"], record_bytes_max=1))["nats"].status == WRONG
     for greeting in (b"+OK\r\n", b"INFO nonsense\r\n", b"INFO", b""):

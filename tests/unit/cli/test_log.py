@@ -160,7 +160,7 @@ def test_repair_of_what_is_well_leaves_it_alone(data: Path) -> None:
     before = _files(data)
     out, err = _run("log", "repair", data)
     assert out == ""
-    assert "left alone" in err
+    assert "nothing to repair" in err
     assert {path: content for path, content in _files(data).items() if not path.endswith("/lock")} == {
         path: content for path, content in before.items() if not path.endswith("/lock")
     }
@@ -217,7 +217,7 @@ def test_repair_notes_what_is_lost_and_is_then_done_with_it(data: Path) -> None:
     assert "lost_range (known)" in out
     assert _json("log", "verify", data, code=1)["partitions"][1]["findings"][0]["is_known"]
     out, _ = _run("log", "repair", data)
-    assert "nothing that repair could do" in out
+    assert "repair cannot help here" in out
 
 
 def test_repair_refuses_a_folder_in_use_and_one_that_belongs_elsewhere(data: Path) -> None:
