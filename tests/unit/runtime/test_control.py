@@ -1,0 +1,427 @@
+"""Changes of streams where a step fails, or comes at the wrong moment: one broker in this process, on a real folder.
+
+Goal: a change is made wholly or not at all; a stream is open, or offline and says why; nothing stays open or on the
+disk that nobody knows of. The intake is a stand-in that writes down what it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import errno
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.api.errors import DiskFull, LiftlogError, NotReady, StorageFailed, StreamExists, WrongFolder
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.broker import Broker
+from broker.runtime.catalog_store import CatalogStore
+from broker.runtime.config import load
+from broker.runtime.partition import Partition
+from broker.storage.log import PartitionLog
+from tests.support.logs import row_batch
+
+
+class Intake:
+    """What the broker asks of its intake. Everything is done at once."""
+
+    implementation = "none"
+
+    def __init__(self) -> None:
+        self.state = "connected"
+        self.told: list[tuple[str, str]] = []
+        self.during_stop: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        self.told.append(("start", ""))
+
+    def stop(self, timeout_s: float) -> None:
+        self.during_stop()
+
+    def attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> Future[None]:
+        return self._done("attach", *(info.name for info, _ in streams))
+
+    def detach(self, stream: str) -> Future[None]:
+        return self._done("detach", stream)
+
+    def alter(self, info: StreamInfo) -> Future[None]:
+        return self._done("alter", info.name)
+
+    def extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> Future[None]:
+        return self._done("extend", info.name)
+
+    def _done(self, what: str, *streams: str) -> Future[None]:
+        self.told += [(what, stream) for stream in streams]
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+
+def make(path: Path, intake: Intake | None = None) -> Broker:
+    """A broker that has not begun."""
+    env = {"LIFTLOG_DATA_DIR": str(path / "data"), "LIFTLOG_HTTP_PORT": "0", "LIFTLOG_INTAKE_ENABLED": "false"}
+    broker = Broker(load(None, env))
+    if intake is not None:
+        broker._intake = broker._control._intake = intake  # type: ignore[assignment]
+    return broker
+
+
+@asynccontextmanager
+async def running(path: Path, intake: Intake | None = None) -> AsyncIterator[Broker]:
+    broker = make(path, intake)
+    try:
+        await broker.start()
+        yield broker
+    finally:
+        await broker.stop()
+
+
+async def append(broker: Broker, stream: str, partition: int = 0) -> int:
+    """The offset of one record."""
+    rows = [row_batch([b"v"])]
+    return (await asyncio.wrap_future(broker.partition(stream, partition).append(rows))).first_offset
+
+
+def folders(path: Path, stream: str) -> list[str]:
+    """The partitions that the disk has, with their incarnations."""
+    return sorted(
+        str(found.relative_to(path / "data" / "streams")) for found in path.glob(f"data/streams/{stream}/*/*")
+    )
+
+
+def files_open(path: Path) -> list[str]:
+    """What this process holds open below a folder."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(path)):
+            found.append(target)
+    return sorted(found)
+
+
+def refuse_to_open(patch: pytest.MonkeyPatch, ending: str, error: Exception | None = None) -> Callable[[], None]:
+    """Let logs whose folder ends so fail to open, until the function returned is called."""
+    real, is_refused = PartitionLog.open, {True}
+
+    def open_(disk: Any, folder: str, *args: Any, **options: Any) -> PartitionLog:
+        if is_refused and folder.endswith(ending):
+            raise error or OSError(errno.EIO, "Input/output error", folder)
+        return real(disk, folder, *args, **options)
+
+    patch.setattr(PartitionLog, "open", open_)
+    return is_refused.clear
+
+
+# -- create and add partitions: all or nothing -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["make", "open", "record"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "io"), OSError(errno.ENOSPC, "full"), StorageFailed("refused")])
+async def test_a_create_that_fails_leaves_nothing_and_may_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception
+) -> None:
+    """The third of three partitions fails, or the catalog's file."""
+    intake = Intake()
+    async with running(tmp_path, intake) as broker:
+        held = files_open(tmp_path)
+        with monkeypatch.context() as patch:
+            _let_fail(patch, where, "/2", error)
+            with pytest.raises((StorageFailed, DiskFull)):
+                await broker.create_stream("s", {"subject": "s", "partitions": 3})
+        assert broker.streams() == []
+        assert ("attach", "s") not in intake.told
+        assert not (tmp_path / "data" / "streams" / "s").exists()
+        assert files_open(tmp_path) == held
+        assert broker.ready() == (True, {})
+        _, created = await broker.create_stream("s", {"subject": "s", "partitions": 3})
+        assert created
+        assert await append(broker, "s", 2) == 0
+        assert intake.told.count(("attach", "s")) == 1
+    async with running(tmp_path) as broker:
+        assert await append(broker, "s", 2) == 1
+
+
+@pytest.mark.parametrize("where", ["make", "open", "record"])
+async def test_partitions_that_cannot_be_added_leave_those_that_are_there_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    intake = Intake()
+    async with running(tmp_path, intake) as broker:
+        await broker.create_stream("s", {"subject": "s", "partition_by": "key"})
+        held = files_open(tmp_path)
+        with monkeypatch.context() as patch:
+            _let_fail(patch, where, "/2", OSError(errno.EIO, "io"))
+            with pytest.raises(StorageFailed):
+                await broker.add_partitions("s", 3)
+        assert broker.stream("s").settings.partitions == len(broker.partitions("s")) == 1
+        assert ("extend", "s") not in intake.told
+        assert files_open(tmp_path) == held
+        assert await append(broker, "s") == 0
+        assert (await broker.add_partitions("s", 3)).settings.partitions == 3
+        assert [await append(broker, "s", number) for number in range(3)] == [1, 0, 0]
+    async with running(tmp_path) as broker:
+        assert [await append(broker, "s", number) for number in range(3)] == [2, 1, 1]
+
+
+async def test_a_create_of_which_the_disk_does_not_say_whether_it_is_recorded_keeps_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it is, the next start finds them; a stream without them would be offline for good."""
+    async with running(tmp_path) as broker:
+
+        def unsure(self: CatalogStore, command: object) -> object:
+            raise StorageFailed("not known", sent=True)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CatalogStore, "execute", unsure)
+            with pytest.raises(StorageFailed):
+                await broker.create_stream("s", {})
+        assert len(folders(tmp_path, "s")) == 1
+        assert not [file for file in files_open(tmp_path) if "/streams/s/" in file]
+
+
+def _let_fail(patch: pytest.MonkeyPatch, where: str, ending: str, error: Exception) -> None:
+    if where == "open":
+        refuse_to_open(patch, ending, error)
+        return
+    if where == "record":
+
+        def refused(self: CatalogStore, line: bytes) -> None:
+            raise StorageFailed(str(error))
+
+        patch.setattr(CatalogStore, "_write", refused)
+        return
+    real = PartitionLog.create
+
+    def create(disk: Any, folder: str, *args: Any, **options: Any) -> PartitionLog:
+        if folder.endswith(ending):
+            raise error
+        return real(disk, folder, *args, **options)
+
+    patch.setattr(PartitionLog, "create", create)
+
+
+# -- offline, and online again -----------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_the_disk_refuses_is_offline_listed_and_tried_again_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as broker:
+        for name in ("s", "t"):
+            await broker.create_stream(name, {"subject": name, "partitions": 2})
+            assert await append(broker, name, 1) == 0
+    intake = Intake()
+    with monkeypatch.context() as patch:
+        (refused,) = (name for name in folders(tmp_path, "s") if name.endswith("/1"))
+        heal = refuse_to_open(patch, refused)
+        async with running(tmp_path, intake) as broker:
+            assert await append(broker, "t", 1) == 1
+            with pytest.raises(StorageFailed, match="Input/output error") as offline:
+                broker.partitions("s")
+            assert offline.value.fields["offline"] is True
+            assert [info.name for info in broker.streams()] == ["s", "t"]
+            assert list(broker.ready()[1]) == ["stream s"]
+            assert not [file for file in files_open(tmp_path) if "/streams/s/" in file], "partition 0 neither"
+            await _round(broker)
+            assert list(broker.ready()[1]) == ["stream s"]
+            heal()
+            await _round(broker)
+            assert broker.ready() == (True, {})
+            assert await append(broker, "s", 1) == 1
+            assert intake.told.count(("attach", "s")) == 1
+            assert broker.partition("s", 1).leader_epoch == broker.partition("t", 1).leader_epoch
+
+
+async def test_a_folder_that_is_missing_waits_for_a_command(tmp_path: Path) -> None:
+    """A copy that is only half restored must not be opened, and cut, by itself."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {"subject": "s"})
+        assert await append(broker, "s") == 0
+    changes: list[Callable[[Broker], Awaitable[object]]] = [
+        lambda broker: broker.alter_stream("s", {"retention_ms": 3_600_000}),
+        lambda broker: broker.create_stream("s", {"subject": "s", "retention_ms": 3_600_000}),
+        lambda broker: broker.set_stream_state("s", paused=True),
+        lambda broker: broker.set_stream_state("s", paused=False),
+        lambda broker: broker.add_partitions("s", 2),
+    ]
+    for number, change in enumerate(changes):
+        shutil.move(tmp_path / "data" / "streams" / "s", tmp_path / "away")
+        intake = Intake()
+        async with running(tmp_path, intake) as broker:
+            with pytest.raises(WrongFolder):
+                broker.partitions("s")
+            if number in (1, 4):
+                with pytest.raises(WrongFolder):
+                    await change(broker)
+            shutil.move(tmp_path / "away", tmp_path / "data" / "streams" / "s")
+            await _round(broker)
+            with pytest.raises(WrongFolder):
+                broker.partitions("s")
+            await change(broker)
+            if number == 2:
+                assert ("detach", "s") in intake.told
+            else:
+                assert intake.told.count(("attach", "s")) == 1
+                assert await append(broker, "s") == [1, 2, 0, 3, 4][number]
+
+
+async def test_an_offline_stream_can_be_deleted_and_made_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {"partitions": 2})
+    (lost,) = (tmp_path / "data" / "streams").glob("s/*/1")
+    shutil.rmtree(lost)
+    async with running(tmp_path) as broker:
+        with pytest.raises(StreamExists):
+            await broker.create_stream("s", {"partitions": 3})
+        await broker.delete_stream("s")
+        assert broker.ready() == (True, {})
+        assert not (tmp_path / "data" / "streams" / "s").exists()
+        await broker.create_stream("s", {"partitions": 2})
+        assert await append(broker, "s", 1) == 0
+
+
+async def test_a_log_that_was_restored_while_its_stream_was_offline_does_not_lead_under_an_old_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has records of a later epoch than the broker's: offline, until a start has registered above it."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {})
+    backup = (tmp_path / "data" / "catalog.log").read_bytes()
+    for _ in range(3):
+        async with running(tmp_path) as broker:
+            await append(broker, "s")
+    (tmp_path / "data" / "catalog.log").write_bytes(backup)
+    with monkeypatch.context() as patch:
+        heal = refuse_to_open(patch, folders(tmp_path, "s")[0])
+        async with running(tmp_path) as broker:
+            heal()
+            await _round(broker)
+            with pytest.raises(LiftlogError, match="restart"):
+                broker.partitions("s")
+    async with running(tmp_path) as broker:
+        assert await append(broker, "s") == 3
+
+
+async def _round(broker: Broker) -> None:
+    """A round of the cleaner, and what it asks of the control loop."""
+    await asyncio.to_thread(broker._each_round)
+    await broker._control._retry_offline()
+
+
+# -- start and stop ------------------------------------------------------------------------------------------------
+
+
+async def test_a_create_in_the_middle_of_the_start_is_captured_once(tmp_path: Path) -> None:
+    """It comes as soon as the port is open."""
+    intake = Intake()
+    broker = make(tmp_path, intake)
+    loop = asyncio.get_running_loop()
+    serve = broker._dataplane.serve
+    asked: list[Future[object]] = []
+
+    def serve_and_ask(*where: Any) -> Any:
+        served = serve(*where)
+        asked.append(asyncio.run_coroutine_threadsafe(broker.create_stream("s", {"subject": "s"}), loop))
+        concurrent.futures.wait(asked, timeout=1)  # as far as it comes by now
+        return served
+
+    broker._dataplane.serve = serve_and_ask  # type: ignore[method-assign]
+    try:
+        await broker.start()
+        await asyncio.wrap_future(asked[0])
+        assert intake.told.count(("attach", "s")) == 1
+        assert intake.told.index(("start", "")) < intake.told.index(("attach", "s"))
+        assert await append(broker, "s") == 0
+    finally:
+        await broker.stop()
+
+
+async def test_a_change_in_the_middle_of_the_stop_is_refused(tmp_path: Path) -> None:
+    """The intake has ended: who waits for it waits for ever, and holds up the stop."""
+    intake = Intake()
+    loop = asyncio.get_running_loop()
+    broker = make(tmp_path, intake)
+    await broker.start()
+    refused: list[BaseException | None] = []
+
+    def ask() -> None:
+        for change in (
+            broker.create_stream("s", {"subject": "s"}),
+            broker.register_producer(None),
+            broker.delete_stream("s"),
+        ):
+            refused.append(asyncio.run_coroutine_threadsafe(change, loop).exception(timeout=60))
+
+    intake.during_stop = ask
+    await broker.stop()
+    assert [type(error) for error in refused] == [NotReady] * 3
+
+
+async def test_a_step_of_the_stop_that_fails_keeps_no_other_from_being_taken(tmp_path: Path) -> None:
+    """The logs are marked clean, and the folder is free."""
+    broker = make(tmp_path)
+    await broker.start()
+    await broker.create_stream("s", {})
+    await append(broker, "s")
+    stop = broker._dataplane.stop
+
+    def fails() -> None:
+        stop()
+        raise TimeoutError
+
+    broker._dataplane.stop = fails  # type: ignore[method-assign]
+    await broker.stop()
+    async with running(tmp_path) as broker:
+        assert broker.partition("s", 0).log.recovery.clean
+        assert await append(broker, "s") == 1
+
+
+@pytest.mark.parametrize("step", ["_bind", "_register"])
+async def test_a_start_that_fails_gives_everything_back(tmp_path: Path, step: str) -> None:
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {})
+        await append(broker, "s")
+    held = files_open(tmp_path)
+    broker = make(tmp_path)
+
+    def fails() -> None:
+        raise StorageFailed("no")
+
+    setattr(broker, step, fails)
+    with pytest.raises(StorageFailed):
+        await broker.start()
+    await broker.stop()
+    assert files_open(tmp_path) == held
+    async with running(tmp_path) as broker:
+        assert await append(broker, "s") == 1
+
+
+# -- what a creator is told ----------------------------------------------------------------------------------------
+
+
+async def test_who_creates_a_captured_stream_without_nats_is_warned(tmp_path: Path) -> None:
+    """Also who finds that it exists; not who feeds it by appends, nor who reads of it later."""
+    intake = Intake()
+    async with running(tmp_path, intake) as broker:
+        intake.state = "connecting"
+        for created in (True, False):
+            info, was_created = await broker.create_stream("s", {"subject": "s"})
+            assert was_created is created
+            (warning,) = info.warnings
+            assert warning == "not connected to NATS (connecting): nothing is captured until the broker is"
+        info, _ = await broker.create_stream("t", {})
+        assert info.warnings == ()
+        intake.state = "connected"
+        assert (await broker.create_stream("s", {"subject": "s"}))[0].warnings == ()
+        assert broker.stream("s").warnings == ()
