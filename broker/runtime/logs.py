@@ -11,6 +11,8 @@ L1  One event is one line: line breaks inside a message are escaped (a traceback
     line, and is the field `exception` in JSON).
 L2  Credentials in URLs are cut out of every line, whoever wrote it.
 L3  Lines of libraries show from WARNING on, ours from the configured level.
+L4  A fault that comes with every batch fills no disk: of one kind of WARNING or ERROR come `BURST` lines, then one in
+    `REFILL_S`, and how many were left out. (INFO is a change of state; those are told one by one.)
 
 Every line of the broker: docs/operations.md.
 """
@@ -21,11 +23,18 @@ import json
 import logging
 import re
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
 OURS: Final = ("broker", "spark_liftlog", "pyspark_liftlog")
 FORMATS: Final = ("auto", "json", "console")
+BURST: Final = 50
+REFILL_S: Final = 10.0
+KINDS_MAX: Final = 1_000
+"""So many kinds of lines are told apart; those beyond are one kind."""
 
 _EVENT: Final = re.compile(r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)+(?=\s|$)")
 _FIELD: Final = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*)=(.*?)(?=\s[a-z][a-z0-9_]*=|$)", re.DOTALL)
@@ -44,7 +53,7 @@ def setup(level: str = "info", format: str = "auto", *, stream: TextIO | None = 
     stream = stream or sys.stderr
     if format == "auto":
         format = "console" if stream.isatty() else "json"
-    handler = logging.StreamHandler(stream)
+    handler = LimitedHandler(stream)
     handler.setFormatter(JsonFormatter() if format == "json" else ConsoleFormatter())
     root = logging.getLogger()
     for old in root.handlers[:]:
@@ -54,6 +63,81 @@ def setup(level: str = "info", format: str = "auto", *, stream: TextIO | None = 
     for name in OURS:
         logging.getLogger(name).setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """One kind of line: those of one format string.
+
+    Attributes:
+        left: So many may be written at once.
+        refilled_s: When `left` was last brought up to date.
+        left_out: Since the last one that was written.
+        name: What to call it.
+    """
+
+    left: float
+    refilled_s: float
+    left_out: int = 0
+    name: str = ""
+
+
+class LimitedHandler(logging.StreamHandler[TextIO]):
+    """Writes lines, of each kind no more than L4 says. How many it left out is told with the next line of any kind
+    that comes after `REFILL_S`, or at the end.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._kinds: dict[str, _Kind] = {}
+        self._told_s = clock()
+        self._is_short = False  # something was left out and is not told yet
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Under the handler's lock, as `handle` calls it."""
+        now = self._clock()
+        if self._is_short and now - self._told_s >= REFILL_S:
+            self._tell()
+        if record.levelno < logging.WARNING or self._admits(record, now):
+            super().emit(record)
+
+    def close(self) -> None:
+        """Tell what was left out."""
+        if self._is_short:
+            self._tell()
+        super().close()
+
+    def _admits(self, record: logging.LogRecord, now: float) -> bool:
+        key = str(record.msg)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds.setdefault(key if len(self._kinds) < KINDS_MAX else "", _Kind(BURST, now))
+        kind.left = min(BURST, kind.left + (now - kind.refilled_s) / REFILL_S)
+        kind.refilled_s = now
+        if kind.left < 1:
+            kind.left_out += 1
+            kind.name = _name_of(record)
+            self._is_short = True
+            return False
+        kind.left -= 1
+        return True
+
+    def _tell(self) -> None:
+        self._is_short, self._told_s = False, self._clock()
+        for kind in self._kinds.values():
+            if kind.left_out:
+                text = f"log.left_out event={kind.name} lines={kind.left_out}"
+                kind.left_out = 0
+                super().emit(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None))
+
+
+def _name_of(record: logging.LogRecord) -> str:
+    found = _EVENT.match(str(record.msg))
+    return found.group() if found else record.name
 
 
 class ConsoleFormatter(logging.Formatter):

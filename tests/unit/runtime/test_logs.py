@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.runtime.logs import parse, setup
+from broker.runtime.logs import BURST, KINDS_MAX, REFILL_S, ConsoleFormatter, LimitedHandler, parse, setup
 
 log = logging.getLogger("broker.test")
 
@@ -133,3 +133,67 @@ def test_setup_again_replaces_and_does_not_double() -> None:
     log.info("once.only n=%d", 1)
     assert first.getvalue() == ""
     assert second.getvalue().count("once.only") == 1
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_fault_that_comes_with_every_batch_fills_no_disk() -> None:
+    """L4: 30,000 batches refused in ten minutes, a line of 500 bytes each. All are counted, no other kind suffers."""
+    out, clock = io.StringIO(), Clock()
+    handler = LimitedHandler(out, clock=clock)
+    logger = logging.Logger("broker.limited")
+    logger.addHandler(handler)
+    for number in range(30_000):
+        clock.now = number * 0.02
+        logger.error("intake.append_failed partition=%s error=%s", number, "x" * 440)
+        if number % 10_000 == 0:
+            logger.error("partition.damaged partition=%s", number)
+        if number % 1_000 == 0:
+            logger.info("stream.created stream=%s", number)
+    assert len(out.getvalue()) < 100_000
+    handler.close()
+    lines = out.getvalue().splitlines()
+    written = [line for line in lines if line.startswith("intake.append_failed")]
+    assert len(written) == BURST + 600 / REFILL_S - 1
+    told = [
+        int(line.rpartition("=")[2]) for line in lines if line.startswith("log.left_out event=intake.append_failed")
+    ]
+    assert sum(told) + len(written) == 30_000
+    assert sum(line.startswith("partition.damaged") for line in lines) == 3
+    assert sum(line.startswith("stream.created") for line in lines) == 30
+
+
+def test_what_was_left_out_is_told_with_the_next_line_of_any_kind() -> None:
+    out, clock = io.StringIO(), Clock()
+    handler = LimitedHandler(out, clock=clock)
+    handler.setFormatter(ConsoleFormatter())
+    logger = logging.Logger("broker.limited")
+    logger.addHandler(handler)
+    for _ in range(BURST + 7):
+        logger.warning("a.b")
+    assert "log.left_out" not in out.getvalue()
+    clock.now = REFILL_S
+    logger.info("c.d")
+    assert [line.split(maxsplit=2)[2] for line in out.getvalue().splitlines()[-2:]] == [
+        "log.left_out event=a.b lines=7",
+        "c.d",
+    ]
+    handler.close()
+    assert out.getvalue().count("log.left_out") == 1, "once"
+
+
+def test_kinds_without_number_take_no_memory_without_limit() -> None:
+    """A library that formats its lines itself."""
+    out, clock = io.StringIO(), Clock()
+    handler = LimitedHandler(out, clock=clock)
+    logger = logging.Logger("library")
+    logger.addHandler(handler)
+    for number in range(2 * KINDS_MAX):
+        logger.warning(f"failed {number}")
+    assert len(handler._kinds) <= KINDS_MAX + 1
+    assert len(out.getvalue().splitlines()) == KINDS_MAX + BURST
