@@ -2,7 +2,7 @@
 
 broker.py      assembles one broker and runs it until a signal
 streams.py     the catalog's streams, open on this disk; control.py  what changes them, on the control loop
-catalog_store.py  the catalog's journal on disk; spare.py  what is given up on a full disk
+catalog_store.py  the catalog's journal on disk
 partition.py   one partition that this broker leads: append, wait until durable
 sync.py        the fsync pool: group commit
 watch.py       wakes those who wait for a high watermark

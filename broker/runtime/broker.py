@@ -39,7 +39,7 @@ from broker.api.http import host_port
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime import metrics
-from broker.runtime.catalog_store import CatalogStore
+from broker.runtime.catalog_store import CatalogStore, spare_bytes
 from broker.runtime.cleaner import Cleaner
 from broker.runtime.compactor import Compactor
 from broker.runtime.config import Config, describe
@@ -56,7 +56,6 @@ from broker.runtime.partition import Partition
 from broker.runtime.room import Room
 from broker.runtime.scrubber import Scrubber
 from broker.runtime.sink_service import SinkService
-from broker.runtime.spare import Spare
 from broker.runtime.stages import StageLimits
 from broker.runtime.streams import Streams
 from broker.runtime.sync import SyncPool
@@ -65,11 +64,10 @@ from broker.serving.app import build_app
 from broker.serving.connections import ConnectionLimits
 from broker.storage.disk import OsDisk
 from broker.storage.folder import STREAMS_FOLDER, DataFolder
-from broker.storage.spare import Spares
+from broker.storage.spare import Spares, sizes_with
 
 log = logging.getLogger(__name__)
 
-SPARE_FILE = "spare"
 APPENDER_THREADS = 2
 DRAIN_TIMEOUT_S = 20.0
 
@@ -84,14 +82,11 @@ class Broker:
         if config.intake.enabled:
             checked_options(config.nats)  # an error here, not in a log line at each try to connect
         self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id)
-        self._disk = OsDisk(Spares(self._folder.path))
-        self.cluster_id = self._folder.cluster_id
         catalog = str(Path(config.data_dir) / "catalog.log")
+        self._disk = OsDisk(Spares(self._folder.path, sizes=sizes_with(spare_bytes(catalog))))
+        self.cluster_id = self._folder.cluster_id
         require_catalog(self._disk, catalog, f"{config.data_dir}/{STREAMS_FOLDER}")
-        self._spare = Spare(
-            self._disk, f"{self._folder.path}/{SPARE_FILE}", reserve_bytes=config.limits.disk_reserve_bytes
-        )
-        store = CatalogStore(self._disk, catalog, more_room=self._spare.give_up)
+        store = CatalogStore(self._disk, catalog)
         self._finish_deletions(store)
         self._pool = SyncPool(config.fsync.threads)
         self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
@@ -117,13 +112,10 @@ class Broker:
             self._streams,
             self._intake,
             self._hub,
-            spare=self._spare,
             take_in=lambda partitions: self.sinks.take_in(partitions),
             on_removed=lambda gone: self.sinks.forget(gone),
         )
-        self._cleaner = Cleaner(
-            config, self._streams.all_partitions, moved=self._hub.take_moved, spare=self._spare, also=self._each_round
-        )
+        self._cleaner = Cleaner(config, self._streams.all_partitions, moved=self._hub.take_moved, also=self._each_round)
         self._compactor = Compactor(config, self._streams.chores, also=self._expire_offsets)
         self._scrubber = Scrubber(
             config, self._disk, self._streams.all_partitions, stages=lambda partition: self.sinks.staged_in(partition)
@@ -137,7 +129,6 @@ class Broker:
     async def start(self) -> None:
         """Open everything; returns when requests are answered. (NATS may come later: /readyz tells.)"""
         begun = time.monotonic()
-        await asyncio.to_thread(self._spare.fill)
         port = await asyncio.to_thread(self._bind)
         self.http_address = self.config.http.advertised or host_port(self.config.http.host, port)
         await asyncio.to_thread(self._streams.open_all)
@@ -320,7 +311,6 @@ class Broker:
 
     def _each_round(self) -> None:
         self._control.retry_offline()
-        self._spare.fill()
         self.sinks.sweep()
 
     def _expire_offsets(self) -> None:

@@ -14,13 +14,16 @@ K3  A command that is answered with an error has no effect later, either. What i
 K4  After a failed fsync the file is not asked again. Linux tells the error once, marks the pages
     clean and may keep or drop them: a later fsync of the same file succeeds and says nothing of
     them. What was answered is in memory, so it is written to a new file.
+K5  On a disk without a free byte the commands that lead to room are still taken: the catalog with
+    the command in it goes into the blocks of a spare file (`broker/storage/spare.py`), whole.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -31,8 +34,20 @@ from broker.storage.disk import NO_SPACE, Disk, File, storage_error
 
 log = logging.getLogger(__name__)
 
-GROWTH_BYTES: Final = 16 << 20
-"""After so many bytes of commands the file is rewritten."""
+FREEING: Final = frozenset({"register_broker", "delete_stream", "alter_stream", "set_state"})
+"""Commands of K5: who frees room, keeps others from taking it, or has to be there for that."""
+SPARE_BYTES_LEAST: Final = 64 << 10
+GROWTH_BYTES: Final = 1 << 20
+"""After so many bytes of commands, and as many as the snapshot has, the file is rewritten."""
+
+
+def spare_bytes(path: str) -> int:
+    """How large a spare file has to be for the catalog whose file this is, and for what may be added meanwhile (K5)."""
+    try:
+        found = os.stat(path).st_size
+    except OSError:
+        found = 0
+    return max(SPARE_BYTES_LEAST, 2 * found)
 
 
 class CatalogStore:
@@ -40,16 +55,14 @@ class CatalogStore:
 
     Args:
         path: The file; need not exist.
-        more_room: Asked on a full disk; true: there is more room now, so it is worth another try.
     Raises:
         CorruptLog: the file is damaged; nothing is changed then.
         StorageFailed, DiskFull: it cannot be read, or not be rewritten; it stays as it was.
     """
 
-    def __init__(self, disk: Disk, path: str, *, more_room: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
-        self._more_room = more_room
         self._lock = threading.Lock()
         self._file: File | None = None
         self._size = self._renew_at = 0
@@ -66,7 +79,7 @@ class CatalogStore:
             for line in lines:
                 self._replay(line)
         try:
-            self._renew()
+            self._renew(frees=True)
         except OSError as error:
             raise storage_error(error, f"write {path}") from error
 
@@ -91,7 +104,7 @@ class CatalogStore:
             result = self.catalog.answered(command)
             if result is None:
                 self.catalog.judge(command)
-                self._write(_line_of(command))
+                self._write(_line_of(command), command)
                 result = self.catalog.apply(command)
                 self._renew_if_long()
         return result["ok"]
@@ -103,23 +116,24 @@ class CatalogStore:
 
     # --- the file -------------------------------------------------------------------------------------------
 
-    def _write(self, line: bytes) -> None:
-        """Append a line, durably, or leave the file as it was."""
+    def _write(self, line: bytes, command: Mapping[str, Any]) -> None:
+        """Make a command durable, or leave the file as it was."""
         if not self._is_whole:
             try:
-                self._renew()
+                self._renew(frees=command["kind"] in FREEING)
             except OSError as error:
                 raise storage_error(error, f"mend {self._path}") from error
         try:
             self._write_once(line)
         except OSError as error:
-            if error.errno not in NO_SPACE or not self._is_whole or not self._more_room():
+            if error.errno not in NO_SPACE or command["kind"] not in FREEING:
                 raise self._refusal(error) from error
             try:
-                self._write_once(line)
+                self._renew(command, frees=True)
             except OSError as again:
                 raise self._refusal(again) from again
-        self._size += len(line)
+        else:
+            self._size += len(line)
 
     def _write_once(self, line: bytes) -> None:
         assert self._file is not None, "it is open since the first rewrite"
@@ -156,27 +170,34 @@ class CatalogStore:
         return told
 
     def _renew_if_long(self) -> None:
-        if self._size < self._renew_at:
-            return
-        self._is_whole = False
-        try:
-            self._renew()
-        except OSError as error:
-            log.warning("catalog.not_rewritten path=%s error=%s", self._path, error)
-            with suppress(OSError):  # a new file is never as long as this one: is the name still that of ours?
-                self._is_whole = self._disk.size(self._path) == self._size
+        if self._size >= self._renew_at:
+            try:
+                self._renew()
+            except OSError as error:
+                log.warning("catalog.not_rewritten path=%s error=%s", self._path, error)
 
-    def _renew(self) -> None:
-        """Put a new file in the place of the old one: the catalog as it is in memory, as one line (K2)."""
-        line = encode_line({"snapshot": self.catalog.snapshot()})
+    def _renew(self, command: Mapping[str, Any] | None = None, *, frees: bool = False) -> None:
+        """Put a new file in the place of the old one: the catalog as it is in memory, as one line (K2).
+
+        Args:
+            command: As if it were applied already (K5).
+            frees: As `Disk.replace_file` takes it.
+        """
+        catalog = self.catalog
+        if command is not None:
+            catalog = Catalog.restore(catalog.snapshot())
+            catalog.apply(command)
+        line = encode_line({"snapshot": catalog.snapshot()})
+        was_whole, self._is_whole = self._is_whole, False  # if it fails half-way, the name may be that of the new file
         try:
-            self._disk.replace_file(self._path, line)
-        except OSError as error:
-            if error.errno not in NO_SPACE or not self._more_room():
-                raise
-            self._disk.replace_file(self._path, line)
+            self._disk.replace_file(self._path, line, frees=frees)
+        except OSError:
+            with suppress(OSError):  # a new file is hardly ever as long as this one: is the name still that of ours?
+                self._is_whole = was_whole and self._disk.size(self._path) == self._size
+            raise
         before, self._file = self._file, self._disk.open(self._path)
-        self._size, self._renew_at, self._is_whole = len(line), len(line) + GROWTH_BYTES, True
+        self._size, self._is_whole = len(line), True
+        self._renew_at = len(line) + max(len(line), GROWTH_BYTES)
         if before is not None:
             with suppress(OSError):
                 before.close()

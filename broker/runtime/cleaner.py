@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 from broker.api.errors import DiskFull, LiftlogError
 from broker.runtime.config import Config
 from broker.runtime.partition import Partition
-from broker.runtime.spare import Spare
 
 REST_ROUNDS = 12
 LITTLE_BYTES = 64 << 10
@@ -39,7 +38,6 @@ class Cleaner:
     Args:
         partitions: All of them.
         moved: What changed since the last call; what is no partition is passed over.
-        spare: What retention may have on a full disk.
         also: Done before each look at retention.
     """
 
@@ -49,14 +47,12 @@ class Cleaner:
         partitions: Callable[[], Iterable[Partition]],
         *,
         moved: Callable[[], Iterable[object]],
-        spare: Spare,
         also: Callable[[], object] = lambda: None,
     ) -> None:
         self._clean_s = config.cleaner.interval_ms / 1000
         self._checkpoint_s = config.cleaner.checkpoint_interval_ms / 1000
         self._partitions = partitions
         self._moved = moved
-        self._spare = spare
         self._also = also
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
@@ -113,7 +109,7 @@ class Cleaner:
         except DiskFull as error:  # what retention lets go may be what is missing
             full = error
         before = partition.log.log_start_offset
-        after = self._spare.make_do(lambda: partition.apply_retention(now_us))
+        after = partition.apply_retention(now_us)
         partition.rest_if_quiet()
         if after != before:
             log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)

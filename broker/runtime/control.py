@@ -9,7 +9,6 @@ C1  A change waits until the start is over, and is refused once the stop has beg
     the second hang on an intake that has ended.
 C2  A change that fails before the catalog has recorded it leaves nothing open, and no folder behind.
 C3  Every change of a stream that is offline first tries to open it.
-C4  A disk without a free byte does not keep anybody from making room: the spare goes for it (`spare.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from broker.runtime.config import Config
 from broker.runtime.intake import IntakeDriver
 from broker.runtime.jetstream import jetstream_on
 from broker.runtime.partition import Partition
-from broker.runtime.spare import Spare
 from broker.runtime.streams import Streams
 from broker.runtime.watch import ChangeHub
 
@@ -61,7 +59,6 @@ class Control:
         intake: IntakeDriver | None,
         hub: ChangeHub,
         *,
-        spare: Spare,
         take_in: Callable[[Sequence[Partition]], None],
         on_removed: Callable[[Sequence[Partition]], None],
     ) -> None:
@@ -69,7 +66,6 @@ class Control:
         self._streams = streams
         self._intake = intake
         self._hub = hub
-        self._spare = spare
         self._take_in = take_in
         self._on_removed = on_removed
         self._loop = asyncio.get_running_loop()
@@ -283,7 +279,7 @@ class Control:
 
     def _trim_one(self, partition: Partition, before: int) -> int:
         was = partition.log.log_start_offset
-        start = self._spare.make_do(lambda: partition.trim(before))
+        start = partition.trim(before)
         if start > was:
             partition.note_change()
             log.info("stream.trimmed partition=%s log_start_offset=%d records=%d", partition, start, start - was)

@@ -26,6 +26,11 @@ LARGE_BYTES: Final = 256 << 10
 SIZES: Final = (*[SMALL_BYTES] * 8, LARGE_BYTES)
 
 
+def sizes_with(*more: int) -> tuple[int, ...]:
+    """The sizes of the spare files, where somebody needs others too."""
+    return tuple(sorted((*SIZES, *more)))
+
+
 class Spares:
     """The spare files of one data folder. Thread-safe.
 
