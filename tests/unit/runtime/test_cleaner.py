@@ -10,7 +10,6 @@ import pytest
 from broker.runtime.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, Turns
 from broker.runtime.config import load
 from broker.runtime.partition import Partition
-from broker.runtime.spare import Spare
 from broker.runtime.watch import ChangeHub
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import disk, partition, pool, rows
@@ -69,9 +68,7 @@ class Rounds:
 
     def __init__(self, partition: Partition) -> None:
         self.partition, self.turns, self.now_s = partition, Turns(), 1000.0
-        self.cleaner = Cleaner(
-            load(None, {}), lambda: [partition], moved=set, spare=Spare(SimDisk(), "/spare", reserve_bytes=0)
-        )
+        self.cleaner = Cleaner(load(None, {}), lambda: [partition], moved=set)
 
     def append(self, size: int) -> None:
         self.partition.append_now([rows(bytes(size))], lambda *_: None, here=True)

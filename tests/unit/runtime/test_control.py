@@ -196,7 +196,7 @@ def _let_fail(patch: pytest.MonkeyPatch, where: str, ending: str, error: Excepti
         return
     if where == "record":
 
-        def refused(self: CatalogStore, line: bytes) -> None:
+        def refused(self: CatalogStore, *command: object) -> None:
             raise StorageFailed(str(error))
 
         patch.setattr(CatalogStore, "_write", refused)
