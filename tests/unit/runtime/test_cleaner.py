@@ -71,14 +71,15 @@ class Rounds:
         self.cleaner = Cleaner(load(None, {}), lambda: [partition], moved=set)
 
     def append(self, size: int) -> None:
-        self.partition.append_now([rows(bytes(size))], lambda *_: None, here=True)
+        self.partition.append_now([rows(bytes(size))], lambda *_: None)
+        self.partition.log.sync()  # the pool of these tests syncs nothing by itself
 
     def next(self) -> bool:
         """Whether a checkpoint was written that says that all is durable."""
         self.now_s += 5.0
         self.turns.note([self.partition])
         self.cleaner._checkpoint(self.turns, [self.partition], self.now_s)
-        found = self.partition.log._checkpointed
+        found = self.partition.log.log._checkpointed
         return found is not None and found.recovery_point == self.partition.log.log_end_offset
 
 
@@ -115,11 +116,11 @@ def test_a_partition_that_falls_quiet_while_it_rests_gets_its_checkpoint_all_the
 
 def test_what_moves_without_an_append_does_not_wait(rounds: Rounds) -> None:
     rounds.partition.trim(1)
-    found = rounds.partition.log._checkpointed
+    found = rounds.partition.log.log._checkpointed
     assert found is not None
-    rounds.partition.log.lost_ranges = ((0, 1),)  # a read found damage
+    rounds.partition.log.log.lost_ranges = ((0, 1),)  # a read found damage
     rounds.next()
-    found = rounds.partition.log._checkpointed
+    found = rounds.partition.log.log._checkpointed
     assert found is not None
     assert found.lost_ranges == ((0, 1),)
 
