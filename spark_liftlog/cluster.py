@@ -80,7 +80,7 @@ class Cluster:
         return self._watch(query, 0, interrupt)
 
     def heads_now(self, streams: Sequence[str]) -> tuple[int, Heads]:
-        """As `watch`, answered at once and asked until somebody does. Raises DeadlineExceeded if nobody does."""
+        """As `watch`, answered at once and asked until somebody does. Raises Retryable if nobody does."""
         return self._watch({"streams": ",".join(streams)}, self._deadline_s, None)
 
     def _watch(self, query: dict[str, Any], deadline_s: float, interrupt: Interrupt | None) -> tuple[int, Heads]:
@@ -101,7 +101,7 @@ class Cluster:
         """Resolve positions in one call, in their order.
 
         Raises:
-            DeadlineExceeded: nobody answered in time.
+            Retryable: nobody answered in time; Unavailable in general.
         """
         asked = [ClientPosition(stream, partition, at) for (stream, partition), at in positions]
         found = [_resolved(answer) for answer in self._client(self._deadline_s).resolve(asked)]

@@ -51,7 +51,7 @@ class HeadWatch:
         """The newest view (V1).
 
         Raises:
-            DeadlineExceeded: no broker has ever answered.
+            Retryable: no broker has ever answered; Unavailable in general.
         """
         with self._changed:
             if self._heads is not None:
@@ -59,7 +59,7 @@ class HeadWatch:
         return self.fresh()
 
     def fresh(self) -> Heads:
-        """What a broker says now; retried until its deadline. Raises DeadlineExceeded."""
+        """What a broker says now; retried until its deadline. Raises Retryable."""
         version, heads = self._cluster.heads_now(self._streams)
         with self._changed:
             self._heads = heads

@@ -7,7 +7,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
     LiftlogError
       Retryable                 nothing was done that would have to be undone; the same call may succeed later
         Unavailable             unavailable            nobody answers at the address
-        DeadlineExceeded        deadline_exceeded      retries and patience are used up
+        DeadlineExceeded        deadline_exceeded      a time-out was reached, what was under way may be done
         RequestTimedOut         request_timed_out      it stopped half-way, nothing was done: `key` names the limit
         NotReady                not_ready              the broker is starting, draining or not connected
         NotLeader               not_leader             another broker leads the partition: `leader`

@@ -201,7 +201,7 @@ def _total(end: dict[str, Any]) -> int:
 
 def test_brokers_that_never_answered_are_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "FIRST_DEADLINE_S", 0.3)
-    with pytest.raises(LiftlogSparkError, match=r"^LIFTLOG_DEADLINE_EXCEEDED: .*127\.0\.0\.1:9"):
+    with pytest.raises(LiftlogSparkError, match=r"^LIFTLOG_UNAVAILABLE: .*127\.0\.0\.1:9"):
         reader_of_nobody().latestOffset({"v": 1, "start": "latest"}, ALL)
 
 
