@@ -87,6 +87,8 @@ class Appender:
             raise InvalidRequest(f"partition={partition!r}: must be a whole number")
         partition = number
         query: dict[str, Any] = {n: v for n, v in (("acks", acks), ("incarnation", incarnation)) if v is not None}
+        if stamp is not None and not isinstance(stamp, Stamp):
+            raise InvalidRequest(f"stamp={stamp!r}: must be a Stamp, not {type(stamp).__name__}")
         if stamp is not None:
             query |= asdict(stamp)
         target = path("streams", stream, "partitions", partition, "records")

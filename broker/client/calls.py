@@ -32,7 +32,14 @@ JSON_HEADERS: Final = {"Content-Type": "application/json", "Accept": "applicatio
 
 
 def path(*parts: str | int) -> str:
-    """A path of the API, its parts quoted: `path("streams", name)` is `/v1/streams/<name>`."""
+    """A path of the API, its parts quoted: `path("streams", name)` is `/v1/streams/<name>`.
+
+    Raises:
+        InvalidRequest: a part is neither text nor a number; as text it would name something else.
+    """
+    for part in parts:
+        if not isinstance(part, str | int):
+            raise InvalidRequest(f"{part!r}: a name must be text, not {type(part).__name__}")
     return "/v1/" + "/".join(quote(str(part), safe="") for part in parts)
 
 

@@ -224,7 +224,11 @@ class Client(StreamCalls, ConsumerCalls):
         Raises:
             InvalidRequest: something is no position.
         """
-        asked = [position.as_json() for position in positions]
+        asked = []
+        for position in positions:
+            if not isinstance(position, Position):
+                raise InvalidRequest(f"{position!r}: must be a Position, not {type(position).__name__}")
+            asked.append(position.as_json())
         found: list[Resolved] = []
         for at in range(0, len(asked), POSITIONS_PER_CALL):
             body = {"positions": asked[at : at + POSITIONS_PER_CALL]}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from broker.api.errors import InvalidRecords
+from broker.api.errors import InvalidRecords, InvalidSubject
 from broker.api.schema import HEADERS_TYPE
 from broker.api.stream import check_subject
 from broker.client.answers import StreamDescription
@@ -145,4 +145,6 @@ def as_timestamp_us(time: datetime | int) -> int:
 @lru_cache(maxsize=10_000)
 def concrete(subject: str) -> str:
     """A subject that a record may have. Raises InvalidSubject."""
+    if not isinstance(subject, str):
+        raise InvalidSubject(f"subject {subject!r}: must be text, not {type(subject).__name__}")
     return check_subject(subject, wildcards=False)

@@ -57,6 +57,7 @@ from broker.client.outgoing import (
 )
 from broker.client.partitioner import partition_of, partitions_of
 from broker.client.patience import DEADLINE_S
+from broker.client.positions import whole
 from broker.client.records import Records, record_batches
 from broker.client.sequences import Sequences
 
@@ -110,6 +111,8 @@ class Producer:
     ) -> None:
         self.stream = stream.name
         self._partition_count = len(stream.partitions)
+        if partition is not None and whole(partition) is None:
+            raise InvalidRequest(f"partition={partition!r}: must be a whole number")
         if partition is not None and not 0 <= partition < self._partition_count:
             raise UnknownPartition(
                 f"stream {stream.name!r} has no partition {partition}, only {self._partition_count}",
@@ -374,5 +377,5 @@ class Producer:
 
 
 def _check_limits(name: str, value: float, least: float, greatest: float) -> None:
-    if not least <= value <= greatest:
+    if isinstance(value, str) or not least <= value <= greatest:
         raise InvalidRequest(f"{name}={value}: must be from {least} to {greatest}", key=name, value=value)

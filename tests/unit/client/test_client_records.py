@@ -253,3 +253,28 @@ def test_calls_after_close_say_so(server: Server, client: Client, new_stream: Ne
     with pytest.raises(StopIteration):
         next(reader)
     assert sink.open().sink == "after-close"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, stream: client.describe(None),
+        lambda client, stream: client.sink(None).open(),
+        lambda client, stream: client.consumer(b"c"),
+        lambda client, stream: client.resolve([(stream, 0, "latest")]),
+        lambda client, stream: client.append(stream, 0, ROWS, stamp=(1, 0, 0)),
+        lambda client, stream: client.producer(stream, partition="0"),
+        lambda client, stream: client.producer(stream, linger_ms="5"),
+        lambda client, stream: client.producer(stream).send(b"x", subject=5),
+        lambda client, stream: client.producer(stream).send(b"x", subject=b"a.b"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_before_anything_is_asked(
+    client: Client, new_stream: NewStream, call: Callable[[Client, str], Any]
+) -> None:
+    """Above all a name that is none: as text it would be another one, and `sink(None)` made the sink `None`."""
+    stream = new_stream()
+    with pytest.raises(InvalidRequest, match="must be"):
+        call(client, stream)
+    assert client.describe(stream).record_count == 0
+    assert "None" not in [sink.sink for sink in client.sinks()]
