@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from broker.api.errors import LiftlogError, NotReady
+from broker.api.errors import LiftlogError, NotReady, StorageFailed
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
 from broker.metadata.overlap import subjects_of
 from broker.runtime.config import Config
@@ -278,8 +278,12 @@ class Control:
             return {n: await asyncio.to_thread(self._trim_one, p, before[n]) for n, p in partitions.items()}
 
     def _trim_one(self, partition: Partition, before: int) -> int:
+        if partition.log.failure is not None:
+            partition.settle()  # or why nothing can be trimmed
         was = partition.log.log_start_offset
         start = partition.trim(before)
+        if start < before and partition.log.failure is not None:
+            raise StorageFailed(f"{partition}: nothing is trimmed until the log has recovered")
         if start > was:
             partition.note_change()
             log.info("stream.trimmed partition=%s log_start_offset=%d records=%d", partition, start, start - was)

@@ -10,10 +10,11 @@ import asyncio
 import concurrent.futures
 import errno
 import os
+import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from broker.runtime.broker import Broker
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.config import load
 from broker.runtime.partition import Partition
+from broker.storage.ahead import AheadFile
 from broker.storage.log import PartitionLog
+from broker.storage.osfile import OsFile
+from tests.support.effort import seeded
 from tests.support.logs import row_batch
 
 
@@ -37,6 +41,7 @@ class Intake:
     def __init__(self) -> None:
         self.state = "connected"
         self.told: list[tuple[str, str]] = []
+        self.captured: set[str] = set()
         self.during_stop: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -46,9 +51,13 @@ class Intake:
         self.during_stop()
 
     def attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> Future[None]:
+        names = {info.name for info, _ in streams if info.settings.subject is not None}
+        assert not names & self.captured, "each of its records would be stored twice"
+        self.captured |= names
         return self._done("attach", *(info.name for info, _ in streams))
 
     def detach(self, stream: str) -> Future[None]:
+        self.captured.discard(stream)
         return self._done("detach", stream)
 
     def alter(self, info: StreamInfo) -> Future[None]:
@@ -425,3 +434,123 @@ async def test_who_creates_a_captured_stream_without_nats_is_warned(tmp_path: Pa
         intake.state = "connected"
         assert (await broker.create_stream("s", {"subject": "s"}))[0].warnings == ()
         assert broker.stream("s").warnings == ()
+
+
+# -- all of it together --------------------------------------------------------------------------------------------
+
+
+async def test_a_trim_recovers_a_log_that_has_failed_instead_of_doing_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk no append comes through that would recover it."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {})
+        for _ in range(3):
+            await append(broker, "s")
+        incarnation = broker.stream("s").incarnation
+
+        def refused(*_: object) -> None:
+            raise OSError(errno.EIO, "io")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OsFile, "sync", refused)
+            patch.setattr(AheadFile, "sync", refused)
+            with pytest.raises(StorageFailed):
+                await append(broker, "s")
+            with pytest.raises(StorageFailed):
+                await broker.trim_stream("s", incarnation, {0: 2})
+        assert await broker.trim_stream("s", incarnation, {0: 2}) == {0: 2}
+        assert broker.partition("s", 0).log.failure is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_fails_beside_whatever_else_streams_are_what_the_catalog_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Changes by four at a time, any step of which may fail, and new starts in between.
+
+    Each stream is open with all its partitions, or offline; captured once if it should be; the disk has its folders,
+    and no others but those of which an error said that it is not known; after the faults all of it takes records.
+    """
+    rng = random.Random(seeded(seed))
+    unsure = [0]
+    failing = [0.0]
+    _fail_at_random(monkeypatch, rng, failing, unsure)
+
+    def any_change(broker: Broker) -> Coroutine[Any, Any, object]:
+        name = rng.choice("abc")
+        return rng.choice(
+            [
+                lambda: broker.create_stream(name, {"subject": name, "partition_by": "key"}),
+                lambda: broker.create_stream(name, {"subject": name, "partition_by": "key", "partitions": 2}),
+                lambda: broker.delete_stream(name),
+                lambda: broker.add_partitions(name, rng.randint(2, 4)),
+                lambda: broker.alter_stream(name, {"retention_ms": rng.randint(1, 1_000) * 1_000_000}),
+                lambda: broker.set_stream_state(name, paused=rng.random() < 0.5),
+                lambda: broker.register_producer(None),
+                lambda: _round(broker),
+            ]
+        )()
+
+    for _ in range(2):
+        intake = Intake()
+        async with running(tmp_path, intake) as broker:
+            failing[0] = 0.15
+            for _ in range(12):
+                done = await asyncio.gather(*(any_change(broker) for _ in range(4)), return_exceptions=True)
+                for outcome in done:
+                    assert not isinstance(outcome, BaseException) or isinstance(outcome, LiftlogError), outcome
+                _check(broker, intake, tmp_path, unsure[0])
+            failing[0] = 0.0
+            await _round(broker)
+            for name in "abc":  # what is open takes records; what was not is made
+                with suppress(LiftlogError):
+                    await broker.create_stream(name, {"subject": name, "partition_by": "key"})
+                with suppress(LiftlogError):
+                    await broker.set_stream_state(name, paused=False)
+            _check(broker, intake, tmp_path, unsure[0])
+            assert [info.name for info in broker.streams()] == ["a", "b", "c"]
+            for info in broker.streams():
+                for number in range(info.settings.partitions):
+                    await append(broker, info.name, number)
+            before = broker._streams.store.catalog.snapshot()["streams"]
+        async with running(tmp_path) as broker:
+            assert broker._streams.store.catalog.snapshot()["streams"] == before
+            assert broker.ready() == (True, {})
+
+
+def _fail_at_random(patch: pytest.MonkeyPatch, rng: random.Random, failing: list[float], unsure: list[int]) -> None:
+    """Let what changes of streams do with the disk fail now and then; `unsure` counts what is not known then."""
+
+    def at_random(real: Callable[..., Any], *, is_line: bool = False) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if rng.random() >= failing[0]:
+                return real(*args, **options)
+            if is_line and rng.random() < 0.3:
+                unsure[0] += 1
+                raise StorageFailed("not known", sent=True)
+            raise StorageFailed("refused") if is_line else OSError(errno.EIO, "refused")
+
+        return call
+
+    patch.setattr(CatalogStore, "_write", at_random(CatalogStore._write, is_line=True))
+    patch.setattr(PartitionLog, "create", at_random(PartitionLog.create))
+    patch.setattr(PartitionLog, "open", at_random(PartitionLog.open))
+
+
+def _check(broker: Broker, intake: Intake, path: Path, unsure: int) -> None:
+    streams = broker._streams
+    known = {(info.name, info.incarnation): info for info in broker.streams(internal=True)}
+    assert streams.by_name.keys() | streams.offline.keys() == {name for name, _ in known}
+    assert not streams.by_name.keys() & streams.offline.keys()
+    for (name, incarnation), info in known.items():
+        for number, partition in enumerate(streams.by_name.get(name, ())):
+            assert (partition.partition, partition.incarnation) == (number, incarnation)
+            assert not partition.removed
+        if name in streams.by_name:
+            assert len(streams.by_name[name]) == info.settings.partitions
+    wanted = {info.name for info in broker.streams() if info.name in streams.by_name and not info.paused}
+    assert intake.captured == wanted
+    there = {(found.parent.name, found.name) for found in (path / "data" / "streams").glob("*/*")}
+    assert known.keys() <= there
+    assert len(there - known.keys()) <= unsure
