@@ -106,7 +106,7 @@ class SinkRounds:
                 state = self._sinks.commits.ledger().states.get(sink)
                 if not held or state is None or not self._is_over(state):
                     return
-                if state.last is None and self._has_stages(sink):
+                if state.last is None and self._sinks.staged(sink):
                     return  # they expire first
                 self._sinks.remove(sink, unless_opened_since=state)
         except NotReady:
@@ -116,9 +116,6 @@ class SinkRounds:
             return
         self._sinks.counts["vanished"] += 1
         log.info("sink.vanished sink=%s", sink)
-
-    def _has_stages(self, sink: str) -> bool:
-        return any(store.staged(sink).stages for store in self._sinks.stores.stores() if not store.removed)
 
     def _is_asked_for(self, decision: str) -> bool:
         unfinished = self._sinks.commits.ledger().unfinished()

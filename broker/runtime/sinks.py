@@ -26,7 +26,7 @@ from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPar
 from broker.runtime.commits_log import CommitsLog, Removed
 from broker.runtime.keyed_locks import KeyedLocks
 from broker.runtime.partition import Partition
-from broker.runtime.stages import StageLimits, StageStore
+from broker.runtime.stages import Staged, StageLimits, StageStore
 from broker.sinks.ledger import Commit, Committed, Ledger, NamedStage, Opened, check_rows
 from broker.sinks.notes import GroupFinished
 from broker.sinks.state import Decision, SinkState, StageRef, decision_id
@@ -248,6 +248,16 @@ class Sinks:
             self._afterwards(self._forget, refs[0], last.decision)
         return state
 
+    def staged(self, sink: str) -> list[tuple[StageStore, Staged]]:
+        """Where there are stages of a sink, and which."""
+        found = []
+        for store in self.stores.stores():
+            try:
+                found.append((store, store.staged(sink)))
+            except UnknownStream:  # deleted meanwhile, and its stages with it
+                continue
+        return [(store, staged) for store, staged in found if staged.stages]
+
     def remove(self, sink: str, *, unless_opened_since: SinkState | None = None) -> None:
         """Drop what is staged for a sink, then the sink. Under the sink's lock.
 
@@ -258,15 +268,14 @@ class Sinks:
             NotReady: it is unfinished; or another owner has opened it since the given state.
         """
         self._known().check_done(sink)  # before anything is dropped
-        staged = [(store, store.staged(sink)) for store in self.stores.stores() if not store.removed]
+        staged = self.staged(sink)
         pins = [stage.pin.epoch for _, found in staged for stage in found.stages if stage.pin is not None]
         if pins:
             least = max(pins) + 1
             self.commits.write(lambda ledger, at: ledger.fenced(sink, epoch=max(at, least), now_us=self.clock()))
         for store, found in staged:
             judged = {stage.stage: stage.pin.epoch if stage.pin is not None else 0 for stage in found.stages}
-            if judged:
-                self._drop(store, judged, sink, leader_epoch=found.leader_epoch, why="deleted with its sink")
+            self._drop(store, judged, sink, leader_epoch=found.leader_epoch, why="deleted with its sink")
 
         def removed(ledger: Ledger, _: int) -> Removed:
             ledger.check_done(sink)
@@ -337,13 +346,13 @@ class Sinks:
             log.warning("sink.forget_failed partition=%s/%d error=%s", ref.stream, ref.partition, error)
 
     def _finish(self, sink: str, decision: str, refs: Sequence[StageRef]) -> GroupFinished | None:
-        store = self._store_of(refs[0])
         try:
+            store = self._store_of(refs[0])
             if store is not None:
                 return store.finish(decision, sink, refs)
-        except UnknownStream:
+        except (UnknownStream, UnknownPartition) as error:
             if not self._is_gone(refs[0]):
-                raise
+                raise NotReady(f"sink {sink!r} is unfinished: {error}", sink=sink) from error
         log.warning("sink.stream_gone sink=%s stream=%s decision=%s", sink, refs[0].stream, decision)
         return None
 

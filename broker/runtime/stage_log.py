@@ -26,7 +26,7 @@ from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
 from broker.sinks.stages import Stage, StageTable
 from broker.sinks.state import StageRef
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.storage.checkpoint import LogIdentity, LogSettings, write_identity
 from broker.storage.disk import Disk, storage_error
 from broker.storage.log import PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
@@ -195,16 +195,19 @@ class StageLog:
                 partition=main.partition,
             )
             settings, now_us = LogSettings(segment_bytes=SEGMENT_BYTES), self._clock()
-            if self.exists:
-                self._log = PartitionLog.open(
-                    self._disk, self.folder, settings, boot_id=self._boot_id, now_us=now_us, expected=identity
-                )
-            else:
-                self._log = PartitionLog.create(
-                    self._disk, self.folder, identity, settings, boot_id=self._boot_id, now_us=now_us
-                )
-                self.exists = True
+            if not self.exists:
+                self._make(identity)
+            self._log = PartitionLog.open(
+                self._disk, self.folder, settings, boot_id=self._boot_id, now_us=now_us, expected=identity
+            )
+            self.exists = True
         return self._log
+
+    def _make(self, identity: LogIdentity) -> None:
+        """Make the folder of an empty log, or finish what an attempt before began: its names may not be durable."""
+        self._disk.makedirs(self.folder)
+        self._disk.sync_dir(self._main.log.folder)
+        write_identity(self._disk, self.folder, identity)
 
     def byte_count(self) -> int:
         """Of live stages; 0 while the table is not known."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from broker.api.errors import (
     NotLeader,
+    NotReady,
     RequestTooLarge,
     SinkFenced,
     StageLost,
@@ -89,6 +91,24 @@ def test_a_part_whose_fsync_fails_is_refused_and_stored_once_when_it_is_repeated
     driver.stage(attempt)
     driver.commit(attempt)
     driver.world.check_complete(rig, 1)
+
+
+@pytest.mark.parametrize("call", ["makedirs", "sync_dir", "create", "rename", "write", "sync"])
+@pytest.mark.parametrize("after", range(3))
+def test_a_hidden_log_whose_making_failed_is_made_by_the_next_part_and_stays(
+    disk: SimDisk, rig: Rig, driver: Driver, call: str, after: int
+) -> None:
+    """It used to be refused as a folder that holds a log already; and what is not synced, goes with the power."""
+    disk.fail(call, errno.EIO, after=after)
+    attempt = driver.world.attempt(0)
+    for _ in range(2):
+        with suppress(StorageFailed):
+            driver.stage(attempt)
+    driver.stage(attempt)
+    driver.rig = again = Rig(disk.after_crash("lost"), boot=2)
+    driver.commit(attempt)
+    driver.world.check_complete(again, 1)
+    again.drop()
 
 
 @pytest.mark.parametrize("path", ["stages", f"/data/{STREAM}/", "__commits"])
@@ -354,11 +374,11 @@ def test_a_stream_that_is_not_open_is_waited_for_and_one_that_is_gone_is_not(
 
     with monkeypatch.context() as away:
         away.setattr(rig, "store", nowhere)
-        with pytest.raises(UnknownStream):
+        with pytest.raises(NotReady):
             rig.sinks.complete(SINK)
         rig.rounds.sweep()
         assert not rig.sinks.describe(SINK).is_done
-        with pytest.raises(UnknownStream):
+        with pytest.raises(NotReady):
             rig.sinks.delete(SINK)
         rig.gone.add(STREAM)
         rig.rounds.sweep()
