@@ -12,7 +12,8 @@ rules of stages: `broker.sinks.stages` (T).
 G3  A group is appended at most once. Unless this process pinned its stages, in this leadership, and never tried, the
     partition's log is made durable first and searched for the decision, from where the first pin says on; nothing is
     let go there meanwhile (`Partition.floor`). That is the *high watermark*: what lies behind it may be truncated, and
-    the group then stand before the place where it is looked for.
+    the group then stand before the place where it is looked for. With `fsync = interval` it may be above the durable
+    end, and a power cut moves the end back: then that is the one.
 G5  A pinned stage is dropped only with the pin that was judged: the drop names its epoch, and the leader epoch, and a
     stage that was pinned anew meanwhile stays.
 """
@@ -172,7 +173,7 @@ class StageStore:
             self._lead()
             new: list[Note] = []
             fresh: set[str] = set()
-            now_us, search_from = self._clock(), self.main.log.high_watermark
+            now_us, search_from = self._clock(), min(self.main.log.high_watermark, self.main.log.durable_end)
             for stage, parts in stages:
                 had = table.check_pin(stage, sink=sink, epoch=epoch, batch_id=batch_id, parts=parts)
                 if not self._hidden.is_intact(table.stages[stage]):

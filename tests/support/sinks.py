@@ -51,10 +51,17 @@ class Rig:
 
     Args:
         boot: Number of the start: gives leader epochs and boot id.
+        is_interval: The stream's records are visible before they are durable (`fsync = interval`).
     """
 
     def __init__(
-        self, disk: Disk, *, boot: int = 1, now_us: int = 1_000_000, limits: StageLimits | None = None
+        self,
+        disk: Disk,
+        *,
+        boot: int = 1,
+        now_us: int = 1_000_000,
+        limits: StageLimits | None = None,
+        is_interval: bool = False,
     ) -> None:
         self.now_us = now_us
         self.loop = asyncio.new_event_loop()
@@ -63,6 +70,8 @@ class Rig:
         self._boot = boot
         self._limits = limits or StageLimits()
         self.partitions = [self._partition(STREAM, i) for i in range(PARTITIONS)]
+        for partition in self.partitions:
+            partition.fsync_each_batch = not is_interval
         self.commits = self._partition(COMMITS_STREAM, 0)
         self._stores = [
             StageStore(disk, p, self._limits, boot_id=f"boot-{boot}", clock=lambda: self.now_us)

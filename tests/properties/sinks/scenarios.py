@@ -241,6 +241,26 @@ def pinned_anew_beside_its_own_group() -> None:
     end(rig, world, 1)
 
 
+def power_cut_below_the_high_watermark() -> None:
+    """With `fsync = interval` records are visible before they are durable: they go, and the group comes lower."""
+    rig, world = fresh()
+    driver = Driver(world, rig, 0)
+    attempt = staged(driver)
+    for partition in rig.partitions:
+        partition.fsync_each_batch = False
+        for _ in range(5):
+            rig.append(partition.partition, b"goes with the power")
+        assert partition.log.high_watermark > partition.log.durable_end
+    state = decide(driver, attempt, pin(driver, attempt))
+    rig.drop()
+    second = Rig(rig._disk.after_crash("lost"), boot=2)  # type: ignore[attr-defined]
+    finish_elsewhere(second, state)
+    second.drop()
+    third = Rig(second._disk.after_crash("lost"), boot=3)  # type: ignore[attr-defined]
+    third.rounds.recover()
+    end(third, world, 1)
+
+
 # --- leaders
 
 
@@ -524,6 +544,7 @@ SCENARIOS = (
     idle_pin_below_the_current_run,
     late_pin_of_an_older_run,
     pinned_anew_beside_its_own_group,
+    power_cut_below_the_high_watermark,
     never_tried_by_this_leadership,
     searched_in_another_leadership,
     judged_before_a_take_over,

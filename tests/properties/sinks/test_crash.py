@@ -12,6 +12,8 @@ otherwise, under new stage ids. Whatever happened (`World.check`):
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
@@ -30,9 +32,9 @@ def prepared() -> SimDisk:
     return disk.after_crash("lost")
 
 
-def live(disk: SimDisk, world: World, *, boot: int = 2) -> None:
+def live(disk: SimDisk, world: World, *, boot: int = 2, is_interval: bool = False) -> None:
     """Go on from what is on the disk until all batches are acknowledged."""
-    rig = Rig(disk, boot=boot)
+    rig = Rig(disk, boot=boot, is_interval=is_interval)
     try:
         world.check(rig)
         rig.rounds.recover()
@@ -113,3 +115,23 @@ def test_a_second_power_loss_while_it_recovers_keeps_every_batch_once(mode: Mode
                 check_after(again, world, boot=4)
             except Exception as error:
                 raise AssertionError(f"mode {mode}, step {step} of {STEPS}, then {second}") from error
+
+
+def test_power_loss_where_records_are_visible_before_they_are_durable() -> None:
+    """`fsync = interval`: a cut moves the end of the log back, below what was visible when stages were pinned."""
+    disk = prepared()
+    live(disk, World(), is_interval=True)
+    for step in range(1, disk.steps + 1, 6):
+        cut, world = prepared(), World()
+        cut.crash_at = step
+        with pytest.raises(Crashed):
+            live(cut, world, is_interval=True)
+        again = cut.after_crash("lost", seed=step)
+        try:
+            again.crash_at = 9 + step % 23
+            with suppress(Crashed):
+                live(again, world, boot=3, is_interval=True)
+            again.crash_at = None
+            check_after(again.after_crash("lost", seed=step), world, boot=4)
+        except Exception as error:
+            raise AssertionError(f"step {step} of {disk.steps}") from error

@@ -42,7 +42,8 @@ class Sinks(RuleBasedStateMachine):
         self.world = World(rows=3, seed=seed)
         self.disk = SimDisk(seed=seed, runs_ahead=seed % 2 == 1)
         self.boot = 1
-        self.rig = Rig(self.disk)
+        self.is_interval = seed % 3 == 0
+        self.rig = Rig(self.disk, is_interval=self.is_interval)
         self.seed = seed
 
     def teardown(self) -> None:
@@ -70,7 +71,7 @@ class Sinks(RuleBasedStateMachine):
         now_us = self.rig.now_us
         self.rig.drop()
         self.disk = self.disk.after_kill() if mode == "kill" else self.disk.after_crash(mode, seed=seed)  # type: ignore[arg-type]
-        self.rig = Rig(self.disk, boot=self.boot, now_us=now_us)
+        self.rig = Rig(self.disk, boot=self.boot, now_us=now_us, is_interval=self.is_interval)
 
     @rule(target=drivers)
     def open(self) -> Driver:

@@ -210,6 +210,18 @@ def search_from_the_newest_pin(patch: Patch) -> None:
     patch.setattr(StageTable, "check_pin", elsewhere)
 
 
+def search_from_the_high_watermark(patch: Patch) -> None:
+    """Though it may be above the durable end."""
+    ready = StageLog.ready
+
+    def as_if_durable(self: StageLog) -> StageTable:
+        table = ready(self)
+        self._main.log.durable_end = max(self._main.log.durable_end, self._main.log.high_watermark)
+        return table
+
+    patch.setattr(StageLog, "ready", as_if_durable)
+
+
 def renewed_is_untried(patch: Patch) -> None:
     """A stage that is pinned anew counts as never tried."""
     pin = StageStore.pin
@@ -336,6 +348,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (fence_nobody, play.pins_of_a_sink_that_nobody_knows),
     (older_pin_is_answered, play.late_pin_of_an_older_run),
     (search_from_the_newest_pin, play.pinned_anew_beside_its_own_group),
+    (search_from_the_high_watermark, play.power_cut_below_the_high_watermark),
     (renewed_is_untried, play.pinned_anew_beside_its_own_group),
     (floor_of_nothing, play.pinned_anew_beside_its_own_group),
     (untried_for_ever, play.never_tried_by_this_leadership),
