@@ -3,6 +3,7 @@
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
 # make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
 # make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
+# make soak MINUTES=60 SEED=7   users and an operator at random; then what is stored is held against what they were told
 # make chaos ROUNDS=50   kill -9 of a broker under load; then what it stored is held against what it acknowledged
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ ROUNDS ?= 50
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint bench prop fuzz chaos clean
+.PHONY: help install quickstart test lint bench prop fuzz soak chaos clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -47,6 +48,9 @@ prop: install
 
 fuzz: install
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+soak: install
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 chaos: install
 	$(BIN)/python -m tests.cluster --rounds $(ROUNDS)

@@ -34,6 +34,7 @@ settings.load_profile("liftlog")
 
 GROUPS = {
     "cluster": "brokers",
+    "soak": "brokers",
     "benchmarks": "brokers",
     "spark": "spark",
     "examples": "spark",

@@ -804,11 +804,9 @@ class PartitionLog:
         """As `Log.index_of`."""
         return self.log.index_of(segment)
 
-    def replace_segments(
-        self, old: Sequence[Segment], staged: str, entries: Entries, size: int, *, cuts: int | None = None
-    ) -> bool:
+    def replace_segments(self, old: Sequence[Segment], staged: str, entries: Entries, size: int) -> bool:
         """As `Log.replace_segments`."""
-        return self.log.replace_segments(old, staged, entries, size, cuts=cuts)
+        return self.log.replace_segments(old, staged, entries, size)
 
     def repair_segment(self, segment: Segment) -> None:
         """As `Log.repair_segment`."""

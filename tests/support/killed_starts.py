@@ -17,7 +17,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -38,20 +37,20 @@ STREAM = "s"
 
 
 def main(data: str) -> None:
-    assert forked(partial(_live, data, 0)) == 0, "the stream is made"
+    assert _forked(data, 0) == 0, "the stream is made"
     life = 1
-    while status := forked(partial(_live, data, life)):
+    while status := _forked(data, life):
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (life, status)
         life += 1
     print(life - 1)
 
 
-def forked(live: Callable[[], object]) -> int:
+def _forked(data: str, life: int) -> int:
     """The status with which a life ended."""
     pid = os.fork()
     if pid == 0:
         try:
-            live()
+            _live(data, life)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -72,7 +71,7 @@ async def _start(config: Config, life: int) -> None:
         _append(broker, life)
         await broker.stop()
         return
-    count_down(life)
+    _count_down(life)
     serve = DataPlane.serve
 
     def serve_and_append(self: DataPlane, *where: Any) -> Any:
@@ -84,8 +83,7 @@ async def _start(config: Config, life: int) -> None:
     await broker.start()
 
 
-def count_down(steps_left: int) -> None:
-    """Kill this process before the step of that number, counted from 1."""
+def _count_down(steps_left: int) -> None:
     left = [steps_left]
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -167,10 +167,12 @@ class BrokerProcess:
         *,
         port: int | None = None,
         env: Mapping[str, str] | None = None,
+        command: Sequence[str] = ("broker.cli.main", "broker"),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = port or free_port()
+        self._command = [sys.executable, "-m", *command]
         self.address = f"127.0.0.1:{self.port}"
         url = nats.url if isinstance(nats, NatsServer) else nats
         self._env = {
@@ -185,8 +187,7 @@ class BrokerProcess:
         self.process: Process | None = None
 
     def start(self, *, wait: bool = True) -> BrokerProcess:
-        command = [sys.executable, "-m", "broker.cli.main", "broker"]
-        self.process = Process(command, self.folder / "broker.log", self._env)
+        self.process = Process(self._command, self.folder / "broker.log", self._env)
         if wait:
             try:
                 eventually(self.is_ready, timeout_s=120, what="broker ready")

@@ -16,11 +16,9 @@ from broker.api.errors import BadBatch, NotLeader, OffsetOutOfRange, StorageFail
 from broker.storage.checkpoint import Checkpoint, LogSettings
 from broker.storage.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.coalescing import CoalescingSettings, coalesce
-from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite import Shape
 from broker.storage.state import list_states
-from tests.support.compacting import keyed_batch
 from tests.support.logs import FOLDER, check_log, create_log, open_log, plan_bytes, row_batch, stamped, verified_records
 from tests.support.simdisk import SimDisk
 
@@ -494,28 +492,3 @@ def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(
     assert log.log_end_offset < 12
     assert log.high_watermark == log.log_end_offset
     assert log.lost_ranges == ()
-
-
-def test_a_truncation_under_a_pass_of_compaction_leaves_no_record_out_for_the_sake_of_one_that_is_gone() -> None:
-    """`compaction.Q5`: the newer record of the key is taken back while the pass has read it and not acted on it yet."""
-    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1_500))
-    for number in range(8):
-        log.append([keyed_batch([(b"k", b"%d" % number)])], leader_epoch=1, now_us=0)
-    log.roll_if_due(1 << 60)
-    log.advance_high_watermark(log.sync())
-    log.follow(2)
-    before = stored(log, 0)
-    cut: list[int] = []
-
-    def throttle(_: int) -> None:
-        if not cut:
-            cut.append(log.truncate(3))
-
-    wanted = CompactionSettings(min_cleanable_dirty_percent=0, min_compaction_lag_ms=0)
-    report = compact(log, wanted, map_bytes=1 << 12, now_us=1 << 50, throttle=throttle)
-    assert cut == [3]
-    assert report is not None
-    assert report.uncleanable
-    assert stored(log, 0) == before[: len(stored(log, 0))]
-    assert log.log_end_offset == 3
-    assert load_clean_state(disk, FOLDER) == CleanState()

@@ -1,0 +1,184 @@
+"""One round: processes up, everybody at work, the operator at large; then peace, a power cut, and the check.
+
+begin ── operate for so long ── all well again: everybody gets on ── writers end ── memory, descriptors
+                                                           └── power cut ── start ── check ── logs
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.api.errors import LiftlogError
+from broker.client import connect
+from tests.soak.checker import check
+from tests.soak.faults import Faults
+from tests.soak.ledger import History, Ledger, Story, Violation
+from tests.soak.operator import CAPTURED, OPERATIONS, STREAMS, WRITTEN, Operator, World, check_log
+from tests.soak.producer import IdempotentWriter, PlainWriter
+from tests.soak.publisher import Publishers
+from tests.soak.reader import Reader
+from tests.soak.sink import SinkWriter
+from tests.support.processes import BrokerProcess, NatsServer
+
+MEMORY_BYTES_MAX = 200 << 20
+"""So much more memory may a broker take in the end than after its start,"""
+DESCRIPTORS_MAX = 64
+"""and so many more descriptors. (Each partition keeps its file open; there are at most 30.)"""
+ENVIRONMENT = {
+    "LIFTLOG_CLEANER_INTERVAL_MS": "100",
+    "LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "200",
+    "LIFTLOG_SCRUB_INTERVAL_MS": "500",
+    "LIFTLOG_LIMITS_DISK_RESERVE_BYTES": str(1 << 20),
+}
+
+
+@dataclass
+class Outcome:
+    """What came of a round.
+
+    Attributes:
+        violation: What did not hold; None: all did.
+        story: The operations near it.
+        figures: Numbers by name.
+    """
+
+    seed: int
+    violation: Violation | None = None
+    story: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:,.0f}" for name, value in self.figures.items())
+
+
+def run_round(
+    folder: Path,
+    seed: int,
+    seconds: float,
+    *,
+    mutant: str | None = None,
+    effort: float = 1.0,
+    operations: Collection[str] = tuple(OPERATIONS),
+) -> Outcome:
+    """Run one round in an empty folder.
+
+    Args:
+        seconds: How long the operator is at large; beginning and end come on top.
+        mutant: The mend that is taken out.
+        effort: How fast writers write.
+        operations: What the operator may do.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sockets = Path(tempfile.mkdtemp(prefix="soak-"))  # the path of a socket must be short
+    story = Story(folder / "story.txt")
+    ledger = Ledger(story)
+    outcome = Outcome(seed)
+    try:
+        with ExitStack() as stack:
+            nats = NatsServer(folder / "nats").start()
+            stack.callback(nats.stop)
+            faults = Faults(sockets / "faults")
+            command = ["tests.soak.broker", "--faults", str(faults.path), *(["--mutant", mutant] if mutant else [])]
+            broker = BrokerProcess(folder / "broker", nats, env=ENVIRONMENT, command=command).start()
+            stack.callback(broker.stop)
+            client = stack.enter_context(connect(broker.address, timeout_s=20, deadline_s=20))
+            hasty = stack.enter_context(connect(broker.address, timeout_s=20, deadline_s=2))
+            world = World(nats, broker, faults, client, hasty, ledger, CAPTURED, WRITTEN)
+            _work(world, Operator(world, str(seed), operations), seconds, effort, outcome)
+            outcome.figures |= check(client, ledger)
+            broker.stop()
+            nats.stop()
+            _check_logs(folder)
+    except Violation as violation:
+        outcome.violation = violation
+    except (LiftlogError, AssertionError, OSError) as error:
+        outcome.violation = Violation(f"the soak itself met {error!r}")
+        outcome.violation.__cause__ = error
+    finally:
+        story.close()
+        shutil.rmtree(sockets, ignore_errors=True)
+    if outcome.violation is not None:
+        outcome.story = story.near(outcome.violation.since_s, outcome.violation.until_s)
+    outcome.figures |= {"acks": ledger.ack_count, "repeated": ledger.repeat_count}
+    return outcome
+
+
+def _work(world: World, operator: Operator, seconds: float, effort: float, outcome: Outcome) -> None:
+    ledger, address, name = world.ledger, world.broker.address, str(outcome.seed)
+    for stream, settings in STREAMS.items():
+        world.client.create_stream(stream, **settings)
+        ledger.histories[stream] = History(
+            stream,
+            window_ms=settings.get("dedup_window_ms", 120_000) if "subject" in settings else None,
+            may_expire=stream == "loose",
+            may_compact="cleanup" in settings,
+            is_loose=settings.get("fsync") == "interval",
+        )
+    memory_before = _memory(world.broker.pid)
+    with ExitStack() as stack:
+        publishers = Publishers(world.nats.port, ledger, CAPTURED, name, effort)
+        writers = [
+            IdempotentWriter("p0", ledger, "http", address, name, 0.05 / effort),
+            PlainWriter("p1", ledger, "http", address, name, 0.05 / effort),
+            SinkWriter("s0", ledger, "sunk", address, name, 0.1 / effort),
+        ]
+        readers = [Reader(f"f{i}", ledger, [*STREAMS], address, name) for i in range(3)]
+        for stop in (*(one.stop for one in readers), *(one.stop for one in writers), publishers.stop):
+            stack.callback(stop)
+        stack.push(lambda kind, *_: ledger.give_up() if kind else None)
+        world.all_go_on()
+        operator.run(time.monotonic() + seconds)
+        outcome.figures["operations"] = operator.count
+        _check_all_work(world, readers)
+    world.look()
+    outcome.figures["seen by readers"] = sum(reader.record_count for reader in readers)
+    _check_memory(world, memory_before, outcome)
+    ledger.story.tell("power cut, and all is checked")
+    world.faults.power_cut(outcome.seed)
+    world.broker.kill9()
+    world.broker.start()
+
+
+def _check_all_work(world: World, readers: list[Reader]) -> None:
+    """Intake, HTTP, sinks and readers get on."""
+    world.ledger.story.tell("all well: does everybody get on?")
+    since_s = time.monotonic()
+    world.all_go_on()
+    for reader in readers:
+        while world.ledger.freshest_s.get(reader.name, 0.0) <= since_s:
+            world.look()
+            if time.monotonic() > since_s + 60:
+                raise Violation(f"the reader {reader.name} gets nothing more", since_s, since_s)
+            time.sleep(0.01)
+
+
+def _check_memory(world: World, memory_before: int, outcome: Outcome) -> None:
+    """Nobody is connected any more."""
+    deadline_s = time.monotonic() + 30
+    while True:
+        memory = _memory(world.broker.pid) - memory_before
+        descriptors = len(list(Path(f"/proc/{world.broker.pid}/fd").iterdir()))
+        if memory <= MEMORY_BYTES_MAX and descriptors <= DESCRIPTORS_MAX + 40:
+            break
+        if time.monotonic() > deadline_s:
+            raise Violation(
+                f"the broker holds {memory >> 20} MiB more than in the beginning, {descriptors} descriptors"
+            )
+        time.sleep(0.1)
+    outcome.figures |= {"MiB more": memory >> 20, "descriptors": descriptors}
+
+
+def _memory(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def _check_logs(folder: Path) -> None:
+    for path in (folder / "broker" / "broker.log", folder / "nats" / "nats.log"):
+        check_log(path.read_text(errors="replace"))

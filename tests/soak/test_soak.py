@@ -1,0 +1,41 @@
+"""A short soak with every operation, and a mutant that it must find; `make soak MINUTES=60` is the long one.
+
+What must hold: `checker`, K1 to K7. How to read a failure: docs/soak.md.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.soak.mutants import MUTANTS
+from tests.soak.run import Outcome, run_round
+from tests.support.effort import seeded
+
+
+def told(outcome: Outcome) -> str:
+    """What a person needs to go on."""
+    return f"{outcome.violation}\n{outcome.story}\nTo repeat it: python -m tests.soak --seed {outcome.seed}"
+
+
+def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
+    outcome = run_round(tmp_path, seeded(7), 30)
+    assert outcome.violation is None, told(outcome)
+    assert outcome.figures["acks checked"] > 100
+    assert outcome.figures["sights checked"] > 100
+    assert outcome.figures["sink batches"] > 0
+
+
+def test_the_soak_finds_that_half_a_message_ends_intake(tmp_path: Path) -> None:
+    """The mutant that is found within seconds; for the others see docs/soak.md."""
+    outcome = run_round(tmp_path, seeded(1), 60, mutant="half-message", operations={"alter_often"})
+    assert outcome.violation is not None
+    assert "KeyError" in str(outcome.violation), told(outcome)
+
+
+def test_a_mutant_changes_what_is_there() -> None:
+    """Each in a process of its own; AttributeError where a mend has moved."""
+    for name in MUTANTS:
+        code = f"from tests.soak.mutants import MUTANTS; MUTANTS[{name!r}]()"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
