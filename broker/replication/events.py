@@ -82,12 +82,14 @@ class Appended:
     Attributes:
         group_ends: Of the commit groups that were written; none for a repeat.
         awaited: Tickets, and what they wait for. A repeat waits for `ALL`: the first try may have promised it.
+        durable_end: Of the log, if it was synced in the same breath, with the caller's lock held; -1: it was not.
     """
 
     first: int
     next: int
     group_ends: tuple[int, ...]
     awaited: tuple[tuple[Ticket, Acks], ...]
+    durable_end: int = -1
 
 
 @dataclass(frozen=True, slots=True)

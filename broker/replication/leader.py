@@ -68,6 +68,9 @@ REPLICA_LAG_MS_MAX: Final = 10_000
 """A follower that has not been caught up for so long is asked out of the in-sync replicas."""
 NOTHING: Final[tuple[Effect, ...]] = ()
 WAKE: Final = Wake()
+STORED: Final = Outcome.STORED
+ALL: Final = Acks.ALL
+"""A name of its own: an enum is asked for a member in six times the time of a global."""
 Waiting = deque[tuple[int, Ticket]]
 
 
@@ -77,6 +80,9 @@ class Role(Enum):
     IDLE = "idle"
     LEADING = "leading"
     CLOSED = "closed"
+
+
+LEADING: Final = Role.LEADING
 
 
 class Leader:
@@ -132,18 +138,24 @@ class Leader:
     # -- the way of a record ----------------------------------------------------------------------------------
 
     def _appended(self, event: Appended) -> tuple[Effect, ...]:
-        if self.role is not Role.LEADING:
+        if self.role is not LEADING:
             outcome = Outcome.CLOSED if self.role is Role.CLOSED else Outcome.DEPOSED
             return tuple([Answer(ticket, outcome) for ticket, _ in event.awaited])
         if event.group_ends:
             assert event.first == self.log_end < event.next == event.group_ends[-1], "appends come in order"
-            self._group_ends.extend(event.group_ends)
             self.log_end = event.next
+            if event.durable_end == event.next and self.in_sync is None and not (self._for_all or self._for_leader):
+                self._group_ends.clear()  # it came alone: all of the log is committed
+                self.durable_end = self.high_watermark = event.next
+                return (Commit(event.next), WAKE, *[Answer(ticket, STORED) for ticket, _ in event.awaited])
+            self._group_ends.extend(event.group_ends)
         else:
             assert event.next <= self.log_end, "a repeat of what is not there"
         for ticket, acks in event.awaited:
-            waiting = self._for_all if acks is Acks.ALL else self._for_leader
+            waiting = self._for_all if acks is ALL else self._for_leader
             waiting.append((event.next, ticket))  # a repeat waits behind the others
+        if event.durable_end > self.durable_end:
+            self.durable_end = event.durable_end
         if not self.fsync_each_batch or event.next <= self.durable_end:
             return tuple(self._advance())
         if self.is_syncing:
@@ -170,7 +182,7 @@ class Leader:
         own_end = self.durable_end if self.fsync_each_batch or self.is_failed else self.log_end
         waiting = self._for_leader
         while waiting and waiting[0][0] <= own_end:
-            effects.append(Answer(waiting.popleft()[1], Outcome.STORED))
+            effects.append(Answer(waiting.popleft()[1], STORED))
         before, ends = self.high_watermark, self._group_ends
         committed = before
         if self.in_sync is None:
@@ -188,7 +200,7 @@ class Leader:
         assert before <= self.high_watermark <= max(before, own_end), "L1, L2"
         waiting = self._for_all
         while waiting and waiting[0][0] <= self.high_watermark:
-            effects.append(Answer(waiting.popleft()[1], Outcome.STORED))
+            effects.append(Answer(waiting.popleft()[1], STORED))
         return effects
 
     def _tell_all(self, outcome: Outcome, error: Any = None) -> list[Effect]:

@@ -276,7 +276,9 @@ class Flusher:
 
         thread = threading.get_ident()
         waits = self._pending_bytes > self._ticked_bytes or slot.ticked
-        here = alone and not waits and _is_awaited(pending)
+        awaited = pending.awaited_count  # of all, or of few: then who sends them waits for acks
+        is_awaited = awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
+        here = alone and not waits and is_awaited
         try:
             result = slot.partition.append_now([pending], durable, here=here, row=row)
         except LiftlogError as error:
@@ -388,12 +390,6 @@ class Flusher:
             self.counts["pauses"] += 1
             log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
             await self._resume.wait()
-
-
-def _is_awaited(pending: PendingBatch) -> bool:
-    """Whether all of many records, or any of a few, are awaited."""
-    awaited = pending.awaited_count
-    return awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
 
 
 def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:

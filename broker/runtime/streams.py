@@ -199,8 +199,7 @@ class Streams:
         """Lead all partitions, those that are opened later too, under an epoch that the catalog gave out."""
         self._leader_epoch = leader_epoch
         for partition in self.all_partitions():
-            partition.log.lead(leader_epoch)
-            partition.leader_epoch = leader_epoch
+            partition.lead(leader_epoch)
 
     def bring_up(self, info: StreamInfo, take_in: Callable[[Sequence[Partition]], None]) -> bool:
         """Open a stream, or note why it is offline (S2).
@@ -282,10 +281,8 @@ class Streams:
                     f"{info.name}/{number} has records of leader epoch {opened.leader_epoch}, the broker leads under"
                     f" {self._leader_epoch}: the folder or the catalog was restored; restart the broker"
                 )
-            if self._leader_epoch is not None:
-                opened.lead(self._leader_epoch)
             if opened.high_watermark < opened.log_end_offset:
-                # Acked before a crash, or about to be: the sole replica has it, so once synced it is committed.
+                # Acked before a crash, or about to be: with one replica it is committed once it is synced.
                 opened.advance_high_watermark(opened.sync())
             return Partition(
                 info,

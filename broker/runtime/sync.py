@@ -16,12 +16,13 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from broker.api.errors import LiftlogError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 ROW_LOGS: Final = 32
 """So many logs of a row are synced before the thread looks who else waits. A row that is longer gets another thread."""
 Outcome = int | LiftlogError
@@ -73,11 +74,11 @@ class SyncRow:
         self._pool = pool
         self._turns_max = max(1, pool.thread_count - 1)
         self._lock = threading.Lock()
-        self._members: deque[tuple[Callable[[], Outcome], Callable[[Outcome], None]]] = deque()
+        self._members: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
         self._turns = 0  # so many threads of the pool work on it, or will
 
-    def add(self, sync: Callable[[], Outcome], tell: Callable[[Outcome], None]) -> None:
-        """One append: how its log is synced, which never raises, and who hears of it. `submit` has to follow."""
+    def add(self, sync: Callable[[], T], tell: Callable[[T], None]) -> None:
+        """One log: how it is synced, which never raises, and who hears what came of it. `submit` has to follow."""
         with self._lock:
             self._members.append((sync, tell))
 

@@ -115,7 +115,7 @@ class Rig:
     def take_over(self) -> None:
         """This broker becomes leader of everything once more."""
         for partition in [*self.partitions, self.commits]:
-            partition.leader_epoch += 1
+            partition.lead(partition.leader_epoch + 1)
 
     def drop(self) -> None:
         """Forget the process; the disk is what it is."""

@@ -57,7 +57,7 @@ class Life:
         self.tickets: list[Told] = []
         self.late: list[events.Event] = []
         self.is_asked = False
-        self.is_interval = False
+        self.is_interval = self.is_in_sync = False
         self.epoch = 0
         self.number = 0
         self.now_ms = 0
@@ -182,7 +182,18 @@ class Life:
         tickets = [] if acks is None else [Told(result.first_offset, values, acks)]
         self.tickets += tickets
         awaited = tuple((ticket, ticket.acks) for ticket in tickets)
-        self.step(events.Appended(result.first_offset, result.next_offset, (result.next_offset,), awaited))
+        end, durable_end = result.next_offset, -1
+        failure: events.SyncFailed | None = None
+        if self.rng.random() < 0.3 and self.disk.meanwhile is None and not self.is_in_sync:
+            try:
+                durable_end = self.log.sync()  # in the same breath
+            except LiftlogError as error:
+                failure = events.SyncFailed(self.core.generation, str(error))
+        self.step(events.Appended(result.first_offset, end, (end,), awaited, durable_end))
+        if failure is not None:
+            self.is_asked = False  # it is the answer
+            self.late.clear()
+            self.step(failure)
 
     def evict(self) -> None:
         """Pages that a failed fsync has left clean leave memory: what is read from then on is what the disk has."""
@@ -209,12 +220,13 @@ class Life:
         has_room = self.disk.names[newest].written < SETTINGS.segment_bytes - 4_000
         is_busy = has_room and self.rng.random() < 0.5  # a roll would wait for this very fsync
         self.disk.meanwhile = self.append_one if is_busy else None
+        self.is_in_sync = True
         try:
             self.late.append(events.Synced(generation, self.log.sync()))
         except LiftlogError as error:
             self.late.append(events.SyncFailed(generation, str(error)))
         finally:
-            self.disk.meanwhile = None
+            self.disk.meanwhile, self.is_in_sync = None, False
 
     def deliver(self) -> None:
         if self.late:

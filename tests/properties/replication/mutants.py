@@ -53,7 +53,10 @@ MUTANTS: Final = (
     Mutant("with fsync=interval nothing is ever synced", "leader", "not is_due or self.durable_end == self.log_end", "True"),
     Mutant("a closed partition lets its waiters wait", "leader", "        return (*self._tell_all(outcome), WAKE)", "        return (WAKE,)"),
     Mutant("commits what a failed log holds", "leader", "self.fsync_each_batch or self.is_failed else", "self.fsync_each_batch else"),
+    Mutant("alone, takes what is appended for durable", "leader", "if event.durable_end == event.next and self.in_sync is None", "if self.in_sync is None"),
+    Mutant("alone, forgets that others wait", "leader", " and not (self._for_all or self._for_leader):", ":"),
     # of several
+    Mutant("of three, commits what came alone", "leader", "event.durable_end == event.next and self.in_sync is None and", "event.durable_end == event.next and"),
     Mutant("commits what the leader alone has", "leader", "safe_end = self.in_sync.durable_end(own_end)", "safe_end = own_end"),
     Mutant("commits below the minimum", "leader", "elif len(self.in_sync.members) >= self.min_insync_replicas:", "elif True:"),
     Mutant("a pending addition counts for the minimum", "leader", "elif len(self.in_sync.members) >= ", "elif 1 + len(self.in_sync.counting()) >= "),

@@ -72,8 +72,9 @@ class Scenario:
             case "appended":
                 first, end = int(words[0]), int(words[1])
                 groups = numbers(values.pop("groups", str(end)))
+                durable_end = int(values.pop("durable", -1))
                 awaited = tuple((ticket, Acks[acks.upper()]) for ticket, acks in values.items())
-                return events.Appended(first, end, groups, awaited)
+                return events.Appended(first, end, groups, awaited, durable_end)
             case "synced":
                 return events.Synced(generation, int(words[0]))
             case "sync-failed":

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from broker.api.batch import decode_batch
-from broker.api.errors import ReadOnly, StorageFailed, StreamPaused, UnknownStream
+from broker.api.errors import NotLeader, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
@@ -222,13 +222,56 @@ def test_append_from_before_a_recovery_is_never_reported_as_durable(
     assert isinstance(waiters["a"].wait(), StorageFailed)
     assert isinstance(waiters["b"].wait(), StorageFailed)
 
-    late = Waiter()
-    partition._callbacks.append((partition._generation, AppendResult(1, 2, 0), late))  # appended while the sync failed
     partition.append_now([rows(b"c")], waiters["c"])
     pool.go.release(10)
     assert isinstance(waiters["c"].wait(), int)
-    assert isinstance(late.wait(), StorageFailed)
     assert stored(partition)[-1] == b"c"
+
+
+def test_who_waits_when_the_log_recovers_is_told_that_nobody_knows(
+    partition: Partition, pool: HeldPool, disk: SimDisk
+) -> None:
+    """P2. The pool's sync of `a` has failed and not told anybody yet when `b` makes the log recover."""
+    first, second = Waiter(), Waiter()
+    partition.append_now([rows(b"a")], first)
+    disk.fail("sync", errno.EIO)
+    failed = partition._synced()
+    partition.append_now([rows(b"b")], second)
+    assert isinstance(first.wait(), StorageFailed)
+    assert "had to recover" in str(first.wait())
+    partition._tell(failed)
+    assert second.outcome is None
+    pool.go.release(10)
+    assert second.wait() == 2
+    assert stored(partition) == [b"a", b"b"]
+
+
+def test_a_new_leadership_lets_nobody_of_the_one_before_wait(partition: Partition, pool: HeldPool) -> None:
+    """P8, and L4 of the core."""
+    waiter, later = Waiter(), Waiter()
+    partition.append_now([rows(b"a")], waiter)
+    partition.lead(2)
+    assert isinstance(waiter.wait(), NotLeader)
+    partition.append_now([rows(b"b")], later)
+    pool.go.release(10)
+    assert later.wait() == 2
+    assert (partition.log.leader_epoch, partition.leader_epoch) == (2, 2)
+
+
+def test_nothing_is_appended_before_it_is_led(partition: Partition, pool: HeldPool) -> None:
+    unled = Partition(
+        info(),
+        0,
+        partition.log,
+        leader_epoch=-1,
+        pool=pool,
+        appender=partition._appender,
+        hub=partition._hub,
+    )
+    with pytest.raises(NotLeader):
+        unled.append_now([rows(b"a")], Waiter())
+    assert unled.leader_epoch == -1
+    assert stored(partition) == []
 
 
 def test_refusing_partition_takes_nothing_from_anybody(partition: Partition) -> None:

@@ -22,6 +22,7 @@ from broker.api.errors import (
     StorageFailed,
     UnknownStream,
 )
+from broker.replication.events import Appended
 from broker.runtime import commits_log
 from broker.runtime.stage_log import StageLog
 from broker.runtime.stages import StageLimits, StageStore, append_durable
@@ -264,6 +265,7 @@ def test_a_pin_names_the_high_watermark_and_keeps_the_lower_one_when_it_is_renew
     for partition in rig.partitions:
         rig.append(partition.partition, b"visible")
         partition.log.append([rows_of([b"durable"])], leader_epoch=partition.leader_epoch, now_us=0)
+        partition._core.step(Appended(1, 2, (2,), ()))  # and its sync has not been told yet
         partition.log.sync()
         assert (partition.log.high_watermark, partition.log.durable_end) == (1, 2)
     pin(older, attempt)
