@@ -58,13 +58,19 @@ class File(Protocol):
         """As `pread`, into memory that is there already. Returns how many bytes came; fewer only at the end."""
 
     def forget(self, size: int, position: int) -> None:
-        """Let the next `pread` there come from the disk, where the system can; dirty pages stay."""
+        """Let the next `pread` there come from the disk, where the system can; dirty pages stay.
+
+        Of a part of the file Linux may let nothing go: its memory is in larger pieces.
+        """
 
     def hasten(self, size: int, position: int) -> None:
         """Let the disk begin with what was written there, where the system can, so that `sync` finds less to do.
 
         Nothing is durable by it, and it says nothing of errors: `sync` does.
         """
+
+    def rewrite(self, size: int, position: int) -> None:
+        """Write the bytes that stand there once more, where they stand; those that `sync` took for written, too."""
 
     def size(self) -> int:
         """Length in bytes."""
@@ -195,11 +201,13 @@ class OsDisk:
 
     def _replace_by_spare(self, path: str, data: ReadableBuffer) -> bool:
         """Write `data` into the blocks of a spare file, and rename that. False: there is none of that size."""
-        spare = self._spares.take(len(data)) if self._spares is not None else None
-        if spare is None:
+        if self._spares is None:
             return False
-        _write_whole(spare, data, 0)
-        os.replace(spare, path)
+        with self._spares.taken(len(data)) as spare:
+            if spare is None:
+                return False
+            _write_whole(spare, data, 0)
+            os.replace(spare, path)
         return True
 
     def remove_tree(self, path: str) -> None:

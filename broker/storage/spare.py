@@ -11,13 +11,16 @@ nobody else can take it.
 B1  Only who frees space gets one (`replace_file(frees=True)`), and only where the disk has refused.
 B2  The target has the old content or the new, whatever happens (D3): the spare is whole on disk before the rename.
 B3  They are made again as soon as the disk lets. One that a crash left under two names is not overwritten.
+B4  One that somebody writes to is nobody else's: neither given out nor made again before it has its new name. Else two
+    targets would share its blocks, and one partition's checkpoint be found in the folder of another.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 SPARE_FOLDER: Final = "spare"
@@ -46,6 +49,7 @@ class Spares:
         self._folder = f"{folder}/{SPARE_FOLDER}"
         self._sizes = sizes
         self._there: set[int] = set()
+        self._in_use: set[int] = set()
         self._lock = threading.Lock()
         self.is_short = True
         self.refill()
@@ -55,19 +59,30 @@ class Spares:
         with self._lock, suppress(OSError):
             os.makedirs(self._folder, exist_ok=True)
             for number, size in enumerate(self._sizes):
-                if number not in self._there:
+                if number not in self._there and number not in self._in_use:  # B4
                     self._make(self._path(number), size)
                     self._there.add(number)
-            self.is_short = False
+            self.is_short = len(self._there) < len(self._sizes)
 
-    def take(self, size: int) -> str | None:
-        """The path of a spare file of at least `size` bytes, which is the caller's to overwrite and rename; or None."""
+    @contextmanager
+    def taken(self, size: int) -> Iterator[str | None]:
+        """The path of a spare file of at least `size` bytes, to be overwritten and renamed within; or None (B4)."""
+        number = self._take(size)
+        try:
+            yield None if number is None else self._path(number)
+        finally:
+            if number is not None:
+                with self._lock:
+                    self._in_use.discard(number)
+
+    def _take(self, size: int) -> int | None:
         with self._lock:
             for number, there in enumerate(self._sizes):
                 if there >= size and number in self._there:
                     self._there.discard(number)
+                    self._in_use.add(number)
                     self.is_short = True
-                    return self._path(number)
+                    return number
         return None
 
     def _path(self, number: int) -> str:

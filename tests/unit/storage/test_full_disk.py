@@ -12,7 +12,7 @@ import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,20 +228,24 @@ def test_spare_files_are_blocks_of_their_own_and_are_not_left_under_two_names(tm
     (tmp_path / SPARE_FOLDER / "0").write_bytes(b"a checkpoint")
     os.link(tmp_path / SPARE_FOLDER / "0", tmp_path / "checkpoint")
     again = Spares(str(tmp_path))
-    taken = again.take(5)
-    assert taken is not None
-    assert os.stat(taken).st_nlink == 1
+    with again.taken(5) as taken:
+        assert taken is not None
+        assert os.stat(taken).st_nlink == 1
     assert (tmp_path / "checkpoint").read_bytes() == b"a checkpoint"
 
 
 def test_a_spare_file_is_given_to_one_only_and_the_smallest_that_fits(tmp_path: Path) -> None:
+    """Nor is one made again that somebody writes to: two targets would share its blocks (B4)."""
     spares = Spares(str(tmp_path))
-    assert spares.take(LARGE_BYTES + 1) is None
-    assert spares.take(SMALL_BYTES + 1) == f"{tmp_path}/{SPARE_FOLDER}/{len(SIZES) - 1}"
-    assert spares.take(SMALL_BYTES + 1) is None
-    small = [spares.take(1) for _ in range(len(SIZES) - 1)]
-    assert len(set(small)) == len(SIZES) - 1
-    assert spares.take(1) is None
-    assert spares.is_short
+    with spares.taken(LARGE_BYTES + 1) as none:
+        assert none is None
+    with ExitStack() as held:
+        assert held.enter_context(spares.taken(SMALL_BYTES + 1)) == f"{tmp_path}/{SPARE_FOLDER}/{len(SIZES) - 1}"
+        small = [held.enter_context(spares.taken(1)) for _ in range(len(SIZES) - 1)]
+        assert len(set(small)) == len(SIZES) - 1
+        spares.refill()
+        assert spares.is_short
+        assert held.enter_context(spares.taken(1)) is None
+        assert held.enter_context(spares.taken(SMALL_BYTES + 1)) is None
     spares.refill()
     assert not spares.is_short
