@@ -158,7 +158,7 @@ class AsideFile:
         self.write, self.pread, self.size = file.write, file.pread, file.size
         self.sync, self.close, self.fileno = file.sync, file.close, file.fileno
         self.pread_cold, self.pread_into = file.pread_cold, file.pread_into
-        self.forget, self.hasten = file.forget, file.hasten
+        self.forget, self.hasten, self.rewrite = file.forget, file.hasten, file.rewrite
         self.trim = file.trim
 
     def truncate(self, size: int) -> None:

@@ -18,6 +18,7 @@ def _system_call() -> ctypes._NamedFuncPointer | None:
     return call
 
 
+REWRITE_BYTES: Final = 1 << 20
 _sync_file_range: Final = _system_call()
 _WRITE_ONLY: Final = 2
 """SYNC_FILE_RANGE_WRITE. The flags that wait would take the errors of writing from this descriptor, and the fsync after
@@ -76,6 +77,18 @@ class OsFile:
     def forget(self, size: int, position: int) -> None:
         with suppress(OSError):
             os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
+
+    def rewrite(self, size: int, position: int) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # not for appending, which goes to the end wherever told to
+        try:
+            end = position + size
+            while data := self.pread(min(REWRITE_BYTES, end - position), position):
+                view = memoryview(data)
+                while view:
+                    count = os.pwrite(fd, view, position)
+                    view, position = view[count:], position + count
+        finally:
+            os.close(fd)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -71,6 +71,9 @@ class OverlayFile:
         if self._under is not None:
             self._under.forget(size, position)
 
+    def rewrite(self, size: int, position: int) -> None:
+        """Nothing goes to a disk."""
+
     def size(self) -> int:
         return self._content.size
 

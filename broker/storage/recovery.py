@@ -16,6 +16,9 @@ R4  Offsets below `kept_end` are never given out again, present or lost.
 R5  What recovery keeps is fsynced before it counts as durable.
 R6  Where two segments overlap the later one counts: it was whole on disk before it got its name (`Chain.write_again`).
     What a segment that lacks nothing holds beyond is cut off.
+R7  What is found beyond the recovery point is written once more before it is judged. A process that ended after a
+    failed fsync leaves pages that look clean and are on no disk: an fsync of ours finds nothing to do there, and what
+    it called durable would be gone with the power.
 """
 
 from __future__ import annotations
@@ -248,7 +251,8 @@ class _Recovery:
 
     def sealed(self, segment: Segment, next_base: int) -> IndexView:
         """A segment with another after it: fsynced, so none of it is cut (R1)."""
-        found = self._scan(segment, FIRST_POSITION, segment.base_offset)
+        found = self._read(segment, FIRST_POSITION, segment.base_offset)
+        self._note(segment, found)
         batches = found.batches[found.batches["next_offset"] <= next_base]  # what goes on is the next one's: J3
         expected = segment.base_offset
         for batch in batches:
@@ -280,7 +284,11 @@ class _Recovery:
         kept = flushed[:at]
         start = int(flushed["position"][at]) if len(flushed) else FIRST_POSITION
         expected = int(flushed["first_offset"][at]) if len(flushed) else segment.base_offset
-        found = self._scan(segment, start, expected)
+        found = self._read(segment, start, expected)
+        if len(found.batches) and int(found.batches["next_offset"][-1]) > self.known.recovery_point:
+            self._write_once_more(segment, start if start > FIRST_POSITION else 0, found.size)
+            found = self._read(segment, start, expected)
+        self._note(segment, found)
         kept_end = max(self.log_end_offset, segment.base_offset)
         if not found.schema_is_whole and self._evidence(found, kept_end) <= segment.base_offset:
             batches, cut = self._nothing(found)
@@ -327,15 +335,27 @@ class _Recovery:
         finally:
             file.close()
 
-    def _scan(self, segment: Segment, start: int, expected: int) -> Scan:
+    def _write_once_more(self, segment: Segment, begin: int, end: int) -> None:
+        """R7."""
+        file = self.disk.open(segment.path)
+        try:
+            file.rewrite(end - begin, begin)
+            file.sync()
+        finally:
+            file.close()
+
+    def _read(self, segment: Segment, start: int, expected: int) -> Scan:
         file = self.disk.open(segment.path, readonly=True)
         try:
             readable = ReadAround(file) if self.around_errors else file
             known = partial(segment.index, self.disk)
-            found = scan(readable, start=start, first_offset=expected, where=segment.path, known=known)
+            return scan(readable, start=start, first_offset=expected, where=segment.path, known=known)
         finally:
             file.close()
-        self.report.scanned_bytes += max(0, found.size - start)
+
+    def _note(self, segment: Segment, found: Scan) -> None:
+        """What a scan found, for the report, and what its headers prove."""
+        self.report.scanned_bytes += max(0, found.size - found.start)
         self.report.scanned_batches += len(found.batches)
         if len(found.batches):
             if self.is_sole:
@@ -347,7 +367,6 @@ class _Recovery:
             self.report.notes.append(f"{segment.path}: the schema message is damaged or incomplete")
         if found.markers and found.markers[-1] + 8 != found.size:
             self.report.notes.append(f"{segment.path}: batches behind an end-of-stream marker")
-        return found
 
     def _nothing(self, found: Scan) -> tuple[npt.NDArray[np.void], int | None]:
         """The segment was made and never synced: it begins anew."""

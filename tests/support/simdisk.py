@@ -54,6 +54,7 @@ class Crashed(BaseException):
 class Write:
     position: int
     data: bytes
+    is_again: bool = False  # over the same bytes: nothing that was synced is lost by it
 
 
 @dataclass(slots=True)
@@ -147,6 +148,13 @@ class SimFile:
     def forget(self, size: int, position: int) -> None:
         self._check()
         self._disk.forgotten += 1
+
+    def rewrite(self, size: int, position: int) -> None:
+        self._check()
+        self._disk.step("rewrite", self.path)
+        data = bytes(self._inode.content[position : position + size])
+        if data:
+            self._inode.pending.append(Write(position, data, is_again=True))
 
     def size(self) -> int:
         self._check()
@@ -496,7 +504,7 @@ def _survived(inode: Inode, mode: Mode, rng: random.Random) -> bytearray:
         case "zeros":
             for change in pending:
                 apply(content, change)
-            written = [change for change in pending if isinstance(change, Write)]
+            written = [change for change in pending if isinstance(change, Write) and not change.is_again]
             if written:
                 first = min(change.position for change in written)
                 start = rng.randint(min(first, len(content)), len(content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,29 @@ def test_a_disk_may_begin_with_bytes_before_they_are_synced(place: tuple[Disk, s
     file.sync()
     assert file.pread(3, 9_998) == b"xxy"
     file.close()
+
+
+def test_what_is_written_once_more_stays_where_it_is(place: tuple[Disk, str]) -> None:
+    """And is on the disk afterwards, also where a sync has failed."""
+    disk, folder = place
+    file = disk.open(f"{folder}/a", create=True)
+    data = bytes(range(256)) * 10_000
+    file.write(data)
+    if isinstance(disk, SimDisk):
+        disk.fail("sync", errno.EIO)
+        with pytest.raises(OSError, match="error"):
+            file.sync()
+    for size, position in ((2_000_000, 300_000), (5, 3), (0, 7), (900, len(data) - 5), (5, len(data) + 9)):
+        file.rewrite(size, position)
+    file.rewrite(300_000, 0)
+    file.rewrite(300_000, 2_300_000)
+    assert file.size() == len(data)
+    file.sync()
+    file.close()
+    disk.sync_dir(folder)
+    if isinstance(disk, SimDisk):
+        disk = disk.after_crash("lost")
+    assert disk.read_file(f"{folder}/a") == data
 
 
 def test_two_handles_of_a_file_see_each_other(place: tuple[Disk, str]) -> None:

@@ -31,6 +31,7 @@ class Disk(OsDisk):
     """Notes (what, path, bytes); `on_close` is called before a file is closed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.notes: list[tuple[str, str, int]] = []
         self.on_close: Callable[[str], None] = lambda path: None
 

@@ -59,7 +59,7 @@ def position_of(log: PartitionLog, number: int) -> tuple[str, int]:
 
 @pytest.mark.parametrize("durable", [0, 2])
 @pytest.mark.parametrize("changed", [2, 3, 4, 5])
-def test_what_the_page_cache_has_lost_is_cut_off_where_nobody_saw_it(durable: int, changed: int) -> None:
+def test_what_the_page_cache_has_lost_is_stopped_off_where_nobody_saw_it(durable: int, changed: int) -> None:
     disk, log = failed_log(durable=durable, visible=durable)
     path, position = position_of(log, changed)
     disk.flip(path, 8 * (position + 900))
@@ -178,3 +178,24 @@ def test_a_damaged_tail_whose_repair_could_not_be_fsynced_is_written_again_too()
     log = open_log(disk.after_crash("lost"), boot_id="next")
     commit(log)
     assert values(log) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["killed", "stopped"])
+@pytest.mark.parametrize("durable", [0, 2])
+def test_a_process_that_ends_before_the_recovery_leaves_nothing_that_is_called_durable_and_is_not(
+    durable: int, is_stopped: bool
+) -> None:
+    """The next start reads pages that look clean and are on no plate: its fsync would find nothing to do."""
+    disk, log = failed_log(durable=durable, visible=durable)
+    if is_stopped:
+        log.close()
+    log = open_log(after := disk.after_kill())
+    commit(log)
+    seen = values(log)
+    assert seen[:durable] == [b"%d" % number for number in range(durable)]
+    append(log, b"acked")
+    assert commit(log) == len(seen) + 1
+    log = open_log(after.after_crash("lost"), boot_id="next")
+    commit(log)
+    assert log.lost_ranges == ()
+    assert values(log) == [*seen, b"acked"]
