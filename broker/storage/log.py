@@ -349,6 +349,7 @@ class PartitionLog:
         """Before records at or above `end` go, or after: no state file tells of them. One stays, so that it is known
         that there is something to tell (T1): if need be one of what the log below tells.
         """
+        self._forget()  # the log may be as long again, with others in their places
         with self.log.guarded("write state"):
             there = self._states.offsets
             if not there or there[0] <= end:
@@ -357,7 +358,6 @@ class PartitionLog:
                 self._states.put(end, self._sections_of(self._read(end, (-1,)), end))
             self._states.drop_above(end)
             self.log.disk.sync_dir(self.folder)  # before the next append: a file may come back after a power cut
-        self._forget()
 
     # --- the tables -----------------------------------------------------------------------------------------
 

@@ -492,3 +492,22 @@ def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(
     assert log.log_end_offset < 12
     assert log.high_watermark == log.log_end_offset
     assert log.lost_ranges == ()
+
+
+def test_what_was_taken_back_is_no_repeat_also_when_the_log_is_as_long_again() -> None:
+    """The tables tell of records below the log end; others may have taken their offsets."""
+    (_, log), (_, other) = new_log(), new_log()
+    log.lead(1)
+    append(log, b"both")
+    assert not log.append([stamped([b"lost"], 1, 0, 0)], leader_epoch=1, now_us=0).duplicate
+    other.follow(1)
+    copy(log, other, epoch=1, end=1)
+    other.lead(2)
+    append(other, b"instead", epoch=2)
+    log.follow(2)
+    log.truncate(1)
+    copy(other, log, epoch=2)
+    log.lead(3)
+    again = log.append([stamped([b"lost"], 1, 0, 0)], leader_epoch=3, now_us=0)
+    assert (again.first_offset, again.duplicate) == (2, False)
+    assert values(log) == [b"both", b"instead", b"lost"]
