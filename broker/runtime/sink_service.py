@@ -16,6 +16,7 @@ from typing import TypeVar
 from broker.runtime.partition import Partition
 from broker.runtime.sink_rounds import SinkRounds
 from broker.runtime.sinks import Sinks
+from broker.runtime.stage_log import reading
 from broker.runtime.stages import StageLimits, StageStore
 from broker.sinks.ledger import Committed, NamedStage, Opened
 from broker.sinks.state import SinkState
@@ -73,8 +74,13 @@ class SinkService:
 
     def take_in(self, partitions: Iterable[Partition]) -> None:
         """Find what is staged in partitions that were just opened, before anything is let go."""
-        for partition in partitions:
-            self._store_of(partition)
+        taken = list(partitions)
+        try:
+            for partition in taken:
+                self._store_of(partition)
+        except BaseException:
+            self.forget(taken)  # they are closed: a hidden log must not be open twice
+            raise
 
     def sweep(self) -> None:
         """For the cleaner: `SinkRounds.sweep`."""
@@ -120,9 +126,10 @@ class SinkService:
         with self._lock:
             partition.check_open(decided=True)  # `forget` may have been here: nobody would close what is made now
             if partition not in self._stores:
-                self._stores[partition] = StageStore(
-                    self._disk, partition, self._limits, boot_id=self._boot_id, clock=_now_us
-                )
+                with reading(f"looking for stages of {partition}"):
+                    self._stores[partition] = StageStore(
+                        self._disk, partition, self._limits, boot_id=self._boot_id, clock=_now_us
+                    )
             return self._stores[partition]
 
     # --- calls ----------------------------------------------------------------------------------------------

@@ -211,6 +211,11 @@ class Streams:
         """
         try:
             partitions = self.open_partitions(info, range(info.settings.partitions))
+            try:
+                take_in(partitions)
+            except BaseException:
+                self._close(partitions)  # S4
+                raise
         except LiftlogError as error:
             before = self.offline.get(info.name)
             error.fields |= {"stream": info.name, "offline": True}  # told here, not again at each request
@@ -218,7 +223,6 @@ class Streams:
             if before is None or before.reason != error.reason:
                 log.error("stream.offline stream=%s reason=%s error=%s", info.name, error.reason, error)
             return False
-        take_in(partitions)
         self.by_name[info.name] = partitions
         if self.offline.pop(info.name, None) is not None:
             log.info("stream.online stream=%s", info.name)

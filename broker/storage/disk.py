@@ -99,7 +99,8 @@ class Disk(Protocol):
 
     def listdir(self, path: str) -> list[str]: ...
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder of that name. A disk that cannot tell fails: nothing is made anew then."""
 
     def size(self, path: str) -> int:
         """Length of the file of that name, without opening it."""
@@ -151,7 +152,11 @@ class OsDisk:
         return os.listdir(path)
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size
@@ -211,8 +216,11 @@ class OsDisk:
         return True
 
     def remove_tree(self, path: str) -> None:
-        with suppress(FileNotFoundError):
+        try:
             shutil.rmtree(path)
+        except FileNotFoundError:  # of something in it, if somebody else replaced a file meanwhile
+            if self.exists(path):
+                raise
 
     def remove_folder(self, path: str) -> None:
         os.rmdir(path)

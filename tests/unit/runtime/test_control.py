@@ -26,6 +26,7 @@ from broker.runtime.broker import Broker
 from broker.runtime.catalog_store import CatalogStore
 from broker.runtime.config import load
 from broker.runtime.partition import Partition
+from broker.runtime.stages import StageStore
 from broker.storage.ahead import AheadFile
 from broker.storage.log import PartitionLog
 from broker.storage.osfile import OsFile
@@ -250,6 +251,36 @@ async def test_a_stream_that_the_disk_refuses_is_offline_listed_and_tried_again_
             assert await append(broker, "s", 1) == 1
             assert intake.told.count(("attach", "s")) == 1
             assert broker.partition("s", 1).leader_epoch == broker.partition("t", 1).leader_epoch
+
+
+async def test_a_stream_whose_stages_cannot_be_looked_for_stays_offline_and_is_open_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention would take what an unfinished decision needs; and a log that stays open would be opened twice."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {"partitions": 2})
+        assert await append(broker, "s", 1) == 0
+    real = StageStore.__init__
+    with monkeypatch.context() as patch:
+        heal = refuse_to_open(patch, "/1")
+        async with running(tmp_path) as broker:
+            heal()
+
+            def refuse(self: StageStore, disk: Any, main: Partition, *args: Any, **options: Any) -> None:
+                if (main.stream, main.partition) == ("s", 1):
+                    raise OSError(errno.EIO, "Input/output error")
+                real(self, disk, main, *args, **options)
+
+            patch.setattr(StageStore, "__init__", refuse)
+            await _round(broker)
+            with pytest.raises(StorageFailed, match="Input/output error"):
+                broker.partitions("s")
+            assert not [file for file in files_open(tmp_path) if "/streams/s/" in file]
+            assert not [partition for partition in broker.sinks._stores if partition.stream == "s"]
+            patch.setattr(StageStore, "__init__", real)
+            await _round(broker)
+            assert broker.ready() == (True, {})
+            assert await append(broker, "s", 1) == 1
 
 
 async def test_a_folder_that_is_missing_waits_for_a_command(tmp_path: Path) -> None:

@@ -173,6 +173,39 @@ def test_folders_are_made_with_those_above_and_listed(place: tuple[Disk, str]) -
     assert not disk.exists(f"{folder}/x")
 
 
+def test_a_disk_that_cannot_say_whether_a_file_is_there_fails(tmp_path: Path) -> None:
+    """Else a catalog that cannot be looked at would be taken for a new one, and replaced by an empty one."""
+    (tmp_path / "catalog.log").symlink_to("catalog.log")
+    (tmp_path / "file").write_bytes(b"")
+    disk = OsDisk()
+    assert [disk.exists(f"{tmp_path}/{name}") for name in ("file", "missing", "file/below")] == [True, False, False]
+    with pytest.raises(OSError, match="symbolic link"):
+        disk.exists(f"{tmp_path}/catalog.log")
+
+
+def test_a_tree_into_which_somebody_writes_while_it_is_removed_is_gone_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint under way renames its file between the listing and the removal."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "checkpoint.tmp").write_bytes(b"")
+    real = os.unlink
+
+    def unlink(path: str, **options: int) -> None:
+        monkeypatch.setattr(os, "unlink", real)
+        (tree / "checkpoint.tmp").rename(tree / "checkpoint")
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    disk = OsDisk()
+    with pytest.raises(FileNotFoundError):
+        disk.remove_tree(str(tree))
+    disk.remove_tree(str(tree))
+    disk.remove_tree(str(tree))
+    assert not tree.exists()
+
+
 def test_replaced_file_has_the_new_content_and_leaves_nothing_beside_it(place: tuple[Disk, str]) -> None:
     disk, folder = place
     path = f"{folder}/small"
