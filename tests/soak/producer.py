@@ -8,7 +8,7 @@ import time
 
 import pyarrow as pa
 
-from broker.api.errors import LiftlogError, StorageFailed
+from broker.api.errors import LiftlogError
 from broker.client import Client, connect
 from tests.soak.ledger import ID_HEADER, Ledger, Message
 
@@ -75,10 +75,9 @@ class HttpWriter:
         return found
 
     def note_failure(self, messages: list[Message], error: LiftlogError) -> None:
-        """An error that does not say `sent` says that nothing is stored; but for a disk that failed."""
-        is_unknown = error.fields.get("sent", False) or isinstance(error, StorageFailed)
+        """An error that does not say `sent` says that nothing is stored."""
         for message in messages:
-            message.is_refused = not is_unknown
+            message.is_refused = not error.fields.get("sent", False)
             message.acked_s = time.monotonic()
 
     def wait(self) -> None:
