@@ -268,6 +268,9 @@ class Partition:
             self._do(before)
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise
+        except BaseException:
+            self._do((*before, *self._caught_up()))
+            raise
         if before:
             self._do(before)
         if not result.duplicate:  # else it may still not be durable: then it is answered when it is
@@ -564,6 +567,14 @@ class Partition:
         end = self.log.log_end_offset
         log.warning("partition.recovered partition=%s log_end_offset=%d", self, end)
         return self._core.step(Recovered(durable_end=self.log.durable_end, log_end=end))
+
+    def _caught_up(self) -> tuple[Effect, ...]:
+        """After a fault of ours between the log and the core: what the core was not told may be lost to who waits."""
+        with self._lock:
+            end = self.log.log_end_offset
+            if self.log.failure is not None or self._core.role is not LEADING or end == self._core.log_end:
+                return ()
+            return self._core.step(Recovered(durable_end=self.log.durable_end, log_end=end))
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""

@@ -246,6 +246,48 @@ def test_who_waits_when_the_log_recovers_is_told_that_nobody_knows(
     assert stored(partition) == [b"a", b"b"]
 
 
+def test_a_fault_of_ours_between_log_and_core_leaves_nobody_waiting_and_the_partition_goes_on(
+    partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for the event of an append that is in the log already."""
+    before, never, after = Waiter(), Waiter(), Waiter()
+    partition.append_now([rows(b"a")], before)
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.runtime.partition.Appended", _no_memory)
+        with pytest.raises(MemoryError):
+            partition.append_now([rows(b"b")], never)
+    assert isinstance(before.wait(), StorageFailed)
+    partition.append_now([rows(b"c")], after)
+    pool.go.release(10)
+    assert after.wait() == 3
+    assert not never.done.is_set()
+    assert stored(partition) == [b"a", b"b", b"c"]
+
+
+def _no_memory(*_: object) -> None:
+    raise MemoryError
+
+
+def test_who_waits_is_told_of_a_recovery_whatever_ends_the_append_that_recovered(
+    partition: Partition, pool: HeldPool, disk: SimDisk
+) -> None:
+    waiter, after = Waiter(), Waiter()
+    partition.append_now([rows(b"a")], waiter)
+    disk.fail("sync", errno.EIO)
+    partition._synced()  # and nobody is told yet
+
+    class Wrong(RowBatch):
+        def compose(self, **_: Any) -> bytes:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        partition.append_now([Wrong(offset_rows([(b"k", b"v")], timestamp_us=1))], Waiter())
+    assert isinstance(waiter.wait(), StorageFailed)
+    partition.append_now([rows(b"c")], after)
+    pool.go.release(10)
+    assert isinstance(after.wait(), int)
+
+
 def test_a_new_leadership_lets_nobody_of_the_one_before_wait(partition: Partition, pool: HeldPool) -> None:
     """P8, and L4 of the core."""
     waiter, later = Waiter(), Waiter()
