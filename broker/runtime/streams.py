@@ -307,11 +307,14 @@ class Streams:
     def make_folders(self, name: str, incarnation: str, numbers: Iterable[int]) -> None:
         """Make the folders of new partitions (S1).
 
-        One that is there already was made by an attempt that got no further; it is empty, and taken or finished.
+        One that is there already was made by an attempt that got no further; it is empty, and taken or finished. The
+        fsync of its name may be what failed, so all names are fsynced anew: a power cut must not take a folder that the
+        catalog names.
         """
         settings = self._log_settings(self._config.defaults)
         for number in numbers:
             if self._disk.exists(f"{self._folder_of(name, incarnation, number)}/{PARTITION_FILE}"):
+                self._disk.sync_dir(self._folder_of(name, incarnation, number))
                 continue
             created = PartitionLog.create(
                 self._disk,
@@ -322,6 +325,9 @@ class Streams:
                 now_us=time.time_ns() // 1000,
             )
             created.close(clean=True)
+        if self._disk.exists(str(self._root / name / incarnation)):  # else no partition is new
+            for folder in (self._root / name / incarnation, self._root / name, self._root):
+                self._disk.sync_dir(str(folder))
 
     def discard(self, info: StreamInfo, partitions: Sequence[Partition], *, remove: bool) -> None:
         """Close what `prepare` made, and remove the folder of the incarnation if nobody knows of it."""

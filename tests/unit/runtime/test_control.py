@@ -28,6 +28,7 @@ from broker.runtime.config import load
 from broker.runtime.partition import Partition
 from broker.runtime.stages import StageStore
 from broker.storage.ahead import AheadFile
+from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.osfile import OsFile
 from tests.support.effort import seeded
@@ -181,6 +182,35 @@ async def test_partitions_that_cannot_be_added_leave_those_that_are_there_alone(
         assert [await append(broker, "s", number) for number in range(3)] == [1, 0, 0]
     async with running(tmp_path) as broker:
         assert [await append(broker, "s", number) for number in range(3)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3], ids=["partition", "incarnation", "stream", "root"])
+async def test_what_a_failed_attempt_has_made_is_fsynced_before_the_catalog_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int
+) -> None:
+    """The name is there after a failed fsync of its folder, and a power cut may take it."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {"subject": "s", "partition_by": "key"})
+        streams = tmp_path / "data" / "streams"
+        incarnation = streams / "s" / broker.stream("s").incarnation
+        target = [incarnation / "1", incarnation, streams / "s", streams][level]
+        real, synced, is_failing = OsDisk.sync_dir, [], {True}
+
+        def sync_dir(disk: OsDisk, path: str) -> None:
+            if is_failing and path == str(target):
+                raise OSError(errno.EIO, "Input/output error", path)
+            real(disk, path)
+            synced.append(path)
+
+        monkeypatch.setattr(OsDisk, "sync_dir", sync_dir)
+        with pytest.raises(StorageFailed):
+            await broker.add_partitions("s", 2)
+        assert broker.stream("s").settings.partitions == 1
+        is_failing.clear()
+        synced.clear()
+        await broker.add_partitions("s", 2)
+        assert str(target) in synced
+        assert await append(broker, "s", 1) == 0
 
 
 async def test_a_create_of_which_the_disk_does_not_say_whether_it_is_recorded_keeps_its_folders(
