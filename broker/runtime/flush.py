@@ -253,16 +253,16 @@ class Flusher:
         if not slot.builder.record_count:
             return
         pending = slot.builder.take()
-        is_answered = False
+        is_appending, is_answered = True, False
 
-        def durable(result: AppendResult, outcome: Outcome) -> None:  # in an fsync thread, or during the append
+        def durable(result: AppendResult, outcome: Outcome) -> None:  # in any thread: of who learns what became of it
             nonlocal is_answered
             if not isinstance(outcome, int):
                 blob = _error_blob(pending, outcome)
             else:
                 blob = pending.acks(result.first_offset) if pending.awaited_count else b""
-            if threading.get_ident() == thread:
-                is_answered = True
+            if is_appending and threading.get_ident() == thread:
+                is_answered = True  # before it counts as under way; in a later append of this thread it does
                 self._answer(pending, blob, outcome)
                 return
             self._synced.append((slot, pending, result.bytes, blob, outcome, row))
@@ -288,6 +288,7 @@ class Flusher:
             self._note_bug(slot)
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
+        is_appending = False
         if not is_answered:
             if row is not None:
                 slot.ticked += 1

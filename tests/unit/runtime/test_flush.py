@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker.api.errors import StorageFailed
 from broker.api.stream import settings_from
 from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
@@ -145,3 +146,27 @@ def test_a_crowd_that_is_not_all_awaited_does_not_hold_up_the_socket(intake: Int
 def test_a_record_that_nobody_awaits_does_not_hold_up_the_socket(intake: Intake) -> None:
     intake.receive(unawaited=1)
     assert intake.partitions[0].log.durable_end == 0
+
+
+@pytest.mark.parametrize("how", ["altered", "recovered"])
+def test_a_batch_that_a_later_append_gets_answered_is_not_under_way_for_ever(
+    intake: Intake, pool: HeldPool, how: str
+) -> None:
+    """What waits is told by whoever learns of it: here by this thread, in the append of another batch."""
+    slot, partition = intake.builders[0].tag, intake.partitions[0]
+    intake.receive(unawaited=1)
+    assert slot.in_flight == 1
+    if how == "altered":
+        partition.alter(replace(partition._info, settings=settings_from({"linger_ms": 0, "fsync": "interval"})))
+    else:
+        intake.disk.fail("sync", errno.EIO, path=".arrows")
+        with pytest.raises(StorageFailed):
+            partition.log.sync()
+    intake.receive(1)
+    removed = intake.loop.create_task(intake.flusher.remove(slot))
+    intake.loop.run_until_complete(asyncio.sleep(0))  # it has flushed
+    pool.go.release(1000)
+    intake.loop.run_until_complete(asyncio.wait_for(removed, 20))
+    assert (slot.in_flight, slot.ticked, intake.flusher._pending_bytes) == (0, 0, 0)
+    assert intake.flusher.counts["batches"] == 2
+    assert intake.acked() == 1
