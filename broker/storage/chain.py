@@ -2,7 +2,7 @@
 
     sealed | sealed | sealed | tail (awake: file open, index in memory; or resting: neither)
 
-Nothing here knows which offsets are committed or durable, and nothing locks: `PartitionLog` does both.
+Nothing here knows which offsets are committed or durable, and nothing locks: `Log` does both.
 
 C1  `segments` is replaced, never changed: readers keep the tuple they took.
 C2  A segment is sealed by marker and fsync before the next one is made: that there is a later segment proves
@@ -274,9 +274,9 @@ class Chain:
     def end_at(self, to: int, *, is_all: bool = False) -> None:
         """Take back what is stored from `to` on, where a batch begins; `is_all`: everything. The tail then ends there.
 
-        The newest segment goes first, so a crash leaves a log without gaps. An index goes before its segment is cut:
-        it would tell of what will stand there instead. All is on disk when this returns, and only then: an unlinked
-        file may come back after a power cut, beside the records that follow.
+        The newest segment goes first, and all names that go are gone on disk before the last one is cut: an unlinked
+        file may come back after a power cut, behind a gap, or beside the records that follow. An index goes before its
+        segment is cut: it would tell of what will stand there instead.
 
         Raises:
             OSError, Untrusted: the files are as they were, or some of it is done; this object is not to be used.
@@ -290,7 +290,8 @@ class Chain:
         self.segments = kept
         if kept:
             self._end_last_at(to)
-        self.disk.sync_dir(self.folder)
+        else:
+            self.disk.sync_dir(self.folder)
         if self.tail is None:
             self.begin(to)  # its name keeps the next offset
 
@@ -305,6 +306,7 @@ class Chain:
         last.is_replaced = True  # before it is cut: who opens it with the old index sees that
         with suppress(FileNotFoundError):
             self.disk.unlink(last.index_path)
+        self.disk.sync_dir(self.folder)
         fresh = Segment(self.folder, last.base_offset)
         fresh.created_us = last.created_us or (int(entries["max_timestamp_us"][0]) if len(entries) else 0)
         INDEX_CACHE.drop(last.serial)

@@ -15,7 +15,9 @@ Q3  A tombstone goes when it has been below `cleaned_to` for `delete_retention_m
     were gone, durably, before that time began: none comes back.
 Q4  A pass is stopped or killed anywhere: each segment is the old one or the new one, whole, and `cleaned_to` moves only
     after all of them. Done again it gives the same.
-Q5  A log in which something is lost is left alone: what cannot be read cannot be shown to be older (Q2, Q3).
+Q5  Where records are taken back under a pass, nothing more is written anew by what was read of them, and the state that
+    the truncation lowered stays.
+Q6  A log in which something is lost is left alone: what cannot be read cannot be shown to be older (Q2, Q3).
 
 The file `compaction` holds `cleaned_to`, and when the offsets below it became clean. Without it all is dirty.
 
@@ -68,7 +70,7 @@ class CompactionReport:
     Attributes:
         cleaned_to: Where the next one goes on.
         is_done: It covered all that was to be cleaned; False: the map was full, another pass is due at once.
-        uncleanable: Why nothing was done (Q5); else empty.
+        uncleanable: Why nothing was done (Q6); else empty.
         read_bytes: Of messages; a message that the map and the rewrite read counts twice.
         bytes_before, bytes_after: Of the files that were written anew.
     """
@@ -176,6 +178,7 @@ class _Pass:
         self.map = KeyMap(0)
 
     def run(self) -> CompactionReport | None:
+        cuts = self.log.log.cuts  # before anything is read
         state = load_clean_state(self.disk, self.log.folder)
         if state.cleaned_to > self.log.log_end_offset:
             state = CleanState()  # of a log that was longer: it says nothing of this one
@@ -206,7 +209,9 @@ class _Pass:
                 shape=self.shape,
                 needs_stamp=self.log.needs_stamp,
             )
-            if staged is not None and self.log.replace_segments([segment], staged.path, staged.entries, staged.bytes):
+            if staged is not None and self.log.replace_segments(
+                [segment], staged.path, staged.entries, staged.bytes, cuts=cuts
+            ):
                 rewritten += 1
                 gone += staged.records_gone
                 before += size
@@ -216,7 +221,10 @@ class _Pass:
         state = state.after(
             self.end, now_us=self.now_us, tombstones_to=self.tombstone_end, tombstone_count=self.tombstone_count
         )
-        save_clean_state(self.disk, self.log.folder, state)
+        with self.log.log.checkpoint_lock:  # a truncation lowers the state under it
+            if self.log.log.cuts != cuts:
+                return CompactionReport(cleaned_to=0, uncleanable="records were taken back meanwhile")
+            save_clean_state(self.disk, self.log.folder, state)
         return CompactionReport(
             cleaned_to=state.cleaned_to,
             is_done=self.end >= limit,

@@ -5,7 +5,7 @@ concerns, each where it can be said. Its kind says how bad it is and what become
 
     torn_tail         harmless    written and never synced; the next start cuts it off, and so does repair
     leftover          harmless    what an interrupted removal left; the next start removes it
-    lost_range        loss        committed records are damaged or missing; what is intact around them is served
+    lost_range        loss        records that were fsynced are damaged or missing; the others are served
     wrong_index       rebuildable from the segment
     wrong_epochs      rebuildable from the batches
     wrong_checkpoint  rebuildable from the segments

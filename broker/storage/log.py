@@ -804,9 +804,11 @@ class PartitionLog:
         """As `Log.index_of`."""
         return self.log.index_of(segment)
 
-    def replace_segments(self, old: Sequence[Segment], staged: str, entries: Entries, size: int) -> bool:
+    def replace_segments(
+        self, old: Sequence[Segment], staged: str, entries: Entries, size: int, *, cuts: int | None = None
+    ) -> bool:
         """As `Log.replace_segments`."""
-        return self.log.replace_segments(old, staged, entries, size)
+        return self.log.replace_segments(old, staged, entries, size, cuts=cuts)
 
     def repair_segment(self, segment: Segment) -> None:
         """As `Log.repair_segment`."""

@@ -134,6 +134,7 @@ class Log:
         lost_ranges: Half-open ranges of offsets that were fsynced and are damaged on disk, at or above the log start.
         recovery: What the last open or `recover` found and did.
         failure: Why appends are refused; None while the log is well.
+        cuts: So often records were taken back. Who has read a while, and acts on it, compares.
         is_marked_clean: The checkpoint on disk says that it was closed cleanly.
         checkpoint_lock, sync_lock, lock: L4. Who does something with several calls holds them meanwhile.
     """
@@ -219,6 +220,7 @@ class Log:
         self.lost_ranges: Ranges = ()
         self.recovery = RecoveryReport()
         self.failure: LiftlogError | None = None
+        self.cuts = 0
         self.is_marked_clean = False
         self.is_closed = False
         self.disk = disk
@@ -697,6 +699,7 @@ class Log:
 
     def _lower(self, to: int, epochs: Epochs) -> None:
         """In memory, before the files: who reads finds nothing above any more."""
+        self.cuts += 1
         with self._high_watermark_lock:
             self.high_watermark = min(self.high_watermark, to)
         self.group_ends = [end for end in self.group_ends if end <= to]
@@ -1001,15 +1004,18 @@ class Log:
         """
         return self.view().index(segment)
 
-    def replace_segments(self, old: Sequence[Segment], staged: str, entries: Entries, size: int) -> bool:
+    def replace_segments(
+        self, old: Sequence[Segment], staged: str, entries: Entries, size: int, *, cuts: int | None = None
+    ) -> bool:
         """Put the file `staged`, which is on disk, in the place of sealed segments, durably. Readers are undisturbed.
 
         Args:
             old: n >= 1 that follow one another.
             entries: Its index.
             size: Its bytes.
+            cuts: What `cuts` was when that was read by which records are left out.
         Returns:
-            False: one of them is gone meanwhile; then `staged` is gone too.
+            False: one of them is gone meanwhile, or records were taken back; then `staged` is gone too.
         Raises:
             StorageFailed, DiskFull: the log is failed, or the disk refuses; the old ones are there, or the new one,
                 whole (J1).
@@ -1027,7 +1033,8 @@ class Log:
                     replaced = self.disk.open(old[0].path, readonly=True)
                 with self.lock, self.guarded("replace"):
                     self.check_writable()
-                    is_done = self.chain.replace(old, staged, entries, size)
+                    if cuts is None or cuts == self.cuts:
+                        is_done = self.chain.replace(old, staged, entries, size)
         finally:
             if replaced is not None:
                 replaced.close()

@@ -6,6 +6,7 @@ stop is clean for every signal that asks for one.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -101,3 +102,34 @@ def test_a_catalog_from_a_backup_gives_out_no_epoch_that_is_in_the_logs(tmp_path
         broker.stop()
     lives = lives_of_epochs(tmp_path / "broker" / "data")
     assert [lives[epoch] for epoch in sorted(lives)] == [{0}, {1}, {2}, {3}]
+
+
+DONE = ["nothing is there", "kept is made", "gone is made", "kept has three", "kept is altered", "gone is deleted"]
+BOTH = {"kept": 3, "gone": 1}
+FOUND: list[dict[str, int]] = [{}, {"kept": 2}, {"kept": 2, "gone": 1}, BOTH, BOTH, {"kept": 3}]
+"""The streams with their partitions, after each of DONE."""
+
+
+def test_changes_are_made_wholly_or_not_at_all_wherever_they_are_killed(tmp_path: Path) -> None:
+    """The next start has what was answered, and all or nothing of the change under way; no stream is offline."""
+    answered = tmp_path / "answered"
+    command = [sys.executable, "-m", "tests.support.killed_changes", str(tmp_path / "data"), str(answered)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    lines = [json.loads(line) for line in answered.read_text().splitlines()]
+    last = None
+    left_over: set[str] = set()
+    for line in lines:
+        if "done" in line:
+            last = DONE.index(line["done"])
+            continue
+        assert line["missing"] == {}
+        if last is not None:
+            assert line["found"] in FOUND[last : last + 2], (line, DONE[last])
+            if last >= 4:
+                assert line["settings"]["kept"] == 86_400_000
+        extra = set(line["folders"]) - set(line["known"])
+        assert len(extra - left_over) <= 1, "of a create that was under way, and of none before"
+        left_over |= extra
+    assert last == len(DONE) - 1
+    assert int(done.stdout) > 20

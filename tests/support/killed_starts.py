@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -37,20 +38,20 @@ STREAM = "s"
 
 
 def main(data: str) -> None:
-    assert _forked(data, 0) == 0, "the stream is made"
+    assert forked(partial(_live, data, 0)) == 0, "the stream is made"
     life = 1
-    while status := _forked(data, life):
+    while status := forked(partial(_live, data, life)):
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (life, status)
         life += 1
     print(life - 1)
 
 
-def _forked(data: str, life: int) -> int:
+def forked(live: Callable[[], object]) -> int:
     """The status with which a life ended."""
     pid = os.fork()
     if pid == 0:
         try:
-            _live(data, life)
+            live()
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -71,7 +72,7 @@ async def _start(config: Config, life: int) -> None:
         _append(broker, life)
         await broker.stop()
         return
-    _count_down(life)
+    count_down(life)
     serve = DataPlane.serve
 
     def serve_and_append(self: DataPlane, *where: Any) -> Any:
@@ -83,7 +84,8 @@ async def _start(config: Config, life: int) -> None:
     await broker.start()
 
 
-def _count_down(steps_left: int) -> None:
+def count_down(steps_left: int) -> None:
+    """Kill this process before the step of that number, counted from 1."""
     left = [steps_left]
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:

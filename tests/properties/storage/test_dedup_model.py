@@ -11,10 +11,12 @@ from __future__ import annotations
 import errno
 
 import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from broker.api.schema import HEADERS_TYPE, SCHEMA
+from broker.storage import dedup
 from broker.storage.checkpoint import LogSettings
 from broker.storage.rows import RowBatch
 from tests.support.lives import LifeOfALog, life
@@ -47,6 +49,8 @@ class IdsMachine(LifeOfALog):
 
     def __init__(self) -> None:
         super().__init__(LogSettings(segment_bytes=6_000, dedup_window_ms=WINDOW_MS, dedup_ids_max=IDS_MAX))
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(dedup, "CAPACITY_MIN", 2)  # it grows all the time
         self.records: list[tuple[str, int]] = []  # id, time: all of the log
         self.known: dict[str, tuple[int, int]] = {}  # id -> offset, time
 
@@ -129,6 +133,7 @@ class IdsMachine(LifeOfALog):
         self.sync_in_vain()
 
     def teardown(self) -> None:
+        self.patch.undo()
         if not hasattr(self, "log"):
             return
         table = self.log._known().ids

@@ -16,9 +16,11 @@ from broker.api.errors import BadBatch, NotLeader, OffsetOutOfRange, StorageFail
 from broker.storage.checkpoint import Checkpoint, LogSettings
 from broker.storage.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.coalescing import CoalescingSettings, coalesce
+from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite import Shape
 from broker.storage.state import list_states
+from tests.support.compacting import check_compacted, keyed_batch
 from tests.support.logs import FOLDER, check_log, create_log, open_log, plan_bytes, row_batch, stamped, verified_records
 from tests.support.simdisk import SimDisk
 
@@ -492,6 +494,35 @@ def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(
     assert log.log_end_offset < 12
     assert log.high_watermark == log.log_end_offset
     assert log.lost_ranges == ()
+
+
+@pytest.mark.parametrize("at", range(1, 40, 2))
+def test_a_truncation_under_a_pass_of_compaction_ends_it(at: int) -> None:
+    """`compaction.Q5`: at whichever piece that it reads or writes. Else a record would be left out for the sake of a
+    newer one that is gone, and the mark raised again."""
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1_500))
+    for number in range(8):
+        log.append([keyed_batch([(b"k", b"%d" % number)])], leader_epoch=1, now_us=0)
+    log.roll_if_due(1 << 60)
+    log.advance_high_watermark(log.sync())
+    log.follow(2)
+    calls: list[int] = []
+    then: list[bytes] = []
+
+    def throttle(size: int) -> None:
+        calls.append(size)
+        if len(calls) == at:
+            assert log.truncate(5) == 5
+            then.append(stored(log, 0))
+
+    wanted = CompactionSettings(min_cleanable_dirty_percent=0, min_compaction_lag_ms=0)
+    report = compact(log, wanted, map_bytes=1 << 12, now_us=1 << 50, throttle=throttle)
+    if then:
+        assert report is not None
+        assert report.uncleanable
+        assert stored(log, 0) == then[0]
+        assert load_clean_state(disk, FOLDER) == CleanState()
+    check_compacted(log)
 
 
 def test_what_was_taken_back_is_no_repeat_also_when_the_log_is_as_long_again() -> None:
