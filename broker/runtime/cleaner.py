@@ -73,7 +73,7 @@ class Cleaner:
         while not self._stop.wait(pause_s):
             now = time.monotonic()
             partitions = list(self._partitions())
-            interval_ms = [p.sync_if_due(now) for p in partitions if not p.fsync_each_batch]
+            interval_ms = [p.sync_if_due(now) for p in partitions if p.minds_time]
             pause_s = min(self._clean_s, self._checkpoint_s, *(ms / 1000 for ms in interval_ms))
             moved = {p for p in self._moved() if isinstance(p, Partition)}
             to_checkpoint.note(moved)

@@ -377,10 +377,25 @@ class Partition:
             self.log.checkpoint()
         return piece
 
+    @property
+    def minds_time(self) -> bool:
+        """Whether `sync_if_due` has something to do, now and then: also once after `fsync = interval` was altered."""
+        return not self.fsync_each_batch or self._told_of is not self._info
+
     def sync_if_due(self, now_s: float) -> int:
-        """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds."""
+        """With `fsync = interval`: have it synced if that is due. Returns the interval in milliseconds.
+
+        A log that has failed is recovered: readers have seen its records, and the next append may be far.
+        """
+        effects: tuple[Effect, ...] = ()
         with self._lock:
-            effects = (*self._news(), *self._core.step(Tick(now_ms=int(now_s * 1000))))
+            if self.log.failure is not None and not self.removed:
+                try:
+                    effects = self._recover(time.time_ns() // 1000)
+                except LiftlogError as error:
+                    self._log_failure(error)
+                    return self.fsync_interval_ms
+            effects = (*effects, *self._news(), *self._core.step(Tick(now_ms=int(now_s * 1000))))
         self._do(effects)
         return self.fsync_interval_ms
 

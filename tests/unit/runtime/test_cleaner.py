@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import replace
 
 import pytest
 
+from broker.api.stream import settings_from
+from broker.metadata.catalog import StreamInfo
 from broker.runtime.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, Turns
 from broker.runtime.config import load
 from broker.runtime.partition import Partition
 from broker.runtime.watch import ChangeHub
+from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
-from tests.unit.runtime.test_partition import disk, partition, pool, rows
+from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
 
 __all__ = ["disk", "partition", "pool"]  # fixtures
 
@@ -131,3 +135,44 @@ def test_a_checkpoint_that_failed_is_tried_again_in_the_next_round(rounds: Round
     assert not rounds.next()
     rounds.append(1)
     assert rounds.next()
+
+
+def interval(partition: Partition) -> StreamInfo:
+    return replace(partition._info, settings=settings_from({"fsync": "interval", "fsync_interval_ms": 10}))
+
+
+def test_what_was_appended_under_fsync_interval_is_synced_when_that_is_altered(
+    partition: Partition, pool: HeldPool
+) -> None:
+    """Nobody may append any more, and from now on all is to be on the disk."""
+    before = partition._info
+    partition.alter(interval(partition))
+    partition.append_now([rows(b"x")], lambda *_: None)
+    partition.alter(before)
+    env = {"LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "10", "LIFTLOG_CLEANER_INTERVAL_MS": "3600000"}
+    cleaner = Cleaner(load(None, env), lambda: [partition], moved=set)
+    pool.go.release(10)
+    cleaner.start()
+    try:
+        eventually(lambda: partition.log.durable_end == 1)
+    finally:
+        cleaner.stop()
+    assert not partition.minds_time
+
+
+def test_a_log_whose_interval_sync_failed_is_recovered_without_an_append(
+    partition: Partition, pool: HeldPool, disk: SimDisk
+) -> None:
+    """Its records are in memory alone, and readers have seen them."""
+    partition.alter(interval(partition))
+    partition.append_now([rows(b"x")], lambda *_: None)
+    disk.fail("sync", errno.EIO, path=".arrows")
+    pool.go.release(10)
+    partition.sync_if_due(1.0)
+    eventually(lambda: partition.log.failure is not None)
+    disk.fail("rename", errno.EIO)
+    partition.sync_if_due(2.0)
+    assert partition.log.failure is not None, "the disk still refuses"
+    partition.sync_if_due(3.0)
+    assert partition.log.failure is None
+    assert (partition.log.durable_end, partition.log.high_watermark) == (1, 1)
