@@ -143,6 +143,11 @@ class Partition:
         """Under which it is led, or was led last; -1: it never was."""
         return self._core.epoch
 
+    @property
+    def generation(self) -> int:
+        """Another one after each recovery of the log: what was appended before, and not durable, may be lost."""
+        return self._core.generation
+
     def lead(self, leader_epoch: int) -> None:
         """Lead it from now on. Who waits since an earlier epoch is told that this is over.
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from broker.api.batch import read_header
 from broker.api.encodable import Encodable
-from broker.api.errors import LiftlogError, StageLost
+from broker.api.errors import LiftlogError, StageLost, StorageFailed
 from broker.runtime.partition import Outcome, Partition
 from broker.runtime.stage_log import FOLDER, FOREVER_US, StageLog, reading
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
@@ -77,6 +77,9 @@ def append_durable(
     Raises:
         LiftlogError: as `Partition.append_now`. After StorageFailed the group may be there or not.
     """
+    if partition.log.failure is not None:
+        partition.settle()
+    generation = partition.generation  # before the append: too early is an error too many
     future: Future[Outcome] = Future()
     result = partition.append_now(
         batches, lambda _, outcome: future.set_result(outcome), decided=decided, leader_epoch=leader_epoch
@@ -86,6 +89,8 @@ def append_durable(
         raise outcome
     if partition.log.durable_end < result.next_offset:
         partition.log.sync()
+    if generation != partition.generation:
+        raise StorageFailed(f"{partition}: the log had to recover; the group that was appended may be lost")
     return result
 
 

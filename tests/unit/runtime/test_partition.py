@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.partition import Outcome, Partition
+from broker.runtime.stages import append_durable
 from broker.runtime.sync import SyncPool
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogIdentity, LogSettings
@@ -389,3 +391,26 @@ def test_quiet_partition_holds_no_descriptor_and_takes_appends_again(tmp_path: P
         assert stored(partition) == [b"a", b"b"]
     log.close()
     loop.close()
+
+
+def test_a_group_that_a_recovery_lost_is_not_called_durable_by_what_came_behind_it(
+    partition: Partition, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `fsync = interval` it is appended, then its fsync fails elsewhere, and the page cache has not kept it."""
+    partition.alter(replace(info(), settings=settings_from({"fsync": "interval"})))
+    real = partition.append_now
+
+    def append(*args: Any, **options: Any) -> AppendResult:
+        result = real(*args, **options)
+        disk.fail("sync", errno.EIO, path=".arrows")
+        with pytest.raises(StorageFailed):
+            partition.log.sync()
+        segment = next(path for path in disk.names if path.endswith(".arrows"))
+        disk.flip(segment, 8 * (len(disk.names[segment].content) - 8))
+        real([rows(b"other")], Waiter())
+        return result
+
+    monkeypatch.setattr(partition, "append_now", append)
+    with pytest.raises(StorageFailed, match="may be lost"):
+        append_durable(partition, [rows(b"group")], leader_epoch=1)
+    assert partition.log.lost_ranges == ((0, 1),)
