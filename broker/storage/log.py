@@ -333,7 +333,10 @@ class PartitionLog:
                 return log.recovery
             self._latest_us = max(self._latest_us, now_us)
             report = log.recover(now_us)
-            self._after_recovery()
+            try:
+                self._after_recovery()
+            except LiftlogError as error:
+                raise log.fail(error) from error  # or it would go on with files that tell of what it has lost
             return report
 
     def _after_recovery(self) -> None:

@@ -199,3 +199,21 @@ def test_a_process_that_ends_before_the_recovery_leaves_nothing_that_is_called_d
     commit(log)
     assert log.lost_ranges == ()
     assert values(log) == [*seen, b"acked"]
+
+
+def test_a_log_is_failed_until_all_of_its_recovery_has_succeeded() -> None:
+    """Also what is told of its records: else nobody would recover it again, nor tell who waits."""
+    errors = 0
+    for after in itertools.count():
+        disk, log = failed_log(durable=2, visible=2)
+        disk.fail("listdir", errno.EIO, after=after)
+        try:
+            log.recover(0)
+        except StorageFailed:
+            errors += 1
+            assert log.failure is not None, f"listing {after}"
+            log.recover(0)
+            assert (log.failure, log.log_end_offset) == (None, 6)
+        else:
+            break
+    assert errors > 2
