@@ -43,6 +43,8 @@ RETRY_S_MAX = 5.0
 WRITE_PENDING_BYTES_MAX = 8 << 20
 CONFIRM_TIMEOUT_S = 5.0
 RATE_WINDOW_S = 1.0
+DRAIN_GRACE_S = 5.0
+"""Beyond its time-out a drain has so long to notice it; and then its tasks to end."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +127,7 @@ class IntakeDriver:
     def stop(self, timeout_s: float) -> None:
         """Unsubscribe, take in what the server has sent, make it durable, send the acks, close."""
         try:
-            self._call(self._drain(timeout_s)).result(timeout_s + 5)
+            self._call(self._drain(timeout_s)).result(timeout_s + DRAIN_GRACE_S)
         except TimeoutError:
             log.error("intake.drain_timeout timeout_s=%.1f", timeout_s)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -146,8 +148,17 @@ class IntakeDriver:
         try:
             self._loop.run_forever()
         finally:
+            self._loop.run_until_complete(self._end_tasks())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        """What a drain that took too long has left. A task that outlives its loop may crash the interpreter's end."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=DRAIN_GRACE_S)
 
     async def _stay_connected(self) -> None:
         """Make a client; when nats-py closes it for good (most -ERR), make another."""

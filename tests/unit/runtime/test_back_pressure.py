@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import pytest
 
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
+from broker.runtime import intake
 from broker.runtime.config import load
 from broker.runtime.intake import WRITE_PENDING_BYTES_MAX, IntakeDriver
 from broker.runtime.nats_seam import barrier
@@ -18,7 +20,7 @@ from broker.runtime.partition import Partition
 from broker.runtime.watch import ChangeHub
 from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.log import PartitionLog
-from tests.support.processes import NatsServer, eventually
+from tests.support.processes import NatsServer, eventually, free_port
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, pool
 from tests.unit.runtime.test_take_in import connected, until
@@ -69,6 +71,26 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
             driver.stop(60)
             hub_loop.close()
             server.stop()
+
+
+def test_a_drain_that_does_not_end_leaves_no_task_behind(pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that outlived their loop ended the process with SIGSEGV behind `broker.stopped`: soak, seed 6001."""
+    monkeypatch.setattr(intake, "DRAIN_GRACE_S", 0.05)
+    driver = IntakeDriver(load(None, {}, {"nats.urls": [f"nats://127.0.0.1:{free_port()}"]}), pool)
+    draining: list[asyncio.Task[Any]] = []
+
+    async def drain(timeout_s: float) -> None:
+        draining.append(asyncio.current_task())  # type: ignore[arg-type]
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(driver, "_drain", drain)
+    driver.start()
+    eventually(lambda: driver._main is not None)
+    driver.stop(0.05)
+    assert driver._loop.is_closed()
+    assert draining[0].cancelled()
+    assert driver._main is not None
+    assert driver._main.done()
 
 
 async def test_while_the_server_does_not_take_our_acks_we_do_not_read(pool: HeldPool) -> None:
