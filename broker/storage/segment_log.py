@@ -258,7 +258,8 @@ class Log:
         self.chain = Chain(self.disk, self.folder, found.segments, found.tail)
         self.log_start_offset = found.log_start_offset
         self.log_end_offset = self.durable_end = found.log_end_offset
-        self.high_watermark = found.high_watermark
+        with self._high_watermark_lock:  # who was told of a sync may have moved it meanwhile
+            self.high_watermark = min(max(self.high_watermark, found.high_watermark), found.log_end_offset)
         self.lost_ranges = found.lost_ranges
         self._group_as_one()
         stored = load_epochs(self.disk, self.folder)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import errno
 import itertools
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from broker.api.errors import StorageFailed
+from broker.storage import segment_log
 from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
+from broker.storage.recovery import Recovered
 from tests.support.logs import check_log, commit, create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
 
@@ -217,3 +220,20 @@ def test_a_log_is_failed_until_all_of_its_recovery_has_succeeded() -> None:
         else:
             break
     assert errors > 2
+
+
+def test_the_high_watermark_does_not_move_back_by_a_recovery_beside_which_it_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `fsync = interval` whoever appended does so when it is told, which may be late."""
+    _, log = failed_log(durable=2, visible=2)
+    real = segment_log.recover
+
+    def recover(*args: Any, **options: Any) -> Recovered:
+        found = real(*args, **options)
+        log.advance_high_watermark(5)
+        return found
+
+    monkeypatch.setattr(segment_log, "recover", recover)
+    log.recover(0)
+    assert log.high_watermark == 5
