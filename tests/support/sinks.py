@@ -69,9 +69,8 @@ class Rig:
         self._disk = disk
         self._boot = boot
         self._limits = limits or StageLimits()
-        self.partitions = [self._partition(STREAM, i) for i in range(PARTITIONS)]
-        for partition in self.partitions:
-            partition.fsync_each_batch = not is_interval
+        fsync = "interval" if is_interval else "batch"
+        self.partitions = [self._partition(STREAM, i, fsync) for i in range(PARTITIONS)]
         self.commits = self._partition(COMMITS_STREAM, 0)
         self._stores = [
             StageStore(disk, p, self._limits, boot_id=f"boot-{boot}", clock=lambda: self.now_us)
@@ -81,7 +80,7 @@ class Rig:
         self.rounds = SinkRounds(self.sinks)
         self.gone: set[str] = set()  # streams that the catalog has forgotten
 
-    def _partition(self, stream: str, number: int) -> Partition:
+    def _partition(self, stream: str, number: int, fsync: str = "batch") -> Partition:
         identity = LogIdentity(cluster_id="c", stream=stream, incarnation="i", partition=number)
         folder = f"/data/{stream}/{number}"
         settings = LogSettings(segment_bytes=1 << 20)
@@ -90,7 +89,7 @@ class Rig:
             log.advance_high_watermark(log.sync())
         else:
             log = PartitionLog.create(self._disk, folder, identity, settings, now_us=0)
-        info = StreamInfo(name=stream, incarnation="i", created_us=0, settings=settings_from({}))
+        info = StreamInfo(name=stream, incarnation="i", created_us=0, settings=settings_from({"fsync": fsync}))
         return Partition(
             info,
             number,

@@ -9,6 +9,7 @@ they are about: then each has to fail. What other brokers do is done by hand: a 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from broker.api.errors import (
     UnknownSink,
     UnknownStream,
 )
+from broker.api.stream import settings_from
 from broker.runtime.commits_log import Removed
 from broker.runtime.stages import StageLimits, StageStore, append_durable
 from broker.sinks.ledger import Commit, Ledger
@@ -247,7 +249,7 @@ def power_cut_below_the_high_watermark() -> None:
     driver = Driver(world, rig, 0)
     attempt = staged(driver)
     for partition in rig.partitions:
-        partition.fsync_each_batch = False
+        partition.alter(replace(partition._info, settings=settings_from({"fsync": "interval"})))
         for _ in range(5):
             rig.append(partition.partition, b"goes with the power")
         assert partition.log.high_watermark > partition.log.durable_end

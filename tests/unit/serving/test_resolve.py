@@ -66,7 +66,7 @@ def test_the_end_of_an_epoch(server: Server, orders: Api) -> None:
     """After a leader change in the middle."""
     partition = server.backend.partition("orders", 0)
     first = partition.leader_epoch
-    partition.leader_epoch += 4
+    partition.lead(first + 4)
     orders.append("orders", values(3))
     for epoch, end in [(first, 10), (first + 1, 10), (first + 4, 13), (first + 100, 13), (0, 0)]:
         (found,) = resolve(orders, at({"epoch": epoch}))
