@@ -29,6 +29,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from broker.api.errors import LiftlogError, ReadOnly, StorageFailed, StreamPaused, UnknownStream
 from broker.ingest import Builder, Intake, PendingBatch
@@ -141,16 +142,10 @@ class Flusher:
 
     def add(self, info: StreamInfo, partition: Partition) -> Slot:
         """Make a partition's slot."""
-        settings = info.settings
         builder = self._make_builder(
             stream=info.name,
             partition=partition.partition,
-            partition_count=settings.partitions,
-            reply_acks=info.reply_acks_effective,
-            default_ack=settings.acks,
-            record_bytes_max=settings.record_bytes_max,
-            batch_bytes=settings.batch_bytes,
-            batch_records=settings.batch_records,
+            **_builder_settings(info),
         )
         builder.tag = slot = Slot(partition, builder, 0.0, 0, 0)
         slot.idle.set()
@@ -159,14 +154,8 @@ class Flusher:
 
     def alter(self, slot: Slot, info: StreamInfo) -> None:
         """Go on under new settings; the caller routes anew. What has gathered keeps what was decided for it (N5)."""
-        settings = info.settings
         slot.builder.alter(
-            partition_count=settings.partitions,
-            reply_acks=info.reply_acks_effective,
-            default_ack=settings.acks,
-            record_bytes_max=settings.record_bytes_max,
-            batch_bytes=settings.batch_bytes,
-            batch_records=settings.batch_records,
+            **_builder_settings(info),
         )
         self._configure(slot, info)
 
@@ -391,6 +380,19 @@ class Flusher:
             self.counts["pauses"] += 1
             log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
             await self._resume.wait()
+
+
+def _builder_settings(info: StreamInfo) -> dict[str, Any]:
+    """What a builder has to know of its stream, when it is made and when that is altered."""
+    settings = info.settings
+    return {
+        "partition_count": settings.partitions,
+        "reply_acks": info.reply_acks_effective,
+        "default_ack": settings.acks,
+        "record_bytes_max": settings.record_bytes_max,
+        "batch_bytes": settings.batch_bytes,
+        "batch_records": settings.batch_records,
+    }
 
 
 def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:
