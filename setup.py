@@ -26,7 +26,7 @@ sources_digest = runpy.run_path("broker/api/compiled.py")["sources_digest"]
 
 SOURCES = {
     "broker.ingest._intake": "broker/ingest/_intake.pyx",
-    "broker.client._gathering": "broker/client/_gathering.pyx",
+    "broker.client.reading._gathering": "broker/client/reading/_gathering.pyx",
 }
 WARNING = (
     "liftlog: the compiled intake and gathering were not built ({}); the pure-Python ones work, the intake is many"

@@ -21,9 +21,9 @@ import pyarrow as pa
 from benchmarks.harness import Case, Measures, Side, Target
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage import LogIdentity, LogSettings, OsDisk, PartitionLog, RowBatch
-from broker.storage.coalescing import CoalescingSettings, Memory, coalesce
-from broker.storage.compaction import CompactionSettings, compact
-from broker.storage.rewrite import Shape
+from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rewrite.rewriting import Shape
 
 BATCH_ROWS = 8_000
 NOW_US = 1 << 50

@@ -23,7 +23,7 @@ from benchmarks.ours import Liftlog
 from benchmarks.peers import STREAM
 from benchmarks.proc import cpu_s
 from broker.client.client import connect
-from broker.client.outgoing import pieces
+from broker.client.writing.outgoing import pieces
 
 SEED = 5
 REQUEST_BYTES = 32 << 20

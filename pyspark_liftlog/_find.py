@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSource
 DefaultSource: type[DataSource]
 
 try:
-    from spark_liftlog.source import LiftlogDataSource
+    from spark_liftlog.datasource import LiftlogDataSource
 
     DefaultSource = LiftlogDataSource
 except Exception as error:

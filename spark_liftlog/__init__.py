@@ -6,17 +6,14 @@
 Spark finds the format by itself when this distribution is installed (module `pyspark_liftlog`);
 `register(spark)` is for where it does not. User's page: docs/spark.md.
 
-    source.py         the DataSource: which reader or writer, checked options
-    session.py        register, configure
-    options.py        the options                    schema.py       the row, the projection
-    batch_reader.py   spark.read                     stream_reader.py spark.readStream
-    driver.py         a stream's driver side         advance.py      where the next batch ends, and losses
-    offsets.py        the offset JSON                positions.py    option values made concrete
-    heads.py          what there is to read, cached  progress.py     how far the query is, published
-    plan.py           ranges to tasks                reading.py      what an executor does
-    writer.py         the sink                       partitioner.py  which partition a row of it goes to
-    cluster.py        what the driver asks brokers   query_lag.py    how far behind a query is
-    errors.py         LIFTLOG_<REASON>               ahead.py         a thread that reads ahead of Spark
+    datasource.py  the DataSource: which reader or writer, checked options
+    session.py     register, configure
+    options.py     the options
+    schema.py      the row, the projection
+    errors.py      LIFTLOG_<REASON>
+
+    reading/       the source: what the driver plans, and what a task reads
+    writing/       the sink: rows of a frame become records of a stream
 
 Names are loaded when they are asked for: importing this costs and risks nothing.
 """
@@ -28,18 +25,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from broker.client.client import connect
-    from spark_liftlog.query_lag import Lag, lag
+    from spark_liftlog.datasource import LiftlogDataSource
+    from spark_liftlog.reading.query_lag import Lag, lag
     from spark_liftlog.session import configure, register
-    from spark_liftlog.source import LiftlogDataSource
 
 __all__ = ["Lag", "LiftlogDataSource", "configure", "connect", "lag", "register"]
 
 _HOMES: Final = {
-    "Lag": "spark_liftlog.query_lag",
-    "LiftlogDataSource": "spark_liftlog.source",
+    "Lag": "spark_liftlog.reading.query_lag",
+    "LiftlogDataSource": "spark_liftlog.datasource",
     "configure": "spark_liftlog.session",
     "connect": "broker.client.client",
-    "lag": "spark_liftlog.query_lag",
+    "lag": "spark_liftlog.reading.query_lag",
     "register": "spark_liftlog.session",
 }
 

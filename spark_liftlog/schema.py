@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from broker.api.errors import InvalidSetting
-from broker.client.gathering import Shape
+from broker.client.reading.gathering import Shape
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 ROW: Final = StructType(

@@ -32,7 +32,7 @@ log = logging.getLogger("spark_liftlog")
 
 def register(spark: SparkSession) -> None:
     """Make `format("liftlog")` known to this session, where Spark did not find it by itself."""
-    from spark_liftlog.source import LiftlogDataSource
+    from spark_liftlog.datasource import LiftlogDataSource
 
     spark.dataSource.register(LiftlogDataSource)
 

@@ -15,8 +15,10 @@ import typer
 
 from broker import __version__
 from broker.api.errors import DiskFull, LiftlogError
-from broker.cli import broker, changes, consumer, doctor, down, log, publish, sink, stream, tail, up
+from broker.cli.commands import broker, changes, consumer, log, publish, sink, stream, tail
+from broker.cli.doctor import command as doctor
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
+from broker.cli.local import down, up
 from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
 from broker.cli.output import make_writable, printable
 

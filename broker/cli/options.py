@@ -85,7 +85,7 @@ def client_of(ctx: typer.Context, brokers: str | None) -> Client:
     """A client of the brokers that this command is meant for; close it. It says on stderr when it waits for them."""
     from broker.cli.output import note
     from broker.client.client import connect
-    from broker.client.patience import DEADLINE_S
+    from broker.client.http.patience import DEADLINE_S
 
     retry_s = globals_of(ctx).retry_s
     return connect(brokers_of(ctx, brokers), deadline_s=DEADLINE_S if retry_s is None else retry_s, say=note)

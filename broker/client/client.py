@@ -20,8 +20,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.api.errors import InvalidRequest
-from broker.client.address import Addresses
-from broker.client.answers import (
+from broker.client.consumers import ConsumerCalls
+from broker.client.http.address import Addresses
+from broker.client.http.answers import (
     Appended,
     ClusterDescription,
     Readiness,
@@ -29,21 +30,20 @@ from broker.client.answers import (
     Watch,
     understand,
 )
-from broker.client.brokers import Brokers
-from broker.client.calls import Calls, path
-from broker.client.consumers import ConsumerCalls
-from broker.client.outages import Say
-from broker.client.patience import DEADLINE_S
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls, path
+from broker.client.http.outages import Say
+from broker.client.http.patience import DEADLINE_S
 from broker.client.positions import Position
 from broker.client.streams import StreamCalls
 
 if TYPE_CHECKING:
-    from broker.client.append import Appender, Stamp
     from broker.client.producer import Producer
-    from broker.client.ranges import End, Start
     from broker.client.reader import RecordReader
-    from broker.client.records import Records
+    from broker.client.reading.ranges import End, Start
     from broker.client.sinks import Sink, SinkDescription
+    from broker.client.writing.append import Appender, Stamp
+    from broker.client.writing.records import Records
 
 TIMEOUT_S: Final = 10.0
 POSITIONS_PER_CALL: Final = 10_000
@@ -100,8 +100,8 @@ class Client(StreamCalls, ConsumerCalls):
 
     @cached_property
     def _appender(self) -> Appender:
-        from broker.client.append import TIMEOUT_S as APPEND_TIMEOUT_S
-        from broker.client.append import Appender
+        from broker.client.writing.append import TIMEOUT_S as APPEND_TIMEOUT_S
+        from broker.client.writing.append import Appender
 
         timeout_s = max(self.timeout_s, APPEND_TIMEOUT_S)
         return Appender(self.brokers, timeout_s=timeout_s, deadline_s=self.deadline_s)
@@ -158,8 +158,8 @@ class Client(StreamCalls, ConsumerCalls):
         if isinstance(columns, str):
             raise InvalidRequest(f"columns={columns!r}: must be a list of names, such as ['offset', 'value']")
         columns = None if columns is None else list(columns)
-        from broker.client.ranges import plan_read
         from broker.client.reader import RecordReader, reader_schema
+        from broker.client.reading.ranges import plan_read
 
         reader_schema(columns, False)
         description = self.describe(stream)
@@ -204,7 +204,7 @@ class Client(StreamCalls, ConsumerCalls):
         Raises:
             InvalidName: it cannot be one.
         """
-        from broker.client.sequences import register
+        from broker.client.writing.sequences import register
 
         return register(self._calls, name)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from broker.api.errors import InvalidRequest, UnknownConsumer
-from broker.client.answers import ConsumerLag, understand
-from broker.client.calls import Calls, path
+from broker.client.http.answers import ConsumerLag, understand
+from broker.client.http.calls import Calls, path
 from broker.client.positions import At, at_json, partition_numbers, whole
 
 

@@ -39,12 +39,14 @@ from broker.api.errors import (
     RecordTooLarge,
     UnknownPartition,
 )
-from broker.client.answers import Appended, StreamDescription
-from broker.client.append import TIMEOUT_S, Appender
-from broker.client.brokers import Brokers
-from broker.client.calls import Calls
-from broker.client.deliveries import BatchFuture, Delivery, RecordFuture
-from broker.client.outgoing import (
+from broker.client.http.answers import Appended, StreamDescription
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls
+from broker.client.http.patience import DEADLINE_S
+from broker.client.positions import whole
+from broker.client.writing.append import TIMEOUT_S, Appender
+from broker.client.writing.deliveries import BatchFuture, Delivery, RecordFuture
+from broker.client.writing.outgoing import (
     Headers,
     Outgoing,
     as_bytes,
@@ -55,11 +57,9 @@ from broker.client.outgoing import (
     pieces,
     record_bytes,
 )
-from broker.client.partitioner import partition_of, partitions_of
-from broker.client.patience import DEADLINE_S
-from broker.client.positions import whole
-from broker.client.records import Records, record_batches
-from broker.client.sequences import Sequences
+from broker.client.writing.partitioner import partition_of, partitions_of
+from broker.client.writing.records import Records, record_batches
+from broker.client.writing.sequences import Sequences
 
 BATCH_BYTES_MAX: Final = 32 << 20
 POST_BYTES: Final = 16 << 20

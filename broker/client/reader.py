@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
 from broker.api.schema import SCHEMA
-from broker.client.answers import Watch, understand
-from broker.client.calls import Calls, path
-from broker.client.fetch import ANSWER_BYTES, FetchSession, PartitionFetch
-from broker.client.interrupt import Interrupt
+from broker.client.http.answers import Watch, understand
+from broker.client.http.calls import Calls, path
+from broker.client.http.interrupt import Interrupt
+from broker.client.reading.fetch import ANSWER_BYTES, FetchSession, PartitionFetch
 
 if TYPE_CHECKING:
     import pandas as pd

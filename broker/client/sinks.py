@@ -31,11 +31,11 @@ import pyarrow as pa
 
 from broker.api import http
 from broker.api.errors import InvalidRequest, UnknownSink
-from broker.client.answers import understand
-from broker.client.append import encode
-from broker.client.calls import Calls, path
-from broker.client.outgoing import pieces
-from broker.client.records import Records, record_batches
+from broker.client.http.answers import understand
+from broker.client.http.calls import Calls, path
+from broker.client.writing.append import encode
+from broker.client.writing.outgoing import pieces
+from broker.client.writing.records import Records, record_batches
 
 PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""

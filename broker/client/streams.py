@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from broker.api.errors import InvalidRequest, UnknownStream
-from broker.client.answers import StreamDescription, understand
-from broker.client.brokers import Brokers
-from broker.client.calls import Calls, path
+from broker.client.http.answers import StreamDescription, understand
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls, path
 from broker.client.positions import At, at_json, partition_numbers
 
 

@@ -1,4 +1,4 @@
-# The table of message ids of broker/storage/dedup.py, and its hash: the same steps on the same arrays, without the GIL.
+# The table of message ids of broker/storage/memory/ids.py, and its hash: the same steps on the same arrays, without the GIL.
 #
 # A Table points into numpy arrays that the caller holds; `places` is counted from the beginning of time. Capacities are
 # powers of two. Who wants to add has made room (IdTable.reserve), so nothing here allocates.
@@ -52,7 +52,7 @@ cdef inline void sip_rounds(uint64_t* v, int count) noexcept nogil:
 
 
 cdef Hash siphash(const uint64_t* key, const char* text, Py_ssize_t size) noexcept nogil:
-    """SipHash-2-4 with 128 bits: broker/storage/siphash.py."""
+    """SipHash-2-4 with 128 bits: broker/storage/memory/siphash.py."""
     cdef uint64_t[4] v
     cdef uint64_t word
     cdef Hash found

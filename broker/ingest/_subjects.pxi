@@ -1,4 +1,4 @@
-# The table of last records of subjects of broker/storage/subjects.py: the same steps on the same arrays, without the GIL.
+# The table of last records of subjects of broker/storage/memory/subjects.py: the same steps on the same arrays, without the GIL.
 #
 # A Subjects points into numpy arrays that belong to the table, which the caller holds. Capacities are powers of two.
 # When there is no room the table is asked for some, with the GIL: seldom, and in vain only once (IS_FULL).

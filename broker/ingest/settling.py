@@ -46,7 +46,7 @@ UNSURE: Final = 4
 
 
 class Ids(Protocol):
-    """What settling needs of `broker.storage.dedup.IdTable`; the compiled twin works on its arrays."""
+    """What settling needs of `broker.storage.memory.ids.IdTable`; the compiled twin works on its arrays."""
 
     entries: Any
     index: Any
@@ -62,7 +62,7 @@ class Ids(Protocol):
 
 
 class Subjects(Protocol):
-    """What settling needs of `broker.storage.subjects.SubjectTable`; the compiled twin works on its arrays."""
+    """What settling needs of `broker.storage.memory.subjects.SubjectTable`; the compiled twin works on its arrays."""
 
     slots: Any
     counts: Any

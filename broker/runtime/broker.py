@@ -39,32 +39,32 @@ from broker.api.http import host_port
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime import metrics
-from broker.runtime.catalog_store import CatalogStore, spare_bytes
-from broker.runtime.cleaner import Cleaner
-from broker.runtime.compactor import Compactor
-from broker.runtime.config import Config, describe
-from broker.runtime.consumers import Consumers
-from broker.runtime.control import Control, forget_command
+from broker.runtime.background.cleaner import Cleaner
+from broker.runtime.background.compactor import Compactor
+from broker.runtime.background.disk_reserve import Room
+from broker.runtime.background.expiry import expire_offsets
+from broker.runtime.background.scrubber import Scrubber
+from broker.runtime.config.configuration import Config, describe
+from broker.runtime.config.nats_options import checked_options
 from broker.runtime.dataplane import DataPlane
-from broker.runtime.expiry import expire_offsets
-from broker.runtime.intake import IntakeDriver
+from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.metrics import Sample
-from broker.runtime.nats_options import checked_options
-from broker.runtime.open_logs import OpenLogs, connections_within, files_within, raise_limit
-from broker.runtime.orphans import remove_orphans, require_catalog
-from broker.runtime.partition import Partition
-from broker.runtime.room import Room
-from broker.runtime.scrubber import Scrubber
-from broker.runtime.sink_service import SinkService
-from broker.runtime.stages import StageLimits
-from broker.runtime.streams import Streams
-from broker.runtime.sync import SyncPool
-from broker.runtime.watch import ChangeHub
-from broker.serving.app import build_app
-from broker.serving.connections import ConnectionLimits
+from broker.runtime.partitions.catalog_store import CatalogStore, spare_bytes
+from broker.runtime.partitions.consumers import Consumers
+from broker.runtime.partitions.control import Control, forget_command
+from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
+from broker.runtime.partitions.orphans import remove_orphans, require_catalog
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.streams import Streams
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.sinks.service import SinkService
+from broker.runtime.sinks.stages import StageLimits
+from broker.serving.http.app import build_app
+from broker.serving.http.connections import ConnectionLimits
 from broker.storage.disk import OsDisk
+from broker.storage.disk.spare_files import Spares, sizes_with
 from broker.storage.folder import STREAMS_FOLDER, DataFolder
-from broker.storage.spare import Spares, sizes_with
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ DRAIN_TIMEOUT_S = 20.0
 
 
 class Broker:
-    """The backend that the HTTP API serves (`broker.serving.backend.Backend`)."""
+    """The backend that the HTTP API serves (`broker.serving.contract.backend.Backend`)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
-from broker.runtime.pacing import unpace_loopback
-from broker.serving.app import CONNECTIONS, RUNNER_OPTIONS
+from broker.runtime.intake.pacing import unpace_loopback
+from broker.serving.http.app import CONNECTIONS, RUNNER_OPTIONS
 
 T = TypeVar("T")
 STOP_TIMEOUT_S = 4 * RUNNER_OPTIONS["shutdown_timeout"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from broker.api.errors import LiftlogError
-from broker.runtime.consumers import Consumers
-from broker.runtime.intake import IntakeDriver
+from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.metrics import Sample, open_file_count
-from broker.runtime.partition import Partition
+from broker.runtime.partitions.consumers import Consumers
+from broker.runtime.partitions.partition import Partition
 
 PARTITION_LABELS = ("stream", "partition")
 

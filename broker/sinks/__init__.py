@@ -6,5 +6,6 @@
     ledger.py    all sinks: who may decide what
     restamp.py   a staged batch at its place in the partition's log
 
-The drivers are broker.runtime.stages and broker.runtime.sinks. The protocol, state by state: docs/sinks.md.
+The drivers are broker.runtime.sinks.stages and broker.runtime.sinks.coordinator.
+The protocol, state by state: docs/sinks.md.
 """

@@ -43,19 +43,19 @@ from typing import Any, Final, Self
 
 from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import DiskFull, LiftlogError
-from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import Disk, ReadableBuffer, storage_error
-from broker.storage.index import Entries, IndexView
-from broker.storage.memory import NOTHING, Growing, Memory, Noted, Repeat, Rows, Settled, Verdict, stamp_of
-from broker.storage.producers import Stamp
+from broker.storage.memory.memory import NOTHING, Growing, Memory, Noted, Repeat, Rows, Settled, Verdict, stamp_of
+from broker.storage.memory.producers import Stamp
+from broker.storage.memory.state_files import PRODUCERS, SUBJECTS, StateFiles, state_name
+from broker.storage.memory.subjects import SubjectTable, read_head
 from broker.storage.read import ReadPlan, bytes_between, group_start
 from broker.storage.recovery import Ranges, RecoveryReport
+from broker.storage.rewrite.reused_blocks import Turn
 from broker.storage.rows import Conditional, Encodable, RowBatch, StoredGroup
-from broker.storage.segment import Segment
 from broker.storage.segment_log import HASTE_BYTES, AppendResult, EpochEnd, Log
-from broker.storage.state import PRODUCERS, SUBJECTS, StateFiles, state_name
-from broker.storage.subjects import SubjectTable, read_head
-from broker.storage.turns import Turn
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.segments.index import Entries, IndexView
+from broker.storage.segments.segment import Segment
 
 __all__ = [
     "HASTE_BYTES",

@@ -22,12 +22,12 @@ import pyarrow as pa
 
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes, verify_batch
 from broker.api.errors import BadBatch, OffsetOutOfRange
-from broker.storage.checkpoint import LogIdentity
 from broker.storage.disk import Disk, File
-from broker.storage.index import IndexView
 from broker.storage.recovery import Ranges
-from broker.storage.scan import Peek, peek
-from broker.storage.segment import Segment
+from broker.storage.segments.checkpoint import LogIdentity
+from broker.storage.segments.index import IndexView
+from broker.storage.segments.scan import Peek, peek
+from broker.storage.segments.segment import Segment
 
 SEGMENTS_PER_PLAN_MAX: Final = 64
 """So many files one plan opens at most; `next_offset` says where to go on."""

@@ -32,14 +32,14 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.storage.around import ReadAround
-from broker.storage.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.disk import TEMPORARY, Disk
-from broker.storage.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
-from broker.storage.joining import settle_joins
-from broker.storage.scan import Scan, scan
-from broker.storage.segment import INDEX_ENDING, SEGMENT_ENDING, Segment, parse_name
-from broker.storage.state import list_states
+from broker.storage.disk.unreadable import ReadAround
+from broker.storage.memory.state_files import list_states
+from broker.storage.rewrite.joining import settle_joins
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
+from broker.storage.segments.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
+from broker.storage.segments.scan import Scan, scan
+from broker.storage.segments.segment import INDEX_ENDING, SEGMENT_ENDING, Segment, parse_name
 
 Ranges = tuple[tuple[int, int], ...]
 FIRST_POSITION: Final = len(SCHEMA_BYTES)

@@ -18,8 +18,8 @@ from broker.api.encodable import Encodable, Place
 from broker.api.schema import SCHEMA
 
 if TYPE_CHECKING:
-    from broker.storage.dedup import IdTable
-    from broker.storage.subjects import SubjectTable
+    from broker.storage.memory.ids import IdTable
+    from broker.storage.memory.subjects import SubjectTable
 
 __all__ = ["ROW_COLUMNS", "Conditional", "Encodable", "RowBatch", "StoredGroup", "is_conditional"]
 

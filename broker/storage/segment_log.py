@@ -46,22 +46,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 from broker.api.batch import BatchHeader, crc_of, is_plain, message_bytes, verify_batch
 from broker.api.errors import BadBatch, CorruptLog, DiskFull, LiftlogError, NotLeader, StorageFailed, WrongFolder
-from broker.storage.chain import Chain, Untrusted
-from broker.storage.checkpoint import (
-    CHECKPOINT_FILE,
-    PARTITION_FILE,
-    Checkpoint,
-    LogIdentity,
-    LogSettings,
-    check_identity,
-    read_identity,
-    write_identity,
-)
-from broker.storage.clean_state import lower_clean_state
 from broker.storage.disk import Disk, File, ReadableBuffer, storage_error
-from broker.storage.epochs import Epochs, derive_epochs, load_epochs, write_epochs
-from broker.storage.index import Entries, GrowingIndex, IndexView
-from broker.storage.joining import announce, retract, settle_joins
 from broker.storage.read import (
     LogView,
     NeedsRepair,
@@ -81,11 +66,26 @@ from broker.storage.recovery import (
     merge_ranges,
     recover,
 )
-from broker.storage.retention import is_expired, log_start_for
+from broker.storage.rewrite.clean_state import lower_clean_state
+from broker.storage.rewrite.joining import announce, retract, settle_joins
+from broker.storage.rewrite.reused_blocks import Turn, messages_in_turn
 from broker.storage.rows import Encodable, StoredGroup
-from broker.storage.scan import MESSAGE_BYTES_MAX
-from broker.storage.segment import Segment
-from broker.storage.turns import Turn, messages_in_turn
+from broker.storage.segments.chain import Chain, Untrusted
+from broker.storage.segments.checkpoint import (
+    CHECKPOINT_FILE,
+    PARTITION_FILE,
+    Checkpoint,
+    LogIdentity,
+    LogSettings,
+    check_identity,
+    read_identity,
+    write_identity,
+)
+from broker.storage.segments.epochs import Epochs, derive_epochs, load_epochs, write_epochs
+from broker.storage.segments.index import Entries, GrowingIndex, IndexView
+from broker.storage.segments.retention import is_expired, log_start_for
+from broker.storage.segments.scan import MESSAGE_BYTES_MAX
+from broker.storage.segments.segment import Segment
 
 REPAIRS_PER_CALL_MAX: Final = 8
 BATCHES_READ_BYTES: Final = 4 << 20

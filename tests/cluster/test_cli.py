@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.cli.processes import Identity
+from broker.cli.local.processes import Identity
 from broker.client import connect
 from tests.support.processes import NatsServer, eventually, free_port
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from broker.api.errors import DiskFull
-from broker.cli.checks_folder import check_catalog
+from broker.cli.doctor.folder import check_catalog
 from broker.client import connect
 from broker.client.nats_connection import flush
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running

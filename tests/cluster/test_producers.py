@@ -13,7 +13,7 @@ import pytest
 
 from broker.api.errors import LiftlogError, ProducerFenced, UnknownProducer
 from broker.client import connect
-from broker.client.append import Stamp
+from broker.client.writing.append import Stamp
 from tests.support.processes import BrokerProcess, eventually
 
 

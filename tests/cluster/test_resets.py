@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from broker.client import connect
-from broker.client.append import encode
+from broker.client.writing.append import encode
 from tests.support.effort import examples, seeded
 from tests.support.processes import BrokerProcess, eventually
 

@@ -19,9 +19,9 @@ import pytest
 
 from broker.api.batch import decode_batch, read_header
 from broker.client import connect
-from broker.storage.checkpoint import LogSettings
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.killed_starts import STREAM
 from tests.support.processes import BrokerProcess, eventually
 

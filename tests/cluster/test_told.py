@@ -24,8 +24,8 @@ import pytest
 
 from broker.api.errors import LiftlogError
 from broker.client import connect
-from broker.client.append import Stamp
 from broker.client.client import Client
+from broker.client.writing.append import Stamp
 from tests.support.effort import examples, seeded
 from tests.support.processes import BrokerProcess, eventually, frozen
 

@@ -27,32 +27,32 @@ from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_heade
 from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, LiftlogError, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
-from broker.cli.broker import assigned
-from broker.cli.datafolder import DataFolder as UpFolder
+from broker.cli.commands.broker import assigned
+from broker.cli.local.datafolder import DataFolder as UpFolder
 from broker.cli.options import byte_count, duration_ms, number, position
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
 from broker.metadata.journal import encode_line
-from broker.runtime.catalog_store import CatalogStore
-from broker.runtime.config import load
-from broker.runtime.scrubber import load_position
+from broker.runtime.background.scrubber import load_position
+from broker.runtime.config.configuration import load
+from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.sinks.ledger import Ledger
 from broker.sinks.notes import decode_note, encode_note
 from broker.sinks.restamp import RestampedBatch
 from broker.sinks.stages import StageTable
 from broker.sinks.state import SinkState
-from broker.storage.checkpoint import LogSettings
-from broker.storage.compaction import CompactionSettings, compact
-from broker.storage.dedup import IdTable
 from broker.storage.disk import OsDisk
 from broker.storage.folder import DataFolder
-from broker.storage.index import counted_entries, sealed_entries
-from broker.storage.inspect import inspect_partition
+from broker.storage.inspect.inspection import inspect_partition
+from broker.storage.inspect.places import owner_of
+from broker.storage.inspect.repair import mend
 from broker.storage.log import PartitionLog
-from broker.storage.mend import mend
-from broker.storage.places import owner_of
-from broker.storage.producers import ProducerTable
-from broker.storage.state import decode_state, state_name
-from broker.storage.subjects import SubjectTable, read_head
+from broker.storage.memory.ids import IdTable
+from broker.storage.memory.producers import ProducerTable
+from broker.storage.memory.state_files import decode_state, state_name
+from broker.storage.memory.subjects import SubjectTable, read_head
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.segments.index import counted_entries, sealed_entries
 from tests.fuzz.decoder import Decoder
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log, plan_bytes, row_batch, stamped
 from tests.support.simdisk import Inode, SimDisk
@@ -391,13 +391,13 @@ def good_batch() -> bytes:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 CORRUPT: Final = (CorruptLog,)
-_LOG: Final = ("broker/storage/log.py", "broker/storage/recovery.py", "broker/storage/inspect.py")
+_LOG: Final = ("broker/storage/log.py", "broker/storage/recovery.py", "broker/storage/inspect/inspection.py")
 
 
 def _small_file(name: str, module: str) -> Decoder:
     return Decoder(
         name=f"file-{name}",
-        modules=(module, "broker/storage/checkpoint.py"),
+        modules=(module, "broker/storage/segments/checkpoint.py"),
         check=meet_file(name),
         errors=CORRUPT,
         form="json",
@@ -438,7 +438,12 @@ def check_arguments(data: bytes) -> None:
 FILES: Final = (
     Decoder(
         name="segment",
-        modules=(*_LOG, "broker/storage/scan.py", "broker/storage/contradictions.py", "broker/storage/rewrite.py"),
+        modules=(
+            *_LOG,
+            "broker/storage/segments/scan.py",
+            "broker/storage/inspect/contradictions.py",
+            "broker/storage/rewrite/rewriting.py",
+        ),
         check=meet_file(f"{0:020d}.arrows"),
         errors=CORRUPT,
         words=(b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1"),
@@ -446,7 +451,7 @@ FILES: Final = (
     ),
     Decoder(
         name="segment-active",
-        modules=(*_LOG, "broker/storage/keymap.py"),
+        modules=(*_LOG, "broker/storage/rewrite/keymap.py"),
         check=meet_file(f"{7:020d}.arrows"),
         errors=CORRUPT,
         words=(b"\xff\xff\xff\xff\0\0\0\0",),
@@ -454,7 +459,7 @@ FILES: Final = (
     ),
     Decoder(
         name="file-index",
-        modules=("broker/storage/index.py",),
+        modules=("broker/storage/segments/index.py",),
         check=meet_file(f"{0:020d}.index"),
         errors=CORRUPT,
         unseal=lambda data: data[:-32],
@@ -462,11 +467,11 @@ FILES: Final = (
         weight=60,
     ),
     _small_file("checkpoint", "broker/storage/recovery.py"),
-    _small_file("epochs", "broker/storage/epochs.py"),
-    _small_file("compaction", "broker/storage/compaction.py"),
+    _small_file("epochs", "broker/storage/segments/epochs.py"),
+    _small_file("compaction", "broker/storage/rewrite/compaction.py"),
     Decoder(
         name="file-partition.json",
-        modules=("broker/storage/checkpoint.py",),
+        modules=("broker/storage/segments/checkpoint.py",),
         check=meet_file("partition.json"),
         errors=CORRUPT,
         form="json",
@@ -475,7 +480,7 @@ FILES: Final = (
     ),
     Decoder(
         name="file-state",
-        modules=("broker/storage/state.py", "broker/storage/producers.py"),
+        modules=("broker/storage/memory/state_files.py", "broker/storage/memory/producers.py"),
         check=meet_file(state_name(7)),
         errors=CORRUPT,
         unseal=unseal_tail,
@@ -499,16 +504,16 @@ FILES: Final = (
     ),
     Decoder(
         name="state",
-        modules=("broker/storage/state.py",),
+        modules=("broker/storage/memory/state_files.py",),
         check=check_state,
         errors=CORRUPT,
         unseal=unseal_tail,
         seal=seal_tail,
     ),
-    Decoder(name="producers", modules=("broker/storage/producers.py",), check=check_producers, errors=CORRUPT),
-    Decoder(name="ids", modules=("broker/storage/dedup.py",), check=check_ids, errors=CORRUPT),
-    Decoder(name="subjects", modules=("broker/storage/subjects.py",), check=check_subjects, errors=CORRUPT),
-    Decoder(name="index", modules=("broker/storage/index.py",), check=check_index, errors=()),
+    Decoder(name="producers", modules=("broker/storage/memory/producers.py",), check=check_producers, errors=CORRUPT),
+    Decoder(name="ids", modules=("broker/storage/memory/ids.py",), check=check_ids, errors=CORRUPT),
+    Decoder(name="subjects", modules=("broker/storage/memory/subjects.py",), check=check_subjects, errors=CORRUPT),
+    Decoder(name="index", modules=("broker/storage/segments/index.py",), check=check_index, errors=()),
     Decoder(
         name="note", modules=("broker/sinks/notes.py",), check=check_note, errors=CORRUPT, form="json", words=JSON_WORDS
     ),
@@ -532,7 +537,11 @@ FILES: Final = (
     ),
     Decoder(
         name="catalog",
-        modules=("broker/metadata/journal.py", "broker/runtime/catalog_store.py", "broker/metadata/catalog.py"),
+        modules=(
+            "broker/metadata/journal.py",
+            "broker/runtime/partitions/catalog_store.py",
+            "broker/metadata/catalog.py",
+        ),
         check=check_catalog,
         errors=CORRUPT,
         form="json",
@@ -543,7 +552,7 @@ FILES: Final = (
     ),
     Decoder(
         name="catalog-snapshot",
-        modules=("broker/runtime/catalog_store.py", "broker/metadata/catalog.py"),
+        modules=("broker/runtime/partitions/catalog_store.py", "broker/metadata/catalog.py"),
         check=check_catalog,
         errors=CORRUPT,
         form="json",
@@ -554,7 +563,7 @@ FILES: Final = (
     ),
     Decoder(
         name="broker.json",
-        modules=("broker/storage/folder.py", "broker/storage/places.py"),
+        modules=("broker/storage/folder.py", "broker/storage/inspect/places.py"),
         check=check_owner,
         errors=CORRUPT,
         form="json",
@@ -563,7 +572,7 @@ FILES: Final = (
     ),
     Decoder(
         name="up.json",
-        modules=("broker/cli/datafolder.py",),
+        modules=("broker/cli/local/datafolder.py",),
         check=check_up_record,
         errors=(),
         form="json",
@@ -572,7 +581,7 @@ FILES: Final = (
     ),
     Decoder(
         name="scrub",
-        modules=("broker/runtime/scrubber.py",),
+        modules=("broker/runtime/background/scrubber.py",),
         check=check_scrub,
         errors=(),
         form="json",
@@ -582,14 +591,14 @@ FILES: Final = (
     ),
     Decoder(
         name="arguments",
-        modules=("broker/cli/options.py", "broker/cli/broker.py"),
+        modules=("broker/cli/options.py", "broker/cli/commands/broker.py"),
         check=check_arguments,
         errors=(typer.BadParameter,),
         words=(b"7d", b"KiB", b"inf", b"1e9", b"none", b"2026-01-31T12:00:00", b"earliest", b"http.port=", b"-"),
     ),
     Decoder(
         name="config",
-        modules=("broker/runtime/config.py",),
+        modules=("broker/runtime/config/configuration.py",),
         check=check_config,
         errors=(InvalidRequest,),
         words=(b"=", b"[nats]\n", b"[defaults]\n", b"port", b"true", b"inf", b"1979-05-27", b'"""', b"nats://a:b@c"),
@@ -597,7 +606,7 @@ FILES: Final = (
     ),
     Decoder(
         name="variables",
-        modules=("broker/runtime/config.py",),
+        modules=("broker/runtime/config/configuration.py",),
         check=check_variables,
         errors=(InvalidRequest,),
         words=(b"LIFTLOG_", b"none", b"nats://[::1", b"nats://u:p@h,nats://x:y@h", b"\n"),

@@ -26,24 +26,25 @@ from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, 
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import settings_from
-from broker.cli.checks_network import _greeting
-from broker.client import answers, connect
-from broker.client.address import Address, parse_addresses
-from broker.client.brokers import leader_of, read_problem
-from broker.client.frames import read_batches
+from broker.cli.doctor.network import _greeting
+from broker.client import connect
+from broker.client.http import answers
+from broker.client.http.address import Address, parse_addresses
+from broker.client.http.brokers import leader_of, read_problem
 from broker.client.nats_publish import _Publish
+from broker.client.reading.frames import read_batches
 from broker.client.sinks import SinkDescription
 from broker.ingest import Intake
 from broker.ingest.control import read_control_line, read_operation
 from broker.ingest.headers import parse_headers
 from broker.ingest.partitioning import parse_partition_by
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.nats_seam import make_client
-from broker.serving.append import encode
-from broker.serving.ndjson import _rows
-from spark_liftlog import offsets as spark_offsets
+from broker.runtime.intake.nats_seam import make_client
+from broker.serving.endpoints.append import encode
+from broker.serving.payload.ndjson import _rows
 from spark_liftlog.options import sink_options, source_options
-from spark_liftlog.query_lag import lag
+from spark_liftlog.reading import offsets as spark_offsets
+from spark_liftlog.reading.query_lag import lag
 from tests.fuzz.decoder import CORPUS, Decoder
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.ingest.twins import TWINS, Route, byte_by_byte, run, whole
@@ -432,7 +433,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="nats-info",
-        modules=("broker/runtime/nats_seam.py",),
+        modules=("broker/runtime/intake/nats_seam.py",),
         check=check_info,
         errors=(ProtocolError,),
         form="json",
@@ -450,7 +451,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="nats-greeting",
-        modules=("broker/cli/checks_network.py",),
+        modules=("broker/cli/doctor/network.py",),
         check=check_greeting,
         errors=(),
         form="json",
@@ -460,14 +461,14 @@ NETWORK: Final = (
     Decoder(
         name="http-request",
         modules=(
-            "broker/serving/endpoint.py",
-            "broker/serving/fields.py",
-            "broker/serving/resolve.py",
-            "broker/serving/changes.py",
-            "broker/serving/watch.py",
-            "broker/serving/sinks.py",
-            "broker/serving/consumers.py",
-            "broker/serving/streams.py",
+            "broker/serving/contract/endpoint.py",
+            "broker/serving/contract/fields.py",
+            "broker/serving/endpoints/resolve.py",
+            "broker/serving/endpoints/changes.py",
+            "broker/serving/endpoints/watch.py",
+            "broker/serving/endpoints/sinks.py",
+            "broker/serving/endpoints/consumers.py",
+            "broker/serving/endpoints/streams.py",
         ),
         check=check_request,
         errors=(),
@@ -476,7 +477,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="http-body",
-        modules=("broker/serving/body.py",),
+        modules=("broker/serving/http/body.py",),
         check=check_body,
         errors=(),
         form="json",
@@ -485,7 +486,11 @@ NETWORK: Final = (
     ),
     Decoder(
         name="http-arrow",
-        modules=("broker/serving/decode.py", "broker/serving/framing.py", "broker/serving/rows.py"),
+        modules=(
+            "broker/serving/payload/decode.py",
+            "broker/serving/payload/framing.py",
+            "broker/serving/payload/rows.py",
+        ),
         check=check_arrow,
         errors=(InvalidRequest,),
         words=(b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0", b"value", b"key\0"),
@@ -493,13 +498,13 @@ NETWORK: Final = (
     ),
     Decoder(
         name="http-posted",
-        modules=("broker/serving/append.py", "broker/serving/ndjson.py"),
+        modules=("broker/serving/endpoints/append.py", "broker/serving/payload/ndjson.py"),
         check=check_posted,
         errors=(),
         words=(b"\xff\xff\xff\xff",),
         weight=25,
     ),
-    Decoder(name="ndjson", modules=("broker/serving/ndjson.py",), check=check_ndjson, errors=(), weight=5),
+    Decoder(name="ndjson", modules=("broker/serving/payload/ndjson.py",), check=check_ndjson, errors=(), weight=5),
     Decoder(
         name="settings",
         modules=("broker/api/stream.py", "broker/ingest/partitioning.py"),
@@ -510,7 +515,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-frames",
-        modules=("broker/client/frames.py", "broker/client/fetch.py", "broker/api/batch.py"),
+        modules=("broker/client/reading/frames.py", "broker/client/reading/fetch.py", "broker/api/batch.py"),
         check=check_frames,
         errors=(LiftlogError,),
         words=(END_OF_STREAM, b"\xff\xff\xff\xff"),
@@ -520,7 +525,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-problem",
-        modules=("broker/client/brokers.py", "broker/api/errors.py"),
+        modules=("broker/client/http/brokers.py", "broker/api/errors.py"),
         check=check_problem,
         errors=(),
         form="json",
@@ -528,7 +533,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-answer",
-        modules=("broker/client/answers.py", "broker/client/sinks.py"),
+        modules=("broker/client/http/answers.py", "broker/client/sinks.py"),
         check=check_answer,
         errors=(LiftlogError,),
         form="json",
@@ -536,7 +541,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-http",
-        modules=("broker/client/calls.py", "broker/client/pool.py"),
+        modules=("broker/client/http/calls.py", "broker/client/http/pool.py"),
         check=check_client,
         errors=(LiftlogError,),
         form="json",
@@ -545,14 +550,14 @@ NETWORK: Final = (
     ),
     Decoder(
         name="address",
-        modules=("broker/client/address.py",),
+        modules=("broker/client/http/address.py",),
         check=check_address,
         errors=(InvalidRequest,),
         words=(b"http://", b"[::1]", b":", b"@", b"https://", b"%00", b"xn--"),
     ),
     Decoder(
         name="spark-offset",
-        modules=("spark_liftlog/offsets.py",),
+        modules=("spark_liftlog/reading/offsets.py",),
         check=check_spark_offset,
         errors=(LiftlogError,),
         form="json",
@@ -569,7 +574,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="spark-lag",
-        modules=("spark_liftlog/query_lag.py",),
+        modules=("spark_liftlog/reading/query_lag.py",),
         check=check_spark_lag,
         errors=(),
         form="json",

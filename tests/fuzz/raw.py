@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from broker.api.errors import LiftlogError
 from broker.api.http import HIGH_WATERMARK, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
-from broker.client.fetch import FetchSession, PartitionFetch, decoded
-from broker.client.gathering import Gathering, PureGathering, Shape
-from broker.client.memory import Memory
-from broker.runtime.jetstream import names_in
+from broker.client.reading.fetch import FetchSession, PartitionFetch, decoded
+from broker.client.reading.gathering import Gathering, PureGathering, Shape
+from broker.client.reading.reused_memory import Memory
+from broker.runtime.intake.jetstream import names_in
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.network import JSON_WORDS, serving
 from tests.unit.client.rawserver import RawServer, Reply
@@ -105,7 +105,7 @@ def check_jetstream(data: bytes) -> None:
 RAW: Final = (
     Decoder(
         name="http-raw",
-        modules=("broker/serving/connections.py", "broker/serving/closing.py"),
+        modules=("broker/serving/http/connections.py", "broker/serving/http/closing.py"),
         check=check_http,
         errors=(),
         words=(
@@ -127,11 +127,11 @@ RAW: Final = (
     Decoder(
         name="client-read",
         modules=(
-            "broker/client/fetch.py",
-            "broker/client/pool.py",
-            "broker/client/gathering.py",
-            "broker/client/checking.py",
-            "broker/client/_gathering.pyx",
+            "broker/client/reading/fetch.py",
+            "broker/client/http/pool.py",
+            "broker/client/reading/gathering.py",
+            "broker/client/reading/checking.py",
+            "broker/client/reading/_gathering.pyx",
         ),
         check=check_read,
         errors=(LiftlogError,),
@@ -149,7 +149,7 @@ RAW: Final = (
     ),
     Decoder(
         name="jetstream",
-        modules=("broker/runtime/jetstream.py",),
+        modules=("broker/runtime/intake/jetstream.py",),
         check=check_jetstream,
         errors=(),
         form="json",

@@ -8,7 +8,7 @@ from typing import Final
 
 from broker.api.errors import OffsetOutOfRange
 from broker.api.http import HIGH_WATERMARK, INCARNATION, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
-from broker.storage.checkpoint import seal_json
+from broker.storage.segments.checkpoint import seal_json
 from tests.unit.client.logs import body, message
 
 JSON: Final = "Content-Type: application/json\r\n"

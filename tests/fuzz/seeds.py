@@ -24,10 +24,10 @@ from broker.metadata.catalog import Catalog
 from broker.metadata.journal import encode_line
 from broker.sinks.notes import GroupFinished, PartStored, StageDropped, StagePinned, encode_note
 from broker.sinks.state import Decision, SinkState, StageRef
-from broker.storage.dedup import IdTable
-from broker.storage.producers import ProducerTable, Stamp
-from broker.storage.state import encode_state, state_name
-from broker.storage.subjects import SubjectTable
+from broker.storage.memory.ids import IdTable
+from broker.storage.memory.producers import ProducerTable, Stamp
+from broker.storage.memory.state_files import encode_state, state_name
+from broker.storage.memory.subjects import SubjectTable
 from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
 from tests.fuzz.raw_seeds import of_connections

@@ -17,12 +17,12 @@ DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FI
 
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/api/plain.py": "what the others decode JSON with",
-    "broker/runtime/stages.py": "reads notes (target note) and verified batches (target batch)",
-    "broker/cli/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
-    "broker/cli/export.py": "decodes what PartitionLog.batches has verified (target segment)",
-    "broker/storage/siphash.py": "a hash: every bytes have one",
-    "broker/storage/coalescing.py": "decodes batches that it has verified (targets batch, segment)",
-    "broker/cli/dump.py": "shows what scan and read_header found (targets segment, batch)",
+    "broker/runtime/sinks/stages.py": "reads notes (target note) and verified batches (target batch)",
+    "broker/cli/local/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
+    "broker/cli/commands/export.py": "decodes what PartitionLog.batches has verified (target segment)",
+    "broker/storage/memory/siphash.py": "a hash: every bytes have one",
+    "broker/storage/rewrite/coalescing.py": "decodes batches that it has verified (targets batch, segment)",
+    "broker/cli/commands/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
     "broker/storage/log.py": "applies what file-state decodes",
 }

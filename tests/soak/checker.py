@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker.client import Client
-from broker.client.answers import PartitionDescription
+from broker.client.http.answers import PartitionDescription
 from tests.soak.ledger import History, Ledger, Message, Violation
 from tests.soak.reader import identity_of
 from tests.soak.sink import ROWS

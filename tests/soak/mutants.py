@@ -12,7 +12,7 @@ from typing import Any
 
 def half_message() -> None:
     """`alter` gives a slot a new builder; a message that is half read completes into the one that nobody knows."""
-    from broker.runtime.flush import Flusher
+    from broker.runtime.intake.flush import Flusher
 
     after_feed = Flusher.after_feed
 
@@ -34,7 +34,7 @@ def half_message() -> None:
 
 def ids_kept() -> None:
     """A batch that could not be appended takes back its ids by places that are old, if the table has grown for it."""
-    from broker.storage.dedup import IdTable
+    from broker.storage.memory.ids import IdTable
 
     reserve, take_back = IdTable.reserve, IdTable.take_back
     moved: dict[int, int] = {}
@@ -52,7 +52,7 @@ def ids_kept() -> None:
 
 def durable_end() -> None:
     """A roll beside a failing sync fsyncs the same file, is told nothing, and passes for durable."""
-    from broker.storage.chain import Chain
+    from broker.storage.segments.chain import Chain
 
     def sync(self: Chain, file: Any) -> None:
         file.sync()

@@ -23,13 +23,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from broker.client.client import Client, connect
-from spark_liftlog import cluster as cluster_module
-from spark_liftlog.cluster import Cluster
 from spark_liftlog.errors import LiftlogSparkError
 from spark_liftlog.options import source_options
-from spark_liftlog.reading import TaskRanges, read_task
+from spark_liftlog.reading import cluster as cluster_module
+from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.stream_reader import LiftlogStreamReader
+from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.schema import ROW, Projection
-from spark_liftlog.stream_reader import LiftlogStreamReader
 from tests.spark.streams import Stream, published, wait_published
 from tests.support.processes import BrokerProcess, eventually
 
@@ -142,7 +142,7 @@ def test_sigterm_lets_the_reader_publish(stream: Stream, tmp_path: Path) -> None
     code = """
 import sys, time
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from spark_liftlog.source import LiftlogDataSource
+from spark_liftlog.datasource import LiftlogDataSource
 from spark_liftlog.schema import ROW
 source = LiftlogDataSource({"brokers": sys.argv[1], "stream": sys.argv[2], "consumer": "terminated"})
 reader = source.streamReader(ROW)

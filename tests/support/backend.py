@@ -18,17 +18,17 @@ from typing import Any
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
-from broker.runtime.consumers import Consumers
-from broker.runtime.partition import Partition
-from broker.runtime.sink_service import SinkService
-from broker.runtime.sync import SyncPool
-from broker.runtime.watch import ChangeHub
+from broker.runtime.partitions.consumers import Consumers
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.sinks.service import SinkService
 from broker.storage.disk import OsDisk
 from broker.storage.log import LogIdentity, LogSettings, PartitionLog
 
 
 class LogBackend:
-    """Implements `broker.serving.backend.Backend`. Made on the loop that serves."""
+    """Implements `broker.serving.contract.backend.Backend`. Made on the loop that serves."""
 
     broker_id = "broker-0"
     cluster_id = "cluster-of-the-tests"

@@ -11,7 +11,7 @@ from broker.api.batch import decode_batch, read_header
 from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
-from broker.storage.scan import scan
+from broker.storage.segments.scan import scan
 
 Keyed = tuple[bytes | None, bytes | None]
 """Key and value; a null value under a key is a tombstone."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime.broker import Broker
-from broker.runtime.config import load
+from broker.runtime.config.configuration import load
 from tests.support.killed_starts import count_down, forked
 
 

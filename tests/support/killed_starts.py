@@ -23,11 +23,11 @@ from typing import Any
 import pyarrow as pa
 
 from broker.runtime.broker import Broker
-from broker.runtime.config import Config, load
+from broker.runtime.config.configuration import Config, load
 from broker.runtime.dataplane import DataPlane
-from broker.storage.ahead import AheadFile
 from broker.storage.disk import OsDisk
-from broker.storage.osfile import OsFile
+from broker.storage.disk.osfile import OsFile
+from broker.storage.disk.preallocate import AheadFile
 
 CHANGES = (
     *((OsFile, name) for name in ("write", "truncate", "sync")),

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from broker.api.batch import decode_batch
 from broker.api.errors import DiskFull, StorageFailed
-from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
 from broker.storage.rows import Encodable
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.effort import examples
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log
 from tests.support.simdisk import Mode, SimDisk

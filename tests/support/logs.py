@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from broker.api.batch import decode_batch, read_header
 from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
-from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import Disk
 from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
 from broker.storage.rows import RowBatch
-from broker.storage.scan import scan
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.segments.scan import scan
 
 IDENTITY = LogIdentity(cluster_id="c1", stream="orders", incarnation="i1", partition=0)
 SETTINGS = LogSettings(segment_bytes=8_000)

@@ -37,8 +37,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from broker.storage.ahead import PREFIX_BYTES
 from broker.storage.disk import TEMPORARY, ReadableBuffer, WritableBuffer
+from broker.storage.disk.preallocate import PREFIX_BYTES
 from tests.support.effort import seeded
 
 Mode = Literal["lost", "kept", "torn", "zeros", "reordered"]

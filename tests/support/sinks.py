@@ -20,17 +20,17 @@ from broker.api.errors import LiftlogError, UnknownPartition
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import COMMITS_STREAM, settings_from
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.partition import Partition
-from broker.runtime.sink_rounds import SinkRounds
-from broker.runtime.sinks import Sinks
-from broker.runtime.stages import StageLimits, StageStore
-from broker.runtime.sync import Syncable
-from broker.runtime.watch import ChangeHub
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.sync import Syncable
+from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.sinks.coordinator import Sinks
+from broker.runtime.sinks.rounds import SinkRounds
+from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import Commit, Committed, NamedStage
-from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import Disk
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.effort import seeded
 
 STREAM = "orders"

@@ -29,7 +29,7 @@ def test_import_contracts_hold() -> None:
     [
         ("broker", "pyarrow numpy aiohttp nats typer"),
         ("broker.client", "nats aiohttp grpc pysyncobj pyspark pandas prometheus_client typer"),
-        ("broker.client.fetch", "nats aiohttp grpc pysyncobj pyspark pandas"),
+        ("broker.client.reading.fetch", "nats aiohttp grpc pysyncobj pyspark pandas"),
         ("spark_liftlog", "nats aiohttp grpc pysyncobj"),
         ("pyspark_liftlog", "nats aiohttp grpc pysyncobj"),
     ],
@@ -43,7 +43,7 @@ def test_import_loads_nothing_heavy(module: str, unwanted: str) -> None:
 def test_extensions_are_there_wherever_they_could_have_been_built() -> None:
     if not os.environ.get("TESTS_RUN_IN_CI") or shutil.which("cc") is None:
         pytest.skip("only CI insists")
-    from broker.client.gathering import IMPLEMENTATION as GATHERING
+    from broker.client.reading.gathering import IMPLEMENTATION as GATHERING
     from broker.ingest import IMPLEMENTATION as INTAKE
 
     assert (INTAKE, GATHERING) == ("compiled", "compiled")
@@ -66,13 +66,14 @@ def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
 
 def test_every_module_stands_in_the_list_of_its_package() -> None:
     """Whoever looks for something reads the package's docstring first."""
-    for package in [*sorted((ROOT / "broker").iterdir()), ROOT / "spark_liftlog"]:
-        start = package / "__init__.py"
-        if start.exists():
-            docstring = ast.get_docstring(ast.parse(start.read_text())) or ""
-            modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
-            missing = modules - set(re.findall(r"[a-z_]+\.py\b", docstring))
-            assert not missing, f"{package.relative_to(ROOT)}/__init__.py does not name {sorted(missing)}"
+    for start in [*(ROOT / "broker").glob("*/**/__init__.py"), *(ROOT / "spark_liftlog").rglob("__init__.py")]:
+        docstring = ast.get_docstring(ast.parse(start.read_text())) or ""
+        here = start.parent
+        there = {path.name for path in here.glob("*.py")} - {"__init__.py"}
+        there |= {f"{path.parent.name}/" for path in here.glob("*/__init__.py")}
+        missing = there - set(re.findall(r"[a-z_]+(?:\.py\b|/)", docstring))
+        assert not missing, f"{start.relative_to(ROOT)} does not name {sorted(missing)}"
+        assert len(there) <= 16, f"{here.relative_to(ROOT)} holds {len(there)} modules: too many for one listing"
 
 
 def test_every_metric_and_log_line_is_documented() -> None:
@@ -87,6 +88,6 @@ def test_every_metric_and_log_line_is_documented() -> None:
         short = f"`{reason}`" if reason != counter else f"_{counter}_total`"
         assert short in operations, counter
     for package in ("broker/runtime", "broker/serving", "broker/client", "spark_liftlog"):
-        for path in sorted(set((ROOT / package).glob("*.py")) - {ROOT / "broker/runtime/logs.py"}):
+        for path in sorted(set((ROOT / package).rglob("*.py")) - {ROOT / "broker/runtime/logs.py"}):
             for event in re.findall(r'log\.(?:info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
                 assert f"`{event}`" in operations, f"{path.name}: {event}"

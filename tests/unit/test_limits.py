@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.api.stream import LIMITS
-from broker.serving.app import ENDPOINTS
-from broker.serving.openapi import document
+from broker.serving.contract.openapi import document
+from broker.serving.http.app import ENDPOINTS
 from tests.support.limits import FIXED, NO_LIMIT, PAGE, constants, number, page
 
 

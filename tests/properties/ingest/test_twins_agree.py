@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from broker.api.batch import decode_batch
 from broker.ingest import load
-from broker.storage.dedup import IdTable
-from broker.storage.subjects import SubjectTable
+from broker.storage.memory.ids import IdTable
+from broker.storage.memory.subjects import SubjectTable
 from tests.support.effort import examples
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, Route, builder, run
 from tests.unit.ingest.wire import hmsg, msg

@@ -21,8 +21,8 @@ import broker.replication.events as events
 from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.replication.events import Acks, Effect, Outcome
-from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import FOLDER, IDENTITY, row_batch
 from tests.support.simdisk import MODES, SimDisk
 

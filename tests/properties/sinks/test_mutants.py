@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from broker.api.errors import StageLost
-from broker.runtime.partition import Partition
-from broker.runtime.sink_rounds import SinkRounds
-from broker.runtime.sinks import Sinks
-from broker.runtime.stage_log import StageLog
-from broker.runtime.stages import StageStore
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.sinks.coordinator import Sinks
+from broker.runtime.sinks.rounds import SinkRounds
+from broker.runtime.sinks.stage_log import StageLog
+from broker.runtime.sinks.stages import StageStore
 from broker.sinks.ledger import Commit, Ledger
 from broker.sinks.notes import StagePinned
 from broker.sinks.stages import StageTable

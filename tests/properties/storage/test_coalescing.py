@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.storage.checkpoint import PARTITION_FILE, LogSettings
-from broker.storage.coalescing import CoalescingSettings, Memory, coalesce
-from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
-from broker.storage.rewrite import Shape
+from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rewrite.rewriting import Shape
+from broker.storage.segments.checkpoint import PARTITION_FILE, LogSettings
 from tests.properties.storage.test_compaction import held_bytes
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
 from tests.support.logs import FOLDER, commit, create_log, open_log

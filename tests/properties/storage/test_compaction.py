@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.storage.checkpoint import PARTITION_FILE, LogSettings
-from broker.storage.compaction import CompactionSettings, compact
-from broker.storage.keymap import ENTRY_BYTES
 from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rewrite.keymap import ENTRY_BYTES
+from broker.storage.segments.checkpoint import PARTITION_FILE, LogSettings
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
 from tests.support.effort import examples
 from tests.support.logs import FOLDER, commit, create_log, open_log, plan_bytes

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.effort import seeded
 from tests.support.logs import BOOT_ID, SETTINGS, Record, check_log, commit, create_log, open_log, row_batch
 from tests.support.logs import verified_records as records_of_log

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from broker.api.schema import SCHEMA_BYTES
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
-from broker.storage.scan import scan
+from broker.storage.segments.scan import scan
 from tests.support.effort import examples, seeded
 from tests.support.logs import FOLDER, Record, commit, create_log, open_log, read_records, row_batch, verified_records
 from tests.support.rows import random_rows

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from broker.api.schema import HEADERS_TYPE, SCHEMA
-from broker.storage import dedup
-from broker.storage.checkpoint import LogSettings
+from broker.storage.memory import ids as dedup
 from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.lives import LifeOfALog, life
 from tests.support.published import batch_from_nats, publish, with_id
 from tests.support.simdisk import MODES, Mode

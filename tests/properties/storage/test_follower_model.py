@@ -24,9 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.api.batch import read_header
 from broker.api.errors import DiskFull, NotLeader, StorageFailed
-from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
 from broker.storage.read import verified_messages
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.effort import EFFORT
 from tests.support.lives import life
 from tests.support.logs import FOLDER, check_log, create_log, open_log, stamped

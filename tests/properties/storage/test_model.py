@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.api.errors import DiskFull, OffsetOutOfRange, StorageFailed
-from broker.storage.checkpoint import LogSettings
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.lives import life
 from tests.support.logs import Record, check_log, create_log, open_log, read_records, row_batch, verified_records
 from tests.support.simdisk import MODES, Mode, SimDisk

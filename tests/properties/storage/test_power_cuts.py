@@ -28,12 +28,12 @@ import pytest
 
 from broker.api.batch import decode_batch, read_header
 from broker.api.schema import END_OF_STREAM
-from broker.storage.checkpoint import LogSettings
-from broker.storage.coalescing import CoalescingSettings, coalesce
-from broker.storage.compaction import CompactionSettings, compact
+from broker.storage.inspect.repair import mend
 from broker.storage.log import PartitionLog
-from broker.storage.mend import mend
-from broker.storage.rewrite import Shape
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rewrite.rewriting import Shape
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
 from tests.support.effort import EFFORT
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log

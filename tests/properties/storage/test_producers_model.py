@@ -17,8 +17,8 @@ from hypothesis.stateful import rule
 
 from broker.api.batch import decode_batch
 from broker.api.errors import DiskFull, OutOfSequence, ProducerFenced, StorageFailed, UnknownProducer
-from broker.storage.checkpoint import LogSettings
-from broker.storage.producers import WINDOW_GROUPS, Stamp
+from broker.storage.memory.producers import WINDOW_GROUPS, Stamp
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.lives import Restarts, life
 from tests.support.logs import commit, row_batch, stamped
 from tests.support.simdisk import MODES, Mode

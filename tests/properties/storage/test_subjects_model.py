@@ -19,9 +19,9 @@ from hypothesis.stateful import rule
 
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage import log as log_module
-from broker.storage.checkpoint import LogSettings
 from broker.storage.log import StoredGroup
 from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.lives import LifeOfALog, life
 from tests.support.published import batch_from_nats, expecting, publish, with_id
 from tests.support.simdisk import MODES, Mode

@@ -14,7 +14,7 @@ from broker.api.compiled import sources_digest
 
 ROOT = Path(__file__).resolve().parents[3]
 SHOW = (
-    "import broker.client.gathering as g, broker.client.checking as c, broker.ingest as i\n"
+    "import broker.client.reading.gathering as g, broker.client.reading.checking as c, broker.ingest as i\n"
     "print(g.IMPLEMENTATION, i.IMPLEMENTATION, c.verified.__module__)"
 )
 PURE = "pure pure broker.api.batch"
@@ -23,7 +23,7 @@ PURE = "pure pure broker.api.batch"
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of the package with its compiled modules, as an editable install has it."""
-    if not list((ROOT / "broker/client").glob("_gathering*.so")):
+    if not list((ROOT / "broker/client/reading").glob("_gathering*.so")):
         pytest.skip("nothing compiled here")
     shutil.copytree(ROOT / "broker", tmp_path / "broker", ignore=shutil.ignore_patterns("__pycache__", "_*.c"))
     return tmp_path
@@ -43,23 +43,23 @@ def show(tree: Path) -> tuple[str, str]:
 
 
 def test_modules_built_from_these_sources_are_used(tree: Path) -> None:
-    assert show(tree) == ("compiled compiled broker.client._gathering", "")
+    assert show(tree) == ("compiled compiled broker.client.reading._gathering", "")
 
 
 def test_a_module_beside_other_sources_is_passed_over_with_a_warning_that_says_how_to_mend_it(tree: Path) -> None:
-    for source in ("broker/client/_loan.pxi", "broker/ingest/_intake.pyx"):
+    for source in ("broker/client/reading/_loan.pxi", "broker/ingest/_intake.pyx"):
         with (tree / source).open("a") as file:
             file.write("# as after a git pull\n")
     used, said = show(tree)
     assert used == PURE
-    for name in ("broker.client._gathering", "broker.ingest._intake"):
+    for name in ("broker.client.reading._gathering", "broker.ingest._intake"):
         assert f"RuntimeWarning: {name} is not used but its slower twin in Python: it was built from other" in said
     assert "make install" in said
 
 
 def test_a_module_that_cannot_be_imported_is_passed_over_too(tree: Path) -> None:
     """As one that imports a name which the Python modules have no longer, or one for another machine."""
-    for library in (*tree.glob("broker/client/*.so"), *tree.glob("broker/ingest/*.so")):
+    for library in (*tree.glob("broker/client/reading/*.so"), *tree.glob("broker/ingest/*.so")):
         library.write_bytes(b"no library")
     used, said = show(tree)
     assert used == PURE
@@ -67,10 +67,10 @@ def test_a_module_that_cannot_be_imported_is_passed_over_too(tree: Path) -> None
 
 
 def test_a_wheel_has_no_sources_to_compare(tree: Path) -> None:
-    for source in (*tree.glob("broker/*/*.pyx"), *tree.glob("broker/*/*.pxi")):
+    for source in (*tree.glob("broker/**/*.pyx"), *tree.glob("broker/**/*.pxi")):
         source.unlink()
-    assert show(tree) == ("compiled compiled broker.client._gathering", "")
-    assert sources_digest(tree / "broker/client") == ""
+    assert show(tree) == ("compiled compiled broker.client.reading._gathering", "")
+    assert sources_digest(tree / "broker/client/reading") == ""
 
 
 def test_a_digest_tells_names_and_contents_apart(tmp_path: Path) -> None:

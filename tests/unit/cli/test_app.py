@@ -23,11 +23,11 @@ import typer
 from typer.testing import CliRunner
 
 from broker import __version__
-from broker.cli.datafolder import DataFolder, Record
+from broker.cli.commands.publish import generated, headers_of, lines
+from broker.cli.local.datafolder import DataFolder, Record
+from broker.cli.local.processes import Identity
 from broker.cli.main import app
 from broker.cli.output import table
-from broker.cli.processes import Identity
-from broker.cli.publish import generated, headers_of, lines
 from broker.storage import DataFolder as BrokersFolder
 
 ROOT = Path(__file__).parents[3]
@@ -406,7 +406,7 @@ def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:
         "import os, signal, sys\n"
         "class Interrupted:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'broker.cli.doctor': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'broker.cli.doctor.command': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupted())\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from broker.cli.start import main\n"

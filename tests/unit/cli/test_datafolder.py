@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
-from broker.cli.datafolder import LOG_BYTES_KEPT, DataFolder, Record
-from broker.cli.processes import Identity
+from broker.cli.local.datafolder import LOG_BYTES_KEPT, DataFolder, Record
+from broker.cli.local.processes import Identity
 from broker.storage import DataFolder as BrokersFolder
 
 

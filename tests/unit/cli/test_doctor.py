@@ -23,13 +23,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli import checks_machine, checks_network
-from broker.cli.checks import OK, SKIPPED, WARNING, WRONG, Check
-from broker.cli.checks_folder import check_catalog, check_file_times, check_folder
-from broker.cli.checks_machine import check_disk, check_fsync, check_limits, check_versions
-from broker.cli.checks_network import check_broker, check_nats
+from broker.cli.doctor import machine as checks_machine
+from broker.cli.doctor import network as checks_network
+from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
+from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder
+from broker.cli.doctor.machine import check_disk, check_fsync, check_limits, check_versions
+from broker.cli.doctor.network import check_broker, check_nats
 from broker.cli.main import app
-from broker.runtime.open_logs import connections_within
+from broker.runtime.partitions.open_logs import connections_within
 from broker.storage.folder import DataFolder
 from tests.support.processes import BrokerProcess, NatsServer, free_port, running
 

@@ -86,7 +86,7 @@ def test_a_command_of_one_json_call_loads_nothing_heavy(command: str) -> None:
     with RawServer(answer) as server:
         loaded = loaded_by("--brokers", server.address, "--json", *command.split())
         assert len(server.requests) == 1
-        assert not loaded & {*HEAVY, "broker.client.fetch", "rich"}
+        assert not loaded & {*HEAVY, "broker.client.reading.fetch", "rich"}
         if command.endswith("list"):
             assert not loaded_by("--brokers", server.address, *command.split()) & HEAVY
 

@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, OffsetOutOfRange, UnknownFormatVersion
 from broker.api.schema import SCHEMA
-from broker.cli.export import ParquetFile
+from broker.cli.commands.export import ParquetFile
 from broker.cli.main import app
 from broker.client import connect
-from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import OsDisk
 from broker.storage.folder import DataFolder
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.logs import commit, row_batch
 from tests.support.processes import BrokerProcess
 
@@ -347,8 +347,8 @@ def test_export_of_a_log_that_was_killed_has_what_was_written_and_no_torn_tail(d
 
 
 def test_row_groups_are_bounded_however_the_batches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.cli.export.ROW_GROUP_ROWS", 100)
-    monkeypatch.setattr("broker.cli.export.ROW_GROUP_BYTES", 10_000)
+    monkeypatch.setattr("broker.cli.commands.export.ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr("broker.cli.commands.export.ROW_GROUP_BYTES", 10_000)
     schema = pa.schema([("value", pa.binary())])
     file = ParquetFile(str(tmp_path / "f.parquet"), schema)
     sizes = [1, 250, 0, 30, 99, 100, 1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.processes import Identity, Process, start
+from broker.cli.local.processes import Identity, Process, start
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [

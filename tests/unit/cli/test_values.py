@@ -16,10 +16,10 @@ import typer
 from broker.api.errors import BY_REASON, DeadlineExceeded, NotReady, Unavailable
 from broker.api.schema import SCHEMA
 from broker.api.stream import LIMITS
+from broker.cli.commands.records import Lines, json_lines, rows, value_text
 from broker.cli.exits import FAILED, UNREACHABLE, code_of
 from broker.cli.options import NONE, byte_count, duration_ms, number, or_none, position
 from broker.cli.output import bytes_text, cell, printable, time_text
-from broker.cli.records import Lines, json_lines, rows, value_text
 
 ANY = (0, 1 << 60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.api.errors import InvalidRequest, NotSupported
-from broker.client.address import Address, parse_address, parse_addresses
+from broker.client.http.address import Address, parse_address, parse_addresses
 
 
 @pytest.mark.parametrize(

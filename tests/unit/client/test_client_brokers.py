@@ -22,13 +22,13 @@ from broker.api.errors import (
     Unavailable,
     UnknownStream,
 )
-from broker.client.address import Address, parse_address
-from broker.client.brokers import Brokers, leader_of
-from broker.client.calls import Calls, path
-from broker.client.interrupt import Interrupt
-from broker.client.outages import Outages
-from broker.client.patience import Patience
-from broker.client.pool import Pool
+from broker.client.http.address import Address, parse_address
+from broker.client.http.brokers import Brokers, leader_of
+from broker.client.http.calls import Calls, path
+from broker.client.http.interrupt import Interrupt
+from broker.client.http.outages import Outages
+from broker.client.http.patience import Patience
+from broker.client.http.pool import Pool
 from tests.support.processes import free_port
 from tests.unit.client.rawserver import RawServer, Reply, Request
 
@@ -107,7 +107,7 @@ def test_a_connection_that_idled_for_too_long_is_not_used(monkeypatch: pytest.Mo
     with RawServer(answers(b"{}")) as server:
         api = calls(server.address)
         api.json("GET", "/v1/x")
-        monkeypatch.setattr("broker.client.pool.IDLE_S_MAX", 0)
+        monkeypatch.setattr("broker.client.http.pool.IDLE_S_MAX", 0)
         api.json("GET", "/v1/x")
         assert server.connection_count == 2
 
@@ -345,7 +345,7 @@ def test_an_outage_is_told_at_once_and_once_and_so_is_its_end() -> None:
 def test_without_anybody_to_tell_the_log_has_it(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Unavailable):
         calls(f"127.0.0.1:{free_port()}", deadline_s=0.1).json("GET", "/v1/x")
-    lines = [record for record in caplog.records if record.name == "broker.client.outages"]
+    lines = [record for record in caplog.records if record.name == "broker.client.http.outages"]
     assert [(line.levelname, line.getMessage().partition(" ")[0]) for line in lines] == [("WARNING", "client.retrying")]
     assert "Connection refused" in lines[0].getMessage()
 
@@ -357,7 +357,7 @@ def test_outages_that_follow_each_other_quickly_are_told_seldom(monkeypatch: pyt
         outages.failed(Overloaded("full"), 30)
         outages.answered()
     assert len(told) == 2
-    monkeypatch.setattr("broker.client.outages.INTERVAL_S", 0.0)
+    monkeypatch.setattr("broker.client.http.outages.INTERVAL_S", 0.0)
     outages.failed(Overloaded("full"), 30)
     outages.answered()
     assert len(told) == 4

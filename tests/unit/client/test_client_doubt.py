@@ -34,13 +34,13 @@ from broker.api.errors import (
     UnknownSink,
     UnknownStream,
 )
-from broker.client.append import Appender, Stamp
-from broker.client.brokers import Brokers
-from broker.client.calls import Calls
 from broker.client.client import Client
-from broker.client.fetch import FetchSession
-from broker.client.sequences import Sequences
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls
+from broker.client.reading.fetch import FetchSession
 from broker.client.sinks import Sink
+from broker.client.writing.append import Appender, Stamp
+from broker.client.writing.sequences import Sequences
 from tests.support.processes import free_port
 from tests.unit.client.logs import Log
 from tests.unit.client.rawserver import RawServer, Reply, Request
@@ -72,7 +72,7 @@ CONSUMER: Final[dict[str, Any]] = {"consumer": "c", "partitions": [], "lag": 0}
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.client.patience.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("broker.client.http.patience.FIRST_PAUSE_S", 0.001)
 
 
 Call = Callable[[Client], object]

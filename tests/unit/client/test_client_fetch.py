@@ -26,11 +26,11 @@ from broker.api.errors import (
     Unavailable,
     UnknownStream,
 )
-from broker.client.brokers import Brokers
-from broker.client.calls import Calls
-from broker.client.fetch import FetchSession, PartitionFetch, fetch_batches
-from broker.client.interrupt import Interrupt
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls
+from broker.client.http.interrupt import Interrupt
 from broker.client.reader import QUICK_S, RecordReader, Span
+from broker.client.reading.fetch import FetchSession, PartitionFetch, fetch_batches
 from tests.unit.client.logs import INCARNATION, Log, body, message
 from tests.unit.client.rawserver import Handler, RawServer, Reply, Request
 

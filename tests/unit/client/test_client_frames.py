@@ -16,8 +16,8 @@ import pytest
 from broker.api.batch import HEADER_BYTES, BatchHeader, seal
 from broker.api.errors import BadBatch, LiftlogError, Unavailable, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.client.frames import ReadInto, read_batches, read_messages
-from broker.client.memory import Memory
+from broker.client.reading.frames import ReadInto, read_batches, read_messages
+from broker.client.reading.reused_memory import Memory
 from tests.unit.client.logs import body, message, rows
 
 

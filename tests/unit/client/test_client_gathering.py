@@ -30,10 +30,10 @@ from broker.api.batch import (
 )
 from broker.api.errors import BadBatch
 from broker.api.schema import SCHEMA
-from broker.client import gathering as gathering_module
-from broker.client.frames import Message, read_messages
-from broker.client.gathering import PureGathering, Shape
-from broker.client.memory import KEPT_MAX, Memory
+from broker.client.reading import gathering as gathering_module
+from broker.client.reading.frames import Message, read_messages
+from broker.client.reading.gathering import PureGathering, Shape
+from broker.client.reading.reused_memory import KEPT_MAX, Memory
 from tests.support.rows import random_rows
 from tests.unit.client.logs import body, message
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.api.errors import LiftlogError, ReadOnly, Unavailable
-from broker.client.fetch import FetchSession
+from broker.client.reading.fetch import FetchSession
 from tests.support.effort import examples, seeded
 from tests.unit.client.logs import Log
 from tests.unit.client.rawserver import RawServer, Reply, Request
@@ -163,7 +163,7 @@ def test_a_head_that_trickles_is_given_up() -> None:
 
 
 def test_a_body_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.client.pool.BODY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("broker.client.http.pool.BODY_TIMEOUT_S", 0.5)
     stop = threading.Event()
 
     def trickle(request: Request, reply: Reply) -> None:

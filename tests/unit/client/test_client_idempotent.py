@@ -27,8 +27,8 @@ from broker.api.errors import (
     Unavailable,
     UnknownProducer,
 )
-from broker.client.append import Stamp
 from broker.client.client import Client, connect
+from broker.client.writing.append import Stamp
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.serving.server import Server
 

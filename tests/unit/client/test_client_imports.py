@@ -28,7 +28,7 @@ def test_importing_the_client_loads_nothing_heavy(code: str) -> None:
     assert not loaded_after(code) & ALWAYS_ABSENT
 
 
-@pytest.mark.parametrize("module", ["fetch", "append"])
+@pytest.mark.parametrize("module", ["reading.fetch", "writing.append"])
 def test_what_executors_import_loads_no_loop(module: str) -> None:
     loaded = loaded_after(f"import broker.client.{module}")
     assert not loaded & (ALWAYS_ABSENT | {"asyncio", "concurrent"})

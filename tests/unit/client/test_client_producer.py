@@ -27,11 +27,11 @@ from broker.api.errors import (
     Unavailable,
     UnknownPartition,
 )
-from broker.client.answers import StreamDescription
-from broker.client.brokers import Brokers
 from broker.client.client import Client
-from broker.client.partitioner import partition_of, partitions_of
+from broker.client.http.answers import StreamDescription
+from broker.client.http.brokers import Brokers
 from broker.client.producer import Producer
+from broker.client.writing.partitioner import partition_of, partitions_of
 from broker.ingest.partitioning import partition_of as brokers_partition_of
 from tests.unit.client.rawserver import RawServer, Reply, Request
 

@@ -19,7 +19,7 @@ import pytest
 from broker.api.errors import InvalidRecords, InvalidRequest, InvalidSubject
 from broker.client.client import Client, connect
 from broker.client.positions import Position
-from broker.client.records import record_batches
+from broker.client.writing.records import record_batches
 from tests.unit.serving.server import Server
 
 NewStream = Callable[..., str]
@@ -86,7 +86,7 @@ def test_a_dict_may_have_all_that_a_record_has(client: Client, new_stream: NewSt
 
 
 def test_many_dicts_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.client.records.DICTS_PER_BATCH", 3)
+    monkeypatch.setattr("broker.client.writing.records.DICTS_PER_BATCH", 3)
     batches = list(record_batches({"value": b"%d" % i} for i in range(7)))
     assert [batch.num_rows for batch in batches] == [3, 3, 1]
     assert len({batch.schema for batch in batches}) == 1

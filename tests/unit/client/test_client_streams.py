@@ -22,8 +22,8 @@ from broker.api.errors import (
     UnknownSetting,
     UnknownStream,
 )
-from broker.client.answers import StreamDescription, understand
 from broker.client.client import Client, connect
+from broker.client.http.answers import StreamDescription, understand
 from broker.client.positions import Position, at_json
 from tests.support.processes import free_port
 from tests.unit.serving.server import Server

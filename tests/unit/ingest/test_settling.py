@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from broker.api.batch import decode_batch
-from broker.storage.dedup import IdTable
-from broker.storage.subjects import SubjectTable
+from broker.storage.memory.ids import IdTable
+from broker.storage.memory.subjects import SubjectTable
 from tests.unit.ingest.twins import builder
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 

@@ -1,4 +1,6 @@
-"""N2 of broker/runtime/flush.py, from a real nats-server to a disk that is held back: what is not read stays there."""
+"""N2 of broker/runtime/intake/flush.py, from a real nats-server to a disk that is held back.
+
+What is not read stays there."""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ import pytest
 
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
-from broker.runtime import intake
-from broker.runtime.config import load
-from broker.runtime.intake import WRITE_PENDING_BYTES_MAX, IntakeDriver
-from broker.runtime.nats_seam import barrier
-from broker.runtime.partition import Partition
-from broker.runtime.watch import ChangeHub
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.runtime.config.configuration import load
+from broker.runtime.intake import driver as intake
+from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
+from broker.runtime.intake.nats_seam import barrier
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.processes import NatsServer, eventually, free_port
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, pool

@@ -19,8 +19,8 @@ import pytest
 
 from broker.api.errors import DiskFull, InvalidRequest, LiftlogError, StorageFailed, UnknownStream
 from broker.metadata.catalog import Catalog
-from broker.runtime import catalog_store
-from broker.runtime.catalog_store import CatalogStore
+from broker.runtime.partitions import catalog_store
+from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
 from tests.support.simdisk import MODES, Crashed, SimDisk
 from tests.unit.metadata.test_catalog import create

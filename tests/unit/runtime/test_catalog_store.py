@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import CorruptLog, StreamExists
-from broker.runtime.catalog_store import CatalogStore
+from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.storage.disk import OsDisk
 from tests.unit.metadata.test_catalog import create
 

@@ -2,7 +2,8 @@
 was acked is in the log, and reading goes on.
 
 Method: the real intake driver, its loop turned by hand; real parsers, logs and fsync pool. Streams are changed as
-`broker.runtime.control` does it, with no connection to NATS that could hold a change back until the message is whole.
+`broker.runtime.partitions.control` does it, with no connection to NATS that could hold a change back until the
+message is whole.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import pytest
 from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.config import load
-from broker.runtime.intake import IntakeDriver
-from broker.runtime.partition import Partition
-from broker.runtime.sync import SyncPool
-from broker.runtime.watch import ChangeHub
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.runtime.config.configuration import load
+from broker.runtime.intake.driver import IntakeDriver
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.simdisk import SimDisk
 from tests.support.waiting import until
 from tests.unit.ingest.twins import TWIN_IDS

@@ -10,10 +10,10 @@ import pytest
 
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, Turns
-from broker.runtime.config import load
-from broker.runtime.partition import Partition
-from broker.runtime.watch import ChangeHub
+from broker.runtime.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, Turns
+from broker.runtime.config.configuration import load
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.watch import ChangeHub
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows

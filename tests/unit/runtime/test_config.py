@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
-from broker.runtime.annotated import annotated
-from broker.runtime.config import CLIENT_VARIABLES, SETTINGS, Config, Secret, describe, load, without_credentials
+from broker.runtime.config.annotated import annotated
+from broker.runtime.config.configuration import (
+    CLIENT_VARIABLES,
+    SETTINGS,
+    Config,
+    Secret,
+    describe,
+    load,
+    without_credentials,
+)
 
 CONF = Path(__file__).parents[3] / "conf"
 SECRETS = {"LIFTLOG_NATS_USER": "ann", "LIFTLOG_NATS_PASSWORD": "hunter2"}

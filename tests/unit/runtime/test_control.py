@@ -23,14 +23,14 @@ import pytest
 from broker.api.errors import DiskFull, LiftlogError, NotReady, StorageFailed, StreamExists, WrongFolder
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.broker import Broker
-from broker.runtime.catalog_store import CatalogStore
-from broker.runtime.config import load
-from broker.runtime.partition import Partition
-from broker.runtime.stages import StageStore
-from broker.storage.ahead import AheadFile
+from broker.runtime.config.configuration import load
+from broker.runtime.partitions.catalog_store import CatalogStore
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.sinks.stages import StageStore
 from broker.storage.disk import OsDisk
+from broker.storage.disk.osfile import OsFile
+from broker.storage.disk.preallocate import AheadFile
 from broker.storage.log import PartitionLog
-from broker.storage.osfile import OsFile
 from tests.support.effort import seeded
 from tests.support.logs import row_batch
 

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from broker.api.errors import InvalidSetting, PortInUse
 from broker.runtime.dataplane import DataPlane
-from broker.serving.app import CONNECTIONS
-from broker.serving.connections import DEFAULT_LIMITS, Connections
-from broker.serving.meters import Meters
+from broker.serving.http.app import CONNECTIONS
+from broker.serving.http.connections import DEFAULT_LIMITS, Connections
+from broker.serving.http.meters import Meters
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="congestion control is chosen per socket on Linux only")
 

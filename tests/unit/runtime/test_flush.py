@@ -17,12 +17,12 @@ from broker.api.errors import StorageFailed
 from broker.api.stream import settings_from
 from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.flush import CROWD_RECORDS, Flusher
-from broker.runtime.partition import Partition
-from broker.runtime.sync import SyncPool
-from broker.runtime.watch import ChangeHub
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.runtime.intake.flush import CROWD_RECORDS, Flusher
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, pool
 

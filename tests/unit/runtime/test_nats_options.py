@@ -9,8 +9,8 @@ import pytest
 
 from broker.api.errors import InvalidSetting
 from broker.runtime.broker import Broker
-from broker.runtime.config import load
-from broker.runtime.nats_options import checked_options, connect_options
+from broker.runtime.config.configuration import load
+from broker.runtime.config.nats_options import checked_options, connect_options
 
 FILES = ("tls_ca", "creds")
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.runtime.open_logs import BESIDE, LEAST, OpenLogs, connections_within, files_within, raise_limit
-from broker.runtime.sync import SyncPool
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.runtime.partitions.open_logs import BESIDE, LEAST, OpenLogs, connections_within, files_within, raise_limit
+from broker.runtime.partitions.sync import SyncPool
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.logs import commit, row_batch
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk

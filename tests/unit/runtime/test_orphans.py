@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from broker.api.errors import CorruptLog
-from broker.runtime.orphans import remove_folder, remove_orphans, require_catalog
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.runtime.partitions.orphans import remove_folder, remove_orphans, require_catalog
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.simdisk import SimDisk
 
 ROOT = "/data/streams"

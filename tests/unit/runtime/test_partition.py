@@ -22,14 +22,14 @@ from broker.api.errors import NotLeader, ReadOnly, StorageFailed, StreamPaused, 
 from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.partition import Outcome, Partition
-from broker.runtime.stages import append_durable
-from broker.runtime.sync import SyncPool
-from broker.runtime.watch import ChangeHub
-from broker.storage.checkpoint import LogIdentity, LogSettings
+from broker.runtime.partitions.partition import Outcome, Partition
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.sinks.stages import append_durable
 from broker.storage.disk import OsDisk
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 
@@ -137,14 +137,14 @@ def test_after_a_slow_fsync_the_next_one_is_the_pools_and_after_a_quick_one_ther
     partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiters = [Waiter() for _ in range(3)]
-    monkeypatch.setattr("broker.runtime.partition.QUICK_S", -1.0)  # no fsync is quick
+    monkeypatch.setattr("broker.runtime.partitions.partition.QUICK_S", -1.0)  # no fsync is quick
     for number in range(2):
         partition.append_now([rows(b"a")], waiters[number], here=True)
         assert waiters[number].outcome is None
         pool.go.release()
         assert waiters[number].wait() == number + 1
         eventually(lambda: not partition._sync_queued, what="the pool to be done")
-    monkeypatch.setattr("broker.runtime.partition.QUICK_S", 3600.0)
+    monkeypatch.setattr("broker.runtime.partitions.partition.QUICK_S", 3600.0)
     partition.append_now([rows(b"c")], waiters[2], here=True)
     assert waiters[2].outcome == 3
 
@@ -255,7 +255,7 @@ def test_a_fault_of_ours_between_log_and_core_leaves_nobody_waiting_and_the_part
     before, never, after = Waiter(), Waiter(), Waiter()
     partition.append_now([rows(b"a")], before)
     with monkeypatch.context() as patch:
-        patch.setattr("broker.runtime.partition.Appended", _no_memory)
+        patch.setattr("broker.runtime.partitions.partition.Appended", _no_memory)
         with pytest.raises(MemoryError):
             partition.append_now([rows(b"b")], never)
     assert isinstance(before.wait(), StorageFailed)

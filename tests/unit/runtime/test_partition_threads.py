@@ -20,11 +20,11 @@ from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.api.stream import settings_from
 from broker.replication.events import Acks
-from broker.runtime.partition import Partition
-from broker.runtime.sync import SyncPool, SyncRow
-from broker.runtime.watch import ChangeHub
-from broker.storage.checkpoint import LogSettings
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.sync import SyncPool, SyncRow
+from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import AppendResult, PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import IDENTITY, info, rows

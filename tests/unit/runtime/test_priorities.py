@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from broker.runtime import config
-from broker.runtime.compactor import Chores, Compactor
-from broker.runtime.partition import Partition
-from broker.runtime.scrubber import Scrubber
+from broker.runtime.background.compactor import Chores, Compactor
+from broker.runtime.background.scrubber import Scrubber
+from broker.runtime.config import configuration as config
+from broker.runtime.partitions.partition import Partition
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 

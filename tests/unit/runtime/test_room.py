@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import DiskFull
-from broker.runtime.room import LOOK_S, SHARE, Room, free_and_total
+from broker.runtime.background.disk_reserve import LOOK_S, SHARE, Room, free_and_total
 
 
 class Place:

@@ -16,13 +16,14 @@ import pytest
 
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
-from broker.runtime import config, scrubber
-from broker.runtime.partition import Partition
-from broker.runtime.scrubber import Scrubber, load_position
-from broker.runtime.sync import SyncPool
-from broker.runtime.watch import ChangeHub
-from broker.storage.checkpoint import LogIdentity, LogSettings, seal_json
+from broker.runtime.background import scrubber
+from broker.runtime.background.scrubber import Scrubber, load_position
+from broker.runtime.config import configuration as config
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings, seal_json
 from tests.support.logs import commit, row_batch
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk

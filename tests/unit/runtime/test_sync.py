@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from broker.runtime.sync import SyncPool
+from broker.runtime.partitions.sync import SyncPool
 
 WAIT_S = 60
 

@@ -21,10 +21,10 @@ from jsonschema import Draft202012Validator
 from broker.api.batch import decode_batch, split_messages
 from broker.api.http import ARROW_STREAM, PROBLEM_JSON
 from broker.api.schema import SCHEMA
-from broker.serving.app import CONNECTIONS, ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
-from broker.serving.connections import DEFAULT_LIMITS, ConnectionLimits
-from broker.serving.endpoint import Serving
-from broker.serving.openapi import document
+from broker.serving.contract.endpoint import Serving
+from broker.serving.contract.openapi import document
+from broker.serving.http.app import CONNECTIONS, ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
+from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits
 from tests.support.backend import LogBackend
 from tests.unit.serving.arrow import stream_of
 

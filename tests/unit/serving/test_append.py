@@ -18,8 +18,8 @@ import pytest
 
 from broker.api.batch import read_header, split_messages
 from broker.api.http import ARROW_STREAM
-from broker.serving.app import BODIES_AT_ONCE
-from broker.serving.body import ROOM_MADE_BYTES
+from broker.serving.http.app import BODIES_AT_ONCE
+from broker.serving.http.body import ROOM_MADE_BYTES
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from broker.api.http import ARROW_STREAM, PROBLEM_JSON
-from broker.serving import closing, connections
-from broker.serving.app import CONNECTIONS
-from broker.serving.body import ROOM_MADE_BYTES
-from broker.serving.connections import HEADER_BYTES_MAX, TARGET_BYTES_MAX, ConnectionLimits, Connections
+from broker.serving.http import closing, connections
+from broker.serving.http.app import CONNECTIONS
+from broker.serving.http.body import ROOM_MADE_BYTES
+from broker.serving.http.connections import HEADER_BYTES_MAX, TARGET_BYTES_MAX, ConnectionLimits, Connections
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
@@ -210,7 +210,7 @@ def test_who_connects_and_says_nothing_is_closed_without_a_word(tmp_path: Path) 
 def test_a_body_that_stops_half_way_is_cut_and_nothing_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_made_bytes: int
 ) -> None:
-    monkeypatch.setattr("broker.serving.body.ROOM_MADE_BYTES", room_made_bytes)
+    monkeypatch.setattr("broker.serving.http.body.ROOM_MADE_BYTES", room_made_bytes)
     with running(tmp_path, limits=ConnectionLimits(body_timeout_s=0.3)) as server:
         server.call(server.backend.create_stream("orders", {}))
         body = stream_of(values(100))

@@ -16,8 +16,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator, validate
 
 from broker.api.errors import BY_REASON
 from broker.api.stream import StreamSettings
-from broker.serving.app import ENDPOINTS
-from broker.serving.openapi import document
+from broker.serving.contract.openapi import document
+from broker.serving.http.app import ENDPOINTS
 from tests.unit.serving.server import CONTRACT, Api, Server
 
 COPY = Path(__file__).parent / "openapi.json"

@@ -17,9 +17,9 @@ from broker.api.errors import InvalidRecords, LiftlogError, RequestTooLarge
 from broker.api.schema import END_OF_STREAM
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
-from broker.serving.append import encode
-from broker.serving.decode import decode_stream
-from broker.serving.framing import BATCHES_MAX, RECORDS_MAX, SCHEMA_BYTES_MAX, walk
+from broker.serving.endpoints.append import encode
+from broker.serving.payload.decode import decode_stream
+from broker.serving.payload.framing import BATCHES_MAX, RECORDS_MAX, SCHEMA_BYTES_MAX, walk
 from tests.unit.serving.arrow import stream_of, values
 
 LIMIT = 1 << 20

@@ -18,7 +18,7 @@ import pytest
 
 from broker.api.http import ARROW_STREAM, NDJSON
 from broker.api.legible import iso_time
-from broker.serving import ndjson
+from broker.serving.payload import ndjson
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
 

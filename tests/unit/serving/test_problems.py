@@ -11,7 +11,7 @@ import re
 import pytest
 
 from broker.api.errors import BY_REASON, CorruptLog, LiftlogError, NotSupported, StorageFailed, from_problem
-from broker.serving.problems import problem_response
+from broker.serving.contract.problems import problem_response
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Api, Server
 

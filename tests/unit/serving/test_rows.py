@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from broker.api.errors import InvalidRecords, RecordTooLarge, RequestTooLarge
-from broker.serving.decode import decode_stream
-from broker.serving.rows import ROW_OVERHEAD_BYTES, ROW_SCHEMA, row_bytes, split, to_rows
+from broker.serving.payload.decode import decode_stream
+from broker.serving.payload.rows import ROW_OVERHEAD_BYTES, ROW_SCHEMA, row_bytes, split, to_rows
 from broker.storage.rows import RowBatch
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import stream_of, values

@@ -22,7 +22,7 @@ import pytest
 from broker.api import http as names
 from broker.api.http import ARROW_STREAM
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.serving import sending
+from broker.serving.http import sending
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running

@@ -23,9 +23,9 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.replication.events import Appended
-from broker.runtime import commits_log
-from broker.runtime.stage_log import StageLog
-from broker.runtime.stages import StageLimits, StageStore, append_durable
+from broker.runtime.sinks import commits_log
+from broker.runtime.sinks.stage_log import StageLog
+from broker.runtime.sinks.stages import StageLimits, StageStore, append_durable
 from broker.sinks.ledger import Ledger, NamedStage
 from broker.sinks.notes import PartStored, StagePinned
 from broker.sinks.state import SinkState

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from broker.api.errors import SinkFenced, UnknownSink
-from broker.runtime.commits_log import Removed
-from broker.runtime.stages import StageLimits
+from broker.runtime.sinks.commits_log import Removed
+from broker.runtime.sinks.stages import StageLimits
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, Driver, Rig, World
 

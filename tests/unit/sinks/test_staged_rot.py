@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from broker.api.errors import StageLost
-from broker.runtime import config
-from broker.runtime.partition import Partition
-from broker.runtime.scrubber import Scrubber
-from broker.runtime.stages import StageStore
+from broker.runtime.background.scrubber import Scrubber
+from broker.runtime.config import configuration as config
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.sinks.stages import StageStore
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import STREAM, Attempt, Driver, Rig, World

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.api.errors import StaleIncarnation
-from spark_liftlog.advance import Head, Heads, finish, losses, recreated, step, truncated, unknown_epochs
 from spark_liftlog.errors import LogTruncated, RecordsExpired
-from spark_liftlog.offsets import Key, Offset, Position
+from spark_liftlog.reading.advance import Head, Heads, finish, losses, recreated, step, truncated, unknown_epochs
+from spark_liftlog.reading.offsets import Key, Offset, Position
 
 
 def start_at(positions: dict[int, tuple[int, int]], *, incarnation: str = "i1") -> Offset:

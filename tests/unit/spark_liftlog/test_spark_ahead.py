@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from broker.api.errors import BadBatch
-from broker.client.interrupt import Interrupt
-from spark_liftlog.ahead import AHEAD_MAX, read_ahead
+from broker.client.http.interrupt import Interrupt
+from spark_liftlog.reading.prefetch import AHEAD_MAX, read_ahead
 
 DEADLINE_S = 60
 

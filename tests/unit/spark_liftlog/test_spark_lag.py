@@ -11,7 +11,7 @@ import pytest
 from broker.api.errors import DeadlineExceeded, OffsetOutOfRange
 from spark_liftlog import Lag, lag
 from spark_liftlog.errors import LiftlogSparkError, shown_to_spark
-from spark_liftlog.query_lag import report
+from spark_liftlog.reading.query_lag import report
 
 REPORT = report({("orders", 0): 100, ("orders", 1): 7}, {("orders", 0): 250, ("orders", 1): 7})
 

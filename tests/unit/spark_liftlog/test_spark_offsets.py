@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.api.errors import LiftlogError, UnknownFormatVersion
 from spark_liftlog.errors import BadOffset
-from spark_liftlog.offsets import Offset, Position, decode, encode, starting_point, symbolic
+from spark_liftlog.reading.offsets import Offset, Position, decode, encode, starting_point, symbolic
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "offsets-v1.json"
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_liftlog.offsets import Key
-from spark_liftlog.plan import TASK_BYTES, Range, plan, prorate
+from spark_liftlog.reading.offsets import Key
+from spark_liftlog.reading.plan import TASK_BYTES, Range, plan, prorate
 
 
 @st.composite

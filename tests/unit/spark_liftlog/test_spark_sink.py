@@ -11,9 +11,9 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, String
 from broker.api.errors import InvalidRecords, UnknownPartition
 from spark_liftlog.errors import ModeRefused
 from spark_liftlog.options import SinkOptions
-from spark_liftlog.partitioner import partitions_for
 from spark_liftlog.schema import HEADERS
-from spark_liftlog.writer import LiftlogStreamWriter, LiftlogWriter, columns_of, pieces
+from spark_liftlog.writing.partitioner import partitions_for
+from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter, columns_of, pieces
 
 OPTIONS = SinkOptions(brokers="localhost:1", stream="s")
 VALUE = StructType([StructField("value", BinaryType())])

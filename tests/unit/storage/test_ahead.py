@@ -16,13 +16,13 @@ import pytest
 
 from broker.api.errors import StorageFailed
 from broker.api.schema import END_OF_STREAM
-from broker.storage.ahead import AheadFile
-from broker.storage.chain import AHEAD_BYTES
-from broker.storage.checkpoint import LogSettings
 from broker.storage.disk import Disk, OsDisk
-from broker.storage.inspect import inspect_partition
+from broker.storage.disk.preallocate import AheadFile
+from broker.storage.inspect.inspection import inspect_partition
+from broker.storage.inspect.repair import mend
 from broker.storage.log import PartitionLog
-from broker.storage.mend import mend
+from broker.storage.segments.chain import AHEAD_BYTES
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import IDENTITY, check_log, commit, create_log, open_log, row_batch, verified_records
 from tests.support.plain_reader import read_segment
 from tests.support.simdisk import SimDisk

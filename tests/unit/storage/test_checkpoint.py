@@ -8,7 +8,7 @@ import pytest
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion, WrongFolder
 from broker.api.stream import StreamSettings
-from broker.storage.checkpoint import (
+from broker.storage.segments.checkpoint import (
     Checkpoint,
     LogIdentity,
     LogSettings,
@@ -19,7 +19,7 @@ from broker.storage.checkpoint import (
     seal_json,
     write_identity,
 )
-from broker.storage.epochs import Epochs, load_epochs, write_epochs
+from broker.storage.segments.epochs import Epochs, load_epochs, write_epochs
 from tests.support.simdisk import SimDisk
 
 IDENTITY = LogIdentity(cluster_id="c", stream="orders", incarnation="i", partition=3)

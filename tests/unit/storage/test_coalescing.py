@@ -17,14 +17,14 @@ from broker.api.batch import BatchHeader, decode_batch, read_header
 from broker.api.errors import DiskFull, StorageFailed
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import StreamSettings
-from broker.storage.checkpoint import LogSettings
-from broker.storage.coalescing import CoalescingReport, CoalescingSettings, Known, Memory, coalesce, next_join
-from broker.storage.compaction import CompactionSettings, compact
-from broker.storage.inspect import inspect_partition
+from broker.storage.inspect.inspection import inspect_partition
+from broker.storage.inspect.repair import mend
 from broker.storage.log import PartitionLog
-from broker.storage.mend import mend
-from broker.storage.rewrite import Shape
-from broker.storage.segment import Segment
+from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, Known, Memory, coalesce, next_join
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rewrite.rewriting import Shape
+from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.segments.segment import Segment
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
 from tests.support.logs import (
     FOLDER,

@@ -11,11 +11,11 @@ import pytest
 from broker.api.batch import decode_batch, read_header
 from broker.api.errors import DiskFull
 from broker.api.stream import StreamSettings
-from broker.storage.checkpoint import LogSettings
-from broker.storage.clean_state import CleanState, load_clean_state
-from broker.storage.compaction import CompactionReport, CompactionSettings, compact
-from broker.storage.keymap import ENTRY_BYTES, KeyMap, hash_keys
 from broker.storage.log import PartitionLog
+from broker.storage.rewrite.clean_state import CleanState, load_clean_state
+from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
+from broker.storage.rewrite.keymap import ENTRY_BYTES, KeyMap, hash_keys
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
 from tests.support.logs import FOLDER, commit, create_log, open_log, plan_bytes, sent_records
 from tests.support.simdisk import SimDisk

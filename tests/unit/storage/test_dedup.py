@@ -15,8 +15,8 @@ import pytest
 from broker.api.batch import BatchHeader, encode_batch
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
-from broker.storage.dedup import CAPACITY_MIN, IDS_BYTES, IdTable, ids_in
-from broker.storage.siphash import siphash, siphash_all
+from broker.storage.memory.ids import CAPACITY_MIN, IDS_BYTES, IdTable, ids_in
+from broker.storage.memory.siphash import siphash, siphash_all
 
 KEY = bytes(range(16))
 

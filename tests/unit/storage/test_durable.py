@@ -13,10 +13,10 @@ import pytest
 
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.schema import END_OF_STREAM
-from broker.storage.checkpoint import LogSettings
 from broker.storage.disk import File
 from broker.storage.log import PartitionLog
 from broker.storage.segment_log import Log
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import SimDisk, SimFile
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
-from broker.storage.checkpoint import LogSettings
-from broker.storage.index import GrowingIndex
 from broker.storage.log import PartitionLog
 from broker.storage.rows import StoredGroup
+from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.segments.index import GrowingIndex
 from tests.support.logs import check_log, commit, create_log, open_log, read_records, row_batch, verified_records
 from tests.support.simdisk import SimDisk
 
@@ -384,7 +384,7 @@ def test_limit_of_the_file_size_on_the_real_disk_is_a_full_disk(tmp_path: Path) 
     script = f"""
         import resource, signal
         from broker.api.errors import DiskFull
-        from broker.storage.checkpoint import LogSettings
+        from broker.storage.segments.checkpoint import LogSettings
         from broker.storage.disk import OsDisk
         from tests.support.logs import commit, create_log, row_batch, verified_records
 

@@ -13,13 +13,13 @@ import pytest
 
 from broker.api.batch import read_header
 from broker.api.errors import BadBatch, NotLeader, OffsetOutOfRange, StorageFailed
-from broker.storage.checkpoint import Checkpoint, LogSettings
-from broker.storage.clean_state import CleanState, load_clean_state, save_clean_state
-from broker.storage.coalescing import CoalescingSettings, coalesce
-from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.log import PartitionLog
-from broker.storage.rewrite import Shape
-from broker.storage.state import list_states
+from broker.storage.memory.state_files import list_states
+from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.compaction import CompactionSettings, compact
+from broker.storage.rewrite.rewriting import Shape
+from broker.storage.segments.checkpoint import Checkpoint, LogSettings
 from tests.support.compacting import check_compacted, keyed_batch
 from tests.support.logs import FOLDER, check_log, create_log, open_log, plan_bytes, row_batch, stamped, verified_records
 from tests.support.simdisk import SimDisk

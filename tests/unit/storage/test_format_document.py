@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from broker.api.schema import SCHEMA_BYTES
-from broker.storage.checkpoint import LogSettings
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support import plain_reader
 from tests.support.logs import IDENTITY, commit, stamped
 from tests.support.plain_reader import Damaged, crc32c, read_index, read_segment, read_small_file, read_state

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import DiskFull
-from broker.storage.checkpoint import LogSettings
 from broker.storage.disk import Disk, OsDisk
+from broker.storage.disk.spare_files import LARGE_BYTES, SIZES, SMALL_BYTES, SPARE_FOLDER, Spares
 from broker.storage.log import PartitionLog
-from broker.storage.spare import LARGE_BYTES, SIZES, SMALL_BYTES, SPARE_FOLDER, Spares
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import FOLDER, check_log, commit, create_log, open_log, stamped, verified_records
 from tests.support.simdisk import MODES, Crashed, SimDisk
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.checkpoint import LogSettings
 from broker.storage.disk import OsDisk
-from broker.storage.index import INDEX_CACHE
+from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.segments.index import INDEX_CACHE
 from tests.support.logs import commit, create_log, open_log, read_records, row_batch
 from tests.support.simdisk import SimDisk
 

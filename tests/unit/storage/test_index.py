@@ -7,7 +7,7 @@ import pytest
 from crc32c import crc32c
 
 from broker.api.schema import SCHEMA_BYTES
-from broker.storage.index import (
+from broker.storage.segments.index import (
     ENTRY,
     ENTRY_BYTES,
     LEAST_TIMESTAMP_US,

@@ -11,12 +11,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from broker.storage.coalescing import CoalescingSettings, Memory, coalesce
-from broker.storage.compaction import CompactionSettings, compact
-from broker.storage.index import footer_of, sealed_entries
+from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
-from broker.storage.scrub import scrub
+from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
+from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.segment_log import Log
+from broker.storage.segments.index import footer_of, sealed_entries
 from tests.support.compacting import keyed_batch
 from tests.support.logs import FOLDER, commit, create_log, open_log, read_records, verified_records
 from tests.support.simdisk import SimDisk

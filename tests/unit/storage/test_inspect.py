@@ -17,15 +17,15 @@ import pytest
 from broker.api.batch import VALUE_AT, BatchHeader, encode_batch, seal
 from broker.api.errors import FolderNotAllowed, InvalidRequest
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.storage.checkpoint import Checkpoint, LogSettings, seal_json
-from broker.storage.coalescing import CoalescingSettings, coalesce
 from broker.storage.disk import OsDisk
-from broker.storage.findings import CONSEQUENCES, Inspection
+from broker.storage.disk.overlay import OverlayDisk
 from broker.storage.folder import DataFolder
-from broker.storage.inspect import inspect_partition
+from broker.storage.inspect.findings import CONSEQUENCES, Inspection
+from broker.storage.inspect.inspection import inspect_partition
+from broker.storage.inspect.places import find_places, used_by
 from broker.storage.log import PartitionLog
-from broker.storage.overlay import OverlayDisk
-from broker.storage.places import find_places, used_by
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.segments.checkpoint import Checkpoint, LogSettings, seal_json
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log, row_batch, verified_records
 from tests.support.rows import random_rows
 from tests.support.simdisk import SimDisk

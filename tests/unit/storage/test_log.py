@@ -13,10 +13,10 @@ import pytest
 from broker.api.batch import HEADER_BYTES, decode_batch, read_header
 from broker.api.errors import NotSupported, OffsetOutOfRange, StorageFailed, WrongFolder
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
-from broker.storage.checkpoint import LogIdentity, LogSettings
 from broker.storage.disk import OsDisk
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.logs import (
     BOOT_ID,
     FOLDER,

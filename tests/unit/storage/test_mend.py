@@ -14,8 +14,8 @@ from dataclasses import replace
 import pytest
 
 from broker.api.schema import SCHEMA_BYTES
-from broker.storage.checkpoint import LogSettings
-from broker.storage.mend import Mending, mend
+from broker.storage.inspect.repair import Mending, mend
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import FOLDER, IDENTITY, check_log, commit, create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import MODES, Crashed, SimDisk
 

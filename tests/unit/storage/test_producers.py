@@ -19,8 +19,8 @@ from broker.api.errors import (
     UnknownFormatVersion,
     UnknownProducer,
 )
-from broker.storage.producers import WINDOW_GROUPS, Group, ProducerTable, Stamp
-from broker.storage.state import StateFiles, decode_state, encode_state, list_states, load_state
+from broker.storage.memory.producers import WINDOW_GROUPS, Group, ProducerTable, Stamp
+from broker.storage.memory.state_files import StateFiles, decode_state, encode_state, list_states, load_state
 from tests.support.simdisk import Crashed, SimDisk
 
 EXPIRY_US = 1_000
@@ -171,7 +171,7 @@ def test_every_flipped_bit_and_every_cut_of_a_state_file_is_seen() -> None:
 
 def test_a_state_file_of_a_later_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        later.setattr("broker.storage.state.FORMAT_VERSION", 2)
+        later.setattr("broker.storage.memory.state_files.FORMAT_VERSION", 2)
         data = encode_state(5, {})
     with pytest.raises(UnknownFormatVersion, match="where"):
         decode_state(data, 5, where="where")

@@ -12,8 +12,8 @@ import pytest
 from broker.api.batch import BatchHeader, encode_batch, seal
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.storage.checkpoint import Checkpoint, LogSettings, seal_json
 from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import Checkpoint, LogSettings, seal_json
 from tests.support.logs import (
     FOLDER,
     check_log,

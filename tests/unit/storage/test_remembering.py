@@ -12,9 +12,9 @@ import threading
 import pytest
 
 from broker.api.errors import DiskFull, LiftlogError, OutOfSequence, Overloaded, StorageFailed, UnknownProducer
-from broker.storage.checkpoint import LogSettings
 from broker.storage.log import AppendResult, PartitionLog
-from broker.storage.state import list_states, state_name
+from broker.storage.memory.state_files import list_states, state_name
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import FOLDER, commit, create_log, open_log, row_batch, stamped, verified_records
 from tests.support.simdisk import SimDisk
 

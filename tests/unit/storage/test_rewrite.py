@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage import rewrite
-from broker.storage.checkpoint import LogIdentity, LogSettings
-from broker.storage.coalescing import CoalescingSettings, coalesce
-from broker.storage.compaction import CompactionReport, CompactionSettings, compact
 from broker.storage.disk import OsDisk, ReadableBuffer
+from broker.storage.disk.osfile import OsFile
 from broker.storage.log import PartitionLog
-from broker.storage.osfile import OsFile
+from broker.storage.rewrite import rewriting as rewrite
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
+from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from tests.support.compacting import keyed_batch, keyed_records
 from tests.support.logs import commit
 from tests.support.processes import eventually

@@ -10,8 +10,8 @@ import errno
 import pytest
 
 from broker.api.errors import StorageFailed
+from broker.storage.inspect.scrub import Piece, scrub
 from broker.storage.log import PartitionLog
-from broker.storage.scrub import Piece, scrub
 from tests.support.compacting import keyed_batch
 from tests.support.logs import FOLDER, commit, create_log, open_log, read_records, row_batch
 from tests.support.simdisk import SimDisk, SimFile

@@ -16,8 +16,8 @@ import pytest
 from broker.api.batch import BatchHeader, encode_batch
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
-from broker.storage.siphash import siphash, siphash_all, siphash_column
-from broker.storage.subjects import NONE, SLOTS_MIN, SUBJECT_BYTES, UNKNOWN, SubjectTable, read_head
+from broker.storage.memory.siphash import siphash, siphash_all, siphash_column
+from broker.storage.memory.subjects import NONE, SLOTS_MIN, SUBJECT_BYTES, UNKNOWN, SubjectTable, read_head
 
 KEY = bytes(range(16))
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from broker.api.errors import DiskFull, StorageFailed
-from broker.storage.checkpoint import LogSettings
-from broker.storage.dedup import CAPACITY_MIN
 from broker.storage.log import PartitionLog
+from broker.storage.memory.ids import CAPACITY_MIN
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import check_log, commit, create_log, verified_records
 from tests.support.simdisk import SimDisk
 from tests.unit.ingest.twins import TWIN_IDS, TWINS, builder

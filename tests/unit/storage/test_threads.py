@@ -13,8 +13,8 @@ import pytest
 
 from broker.api.errors import OffsetOutOfRange
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.storage.checkpoint import LogSettings
 from broker.storage.disk import OsDisk
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import check_log, create_log, records_of, row_batch
 
 APPENDS = 300

@@ -15,12 +15,12 @@ import pytest
 from broker.api.errors import DiskFull, StorageFailed
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage import log as log_module
-from broker.storage.checkpoint import LogSettings
-from broker.storage.compaction import CompactionSettings, compact
 from broker.storage.log import PartitionLog
+from broker.storage.memory.state_files import SUBJECTS, list_states, load_state, state_name
+from broker.storage.memory.subjects import read_head
+from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rows import RowBatch
-from broker.storage.state import SUBJECTS, list_states, load_state, state_name
-from broker.storage.subjects import read_head
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import FOLDER, commit, create_log, open_log, row_batch
 from tests.support.published import expecting, publish, with_id
 from tests.support.simdisk import SimDisk

@@ -16,9 +16,9 @@ import pytest
 
 from broker.api.errors import StorageFailed
 from broker.storage import segment_log
-from broker.storage.checkpoint import LogSettings
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import Recovered
+from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import check_log, commit, create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
 

@@ -1,0 +1,69 @@
+"""`liftlog broker`: one broker in the foreground, as a service manager runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from broker.cli.options import Json, is_json
+from broker.cli.output import json_out
+
+
+def broker(
+    ctx: typer.Context,
+    config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
+    ] = None,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Print every setting with its default, as a TOML file, and exit.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Read the configuration, print it, and exit.")] = False,
+    json: Json = False,
+) -> None:
+    """Run one broker until SIGTERM or Ctrl-C."""
+    from broker.runtime.config.annotated import annotated
+    from broker.runtime.config.configuration import describe, load
+
+    if defaults:
+        sys.stdout.write(annotated())
+        return
+    loaded = load(config, os.environ, assigned(assignments or []))
+    if check and loaded.intake.enabled:
+        from broker.runtime.config.nats_options import checked_options
+
+        checked_options(loaded.nats)
+    if check and is_json(ctx, json):
+        json_out(describe(loaded))
+        return
+    if check:
+        for key, value in describe(loaded).items():
+            sys.stdout.write(f"{key} = {value}\n")
+        return
+
+    from broker.runtime.broker import run
+    from broker.runtime.logs import setup
+
+    setup(loaded.log.level, loaded.log.format)
+    raise typer.Exit(run(loaded))
+
+
+def assigned(assignments: list[str]) -> dict[str, object]:
+    """`KEY=VALUE` texts as overrides.
+
+    Raises:
+        UnknownSetting: a key that does not exist.
+    """
+    from broker.runtime.config.configuration import from_text
+
+    values: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{assignment!r}: expected KEY=VALUE", param_hint="--set")
+        values[key.strip()] = from_text(key.strip(), text, source="--set")
+    return values

@@ -1,0 +1,88 @@
+"""`liftlog stream …` for a stream that runs: pause, resume, read-only, trim, add-partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Final
+
+import typer
+
+from broker.cli.commands.stream import Name, show_change
+from broker.cli.options import Brokers, Json, client_of, is_json, position
+from broker.cli.output import json_out, note, table
+
+
+def pause(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+    """Stop capturing and appending until `resume`; reads go on."""
+    with client_of(ctx, brokers) as client:
+        stream = client.pause(name)
+    show_change(ctx, stream, json, f"stream {name} is {stream.state}")
+
+
+def resume(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+    """Capture and append again."""
+    with client_of(ctx, brokers) as client:
+        stream = client.resume(name)
+    show_change(ctx, stream, json, f"stream {name} is {stream.state}")
+
+
+def read_only(
+    ctx: typer.Context,
+    name: Name,
+    off: Annotated[bool, typer.Option("--off", help="Accept records again.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Refuse every record with an error; reads go on."""
+    with client_of(ctx, brokers) as client:
+        stream = client.set_read_only(name, not off)
+    show_change(ctx, stream, json, f"stream {name} is {stream.state}")
+
+
+def trim(
+    ctx: typer.Context,
+    name: Name,
+    before: Annotated[
+        str,
+        typer.Option("--before", metavar="WHERE", help="The first to keep: an offset, an ISO 8601 time (UTC), latest."),
+    ],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", metavar="N", help="Only this one; repeatable [all].")
+    ] = None,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Delete the records before a position, for good."""
+    where = position(before, "--before")
+    if where == "earliest":
+        raise typer.BadParameter("nothing lies before earliest", param_hint="--before")
+    with client_of(ctx, brokers) as client:
+        starts = client.trim(name, before=where, partitions=partition or None)
+    if is_json(ctx, json):
+        json_out({"stream": name, "partitions": [{"partition": p, "log_start_offset": s} for p, s in starts.items()]})
+        return
+    note(f"stream {name} trimmed before {before}")
+    table(["partition", "log start"], list(starts.items()))
+
+
+def add_partitions(
+    ctx: typer.Context,
+    name: Name,
+    count: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of partitions in all.", show_default=False)],
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Raise the number of partitions."""
+    with client_of(ctx, brokers) as client:
+        stream = client.add_partitions(name, count)
+    show_change(ctx, stream, json, f"stream {name} has {len(stream.partitions)} partitions")
+
+
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "pause": pause,
+    "resume": resume,
+    "read-only": read_only,
+    "trim": trim,
+    "add-partitions": add_partitions,
+}
+"""Name -> function; `main` puts them beside those of `broker.cli.commands.stream`."""

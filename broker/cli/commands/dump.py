@@ -1,0 +1,167 @@
+"""What is stored, as lines: a batch each, or a record each. Read from the files as they are, verified.
+
+What is no batch is shown as well, in its place: a gap with what stands there, the end marker of a sealed segment.
+Records of damaged batches are not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from broker.api.batch import BatchHeader, read_header
+from broker.api.legible import iso_time
+from broker.api.schema import SCHEMA, SCHEMA_BYTES
+from broker.cli.commands.records import Lines, json_lines, rows
+from broker.cli.output import json_text, printable
+from broker.storage.disk import File, OsDisk
+from broker.storage.inspect.contradictions import what_stands_at
+from broker.storage.inspect.places import Place, used_by
+from broker.storage.recovery import list_segments
+from broker.storage.segments.scan import scan
+from broker.storage.segments.segment import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Something in a segment: a batch (`message`, `header`), or else what `text` says."""
+
+    place: Place
+    path: str
+    position: int
+    end: int
+    message: bytes = b""
+    header: BatchHeader | None = None
+    text: str = ""
+
+    def rows(self) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(self.message), SCHEMA)
+
+
+def batch_lines(places: list[Place], *, start: int, end: int | None, as_json: bool) -> Iterator[str]:
+    """A line for each batch that holds offsets of [start, end), and for each gap and marker if all are asked for."""
+    show_all = start == 0 and end is None
+    for stored in _stored(places, start, end):
+        if stored.header is not None:
+            yield _batch_json(stored, stored.header) if as_json else _batch_line(stored, stored.header)
+        elif show_all and as_json:
+            place = {"path": stored.path, "position": stored.position, "bytes": stored.end - stored.position}
+            yield json_text({"partition": stored.place.name, **place, "gap": stored.text})
+        elif show_all:
+            yield f"{_where(stored)}  {printable(stored.text)}"
+
+
+def record_lines(places: list[Place], *, start: int, end: int | None, as_json: bool) -> Iterator[str]:
+    """A line for each record with an offset of [start, end); a head above them unless they are JSON."""
+    several = len({place.folder for place in places}) > 1
+    lines = Lines(width=None, with_partition=several)
+    if not as_json:
+        yield lines.head()
+    for stored in _stored(places, start, end):
+        if stored.header is None:
+            continue
+        batch = stored.rows()
+        offsets = batch.column("offset").to_numpy()
+        first = int(offsets.searchsorted(start))
+        after = len(offsets) if end is None else int(offsets.searchsorted(end))
+        batch = batch.slice(first, after - first)
+        if as_json and not several:
+            yield from json_lines(batch)
+        elif as_json:
+            name = json_text(stored.place.name)
+            yield from (f'{{"partition": {name}, {line[1:]}' for line in json_lines(batch))
+        else:
+            name = stored.place.name
+            yield from (lines.line({**row, "partition": name}) for row in rows(batch))
+
+
+def _stored(places: list[Place], start: int, end: int | None) -> Iterator[Stored]:
+    disk = OsDisk()
+    for place in places:
+        in_use = used_by(place.root) is not None
+        segments = list_segments(disk, place.folder)
+        ends = [*(segment.base_offset for segment in segments[1:]), None]
+        for segment, segment_end in zip(segments, ends, strict=False):  # no segment, no end
+            if place.only not in (None, segment.base_offset) or (segment_end is not None and segment_end <= start):
+                continue
+            if end is not None and segment.base_offset >= end:
+                break
+            file = disk.open(segment.path, readonly=True)
+            try:
+                yield from _segment(place, segment, file, start, end, is_growing=in_use and segment_end is None)
+            finally:
+                file.close()
+
+
+def _segment(
+    place: Place, segment: Segment, file: File, start: int, end: int | None, *, is_growing: bool
+) -> Iterator[Stored]:
+    found = scan(file, start=len(SCHEMA_BYTES), first_offset=segment.base_offset, where=segment.path)
+    batches = found.batches
+    wanted = batches["next_offset"] > start
+    if end is not None:
+        wanted &= batches["first_offset"] < end
+    others = [(at, at + 8, "end-of-stream marker") for at in found.markers]
+    if not found.schema_is_whole:
+        others.append((0, len(SCHEMA_BYTES), "the schema message is damaged"))
+    for begin, after in found.gaps:
+        if not (is_growing and after == found.size):  # perhaps it was being written
+            others.append((begin, after, what_stands_at(file, begin, after)))
+    others.sort(reverse=True)
+    for batch in batches[wanted]:
+        position, length = int(batch["position"]), int(batch["length"])
+        while others and others[-1][0] < position:
+            yield _other(place, segment, *others.pop())
+        message = file.pread(length, position)
+        yield Stored(
+            place=place,
+            path=segment.path,
+            position=position,
+            end=position + length,
+            message=message,
+            header=read_header(message, where=f"{segment.path}: "),
+        )
+    while others:
+        yield _other(place, segment, *others.pop())
+
+
+def _other(place: Place, segment: Segment, position: int, end: int, text: str) -> Stored:
+    return Stored(place=place, path=segment.path, position=position, end=end, text=text)
+
+
+def _where(stored: Stored) -> str:
+    return f"{stored.path.rpartition('/')[2]} {stored.position:>11} {stored.end - stored.position:>9} B"
+
+
+def _batch_line(stored: Stored, header: BatchHeader) -> str:
+    words = [
+        _where(stored),
+        f"offsets [{header.first_offset}, {header.next_offset})",
+        f"{stored.rows().num_rows} records",
+        f"epoch {header.leader_epoch}",
+        f"hw {header.high_watermark}",
+        f"newest {iso_time(header.max_timestamp_us)}",
+        f"crc {header.crc:08x}",
+    ]
+    if header.group_count > 1:
+        words.append(f"group {header.group_index + 1}/{header.group_count}")
+    if header.producer_id:
+        words.append(f"producer {header.producer_id}:{header.producer_epoch}:{header.sequence}")
+    if header.decision:
+        words.append(f"decision {header.decision:x}")
+    return "  ".join(words)
+
+
+def _batch_json(stored: Stored, header: BatchHeader) -> str:
+    values: dict[str, Any] = {
+        "partition": stored.place.name,
+        "path": stored.path,
+        "position": stored.position,
+        "bytes": stored.end - stored.position,
+        "records": stored.rows().num_rows,
+        **asdict(header),
+    }
+    return json_text({**values, "decision": f"{header.decision:032x}", "crc": f"{header.crc:08x}"})

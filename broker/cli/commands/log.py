@@ -1,0 +1,356 @@
+"""`liftlog log …`: look into the files of a log, verify, repair and export them. No broker is needed.
+
+A PATH is a segment, a partition's folder, a stream's or a whole data folder, or a copy of one of these. Where a
+broker has the folder open, reading goes on beside it and stops at what it has made durable; repair refuses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.cli.exits import FAILED
+from broker.cli.options import Brokers, Json, is_json, not_empty
+from broker.cli.output import bytes_text, json_out, note, printable
+
+if TYPE_CHECKING:
+    from broker.storage.inspect.findings import Finding, Inspection
+    from broker.storage.inspect.places import Place
+    from broker.storage.inspect.repair import Deed, Mending
+
+app = typer.Typer(help="Files of a log: verify, dump, repair, export.", no_args_is_help=True, rich_markup_mode=None)
+
+Path = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH", help="A segment, or the folder of a partition, a stream or a broker.", callback=not_empty
+    ),
+]
+
+
+@app.command()
+def verify(ctx: typer.Context, path: Path, json: Json = False) -> None:
+    """Check every batch, index and small file. Changes nothing; exit code 1 if anything is wrong."""
+    from broker.storage.disk import OsDisk
+    from broker.storage.inspect.inspection import inspect_partition
+    from broker.storage.inspect.places import find_places, used_by
+
+    places, found = find_places(path), []
+    user = _tell_user(places)
+    for place in places:
+        with _disk_errors(f"reading {place.folder}"):
+            for _ in range(2):
+                in_use = used_by(place.root) is not None
+                one = inspect_partition(OsDisk(), place.folder, in_use=in_use, expected=place.expected, only=place.only)
+                if one.is_well or in_use or used_by(place.root) is None:
+                    break  # else a broker has started meanwhile, and what looked wrong may have been its work
+        found.append(one)
+        if not is_json(ctx, json):
+            _show_inspection(place, one)
+    is_well = all(one.is_well for one in found)
+    if is_json(ctx, json):
+        partitions = [{"partition": place.name, **one.as_json()} for place, one in zip(places, found, strict=True)]
+        json_out({"path": path, "is_well": is_well, "used_by": user, "partitions": partitions})
+    else:
+        sys.stdout.write(_summary(found) + "\n")
+    if not is_well:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def repair(
+    ctx: typer.Context,
+    path: Path,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Rebuild what can be rebuilt, cut torn tails, note losses. Nothing is deleted, only moved aside."""
+    import json as json_module
+    import os
+    from datetime import UTC, datetime
+
+    from broker.storage.disk import OsDisk
+    from broker.storage.inspect.places import ASIDE_FOLDER, find_places
+    from broker.storage.inspect.repair import mend
+
+    now = datetime.now(UTC)
+    places, done = find_places(path), []
+    asides: dict[str, list[dict[str, Any]]] = {}
+    with _folders_locked(places, dry_run=dry_run):
+        for place in places:
+            top = f"{place.root or place.folder}/{ASIDE_FOLDER}" if place.root else f"{place.folder}.{ASIDE_FOLDER}"
+            top = f"{top}/{now:%Y%m%dT%H%M%SZ}"
+            aside = top if place.root is None else f"{top}/{os.path.relpath(place.folder, place.root)}"
+            with _disk_errors(f"repairing {place.folder}"):
+                one = mend(
+                    OsDisk(),
+                    place.folder,
+                    aside,
+                    now_us=int(now.timestamp() * 1_000_000),
+                    expected=place.expected,
+                    dry_run=dry_run,
+                )
+                done.append(one)
+                if one.deeds and not dry_run:
+                    asides.setdefault(top, []).append(_mending_json(place, one))
+                    OsDisk().makedirs(top)
+                    text = json_module.dumps({"repaired": asides[top]}, indent=1) + "\n"
+                    OsDisk().replace_file(f"{top}/repair.json", text.encode())
+            if not is_json(ctx, json):
+                _show_mending(place, one, dry_run=dry_run)
+    if is_json(ctx, json):
+        partitions = [_mending_json(place, one) for place, one in zip(places, done, strict=True)]
+        json_out({"path": path, "dry_run": dry_run, "moved_aside": sorted(asides), "partitions": partitions})
+    else:
+        if all(one.before.is_well for one in done):
+            note(f"{len(places)} partitions were checked: there is nothing to repair")
+        for top in asides:
+            note(f"removed parts, and a record of the repair (repair.json): {top}")
+    if any(one.refused or _left_over(one) for one in done):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def dump(
+    ctx: typer.Context,
+    path: Path,
+    records: Annotated[bool, typer.Option("--records", help="Show the records instead of the batches.")] = False,
+    start: Annotated[int | None, typer.Option("--start", metavar="OFFSET", min=0, help="First offset.")] = None,
+    end: Annotated[int | None, typer.Option("--end", metavar="OFFSET", min=0, help="Exclusive.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after this many lines.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show what is stored: a line for each batch, or with --records for each record."""
+    from broker.cli.commands.dump import batch_lines, record_lines
+    from broker.storage.inspect.places import find_places
+
+    places = find_places(path)
+    _tell_user(places)
+    make = record_lines if records else batch_lines
+    with _disk_errors(f"reading {path}"):
+        lines = make(places, start=start or 0, end=end, as_json=is_json(ctx, json))
+        try:
+            for number, line in enumerate(lines):
+                if number == limit:
+                    break
+                sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head` has seen enough
+            import os
+
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@app.command()
+def export(
+    ctx: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A PATH; with --brokers, the name of a stream.",
+            show_default=False,
+            callback=not_empty,
+        ),
+    ],
+    parquet: Annotated[
+        str,
+        typer.Option(
+            "--parquet",
+            metavar="FILE|DIR",
+            help="One file, or a folder: a file for each partition.",
+            callback=not_empty,
+        ),
+    ],
+    start: Annotated[
+        str, typer.Option("--start", metavar="WHERE", help="earliest, an offset or an ISO time.")
+    ] = "earliest",
+    end: Annotated[
+        str, typer.Option("--end", metavar="WHERE", help="Exclusive: latest, an offset or an ISO time.")
+    ] = "latest",
+    columns: Annotated[
+        str | None, typer.Option("--columns", metavar="A,B,…", help="Only these columns, in this order [all].")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Write records as Parquet: from files, or with --brokers from a running broker."""
+    from broker.cli.commands.export import Wanted, export_parquet, sources_at, sources_of
+    from broker.cli.options import brokers_of, client_of, globals_of, position
+    from broker.storage.inspect.places import find_places
+
+    wanted = Wanted(
+        start=position(start, "--start"),
+        end=position(end, "--end"),
+        columns=[name.strip() for name in columns.split(",")] if columns else None,
+    )
+    if brokers or globals_of(ctx).brokers:
+        note(f"reading stream {source} from {brokers_of(ctx, brokers)}")
+        with client_of(ctx, brokers) as client:
+            report = export_parquet(sources_of(client, source, wanted), parquet, wanted, overwrite=overwrite)
+    else:
+        places = find_places(source)
+        if _tell_user(places) is not None:
+            note("records behind the last checkpoint are left out; --brokers asks the broker for all")
+        with _disk_errors(f"exporting {source}"):
+            report = export_parquet(sources_at(places, wanted), parquet, wanted, overwrite=overwrite)
+    if is_json(ctx, json):
+        json_out(asdict(report))
+    else:
+        for file in report.files:
+            size = bytes_text(file.bytes)
+            sys.stdout.write(f"{printable(file.path)}: {file.records} records, {file.row_groups} row groups, {size}\n")
+        for lost in report.lost:
+            note(f"lost: {lost['stream']}/{lost['partition']} [{lost['start']}, {lost['end']}) is damaged in the log")
+    if report.lost:
+        raise typer.Exit(FAILED)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------
+
+
+def _disk_errors(doing: str) -> Any:
+    """`OSError` as an error of the tree."""
+    from contextlib import contextmanager
+
+    from broker.storage.disk import storage_error
+
+    @contextmanager
+    def guard() -> Any:
+        try:
+            yield
+        except OSError as error:
+            raise storage_error(error, doing) from error
+
+    return guard()
+
+
+def _tell_user(places: list[Place]) -> int | None:
+    """Say once if a broker has the folder open. Returns its process id, 0 if that is not known."""
+    from broker.storage.inspect.places import used_by
+
+    for root in sorted({place.root for place in places if place.root}):
+        user = used_by(root)
+        if user is not None:
+            note(
+                f"{root} is in use by process {user or 'unknown'}: active segments are read as far as they are durable"
+            )
+            return user
+    return None
+
+
+def _folders_locked(places: list[Place], *, dry_run: bool) -> Any:
+    """Hold the locks of the data folders; with a dry run, only see that nobody holds them.
+
+    Raises:
+        FolderInUse: a broker has one open.
+    """
+    from contextlib import ExitStack
+
+    from broker.api.errors import FolderInUse
+    from broker.storage.folder import DataFolder
+    from broker.storage.inspect.places import owner_of, used_by
+
+    stack = ExitStack()
+    try:
+        for root in sorted({place.root for place in places if place.root}):
+            user = used_by(root)
+            if user is not None:
+                raise FolderInUse(
+                    f"data folder {root} is in use by process {user or 'unknown'}: stop the broker first",
+                    path=root,
+                    pid=user or None,
+                )
+            if not dry_run:
+                owner = str((owner_of(root) or {}).get("broker_id"))
+                stack.enter_context(DataFolder.open(root, broker_id=owner))
+    except BaseException:
+        stack.close()
+        raise
+    return stack
+
+
+def _show_inspection(place: Place, one: Inspection) -> None:
+    for text in one.notes:
+        note(text)
+    for finding in one.findings:
+        _show_finding(place, finding)
+
+
+def _show_finding(place: Place, finding: Finding, *, known: str = "known") -> None:
+    where = [printable(finding.path)]
+    if finding.position is not None:
+        where.append(f"bytes [{finding.position}, {finding.end})")
+    if finding.first_offset is not None:
+        where.append(f"offsets [{finding.first_offset}, {finding.next_offset})")
+    noted = f" ({known})" if finding.is_known else ""
+    sys.stdout.write(f"{finding.kind}{noted}: {', '.join(where)}\n")
+    sys.stdout.write(f"    {printable(finding.text)}\n    -> {finding.consequence}\n")
+
+
+def _summary(found: list[Inspection]) -> str:
+    count = sum(len(one.findings) for one in found)
+    looked = (
+        f"{len(found)} partitions, {sum(one.segments for one in found)} segments,"
+        f" {sum(one.batches for one in found)} batches, {bytes_text(sum(one.bytes for one in found))}"
+    )
+    return f"{looked}: {'all is well' if count == 0 else f'{count} findings'}"
+
+
+def _show_mending(place: Place, one: Mending, *, dry_run: bool) -> None:
+    if one.refused:
+        sys.stdout.write(f"{printable(place.name)}: left alone: {printable(one.refused)}\n")
+        return
+    if one.after is None:
+        if not one.before.is_well:  # only what repair cannot help
+            sys.stdout.write(f"{printable(place.name)}: repair cannot help here\n")
+            _show_inspection(place, one.before)
+        return
+    sys.stdout.write(f"{printable(place.name)}: {'would be repaired' if dry_run else 'repaired'}\n")
+    for deed in _by_file(one.deeds):
+        sys.stdout.write(f"    {_deed_text(deed, dry_run=dry_run)}\n")
+    for finding in one.after.findings:
+        _show_finding(place, finding, known="would be known then" if dry_run else "known")
+
+
+def _by_file(deeds: Iterable[Deed]) -> list[Deed]:
+    """The deeds in order, a file named once: taken away and written again is rebuilt. Each cut stays."""
+    found: dict[tuple[str, int], Deed] = {}
+    for deed in deeds:
+        place = (deed.path, deed.position if deed.what == "cut" else -1)
+        first = found.get(place)
+        what = deed.what if first is None or first.what == deed.what else "rebuilt"
+        found[place] = replace(first or deed, what=what, aside=(first and first.aside) or deed.aside)
+    return list(found.values())
+
+
+def _deed_text(deed: Deed, *, dry_run: bool) -> str:
+    name = printable(deed.path)
+    verb = {"cut": "cut", "rebuilt": "rebuild", "moved": "move away", "wrote": "write"}[deed.what]
+    done = f"would {verb}" if dry_run else {"moved": "moved away"}.get(deed.what, deed.what)
+    where = f" at byte {deed.position}: {deed.bytes} bytes" if deed.what == "cut" else ""
+    what_went = {"cut": "the rest", "moved": "it"}.get(deed.what, "the old one")
+    return f"{done} {name}{where}" + (f"; {what_went} is now {printable(deed.aside)}" if deed.aside else "")
+
+
+def _mending_json(place: Place, one: Mending) -> dict[str, Any]:
+    return {
+        "partition": place.name,
+        "folder": place.folder,
+        "refused": one.refused,
+        "before": one.before.as_json(),
+        "deeds": [asdict(deed) for deed in one.deeds],
+        "after": one.after.as_json() if one.after else None,
+    }
+
+
+def _left_over(one: Mending) -> bool:
+    """Whether something is wrong that repair could not help. What is lost, and noted as lost, is settled."""
+    return any(not finding.is_known for finding in (one.after or one.before).findings)

@@ -1,0 +1,157 @@
+"""`liftlog stream …`: create, list, describe, alter, delete.
+
+What else may be done to a running stream is in `broker.cli.commands.changes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.cli.commands.settings import CHANGEABLE, FIXED, takes
+from broker.cli.options import NONE, Brokers, Json, client_of, is_json
+from broker.cli.output import bytes_text, json_out, note, pairs, table, time_text
+
+if TYPE_CHECKING:
+    from broker.client.http.answers import StreamDescription
+
+app = typer.Typer(help="Streams: create, change, pause, trim, delete.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the stream.", show_default=False)]
+
+
+@app.command()
+@takes(FIXED, CHANGEABLE)
+def create(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
+    """Create a stream. One that exists with the same settings is left as it is."""
+    values = _given(settings)
+    with client_of(ctx, brokers) as client:
+        made = client.create_stream(name, **values)
+    said = "exists already, with these settings" if made.created is False else "created"
+    show_change(ctx, made, json, f"stream {name} {said}")
+
+
+@app.command("list")
+def list_(
+    ctx: typer.Context,
+    internal: Annotated[bool, typer.Option("--internal", help="Include the streams of liftlog itself.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """All streams, one a line."""
+    with client_of(ctx, brokers) as client:
+        streams = client.streams(internal=internal)
+    if is_json(ctx, json):
+        json_out([as_json(stream) for stream in streams])
+        return
+    table(
+        ["stream", "subject", "state", "partitions", "records", "size", "created (UTC)"],
+        [
+            (
+                stream.name,
+                stream.settings.get("subject"),
+                stream.state,
+                len(stream.partitions),
+                stream.record_count,
+                bytes_text(stream.bytes),
+                time_text(stream.created_ms),
+            )
+            for stream in streams
+        ],
+        empty="no streams yet: liftlog stream create NAME --subject SUBJECT",
+    )
+
+
+@app.command()
+def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+    """One stream: settings, warnings, partitions."""
+    with client_of(ctx, brokers) as client:
+        stream = client.describe(name)
+    if is_json(ctx, json):
+        json_out(as_json(stream))
+        return
+    pairs(
+        [
+            ("stream", stream.name),
+            ("incarnation", stream.incarnation),
+            ("created (UTC)", time_text(stream.created_ms)),
+            ("state", stream.state),
+            *stream.settings.items(),
+        ]
+    )
+    for warning in stream.warnings:
+        note(f"warning: {warning}")
+    table(
+        ["partition", "leader", "log start", "high watermark", "size", "segments", "lost"],
+        [
+            (
+                p.partition,
+                p.leader_http,
+                p.log_start_offset,
+                p.high_watermark,
+                bytes_text(p.bytes),
+                p.segments,
+                [f"[{start}, {end})" for start, end in p.lost_ranges],
+            )
+            for p in stream.partitions
+        ],
+    )
+
+
+@app.command()
+@takes(CHANGEABLE)
+def alter(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
+    """Change settings of a stream; the others stay. Subject and partitions are fixed."""
+    values = _given(settings)
+    if not values:
+        raise typer.BadParameter("name at least one setting to change", param_hint="settings")
+    with client_of(ctx, brokers) as client:
+        changed = client.alter(name, **values)
+    show_change(ctx, changed, json, f"stream {name} changed: {', '.join(sorted(values))}")
+
+
+@app.command()
+def delete(
+    ctx: typer.Context,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Succeed if there is no such stream.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Delete a stream and all its records."""
+    if not yes:
+        typer.confirm(f"delete stream {name} and all its records?", abort=True, err=True)
+    with client_of(ctx, brokers) as client:
+        deleted = client.delete_stream(name, missing_ok=missing_ok)
+    if is_json(ctx, json):
+        json_out({"stream": name, "deleted": deleted})
+    else:
+        note(f"stream {name} deleted" if deleted else f"there is no stream {name}: nothing to delete")
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were named on the command line."""
+    values = {key: value for key, value in settings.items() if value is not None}
+    return {key: None if value == NONE and key.startswith("retention") else value for key, value in values.items()}
+
+
+def as_json(stream: StreamDescription) -> dict[str, Any]:
+    """Its fields; `created` only where it says something."""
+    values = asdict(stream)
+    if values["created"] is None:
+        del values["created"]
+    return values
+
+
+def show_change(ctx: typer.Context, stream: StreamDescription, json: bool, text: str) -> None:
+    """The changed stream as JSON, or a note and its warnings."""
+    if is_json(ctx, json):
+        json_out(as_json(stream))
+        return
+    note(text)
+    for warning in stream.warnings:
+        note(f"warning: {warning}")

@@ -1,0 +1,82 @@
+"""`liftlog tail`: records of a stream on stdout, as they are or as they come."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from broker.cli.options import Brokers, Json, client_of, is_json, position
+
+
+def tail(
+    ctx: typer.Context,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.", show_default=False)],
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, an offset or an ISO time [earliest; latest with --follow]",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after this many records.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", metavar="N", help="Only this one; repeatable [all].")
+    ] = None,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Show records of a stream. Order holds within a partition."""
+    where = position(start or ("latest" if follow else "earliest"), "--from")
+    if limit == 0:
+        return
+    show = _json_writer() if is_json(ctx, json) else None
+    left = limit
+    try:
+        with (
+            client_of(ctx, brokers) as client,
+            client.read(stream, partitions=partition or None, start=where, follow=follow) as reader,
+        ):
+            show = show or _line_writer(with_partition="partition" in reader.schema.names)
+            for batch in reader:
+                if left is not None:
+                    batch = batch.slice(0, left)
+                    left -= batch.num_rows
+                show(batch)
+                if left == 0:
+                    break
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _json_writer() -> Any:
+    from broker.cli.commands.records import json_lines
+
+    def write(batch: Any) -> None:
+        for line in json_lines(batch):
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    return write
+
+
+def _line_writer(*, with_partition: bool) -> Any:
+    from broker.cli.commands.records import Lines, rows
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    lines = Lines(width=width, with_partition=with_partition)
+    sys.stdout.write(lines.head() + "\n")
+
+    def write(batch: Any) -> None:
+        for row in rows(batch):
+            sys.stdout.write(lines.line(row) + "\n")
+        sys.stdout.flush()
+
+    return write

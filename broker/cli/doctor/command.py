@@ -1,0 +1,153 @@
+"""`liftlog doctor`: is everything here as a broker needs it, and what to do where it is not.
+
+Which broker and which NATS server are asked:
+
+    --brokers, --nats    only these
+    else                 the broker of the folder, as it runs or as it is configured, and
+                         those of LIFTLOG_BROKERS and LIFTLOG_NATS_URL: every other command goes there
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
+
+import typer
+
+from broker.api.http import host_port
+from broker.cli.exits import FAILED
+from broker.cli.options import Brokers, Json, Nats, globals_of, is_json, not_empty
+from broker.cli.output import json_out, note, table
+
+BROKERS_VARIABLE: Final = "LIFTLOG_BROKERS"
+NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
+
+
+def doctor(
+    ctx: typer.Context,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", metavar="DIR", help="Folder of a broker, or of `up` [as configured].", callback=not_empty
+        ),
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file of the broker.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
+    ] = None,
+    brokers: Brokers = None,
+    nats: Nats = None,
+    json: Json = False,
+) -> None:
+    """Check folder, disk, limits, ports, NATS, clocks and versions. Exit code 1 if something is wrong."""
+    from broker.api.errors import LiftlogError
+    from broker.cli.commands.broker import assigned
+    from broker.cli.doctor.checks import OK, WRONG, Check, as_json, worst_of
+    from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder
+    from broker.cli.doctor.machine import check_compiled, check_disk, check_fsync, check_limits, check_versions
+    from broker.cli.doctor.network import check_broker, check_nats
+    from broker.cli.local.datafolder import DataFolder
+    from broker.runtime.config.configuration import Config, load
+    from broker.runtime.config.nats_options import checked_options
+    from broker.storage.inspect.places import used_by
+
+    checks: list[Check] = []
+    try:
+        loaded = load(config, os.environ, assigned(assignments or []))
+        if loaded.intake.enabled:
+            checked_options(loaded.nats)
+        checks.append(Check(name="configuration", status=OK, found=config or "defaults and environment"))
+    except LiftlogError as error:
+        loaded = Config()
+        advice = "correct it; what follows was checked with the defaults"
+        checks.append(Check(name="configuration", status=WRONG, found=str(error), advice=advice))
+    folder = os.path.abspath(data or loaded.data_dir)
+    if os.path.isdir(f"{folder}/{loaded.broker_id}"):
+        folder = f"{folder}/{loaded.broker_id}"
+    record = DataFolder(os.path.dirname(folder)).load()  # of `up`, where it was that made the folder
+    user = used_by(folder)
+    own = record.http if record else loaded.http.advertised or host_port(loaded.http.host, loaded.http.port)
+    own_nats = [record.nats_url] if record else list(loaded.nats.urls)
+
+    checks += check_versions()
+    checks += check_compiled(loaded.intake.implementation)
+    checks += check_folder(folder, loaded.broker_id)
+    of_catalog, partitions = check_catalog(folder)
+    checks += of_catalog
+    checks += check_disk(folder)
+    checks += check_fsync(folder)
+    checks += check_limits(
+        partitions,
+        user,
+        open_files_max=loaded.limits.open_files_max,
+        connections_max=loaded.http.connections_max,
+    )
+    checks += check_file_times(folder, time.time())
+    try:
+        asked = list(_brokers_to_ask(brokers or globals_of(ctx).brokers, own))
+    except LiftlogError as error:
+        if brokers or globals_of(ctx).brokers:
+            raise
+        asked = [(_local(own), "")]
+        found = f"{BROKERS_VARIABLE}: {error}"
+        checks.append(Check(name="broker", status=WRONG, found=found, advice=f"set {BROKERS_VARIABLE} to host:port,…"))
+    for address, source in asked:
+        checks += check_broker(address, in_use=user is not None, source=source)
+    if loaded.intake.enabled:
+        for url, source in _servers_to_ask(nats or globals_of(ctx).nats, own_nats):
+            checks += check_nats([url], record_bytes_max=loaded.defaults.record_bytes_max, source=source)
+
+    if is_json(ctx, json):
+        json_out(as_json(checks, {"data": folder}))
+    else:
+        table(["check", "status", "found"], [(check.name, check.status, check.found) for check in checks])
+        for check in checks:
+            if check.advice:
+                note(f"{check.status}: {check.name}: {check.found}")
+                note(f"    -> {check.advice}")
+    if worst_of(checks) == WRONG:
+        raise typer.Exit(FAILED)
+
+
+def _brokers_to_ask(given: str | None, own: str) -> Iterator[tuple[str, str]]:
+    """Addresses, each with the variable that names it; that is empty for what was given and for the folder's own.
+
+    Raises:
+        InvalidRequest: one that was given, or that the variable names, is malformed.
+    """
+    from broker.client.http.address import parse_addresses
+
+    if given:
+        yield from ((_local(str(address)), "") for address in parse_addresses(given))
+        return
+    yield _local(own), ""
+    named = os.environ.get(BROKERS_VARIABLE)
+    for address in parse_addresses(named) if named else ():
+        if _same(str(address)) != _same(_local(own)):
+            yield _local(str(address)), BROKERS_VARIABLE
+
+
+def _servers_to_ask(given: str | None, own: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """URLs of NATS servers, likewise."""
+    if given:
+        yield from ((url.strip(), "") for url in given.split(","))
+        return
+    yield from ((url, "") for url in own)
+    known = {_same(url) for url in own}
+    for url in filter(None, map(str.strip, os.environ.get(NATS_VARIABLE, "").split(","))):
+        if _same(url) not in known:
+            yield url, NATS_VARIABLE
+
+
+def _same(address: str) -> str:
+    """The address in the form in which two are compared: without scheme, credentials, and names of this machine."""
+    return address.rpartition("//")[2].rpartition("@")[2].rstrip("/").replace("localhost", "127.0.0.1")
+
+
+def _local(address: str) -> str:
+    """host:port to ask at: a broker that listens everywhere is asked on loopback."""
+    host, _, port = address.rpartition(":")
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '') else '[::1]' if host in ('::', '[::]') else host}:{port}"

@@ -1,0 +1,170 @@
+"""What `liftlog doctor` looks at in the data folder: whose it is, who uses it, the catalog, the clock that wrote it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from broker.api.errors import LiftlogError
+from broker.cli.doctor.checks import OK, WARNING, WRONG, Check
+from broker.cli.doctor.machine import existing_folder
+from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, STREAMS_FOLDER, brokers_in
+from broker.storage.inspect.places import owner_of, used_by
+
+_CATALOG_GONE: Final = (
+    "restore the file from a backup: without it nobody knows the streams, although their records are there"
+)
+_READABLE: Final = "give it to the user that runs the broker"
+
+
+def check_folder(path: str, broker_id: str) -> Iterator[Check]:
+    """Whose the data folder is, who uses it, whether it may be written."""
+    if not os.path.isdir(path):
+        parent = existing_folder(path)
+        if os.path.exists(path):
+            yield Check(
+                name="data folder", status=WRONG, found=f"{path} is not a folder", advice="set data_dir to a folder"
+            )
+        elif os.access(parent, os.W_OK | os.X_OK):
+            yield Check(name="data folder", status=OK, found=f"{path} does not exist yet: the first start makes it")
+        else:
+            yield Check(
+                name="data folder",
+                status=WRONG,
+                found=f"{path} does not exist, and {parent} may not be written",
+                advice=f"make it, and give it to this user (uid {os.geteuid()}), or set another data_dir",
+            )
+        return
+    yield _permissions(path)
+    yield _owner(path, broker_id)
+    user = used_by(path)
+    if user is None:
+        yield Check(name="lock", status=OK, found="no broker has it open")
+    else:
+        yield Check(
+            name="lock", status=OK, found=f"a broker has it open: process {user or 'unknown'}", values={"pid": user}
+        )
+
+
+def check_catalog(path: str) -> tuple[list[Check], int]:
+    """Whether the catalog can be read and all folders it speaks of are there. Returns how many partitions, too."""
+    from broker.metadata.catalog import Catalog
+    from broker.metadata.journal import decode_lines
+
+    name = f"{path}/catalog.log"
+    catalog = Catalog()
+    try:
+        lines, _ = decode_lines(Path(name).read_bytes(), where=name)
+        for line in lines:
+            if "snapshot" in line:
+                catalog = Catalog.restore(line["snapshot"])
+            else:
+                catalog.apply(line)
+    except NotADirectoryError:
+        return [], 0  # the check of the folder tells
+    except FileNotFoundError:
+        if not _unknown_folders(path, set()):
+            return [Check(name="catalog", status=OK, found="there is none yet: the first start makes it")], 0
+        return [Check(name="catalog", status=WRONG, found=f"{name} is missing", advice=_CATALOG_GONE)], 0
+    except OSError as error:
+        return [Check(name="catalog", status=WRONG, found=f"{name}: {error.strerror}", advice=_READABLE)], 0
+    except (LiftlogError, KeyError, TypeError, ValueError) as error:
+        return [Check(name="catalog", status=WRONG, found=str(error), advice=_CATALOG_GONE)], 0
+    missing, count = [], 0
+    for info in catalog.streams.values():
+        count += info.settings.partitions
+        for number in range(info.settings.partitions):
+            folder = f"{path}/{STREAMS_FOLDER}/{info.name}/{info.incarnation}/{number}"
+            if not os.path.exists(f"{folder}/partition.json"):
+                missing.append(folder)
+    known = {(info.name, info.incarnation) for info in catalog.streams.values()}
+    unknown = _unknown_folders(path, known)
+    if missing:
+        found = f"{len(missing)} partition folders are missing or have no partition.json, the first: {missing[0]}"
+        advice = "put the folders back, or delete the stream; it stays offline until then"
+        wrong = Check(name="catalog", status=WRONG, found=found, advice=advice, values={"missing": missing})
+        return [wrong, *unknown], count
+    found = f"{len(catalog.streams)} streams, {count} partitions, those of liftlog itself included"
+    return [Check(name="catalog", status=OK, found=found, values={"partitions": count}), *unknown], count
+
+
+def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Check]:
+    """Folders of streams that the catalog does not name."""
+    from broker.runtime.partitions.orphans import unnamed_folders
+    from broker.storage.disk import OsDisk
+
+    try:
+        found = [
+            f"{path}/{STREAMS_FOLDER}/{a}/{b}" for a, b in unnamed_folders(OsDisk(), f"{path}/{STREAMS_FOLDER}", known)
+        ]
+    except OSError:
+        return []  # the check of the folder tells
+    if not found:
+        return []
+    return [
+        Check(
+            name="stream folders",
+            status=WARNING,
+            found=f"{len(found)} folders are not in the catalog, the first: {found[0]}",
+            advice="left by a change that was cut short, or copied there: look into them with liftlog log dump,"
+            " then remove them",
+            values={"unknown": found},
+        )
+    ]
+
+
+def check_file_times(path: str, now_s: float) -> Iterator[Check]:
+    """Whether the clock went back: files of the data folder that are newer than now."""
+    newest = 0.0
+    for name in ("catalog.log", BROKER_FILE, "lock"):
+        if os.path.exists(f"{path}/{name}"):
+            newest = max(newest, os.stat(f"{path}/{name}").st_mtime)
+    ahead_s = newest - now_s
+    if newest and ahead_s > 60:
+        yield Check(
+            name="clock",
+            status=WRONG,
+            found=f"the data folder was written {ahead_s:.0f} s after now: the clock went back",
+            advice="set the clock (NTP) before starting: retention and timestamps go by it",
+            values={"ahead_s": round(ahead_s)},
+        )
+
+
+def _permissions(path: str) -> Check:
+    refused = [
+        name
+        for name in (path, f"{path}/{STREAMS_FOLDER}", f"{path}/{BROKER_FILE}", f"{path}/catalog.log", f"{path}/lock")
+        if os.path.exists(name) and not os.access(name, os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(name) else 0))
+    ]
+    if refused:
+        advice = f"chown -R to the user that runs the broker (here uid {os.geteuid()}), or mount it writable"
+        return Check(name="data folder", status=WRONG, found=f"may not be written: {', '.join(refused)}", advice=advice)
+    return Check(name="data folder", status=OK, found=path)
+
+
+def _owner(path: str, broker_id: str) -> Check:
+    owner = owner_of(path)
+    if owner is None:
+        if os.path.exists(f"{path}/{BROKER_FILE}"):
+            advice = (
+                "restore it: {format_version, cluster_id, broker_id}; partition.json of any partition has the cluster"
+            )
+            return Check(name="owner", status=WRONG, found=f"{BROKER_FILE} cannot be read", advice=advice)
+        if os.path.isdir(f"{path}/{STREAMS_FOLDER}"):
+            advice = "restore it from a backup; nobody knows whose these streams are"
+            return Check(name="owner", status=WRONG, found=f"streams but no {BROKER_FILE}", advice=advice)
+        below = brokers_in(path)
+        if below:
+            found = f"{path} is not a broker's folder, it holds those of {', '.join(below)}"
+            return Check(name="owner", status=WRONG, found=found, advice=f"set data_dir to {path}/{below[0]}")
+        return Check(name="owner", status=OK, found="no broker has used the folder yet")
+    if owner.get("format_version") != FORMAT_VERSION:
+        found = f"format version {owner.get('format_version')}, this release reads {FORMAT_VERSION}"
+        return Check(name="owner", status=WRONG, found=found, advice="use the release that wrote it, or a later one")
+    if owner.get("broker_id") != broker_id:
+        found = f"belongs to broker {owner.get('broker_id')!r}, the configuration says {broker_id!r}"
+        return Check(name="owner", status=WRONG, found=found, advice="set broker_id or data_dir so that they agree")
+    found = f"broker {broker_id} of cluster {owner.get('cluster_id')}, format version {FORMAT_VERSION}"
+    return Check(name="owner", status=OK, found=found)

@@ -1,0 +1,207 @@
+"""What `liftlog doctor` asks of others: the port, a running broker, NATS servers, and their clocks.
+
+A broker tells its time in the HTTP `Date`, to the second; NATS does not tell any. A NATS server greets everyone
+with its limits before anybody logs in, so no credentials are needed to learn them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from broker import __version__
+from broker.api.plain import parse_json
+from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
+from broker.cli.output import bytes_text
+
+TIMEOUT_S: Final = 2.0
+SKEW_MAX_S: Final = 2.0
+GREETING_BYTES_MAX: Final = 64 << 10
+
+
+def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Check]:
+    """The HTTP port: free, or ours, ready and with our time.
+
+    Args:
+        address: host:port.
+        in_use: Some process has the data folder open, so a broker should answer.
+        source: The variable that sends all other commands there: somebody must answer. Empty: it is the broker's own.
+    """
+    from_it = f" ({source})" if source else ""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+    try:
+        begun = time.time()
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read(GREETING_BYTES_MAX)
+        ended = time.time()
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, ConnectionRefusedError) and not source:
+            yield from _silent(host, int(port), in_use=in_use)
+            return
+        advice = "another program may have the port: see who (ss -ltnp), or set http.port"
+        advice = (
+            f"start that broker, or set {source}: every command but `up` and `down` goes there" if source else advice
+        )
+        found = f"{address}{from_it}: {_text(error)}"
+        yield Check(name="broker", status=WRONG, found=found, advice=advice)
+        return
+    finally:
+        connection.close()
+    values = _json(body)
+    if answer.status not in (200, 503) or not isinstance(values, dict) or "ready" not in values:
+        advice = f"set {source or 'http.port'}, or stop that program (ss -ltnp names it)"
+        found = f"{address}{from_it} answers, but not as a broker"
+        yield Check(name="broker", status=WRONG, found=found, advice=advice)
+        return
+    if values["ready"]:
+        yield Check(name="broker", status=OK, found=f"{address}{from_it} is ready")
+    else:
+        missing = ", ".join(f"{key}: {value}" for key, value in dict(values.get("missing") or {}).items())
+        advice = "docs/operations.md says what to do about each"
+        yield Check(
+            name="broker",
+            status=WRONG,
+            found=f"{address}{from_it} is not ready: {missing or 'no reason'}",
+            advice=advice,
+        )
+    yield from _version(host, int(port))
+    yield from _clock(answer.getheader("Date"), begun, ended)
+
+
+def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") -> Iterator[Check]:
+    """Each NATS server: reachable, speaks NATS, has headers, takes records as large as a stream does.
+
+    Args:
+        record_bytes_max: Of new streams, as configured.
+        source: The variable that sends `liftlog publish` there. Empty: the broker captures from there.
+    """
+    key = source or "nats.urls"
+    for url in urls:
+        try:
+            parts = urlsplit(url if "//" in url else f"nats://{url}")
+            host, port = parts.hostname or "", parts.port or 4222
+        except ValueError as error:
+            found = f"{key} is no address of a NATS server: {error}"
+            yield Check(name="nats", status=WRONG, found=found, advice=f"set {key} to a URL like nats://host:4222")
+            continue
+        shown = f"{host}:{port}" + (f" ({source})" if source else "")
+        if parts.scheme in ("ws", "wss"):
+            yield Check(name="nats", status=SKIPPED, found=f"{shown} speaks WebSocket: not checked")
+            continue
+        try:
+            info = _greeting(host, port)
+        except (OSError, UnicodeError) as error:
+            advice = "start the server (`liftlog up` brings one), or set nats.urls: until then nothing is captured"
+            advice = f"start the server, or set {source}: `liftlog publish` goes there" if source else advice
+            yield Check(name="nats", status=WRONG, found=f"{shown}: {_text(error)}", advice=advice)
+            continue
+        if info is None:
+            advice = f"set {key} to the clients' port of a NATS server"
+            yield Check(name="nats", status=WRONG, found=f"{shown} answers, but not as a NATS server", advice=advice)
+            continue
+        if parts.scheme == "tls" and not info.get("tls_required"):
+            found = f"{shown} does not ask for TLS although the URL says tls://: all goes in plain text, passwords too"
+            advice = f"switch TLS on there (or nats.tls_first here, if it has handshake_first), or correct {key}"
+            yield Check(name="nats", status=WRONG, found=found, advice=advice)
+        yield _nats(shown, info, record_bytes_max)
+
+
+def _text(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _nats(shown: str, info: dict[str, Any], record_bytes_max: int) -> Check:
+    payload_max = int(info.get("max_payload") or 0)
+    values = {"version": info.get("version"), "max_payload": payload_max}
+    found = f"{shown}: version {info.get('version')}, max_payload {bytes_text(payload_max)}"
+    if not info.get("headers"):
+        advice = "use nats-server 2.2 or later, with headers on: keys and acks need them"
+        return Check(name="nats", status=WRONG, found=f"{found}, no headers", advice=advice, values=values)
+    if payload_max < record_bytes_max:
+        advice = (
+            f"records of up to record_bytes_max ({bytes_text(record_bytes_max)}) cannot be published over NATS:"
+            " raise max_payload there, or live with it"
+        )
+        return Check(name="nats", status=WARNING, found=found, advice=advice, values=values)
+    return Check(name="nats", status=OK, found=found, values=values)
+
+
+def _silent(host: str, port: int, *, in_use: bool) -> Iterator[Check]:
+    if in_use:
+        found = f"{host}:{port}: nobody listens, although a process has the data folder open"
+        advice = "it is starting, or listens elsewhere: look at its log, or name its address with --brokers"
+        yield Check(name="broker", status=WARNING, found=found, advice=advice)
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            advice = "set http.host to an address of this machine and http.port to a free port that this user may open"
+            yield Check(name="port", status=WRONG, found=f"{host}:{port}: {error.strerror}", advice=advice)
+            return
+    yield Check(name="port", status=OK, found=f"{host}:{port} is free")
+
+
+def _version(host: str, port: int) -> Iterator[Check]:
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/cluster")
+        values = _json(connection.getresponse().read(GREETING_BYTES_MAX))
+    except (OSError, http.client.HTTPException):
+        return
+    finally:
+        connection.close()
+    version = values.get("version") if isinstance(values, dict) else None
+    if version == __version__:
+        yield Check(name="version", status=OK, found=f"broker and this command are {version}")
+    elif version is not None:
+        found = f"the broker is {version}, this command {__version__}"
+        yield Check(name="version", status=WARNING, found=found, advice="restart the broker with the installed release")
+
+
+def _clock(date: str | None, begun_s: float, ended_s: float) -> Iterator[Check]:
+    """The broker said its time at some moment between the two: a slow answer is not a wrong clock."""
+    try:
+        told = parsedate_to_datetime(date or "").timestamp() + 0.5  # it is cut to the second
+    except ValueError:
+        return
+    skew_s = told - min(max(told, begun_s), ended_s)
+    if abs(skew_s) > SKEW_MAX_S:
+        advice = "set both clocks by NTP: timestamps, retention and times in commands go by the broker's"
+        found = f"the broker's is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} ours"
+        yield Check(name="clock", status=WRONG, found=found, advice=advice, values={"skew_s": round(skew_s, 1)})
+    else:
+        found = "the broker's agrees with ours (NATS does not tell its time)"
+        yield Check(name="clock", status=OK, found=found, values={"skew_s": round(skew_s, 1)})
+
+
+def _greeting(host: str, port: int) -> dict[str, Any] | None:
+    """The INFO of a NATS server; None: what answers is none. Raises OSError."""
+    deadline = time.monotonic() + TIMEOUT_S
+    data = b""
+    with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
+        while b"\r\n" not in data and len(data) < GREETING_BYTES_MAX and time.monotonic() < deadline:
+            part = connection.recv(4096)
+            if not part:
+                break
+            data += part
+            if not data.startswith(b"INFO "[: len(data)]):
+                return None
+    values = _json(data.removeprefix(b"INFO ").partition(b"\r\n")[0])
+    return values if data.startswith(b"INFO ") and isinstance(values, dict) else None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return parse_json(data)
+    except ValueError:
+        return None

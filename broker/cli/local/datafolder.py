@@ -1,0 +1,215 @@
+"""DATA, the folder of one `up`: who runs there, on which addresses.
+
+    DATA/broker-0/          the broker's logs (its own business)
+    DATA/run/up.json        the record: addresses, and the identity of each process
+    DATA/run/<name>.pid     the number alone, for other tools: broker-0.pid, nats.pid
+    DATA/run/nats.conf      of the embedded NATS
+    DATA/logs/<name>.log    what each process wrote
+
+D1  up.json is replaced as a whole; it is the truth, the pid files are a courtesy.
+D2  `up` and `down` hold a lock on DATA/run/lock while they change anything; the system drops it with
+    the process that held it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
+from broker.api.plain import parse_json
+from broker.cli.local.processes import Identity
+
+BROKER: Final = "broker-0"
+"""The broker of `up`, and its folder in DATA."""
+CATALOG_FILE: Final = "catalog.log"
+LOG_BYTES_KEPT: Final = 16 << 20
+"""A log over this is put aside, as `.1`, at the next start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What up.json holds.
+
+    Attributes:
+        http, grpc: host:port of the broker.
+        nats_url: Where it takes messages from, without credentials.
+        nats_embedded: Whether that server is ours.
+        mode: foreground or detached.
+        processes: By name: `broker-0`, `nats`, and in the foreground `up`.
+    """
+
+    http: str
+    grpc: str
+    nats_url: str
+    nats_embedded: bool
+    mode: str
+    processes: dict[str, Identity] = field(default_factory=dict)
+
+    def addresses(self, data: Path) -> dict[str, Any]:
+        """The part that others use, as `--json` prints it."""
+        return {
+            "data": str(data),
+            "mode": self.mode,
+            "brokers": [{"id": "broker-0", "http": self.http, "grpc": self.grpc}],
+            "nats": {"url": self.nats_url, "embedded": self.nats_embedded},
+        }
+
+    def alive(self) -> dict[str, Identity]:
+        return {name: identity for name, identity in self.processes.items() if identity.is_alive()}
+
+
+class DataFolder:
+    """Paths and record of one DATA. Makes nothing until `prepare`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).absolute()
+        self.run = self.path / "run"
+        self.logs = self.path / "logs"
+        self.record_path = self.run / "up.json"
+        self.nats_config = self.run / "nats.conf"
+
+    def check(self) -> None:
+        """See that this is a folder of `up`, or may become one. Changes nothing.
+
+        Raises:
+            WrongFolder: it is the data folder of a broker, or it holds one that `up` would not start. A new and empty
+                broker there would look as if the records were lost.
+        """
+        from broker.storage.folder import BROKER_FILE, brokers_in
+
+        if (self.path / BROKER_FILE).exists() or (self.path / CATALOG_FILE).exists():
+            raise WrongFolder(f"{self.path} is the data folder of a broker: {self._way_to_it()}", path=str(self.path))
+        below = [] if (self.path / BROKER).exists() else brokers_in(self.path)
+        if below:
+            other = self.path / below[0]
+            raise WrongFolder(
+                f"{self.path} holds the data folders of other brokers ({', '.join(below)}), which `up` does not start:"
+                f" {_broker_command(other)}",
+                path=str(self.path),
+                found=below,
+            )
+
+    def _way_to_it(self) -> str:
+        """How to start the broker whose data folder this is."""
+        owner = _broker_id(self.path)
+        if self.path.name == BROKER and owner in (BROKER, None):
+            return f"name the folder above it: liftlog up --data {shlex.quote(str(self.path.parent))}"
+        as_ours = f"; `up` works one level above, and calls it DATA/{BROKER}" if owner == BROKER else ""
+        return f"{_broker_command(self.path)}{as_ours}"
+
+    def prepare(self) -> None:
+        """Make the folders.
+
+        Raises:
+            FolderNotAllowed: cannot be made or written.
+        """
+        for folder in (self.path, self.run, self.logs):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except FileExistsError as error:
+                raise FolderNotAllowed(f"{folder} is not a folder", path=str(folder)) from error
+            except OSError as error:
+                raise self._not_allowed(folder, error) from error
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise FolderNotAllowed(f"{folder}: no permission to write", path=str(folder))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the folder (D2).
+
+        Raises:
+            FolderInUse: another `up` or `down` is at work here.
+        """
+        try:
+            handle = open(self.run / "lock", "a")  # noqa: SIM115 closed below, the lock with it
+        except OSError as error:
+            raise self._not_allowed(self.run, error) from error
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise FolderInUse(
+                    f"{self.path}: another `liftlog up` or `down` is at work here", path=str(self.path)
+                ) from error
+            yield
+
+    def load(self) -> Record | None:
+        """The record of the last `up`; None: there is none that can be read."""
+        try:
+            values = parse_json(self.record_path.read_text(encoding="utf-8"))
+            broker = values["brokers"][0]
+            return Record(
+                http=str(broker["http"]),
+                grpc=str(broker["grpc"]),
+                nats_url=str(values["nats"]["url"]),
+                nats_embedded=bool(values["nats"]["embedded"]),
+                mode=str(values["mode"]),
+                processes={str(name): Identity.from_dict(v) for name, v in values["processes"].items()},
+            )
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return None
+
+    def save(self, record: Record) -> None:
+        """Write the record and the pid files. Raises DiskFull, StorageFailed."""
+        values = record.addresses(self.path)
+        values["processes"] = {name: identity.as_dict() for name, identity in record.processes.items()}
+        for name, identity in record.processes.items():
+            _replace(self.run / f"{name}.pid", f"{identity.pid}\n")
+        _replace(self.record_path, json.dumps(values, indent=2) + "\n")
+
+    def forget(self, record: Record) -> None:
+        """Remove the record and the pid files: nothing runs here."""
+        for name in record.processes:
+            (self.run / f"{name}.pid").unlink(missing_ok=True)
+        self.record_path.unlink(missing_ok=True)
+
+    def write_nats_config(self, text: str) -> None:
+        """Of the embedded NATS. Raises DiskFull, StorageFailed."""
+        _replace(self.nats_config, text)
+
+    def log(self, name: str) -> Path:
+        """Where a process writes; put aside first when it has grown long."""
+        path = self.logs / f"{name}.log"
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > LOG_BYTES_KEPT:
+                path.replace(path.with_suffix(".log.1"))
+        return path
+
+    @staticmethod
+    def _not_allowed(folder: Path, error: OSError) -> FolderNotAllowed:
+        return FolderNotAllowed(f"{folder}: {error.strerror}", path=str(folder))
+
+
+def _broker_command(folder: Path) -> str:
+    """What starts the broker of a data folder."""
+    owner = _broker_id(folder)
+    more = "" if owner in (BROKER, None) else f" --set {shlex.quote(f'broker_id={owner}')}"
+    return f"liftlog broker --set {shlex.quote(f'data_dir={folder}')}{more}"
+
+
+def _broker_id(folder: Path) -> object:
+    from broker.storage.inspect.places import owner_of
+
+    return (owner_of(str(folder)) or {}).get("broker_id")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Raises DiskFull, StorageFailed."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        failed = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
+        raise failed(f"write {path}: {error.strerror}", path=str(path), errno=error.errno) from error

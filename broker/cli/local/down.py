@@ -1,0 +1,77 @@
+"""`liftlog down`: stops what `up` started in a folder, and only what is provably that."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Annotated, Final
+
+import typer
+
+from broker.api.errors import DeadlineExceeded
+from broker.cli.local.datafolder import DataFolder, Record
+from broker.cli.local.processes import Identity
+from broker.cli.options import DEFAULT_DATA, Data, Json, is_json
+from broker.cli.output import json_out, note
+
+FORCE_TIMEOUT_S: Final = 10.0
+ORDER: Final = ("up", "broker-0", "nats")
+"""Who supervises stops the others itself, in order; then brokers, so that NATS outlives them."""
+
+
+def down(
+    ctx: typer.Context,
+    data: Data = DEFAULT_DATA,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="Seconds to wait for each process.")] = 30.0,
+    force: Annotated[bool, typer.Option("--force", help="Kill what has not ended in time.")] = False,
+    json: Json = False,
+) -> None:
+    """Stop what `liftlog up` started in a folder."""
+    folder = DataFolder(data)
+    stopped: dict[str, int] = {}
+    record = folder.load()
+    if record is None:
+        folder.check()
+    if record is not None:
+        if "up" in record.alive():  # holds no lock: it supervises
+            stopped |= _stop_all(record, timeout_s, force)
+        else:
+            with folder.locked():
+                stopped |= _stop_all(record, timeout_s, force)
+                folder.forget(record)
+    if is_json(ctx, json):
+        json_out({"data": str(folder.path), "stopped": stopped})
+    elif not stopped:
+        note(f"nothing runs in {folder.path}")
+
+
+def _stop_all(record: Record, timeout_s: float, force: bool) -> dict[str, int]:
+    """Stop in order; returns the pids of those that ran."""
+    alive = record.alive()
+    for name, recorded in record.processes.items():
+        found = None if name in alive else Identity.of(recorded.pid)
+        if found is not None and found.boot_id == recorded.boot_id:
+            note(f"left alone: pid {found.pid}, recorded as {name}, is now {' '.join(found.command)!r}: not ours")
+    for name in [name for name in ORDER if name in alive]:
+        _stop(name, alive[name], timeout_s, force)
+    return {name: identity.pid for name, identity in alive.items()}
+
+
+def _stop(name: str, identity: Identity, timeout_s: float, force: bool) -> None:
+    if not identity.send(signal.SIGTERM):
+        return
+    note(f"stopping {name} (pid {identity.pid})")
+    began = time.monotonic()
+    if identity.wait(timeout_s):
+        return
+    waited_s = time.monotonic() - began
+    if not force:
+        raise DeadlineExceeded(
+            f"{name} (pid {identity.pid}) has not ended after {waited_s:.0f} s; --force kills it",
+            process=name,
+            pid=identity.pid,
+        )
+    note(f"killing {name} (pid {identity.pid}), which has not ended after {waited_s:.0f} s")
+    identity.send(signal.SIGKILL)
+    if not identity.wait(FORCE_TIMEOUT_S):
+        raise DeadlineExceeded(f"{name} (pid {identity.pid}) cannot be killed", process=name, pid=identity.pid)

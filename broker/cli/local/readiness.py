@@ -1,0 +1,120 @@
+"""Waiting until what was started answers, and saying why when it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from broker.api.errors import BY_REASON, DeadlineExceeded, LiftlogError, Unavailable
+from broker.api.plain import parse_json
+from broker.cli.local.processes import Process
+from broker.cli.output import note
+
+PROBE_INTERVAL_S: Final = 0.05
+PROBE_TIMEOUT_S: Final = 2.0
+LOG_LINES_SHOWN: Final = 20
+LOG_BYTES_READ: Final = 16 << 10
+
+Probe = Callable[[], str | None]
+"""None: it answers; else what is missing."""
+
+
+def wait(what: str, probe: Probe, processes: Sequence[Process], timeout_s: float) -> None:
+    """Wait until the probe finds nothing missing, while all processes live.
+
+    Raises:
+        LiftlogError: a process ended; of the type that its log names, where it does.
+        DeadlineExceeded: the time is up; the text says what was missing last.
+    """
+    deadline = time.monotonic() + timeout_s
+    with _progress(f"{what} starts"):
+        while True:
+            missing = probe()
+            for process in processes:  # looked at after the probe: another's answer must not count for a dead one
+                if process.has_ended():
+                    raise _ended(process)
+            if missing is None:
+                return
+            if time.monotonic() > deadline:
+                if processes:
+                    _show_log(processes[-1])
+                raise DeadlineExceeded(f"{what} is not ready after {timeout_s:g} s: {missing}", timeout_s=timeout_s)
+            time.sleep(PROBE_INTERVAL_S)
+
+
+def broker_missing(address: str) -> str | None:
+    """What a broker at host:port says is missing until it is ready; a `Probe` with an address."""
+    connection = http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read(LOG_BYTES_READ).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return f"{address}: {error}"
+    finally:
+        connection.close()
+    if answer.status == 200:
+        return None
+    with contextlib.suppress(ValueError):
+        body = json.dumps(parse_json(body))
+    return f"{address} answers {answer.status}: {body}"
+
+
+def check_reachable(urls: str) -> None:
+    """Raise Unavailable unless something listens at one of these NATS URLs (separated by commas)."""
+    failures = []
+    for url in urls.split(","):
+        parts = urlsplit(url.strip())
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 4222), timeout=PROBE_TIMEOUT_S).close()
+            return
+        except OSError as error:
+            failures.append(f"{parts.hostname}:{parts.port or 4222}: {error.strerror or error}")
+    raise Unavailable(f"no NATS server answers at {', '.join(failures)}")
+
+
+@contextlib.contextmanager
+def _progress(text: str) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    from broker.cli.output import console
+
+    with console(stderr=True).status(text):
+        yield
+
+
+def _ended(process: Process) -> LiftlogError:
+    """The error that a process ended with, if its log names one; else the log's last lines are shown."""
+    lines = _log_lines(process)
+    for line in reversed(lines):
+        named = re.fullmatch(r"error\[([a-z_]+)\]: (.*)", line)
+        if named and named[1] in BY_REASON:
+            return BY_REASON[named[1]](f"{process.name}: {named[2]}", process=process.name)
+    _show_log(process)
+    return LiftlogError(
+        f"{process.name} {process.ending()} while starting; its log: {process.log}", process=process.name
+    )
+
+
+def _show_log(process: Process) -> None:
+    note(f"--- {process.log} ---")
+    for line in _log_lines(process):
+        note(line)
+    note("---")
+
+
+def _log_lines(process: Process) -> list[str]:
+    """What the process wrote last."""
+    with open(process.log, "rb") as log:
+        log.seek(max(process.log_position, os.path.getsize(process.log) - LOG_BYTES_READ))
+        return log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]

@@ -1,0 +1,293 @@
+"""`liftlog up`: an embedded NATS server and a broker, from nothing, in one folder.
+
+    look at DATA/run/up.json ─► all alive: already up
+            │ some or none alive
+            ▼
+    check ports ─► nats-server ─► broker ─► /readyz answers ─► record ─► foreground: supervise
+                                                                         --detach:   return
+
+U1  Nothing is started before every port that will be opened was found free.
+U2  What is found alive, and is provably ours, is kept; what has ended is started again. So `up` goes
+    on with a folder whose processes were killed, all of them or some.
+U3  A failure stops what this `up` has started, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+import typer
+
+from broker.api.errors import FolderInUse, InvalidRequest, NotSupported, PortInUse
+from broker.cli.local.datafolder import BROKER, DataFolder, Record
+from broker.cli.local.processes import Identity, Process, start
+from broker.cli.options import DEFAULT_DATA, Data, Json, globals_of, is_json
+from broker.cli.output import json_out, note, pairs
+
+HOST: Final = "127.0.0.1"
+NATS: Final = "nats"
+SUPERVISOR: Final = "up"
+STOP_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Of one broker and its NATS server: N, N+1, N+2, N+3, or the usual ones."""
+
+    grpc: int = 9292
+    http: int = 9293
+    raft: int = 9294
+    nats: int = 4222
+
+    @classmethod
+    def of(cls, base: int | None) -> Ports:
+        return cls() if base is None else cls(base, base + 1, base + 2, base + 3)
+
+
+def up(
+    ctx: typer.Context,
+    data: Data = DEFAULT_DATA,
+    nats: Annotated[
+        str | None, typer.Option("--nats", metavar="URL", help="Use this NATS server and start none.")
+    ] = None,
+    port_base: Annotated[
+        int | None,
+        typer.Option("--port-base", metavar="N", min=1, max=65_532, help="gRPC N, HTTP N+1, Raft N+2, NATS N+3."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready; `down` stops it.")] = False,
+    brokers_count: Annotated[int, typer.Option("--brokers-count", metavar="N", min=1, help="Number of brokers.")] = 1,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Seconds to wait until it is ready.")] = 60.0,
+    json: Json = False,
+) -> None:
+    """Start a NATS server and a broker; nothing has to be configured."""
+    if brokers_count != 1:
+        raise NotSupported(
+            f"--brokers-count {brokers_count}: this release runs one broker; replication comes with a later one",
+            value=brokers_count,
+            limit=1,
+        )
+    plan = _plan(DataFolder(data), Ports.of(port_base), nats or globals_of(ctx).nats, detach=detach)
+    folder, as_json = plan.folder, is_json(ctx, json)
+    folder.check()
+    folder.prepare()
+    with folder.locked():
+        found = folder.load()
+        alive = found.alive() if found else {}
+        if found and alive:
+            _check_same(plan, found, alive)
+            if plan.names <= alive.keys():
+                _wait_ready(plan, [_kept(plan, name, alive) for name in sorted(plan.names)], timeout_s)
+                _announce(folder, found, as_json=as_json, already=True)
+                return
+        running: list[Process] = []
+        try:
+            _bring_up(plan, alive, running, timeout_s)
+        except BaseException:
+            _undo(plan, running)
+            raise
+        record = replace(plan.record, processes=_identities(running))
+        me = Identity.of(os.getpid())
+        if not detach and me is not None:
+            record.processes[SUPERVISOR] = me
+        folder.save(record)
+    try:
+        _announce(folder, record, as_json=as_json, already=False)
+    except OSError:  # nobody reads it any more: what runs must not be left without its supervisor
+        if detach:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not detach:
+        from broker.cli.local.supervise import supervise
+
+        supervise(folder, record, running)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What this `up` is to bring about.
+
+    Attributes:
+        record: The addresses; its processes are not known yet.
+        command, env: Of the broker.
+        names: The processes that must run.
+    """
+
+    folder: DataFolder
+    ports: Ports
+    record: Record
+    command: list[str]
+    env: dict[str, str]
+
+    @property
+    def names(self) -> set[str]:
+        return {BROKER, NATS} if self.record.nats_embedded else {BROKER}
+
+
+def _plan(folder: DataFolder, ports: Ports, nats: str | None, *, detach: bool) -> Plan:
+    """Decide everything that needs no look at the machine.
+
+    Raises:
+        UnknownSetting, InvalidSetting: in the environment. Here, not in the log of a broker that does not start.
+    """
+    from broker.runtime.config.configuration import load, without_credentials
+
+    values = {
+        "broker_id": BROKER,
+        "data_dir": str(folder.path / BROKER),
+        "http.host": HOST,
+        "http.port": ports.http,
+        "grpc.port": ports.grpc,
+        "raft.port": ports.raft,
+    }
+    # -P: a folder named `broker` where `up` is called must not be taken for ours.
+    command = [sys.executable, "-P", "-m", "broker.cli.main", "broker"]
+    for key, value in values.items():
+        command += ["--set", f"{key}={value}"]
+    env = dict(os.environ)
+    url = f"nats://{HOST}:{ports.nats}" if nats is None else nats
+    if nats is None:  # ours knows no users; what the environment says of another server does not concern it
+        for name in [name for name in env if name.startswith("LIFTLOG_NATS_") and name != "LIFTLOG_NATS_URL"]:
+            del env[name]
+    env["LIFTLOG_NATS_URLS"] = url  # not in the command line: others could read a password there
+    if not detach and sys.stderr.isatty():
+        env.setdefault("LIFTLOG_LOG_FORMAT", "console")
+    load(None, env, values)
+    record = Record(
+        http=f"{HOST}:{ports.http}",
+        grpc=f"{HOST}:{ports.grpc}",
+        nats_url=without_credentials(url),
+        nats_embedded=nats is None,
+        mode="detached" if detach else "foreground",
+    )
+    return Plan(folder=folder, ports=ports, record=record, command=command, env=env)
+
+
+def _bring_up(plan: Plan, alive: Mapping[str, Identity], running: list[Process], timeout_s: float) -> None:
+    """Start what does not run yet, in order; `running` grows as it goes, kept ones included."""
+    from broker.cli.local import nats_server
+    from broker.cli.local.readiness import check_reachable, wait
+
+    folder, ports = plan.folder, plan.ports
+    needs_nats = NATS in plan.names and NATS not in alive
+    binary = nats_server.find_binary() if needs_nats else ""
+    if BROKER not in alive:
+        _check_free(ports.http, "the HTTP API", "--port-base")
+    if needs_nats:
+        _check_free(ports.nats, "the embedded NATS server", "--port-base, or name the server that runs with --nats")
+
+    if NATS not in plan.names:
+        check_reachable(plan.env["LIFTLOG_NATS_URLS"])
+    else:
+        if needs_nats:
+            note(f"starting nats-server on {HOST}:{ports.nats}")
+            text = nats_server.config_text(name=f"liftlog-{ports.nats}", host=HOST, port=ports.nats)
+            folder.write_nats_config(text)
+            command = [binary, "-c", str(folder.nats_config)]
+            running.append(start(NATS, command, env=plan.env, log=folder.log(NATS)))
+        else:
+            running.append(_kept(plan, NATS, alive))
+        _save_progress(plan, running)
+        wait("nats-server", lambda: nats_server.missing(HOST, ports.nats), running, timeout_s)
+
+    if BROKER in alive:
+        running.append(_kept(plan, BROKER, alive))
+    else:
+        note(f"starting {BROKER} on {HOST}:{ports.http}")
+        running.append(start(BROKER, plan.command, env=plan.env, log=folder.log(BROKER)))
+    _save_progress(plan, running)
+    _wait_ready(plan, running, timeout_s)
+
+
+def _wait_ready(plan: Plan, processes: list[Process], timeout_s: float) -> None:
+    from broker.cli.local.readiness import broker_missing, wait
+
+    wait("the broker", lambda: broker_missing(plan.record.http), processes, timeout_s)
+
+
+def _save_progress(plan: Plan, running: list[Process]) -> None:
+    """So that an `up` that is killed half-way leaves a record of what it had started."""
+    plan.folder.save(replace(plan.record, processes=_identities(running)))
+
+
+def _undo(plan: Plan, running: list[Process]) -> None:
+    """Stop what was started now (U3), and leave a record of the rest."""
+    for process in reversed(running):
+        if process.is_new:
+            process.stop(timeout_s=STOP_TIMEOUT_S, force=True)
+    plan.folder.forget(replace(plan.record, processes=_identities(running)))
+    kept = [process for process in running if not process.is_new]
+    if kept:
+        _save_progress(plan, kept)
+
+
+def _identities(processes: list[Process]) -> dict[str, Identity]:
+    return {process.name: process.identity for process in processes}
+
+
+def _kept(plan: Plan, name: str, alive: Mapping[str, Identity]) -> Process:
+    path = plan.folder.logs / f"{name}.log"
+    path.touch()
+    return Process(name=name, identity=alive[name], log=path, log_position=path.stat().st_size)
+
+
+def _check_same(plan: Plan, found: Record, alive: Mapping[str, Identity]) -> None:
+    """What runs in the folder must be what is asked for, and must be meant to go on."""
+    path, wanted = plan.folder.path, plan.record
+    who = ", ".join(f"{name} (pid {identity.pid})" for name, identity in sorted(alive.items()))
+    for what, has, asked in (("HTTP", found.http, wanted.http), ("NATS", found.nats_url, wanted.nats_url)):
+        if has != asked:
+            raise InvalidRequest(
+                f"{path} is already up with {what} at {has}, not {asked}: {who};"
+                f" stop it first: {_down_command(plan.folder)}",
+                running=has,
+                asked=asked,
+            )
+    if SUPERVISOR in alive and not plan.names <= alive.keys():
+        raise FolderInUse(f"{path}: another `liftlog up` is stopping there: {who}", path=str(path))
+
+
+def _check_free(port: int, purpose: str, way_out: str) -> None:
+    """Raise PortInUse unless we could listen there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError as error:
+            raise PortInUse(
+                f"port {port}, for {purpose}: {error.strerror}; choose others with {way_out}",
+                port=port,
+                purpose=purpose,
+            ) from error
+
+
+def _down_command(folder: DataFolder) -> str:
+    return f"liftlog down --data {shlex.quote(str(folder.path))}"
+
+
+def _announce(folder: DataFolder, record: Record, *, as_json: bool, already: bool) -> None:
+    if as_json:
+        json_out({**record.addresses(folder.path), "already_up": already})
+        return
+    sys.stdout.write("liftlog is already up\n" if already else "liftlog is up\n")
+    ends_with_us = record.mode == "foreground" and not already
+    rows: list[tuple[str, Any]] = [
+        ("  HTTP", f"http://{record.http}"),
+        ("  NATS", record.nats_url + (" (embedded)" if record.nats_embedded else "")),
+        ("  data", folder.path),
+        ("  stop", "Ctrl-C" if ends_with_us else _down_command(folder)),
+    ]
+    elsewhere = os.environ.get("LIFTLOG_NATS_URL", record.nats_url)
+    if elsewhere != record.nats_url:
+        note("LIFTLOG_NATS_URL names another server: `liftlog publish` goes there; `up --nats` would use it")
+    usual = Ports()
+    if (record.http, record.nats_url) != (f"{HOST}:{usual.http}", f"nats://{HOST}:{usual.nats}"):
+        rows.append(("  use", f"export LIFTLOG_BROKERS={record.http} LIFTLOG_NATS_URL={record.nats_url}"))
+    pairs(rows)
+    sys.stdout.flush()

@@ -1,0 +1,188 @@
+"""Calls of the JSON API: one request and one answer, repeated while that is safe.
+
+What may be repeated: everything that asks or sets (`is_idempotent`), after any `Retryable` error. Of what
+is not idempotent, only tries that certainly had no effect: a refused connection, a broker that said
+`Retryable`. A connection that broke after the request was sent, or a broker that ran out of time,
+leaves open what happened: that error is raised at once.
+
+A1  Doubt is never forgotten. Once a try may have been carried out, every later error of the same call that could have
+    changed something says so: its field `sent` is true. Without the field, the call certainly changed nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, Retryable, Unavailable
+from broker.api.plain import parse_json
+from broker.client.http.answers import Readiness, understand
+from broker.client.http.brokers import Brokers, PartitionKey, nobody
+from broker.client.http.interrupt import Interrupt
+from broker.client.http.patience import Patience
+from broker.client.http.pool import Body
+from broker.client.positions import whole
+
+ANSWER_BYTES_MAX: Final = 256 << 20
+READING: Final = ("GET", "HEAD")
+"""Methods that change nothing, so that nobody asks whether they were carried out."""
+JSON_HEADERS: Final = {"Content-Type": "application/json", "Accept": "application/json"}
+
+
+def path(*parts: str | int) -> str:
+    """A path of the API, its parts quoted: `path("streams", name)` is `/v1/streams/<name>`.
+
+    Raises:
+        InvalidRequest: a part is neither text nor a number; as text it would name something else.
+    """
+    for part in parts:
+        if not isinstance(part, str | int):
+            raise InvalidRequest(f"{part!r}: a name must be text, not {type(part).__name__}")
+    return "/v1/" + "/".join(quote(str(part), safe="") for part in parts)
+
+
+class Calls:
+    """The JSON API of a cluster. Thread-safe and fork-safe.
+
+    Args:
+        timeout_s: How long the socket may be silent.
+        deadline_s: How long failures may follow each other.
+    """
+
+    def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float) -> None:
+        self.brokers = brokers
+        self.timeout_s = timeout_s
+        self.deadline_s = deadline_s
+
+    def json(
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        wait_s: float = 0,
+        done_if: type[LiftlogError] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Any:
+        """An idempotent call.
+
+        Args:
+            body: JSON value to send; None: none.
+            query: Parameters; None as a value: not given.
+            wait_s: How long the broker may take on purpose (long polls).
+            done_if: The error that means success if an earlier try may have been received.
+        Returns:
+            The JSON value of the answer, None if it has no body.
+        Raises:
+            Retryable: no success within the deadline: the last failure, with the fields `tries` and `deadline_s`.
+            LiftlogError: what the broker refused.
+            Either with the field `sent` if the call may have been carried out (A1).
+        """
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        return self.send(
+            method,
+            f"{target}?{urlencode(given)}" if given else target,
+            body=None if body is None else json.dumps(body, default=_plain).encode(),
+            headers=JSON_HEADERS,
+            timeout_s=self.timeout_s + wait_s,
+            done_if=done_if,
+            interrupt=interrupt,
+        )
+
+    def send(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: Body | None,
+        headers: Mapping[str, str],
+        key: PartitionKey | None = None,
+        timeout_s: float | None = None,
+        is_idempotent: bool = True,
+        done_if: type[LiftlogError] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> Any:
+        """As `json`, with a body of any kind, to the leader of `key` if one is given."""
+        patience = Patience(
+            self.deadline_s,
+            interrupt=interrupt,
+            what=f"{method} {target.partition('?')[0]}",
+            outages=self.brokers.outages,
+        )
+        may_be_done = False
+        while True:
+            try:
+                answer = self._once(
+                    method,
+                    target,
+                    key=key,
+                    body=body,
+                    headers=headers,
+                    timeout_s=self.timeout_s if timeout_s is None else timeout_s,
+                    is_idempotent=is_idempotent,
+                    interrupt=interrupt,
+                )
+                patience.progress()
+                return answer
+            except LiftlogError as error:
+                may_be_done = may_be_done or is_ambiguous(error)
+                if may_be_done and method not in READING:
+                    error.fields["sent"] = True  # A1
+                if may_be_done and done_if is not None and isinstance(error, done_if):
+                    return None
+                is_over = interrupt is not None and interrupt.is_set
+                if is_over or not isinstance(error, Retryable) or (may_be_done and not is_idempotent):
+                    raise
+                patience.pause(error)
+
+    def ready(self) -> Readiness:
+        """What the first broker that answers says of itself. Raises Unavailable."""
+        failures = []
+        for address in self.brokers.candidates():
+            try:
+                exchange = self.brokers.pool.exchange(address, "GET", "/readyz", timeout_s=self.timeout_s)
+                try:
+                    body = exchange.read_all(ANSWER_BYTES_MAX)
+                finally:
+                    exchange.close()
+            except Unavailable as error:
+                failures.append(error)
+                continue
+            return understand(lambda text: Readiness.of(parse_json(text)), body, where=str(address))
+        raise nobody(failures)
+
+    def _once(self, method: str, target: str, **options: Any) -> Any:
+        exchange = self.brokers.exchange(method, target, **options)
+        try:
+            body = exchange.read_all(ANSWER_BYTES_MAX)
+        finally:
+            exchange.close()
+        if not body:
+            return None
+        try:
+            return parse_json(body)
+        except ValueError as error:
+            where = str(exchange.address)
+            raise LiftlogError(
+                f"{where}: the answer to {method} {target} is no JSON: {error}", address=where, sent=True
+            ) from error
+
+
+def is_ambiguous(error: LiftlogError) -> bool:
+    """Whether the request may have been carried out although it failed.
+
+    A broker that ran out of time, or met a fault of its own, may have done so after it carried out the request.
+    """
+    is_definite = isinstance(error, Retryable | InvalidRequest) and not isinstance(error, DeadlineExceeded)
+    return not is_definite or bool(error.fields.get("sent"))
+
+
+def _plain(value: object) -> int:
+    """What JSON does not know: numpy's whole numbers. Raises InvalidRequest for anything else."""
+    number = whole(value)
+    if number is None:
+        raise InvalidRequest(f"{value!r} is no JSON: a {type(value).__name__}")
+    return number

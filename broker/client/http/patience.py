@@ -1,0 +1,79 @@
+"""How long a call goes on after failures: exponential pauses with jitter, up to a deadline.
+
+The clock starts at the first failure and is set back by progress, so a long read may survive many
+broken connections, and a consumer that is slow between two batches is never out of time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+from broker.api.errors import LiftlogError
+from broker.client.http.interrupt import Interrupt
+from broker.client.http.outages import Outages
+
+DEADLINE_S: Final = 30.0
+"""The patience of everything that asks a broker, where nobody says otherwise: a restart takes less."""
+FIRST_PAUSE_S: Final = 0.05
+PAUSE_S_MAX: Final = 2.0
+
+
+class Patience:
+    """The retries of one call or one read.
+
+    Args:
+        deadline_s: How long failures may follow each other without progress; 0: the first one is raised as it is.
+        interrupt: Ends a pause early.
+        what: What is being tried; begins the text of the error.
+        outages: Says that somebody waits, and when that is over.
+    """
+
+    def __init__(
+        self,
+        deadline_s: float,
+        *,
+        interrupt: Interrupt | None = None,
+        what: str = "",
+        outages: Outages | None = None,
+    ) -> None:
+        self._deadline_s = deadline_s
+        self._sleep = time.sleep if interrupt is None else interrupt.pause
+        self._what = f"{what}: " if what else ""
+        self._outages = outages
+        self._until_s = 0.0
+        self.failure_count = 0
+
+    def progress(self) -> None:
+        """Something was achieved: the next failure is a first one again."""
+        self.failure_count = 0
+        if self._outages is not None:
+            self._outages.answered()
+
+    def pause(self, error: LiftlogError) -> None:
+        """Note a failure and wait before the next try; the last one is made when the time is up.
+
+        Raises:
+            LiftlogError: failures have followed each other for `deadline_s`: one like `error` and caused by it, with
+                the fields `tries` and `deadline_s`.
+        """
+        if self._deadline_s <= 0:
+            raise error
+        now_s = time.monotonic()
+        if self.failure_count == 0:
+            self._until_s = now_s + self._deadline_s
+        self.failure_count += 1
+        if now_s >= self._until_s:
+            raise self._given_up(error) from error
+        if self._outages is not None:
+            self._outages.failed(error, self._deadline_s)
+        longest_s = min(PAUSE_S_MAX, FIRST_PAUSE_S * 2 ** min(self.failure_count - 1, 10))
+        self._sleep(min(random.uniform(longest_s / 2, longest_s), self._until_s - now_s))
+
+    def _given_up(self, error: LiftlogError) -> LiftlogError:
+        fields = {**error.fields, "deadline_s": self._deadline_s, "tries": self.failure_count}
+        return type(error)(
+            f"{self._what}gave up after {self.failure_count} failed tries in {self._deadline_s:g} s; the last: {error}",
+            **fields,
+        )

@@ -1,0 +1,345 @@
+"""HTTP/1.1 exchanges over pooled keep-alive connections. Nothing of the API is known here.
+
+    Pool.exchange(address, GET, /v1/…)  ->  Exchange: status, headers, body read in place
+                                            close(): back into the pool, or closed if the body was not read out
+
+Invariants
+C1  An idle connection is used by one thread at a time.
+C2  A connection made before a fork is never used in the child: the child's pools start empty, and an
+    exchange that the parent had begun fails there as a broken connection.
+C3  A failure says whether the request may have been received (`sent`), by this try or by one before it that nobody
+    answered. An answer says the same of the tries before it (`is_repeat`).
+C4  An answer is whole or a failure. Its head must say how long it is: one that ends early looks like a whole one.
+C5  An answer that trickles is given up: its head has twice the time that the socket may be silent, a body that is read
+    as a whole has `BODY_TIMEOUT_S`. (What reads a body bit by bit has its own patience.)
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from broker.api.errors import Unavailable
+from broker.client.http.address import Address
+from broker.client.http.forks import renew_after_fork
+from broker.client.http.interrupt import Interrupt
+
+CONNECT_TIMEOUT_S: Final = 5.0
+IDLE_PER_ADDRESS_MAX: Final = 8
+IDLE_S_MAX: Final = 50.0
+"""Brokers end idle connections after a minute or more; one that dies under a request leaves open what became of it."""
+
+BODY_TIMEOUT_S: Final = 120.0
+
+Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
+
+
+class Exchange:
+    """A request that was answered. Its body is read once, front to back, by one thread.
+
+    Attributes:
+        address: Who answered.
+        status: HTTP status.
+        headers: Of the answer, names in any case.
+        length: Bytes of body still to come; None: it comes in chunks.
+        is_repeat: A try before this one may have been received (C3).
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        address: Address,
+        connection: http.client.HTTPConnection,
+        response: _Response,
+        interrupt: Interrupt | None,
+        *,
+        is_reusable: bool,
+        is_repeat: bool,
+    ) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._response = response
+        self._is_reusable = is_reusable and not response.will_close
+        self._interrupt = interrupt
+        self._pid = os.getpid()
+        self._direct: socket.socket | None = None
+        self._is_closed = False
+        self.address = address
+        self.status = response.status
+        self.headers = response.headers
+        self.is_repeat = is_repeat
+
+    @property
+    def length(self) -> int | None:
+        return self._response.length
+
+    def readinto(self, view: memoryview) -> int:
+        """Read up to `len(view)` bytes of the body in place, by one `recv` at most.
+
+        Returns:
+            n >= 1 bytes; 0 when the body is over or the connection ended before it was.
+        Raises:
+            Unavailable: the connection broke or nothing came within the time-out.
+        """
+        response = self._response
+        if response.closed or response.length == 0:
+            return 0
+        if os.getpid() != self._pid:
+            raise _unavailable(self.address, "the connection belongs to the process before the fork", sent=True)  # C2
+        try:
+            if response.length is None:  # in chunks
+                return response.readinto(view)
+            view = view[: response.length]
+            if self._direct is not None:
+                count = self._direct.recv_into(view)
+            else:
+                count = response.fp.readinto1(view)
+                if len(view) > 2 * io.DEFAULT_BUFFER_SIZE:  # what came with the head is taken now, and nothing kept
+                    self._direct = self._connection.sock
+        except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: closed by another thread
+            raise _unavailable(self.address, error, sent=True) from error
+        response.length -= count
+        return count
+
+    def read_all(self, bytes_max: int) -> bytes:
+        """The whole body, cut at `bytes_max` bytes. Raises as `readinto`."""
+        body = bytearray()
+        piece = memoryview(bytearray(1 << 16))
+        until_s = time.monotonic() + BODY_TIMEOUT_S
+        while len(body) < bytes_max and (count := self.readinto(piece[: bytes_max - len(body)])):
+            body += piece[:count]
+            if time.monotonic() > until_s:  # C5
+                raise _unavailable(self.address, f"the answer took longer than {BODY_TIMEOUT_S:g} s", sent=True)
+        if self.length and len(body) < bytes_max:
+            raise _unavailable(self.address, f"the answer ended {self.length} bytes early", sent=True)
+        return bytes(body)
+
+    def close(self, *, keep: bool = True) -> None:
+        """Give the connection back if the body was read to its end; close it otherwise. Idempotent.
+
+        Args:
+            keep: False: close it in any case. So must whoever may be ended by the collector of cycles, which ends the
+                socket as well, in any order, and in any thread, also one that is in the pool at the time.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._interrupt is not None:
+            self._interrupt.guard(None)
+        response = self._response
+        keep = keep and self._is_reusable and response.length == 0 and os.getpid() == self._pid
+        keep = keep and not response.has_more()
+        response.close()
+        if keep:
+            self._pool.give(self.address, self._connection)
+        else:
+            self._connection.close()
+
+
+class Pool:
+    """Connections by address. Thread-safe and fork-safe.
+
+    Args:
+        idle_max: How many idle connections are kept per address.
+        connect_timeout_s: How long a connection attempt may take.
+    """
+
+    def __init__(self, *, idle_max: int = IDLE_PER_ADDRESS_MAX, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self._idle_max = idle_max
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.Lock()
+        self._idle: dict[Address, list[tuple[http.client.HTTPConnection, float]]] = {}  # with when it was given back
+        self._is_closed = False
+        renew_after_fork(self)
+
+    def exchange(
+        self,
+        address: Address,
+        method: str,
+        target: str,
+        *,
+        body: Body | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+        is_idempotent: bool = True,
+        interrupt: Interrupt | None = None,
+    ) -> Exchange:
+        """Send a request and read the head of its answer.
+
+        Args:
+            target: Path and query, quoted.
+            timeout_s: How long the socket may be silent, in either direction.
+            is_idempotent: May be sent again at once when a kept connection turns out to be dead.
+            interrupt: Ends the wait from another thread.
+        Raises:
+            Unavailable: nobody answered; fields `address`, `sent` (C3).
+        """
+        may_be_received = False
+        while True:
+            connection, is_reused = self._take(address)
+            try:
+                response, is_whole = self._try(
+                    connection, address, method, target, body, headers or {}, timeout_s, interrupt
+                )
+                return Exchange(
+                    self,
+                    address,
+                    connection,
+                    response,
+                    interrupt,
+                    is_reusable=is_whole,
+                    is_repeat=may_be_received,
+                )
+            except Unavailable as error:
+                connection.close()
+                if interrupt is not None:
+                    interrupt.guard(None)
+                may_be_received = error.fields["sent"] = may_be_received or error.sent
+                # A dead kept connection says nothing of the broker: once more, on a new one in the end.
+                if not (is_reused and (is_idempotent or not may_be_received) and not error.timed_out):
+                    raise
+                if interrupt is not None and interrupt.is_set:
+                    raise
+
+    def _try(
+        self,
+        connection: http.client.HTTPConnection,
+        address: Address,
+        method: str,
+        target: str,
+        body: Body | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        interrupt: Interrupt | None,
+    ) -> tuple[_Response, bool]:
+        """The head of the answer, and whether the request was sent as a whole."""
+        try:
+            if connection.sock is None:
+                connection.connect()
+        except OSError as error:
+            raise _unavailable(address, error, sent=False) from error
+        sock: socket.socket = connection.sock
+        if interrupt is not None:
+            interrupt.guard(sock)
+        sock.settimeout(timeout_s)
+        is_whole = True
+        try:
+            try:
+                connection.request(method, target, body=body, headers=dict(headers))
+            except (BrokenPipeError, ConnectionResetError):
+                if body is None:
+                    raise
+                is_whole = False  # refused before all of it was sent: the answer may be there and say why
+            by_s = time.monotonic() + 2 * timeout_s
+            connection.response_class = partial(_Response, until_s=by_s)  # type: ignore[assignment]  # it makes one
+            response = connection.getresponse()
+            assert isinstance(response, _Response)
+        except (OSError, http.client.HTTPException) as error:
+            raise _unavailable(address, error, sent=True) from error
+        if response.length is None and not response.chunked:  # C4
+            response.close()
+            raise _unavailable(address, "the answer was cut short, or does not say how long it is", sent=True)
+        return response, is_whole
+
+    def _take(self, address: Address) -> tuple[http.client.HTTPConnection, bool]:
+        while True:
+            with self._lock:
+                idle = self._idle.get(address)
+                kept = idle.pop() if idle else None
+            if kept is None:
+                return http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s), False
+            connection, since_s = kept
+            if time.monotonic() - since_s < IDLE_S_MAX and _is_quiet(connection):
+                return connection, True
+            connection.close()
+
+    def give(self, address: Address, connection: http.client.HTTPConnection) -> None:
+        """Keep a connection whose last answer was read to its end."""
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            if not self._is_closed and len(idle) < self._idle_max and connection.sock is not None:
+                idle.append((connection, time.monotonic()))
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is idle; exchanges under way end by themselves and are not kept. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            connections = [connection for idle in self._idle.values() for connection, _ in idle]
+            self._idle.clear()
+        for connection in connections:
+            connection.close()
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()  # another thread may have held it
+        for idle in self._idle.values():
+            for connection, _ in idle:
+                connection.close()  # the child's copy of the descriptor; the parent's connection lives on
+        self._idle = {}
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose head has to be there at `until_s` (C5)."""
+
+    def __init__(self, sock: socket.socket, *, until_s: float, **options: Any) -> None:
+        super().__init__(sock, **options)
+        self._raw = _Timed(self.fp.detach(), until_s)
+        self.fp = io.BufferedReader(self._raw)
+
+    def begin(self) -> None:
+        super().begin()
+        self._raw.until_s = float("inf")
+
+    def has_more(self) -> bool:
+        """Whether bytes came behind the answer: nobody asked for them, so the connection is no good any more."""
+        self._raw.is_over = True
+        return self.fp is not None and bool(self.fp.peek(1))
+
+
+class _Timed(io.RawIOBase):
+    """Bytes of a socket, until the time is up."""
+
+    def __init__(self, raw: io.RawIOBase, until_s: float) -> None:
+        self._raw = raw
+        self.until_s = until_s
+        self.is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self.is_over:
+            return 0
+        if time.monotonic() > self.until_s:
+            raise TimeoutError("the head of the answer took too long")
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _is_quiet(connection: http.client.HTTPConnection) -> bool:
+    """Nothing arrived while it was idle; what can arrive then is the end, or bytes that nobody asked for."""
+    if connection.sock is None or connection.sock.fileno() < 0:
+        return False
+    poller = select.poll()
+    poller.register(connection.sock, select.POLLIN)
+    return not poller.poll(0)
+
+
+def _unavailable(address: Address, why: object, *, sent: bool) -> Unavailable:
+    timed_out = isinstance(why, TimeoutError)
+    text = str(why) or type(why).__name__
+    if isinstance(why, OSError) and why.strerror:
+        text = why.strerror
+    return Unavailable(f"{address}: {text}", address=str(address), sent=sent, timed_out=timed_out)

@@ -1,0 +1,402 @@
+"""Reading committed records of one partition: the low level, which Spark's executors use.
+
+    session = FetchSession("localhost:9293")
+    for batch in fetch_batches(session, "orders", 0, start=100, end=5_000):
+        ...                                            # pyarrow.RecordBatch, all columns of SCHEMA
+
+One answer is one long HTTP body (schema, whole batches, end marker) which the broker hands out by
+sendfile; it may begin before the asked offset and end behind it, so first and last batch are sliced
+here. A connection that breaks, a broker that is gone and a moved leader cost a new request from the
+next offset, nothing else.
+
+Invariants
+R1  Rows come in offset order, each offset of [start, end) at most once, whatever breaks in between.
+R2  Nothing is yielded that was not verified (frames.py); damaged bytes are asked for once more, and then an error:
+    never skipped, never served. The broker is told to check its disk then; what it finds damaged it reports as a
+    lost range, which is a gap for every reader.
+R3  All answers of one read come from one incarnation of the stream.
+
+Importing this loads neither pandas nor anything of asyncio: executors fork, and start fast.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from urllib.parse import quote, urlencode
+
+import pyarrow as pa
+
+from broker.api import http
+from broker.api.errors import BadBatch, InvalidRequest, NotReady, Retryable, StaleIncarnation
+from broker.api.plain import INT64_MAX
+from broker.api.schema import SCHEMA
+from broker.client.http.address import Addresses
+from broker.client.http.brokers import Brokers
+from broker.client.http.interrupt import Interrupt
+from broker.client.http.patience import DEADLINE_S, Patience
+from broker.client.http.pool import Exchange, Pool
+from broker.client.reading.frames import BUFFER_BYTES, Message, read_messages
+from broker.client.reading.gathering import rows_between
+from broker.client.reading.reused_memory import Memory
+
+ANSWER_BYTES: Final = 256 << 20
+"""Asked for at a time: long enough to cost the broker nothing, short enough not to pin deleted segments for hours."""
+TIMEOUT_S: Final = 10.0
+BATCH_TIMEOUT_S: Final = 60.0
+MAX_WAIT_MS: Final = 2_000
+
+log = logging.getLogger(__name__)
+
+Take = Callable[[Message, int, int], Sequence[pa.RecordBatch]]
+"""Makes batches of the rows of a message that have offsets in [start, end)."""
+
+
+class FetchSession:
+    """Connections to the brokers of one cluster, and who leads which partition. Thread-safe and fork-safe.
+
+    Opens nothing until the first read. Cheap to keep for the life of a process.
+
+    Args:
+        addresses: One or several brokers, as for `connect`; a leader's address that answers name is preferred.
+        brokers: Share these instead; `addresses` is then ignored.
+    """
+
+    def __init__(self, addresses: Addresses = "", *, brokers: Brokers | None = None) -> None:
+        self.brokers = brokers or Brokers(addresses, pool=Pool())
+
+    def open(
+        self,
+        stream: str,
+        partition: int,
+        offset: int | str,
+        *,
+        end: int | None = None,
+        incarnation: str | None = None,
+        epoch: int | None = None,
+        max_bytes: int | None = ANSWER_BYTES,
+        max_wait_ms: int = 0,
+        verify: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        batch_timeout_s: float = BATCH_TIMEOUT_S,
+        interrupt: Interrupt | None = None,
+    ) -> Answer:
+        """Ask once for records from `offset` on.
+
+        Args:
+            offset: First offset wanted, or `earliest`, `latest`, `time:<iso>`.
+            end: Exclusive; None: the high watermark when the broker answers.
+            incarnation: The stream's incarnation that is meant.
+            epoch: Leader epoch that the answering broker must have reached.
+            max_bytes: About how long the answer may be; one batch always comes.
+            max_wait_ms: How long the broker may wait when there is nothing yet; it then answers with no batch.
+            verify: Let the broker check what it has stored there first: damage on its disk becomes a lost range.
+            timeout_s: How long the socket may be silent, beyond `max_wait_ms`.
+            batch_timeout_s: How long one batch may take to come.
+        Returns:
+            The answer, its body unread. Close it.
+        Raises:
+            Retryable: nobody could answer; ask again.
+            OffsetOutOfRange: fields `log_start_offset`, `high_watermark`.
+            UnknownStream, UnknownPartition, StaleIncarnation: as they say.
+            BadBatch: what answers is no liftlog broker.
+        """
+        query = {
+            "offset": offset,
+            "end": end,
+            "max_bytes": max_bytes,
+            "max_wait_ms": max_wait_ms or None,
+            "incarnation": incarnation,
+            "epoch": epoch,
+            "verify": "true" if verify else None,
+        }
+        given = {name: value for name, value in query.items() if value is not None}
+        exchange = self.brokers.exchange(
+            "GET",
+            f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
+            key=(stream, partition),
+            headers={"Accept": http.ARROW_STREAM},
+            timeout_s=timeout_s + max_wait_ms / 1000,
+            interrupt=interrupt,
+        )
+        try:
+            answer = Answer(exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s)
+            if incarnation is not None and answer.incarnation != incarnation:
+                raise StaleIncarnation(
+                    f"{stream}: incarnation {answer.incarnation} answers, {incarnation} was asked for: the stream was"
+                    " deleted and re-created",
+                    stream=stream,
+                    incarnation=answer.incarnation,
+                )
+        except BaseException:
+            exchange.close()
+            raise
+        return answer
+
+    def close(self) -> None:
+        """Close idle connections. Idempotent."""
+        self.brokers.pool.close()
+
+
+class Answer:
+    """One answer of a broker: what its headers say, and its batches. A context manager.
+
+    Attributes:
+        high_watermark: First offset that was not committed when the broker answered.
+        log_start_offset: First offset that the broker still has.
+        next_offset: Where to go on behind this answer.
+        leader_epoch: Of the answering leader.
+        incarnation: Of the stream.
+    """
+
+    def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float) -> None:
+        self._exchange = exchange
+        self._where = where
+        self._batch_timeout_s = batch_timeout_s
+        self.high_watermark = self._number(http.HIGH_WATERMARK)
+        self.log_start_offset = self._number(http.LOG_START_OFFSET)
+        self.next_offset = self._number(http.NEXT_OFFSET)
+        self.leader_epoch = self._number(http.LEADER_EPOCH)
+        self.incarnation = exchange.headers.get(http.INCARNATION, "")
+
+    def _number(self, name: str) -> int:
+        text = self._exchange.headers.get(name, "")
+        if not re.fullmatch(r"-?[0-9]{1,18}|[0-9]{19}", text) or int(text) > INT64_MAX:
+            raise BadBatch(f"{self._where}no answer of a liftlog broker: header {name} is {text[:100]!r}")
+        return int(text)
+
+    def messages(self, memory: Memory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
+        """Verified batches as stored. Once. Arguments and errors as `read_messages`."""
+        length = self._exchange.length
+        if length is None:
+            raise BadBatch(f"{self._where}the answer has no Content-Length")
+        return read_messages(
+            self._exchange.readinto,
+            length,
+            where=self._where,
+            buffer_bytes=buffer_bytes,
+            patience_s=self._batch_timeout_s,
+            memory=memory,
+        )
+
+    def close(self) -> None:
+        """Give the connection back, or close it if batches were left unread. Idempotent."""
+        self._exchange.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._exchange.close(keep=kind is None)
+
+
+class PartitionFetch:
+    """A read of one partition that goes on where it got to. For one thread.
+
+    Args:
+        start: First offset wanted.
+        incarnation: The stream's incarnation that is meant; None: the one that answers first.
+        epoch: Leader epoch that the answering broker must have reached.
+        max_bytes: About how long one answer may be.
+        timeout_s: How long the socket may be silent.
+        batch_timeout_s: How long one batch may take to come.
+        deadline_s: How long failures may follow each other without a batch in between.
+        interrupt: Ends the read from another thread, without an error.
+
+    Attributes:
+        position: First offset that was not handed out yet.
+        high_watermark: As the last answer told, -1 before the first.
+    """
+
+    def __init__(
+        self,
+        session: FetchSession,
+        stream: str,
+        partition: int,
+        start: int,
+        *,
+        incarnation: str | None = None,
+        epoch: int | None = None,
+        max_bytes: int | None = ANSWER_BYTES,
+        timeout_s: float = TIMEOUT_S,
+        batch_timeout_s: float = BATCH_TIMEOUT_S,
+        deadline_s: float = DEADLINE_S,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        self.position = start
+        self.high_watermark = -1
+        self._session = session
+        self._stream = stream
+        self._partition = partition
+        self._incarnation = incarnation
+        self._epoch = epoch
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._batch_timeout_s = batch_timeout_s
+        self._interrupt = interrupt
+        self._wait_ms = min(MAX_WAIT_MS, int(deadline_s * 1000))
+        self._patience = Patience(
+            deadline_s, interrupt=interrupt, what=f"reading {stream}/{partition}", outages=session.brokers.outages
+        )
+        self._damaged_at: int | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupt is not None and self._interrupt.is_set
+
+    def answer(self, end: int | None, *, max_wait_ms: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one answer, each batch as n >= 1 rows of [position, end).
+
+        An answer that breaks is not repeated but taken up by the next call; an answer that does not
+        come at all is waited for. No rows and no progress: nothing is committed there yet.
+
+        Raises:
+            As `fetch_batches`.
+        """
+        return self._answer(end, max_wait_ms, decoded, None)
+
+    def until(self, end: int, take: Take, memory: Memory | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield what `take` makes of all messages up to `end`; offsets that are not committed yet are waited for.
+
+        Args:
+            memory: Messages are received into it and pass: `take` has to copy what it wants of them.
+        Raises:
+            As `fetch_batches`.
+        """
+        while self.position < end and not self.is_interrupted:
+            before = self.position
+            yield from self._answer(end, self._wait_ms, take, memory)
+            if self.position == before and not self.is_interrupted:
+                self.nothing_yet()
+
+    def _answer(self, end: int | None, max_wait_ms: int, take: Take, memory: Memory | None) -> Iterator[pa.RecordBatch]:
+        while not self.is_interrupted:
+            before = self.position
+            try:
+                with self._open(end, max_wait_ms) as answer:
+                    self._incarnation = self._incarnation or answer.incarnation
+                    self.high_watermark = answer.high_watermark
+                    for message in answer.messages(memory):
+                        header = message.header
+                        if header.first_offset > self.position:
+                            self._note_gap(header.first_offset, end)
+                        behind = header.last_offset + 1
+                        stop = behind if end is None else end
+                        batches = take(message, self.position, stop)
+                        self.position = max(self.position, min(behind, stop))
+                        self._patience.progress()
+                        yield from batches
+                    self._note_gap(answer.next_offset, end)
+                    if end is None:  # nothing was promised, so an answer without rows is as good as any
+                        self._patience.progress()
+                    return
+            except Retryable as error:
+                if self.is_interrupted or (end is not None and self.position >= end):
+                    return  # at the end: only the connection is lost
+                log.info("fetch.retry at=%s error=%s", self, error)
+                self._patience.pause(error)
+            except BadBatch as error:
+                if self._damaged_at == self.position:
+                    raise
+                self._damaged_at = self.position  # damaged on its way, perhaps: R2
+                log.warning("fetch.damaged at=%s error=%s", self, error)
+            if self.position > before:
+                return
+
+    def nothing_yet(self) -> None:
+        """Wait after an answer without progress to offsets that were promised, within the deadline."""
+        at, head = self.position, self.high_watermark
+        self._patience.pause(NotReady(f"{at} is not committed yet, the high watermark is {head}"))
+
+    def __str__(self) -> str:
+        return f"{self._stream}/{self._partition}/{self.position}"
+
+    def _open(self, end: int | None, max_wait_ms: int) -> Answer:
+        return self._session.open(
+            self._stream,
+            self._partition,
+            self.position,
+            end=end,
+            incarnation=self._incarnation,
+            epoch=self._epoch,
+            max_bytes=self._max_bytes,
+            max_wait_ms=max_wait_ms,
+            verify=self._damaged_at == self.position,  # R2
+            timeout_s=self._timeout_s,
+            batch_timeout_s=self._batch_timeout_s,
+            interrupt=self._interrupt,
+        )
+
+    def _note_gap(self, next_offset: int, end: int | None) -> None:
+        """Go on at `next_offset`; say so if offsets are passed over."""
+        there = next_offset if end is None else min(next_offset, end)
+        if there > self.position:
+            log.warning("fetch.gap at=%s next_offset=%d", self, there)
+            self.position = there
+
+
+def fetch_batches(
+    session: FetchSession,
+    stream: str,
+    partition: int,
+    start: int,
+    end: int,
+    *,
+    incarnation: str | None = None,
+    epoch: int | None = None,
+    columns: Sequence[str] | None = None,
+    max_bytes: int | None = ANSWER_BYTES,
+    timeout_s: float = TIMEOUT_S,
+    batch_timeout_s: float = BATCH_TIMEOUT_S,
+    deadline_s: float = DEADLINE_S,
+    interrupt: Interrupt | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the committed records of [start, end).
+
+    Args:
+        start: First offset wanted.
+        end: Exclusive. Offsets that are not committed yet are waited for, within the deadline.
+        columns: Of `SCHEMA`, in the order wanted; None: all.
+        incarnation, epoch, max_bytes, timeout_s, batch_timeout_s, deadline_s, interrupt: As for `PartitionFetch`.
+    Yields:
+        n >= 1 rows in offset order, views into buffers of about 2 MiB: whoever keeps a row keeps its buffer.
+        Offsets may be missing where compaction removed records or the broker reported them as lost.
+    Raises:
+        Retryable: no batch came for `deadline_s`: the last failure.
+        OffsetOutOfRange: retention deleted `start`, or the log ends before it.
+        StaleIncarnation: the stream was deleted and re-created.
+        BadBatch: damaged bytes came twice for the same offset.
+    """
+    if not 0 <= start <= end:
+        raise InvalidRequest(f"{stream}/{partition}: cannot read [{start}, {end})", start=start, end=end)
+    check_columns(columns)
+    fetch = PartitionFetch(
+        session,
+        stream,
+        partition,
+        start,
+        incarnation=incarnation,
+        epoch=epoch,
+        max_bytes=max_bytes,
+        timeout_s=timeout_s,
+        batch_timeout_s=batch_timeout_s,
+        deadline_s=deadline_s,
+        interrupt=interrupt,
+    )
+    for rows in fetch.until(end, decoded):
+        yield rows if columns is None else rows.select(columns)
+
+
+def decoded(message: Message, start: int, end: int) -> Sequence[pa.RecordBatch]:
+    """The rows of a message in [start, end), zero-copy: one batch or none."""
+    rows = rows_between(message.rows(), message.header, start, end)
+    return [rows] if rows.num_rows else []
+
+
+def check_columns(columns: Sequence[str] | None) -> None:
+    """Raises InvalidRequest if a record has no such column."""
+    for name in columns or ():
+        if name not in SCHEMA.names:
+            raise InvalidRequest(f"records have no column {name!r}, only {', '.join(SCHEMA.names)}", column=name)

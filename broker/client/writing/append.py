@@ -1,0 +1,122 @@
+"""Appending Arrow record batches to one partition: the low level, which the producer and Spark's executors use.
+
+    Appender(brokers).append("orders", 0, batch)  ->  Appended(first_offset, next_offset, …)
+
+One call is one HTTP request and one commit group: its records are appended whole, in order, or not at
+all. It is repeated while that is certain to have had no effect. When an answer was lost on its way
+the records may be stored or not: that is an error whose field `sent` is true, unless the caller chose
+`at_least_once`; then they are sent again, and may be stored twice. With the stamp of an idempotent producer they are
+sent again and stored once; `sent` is true if time ran out, or the broker refused, after such a try.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import pyarrow as pa
+
+from broker.api import http
+from broker.api.errors import InvalidRecords, InvalidRequest
+from broker.client.http.answers import Appended, understand
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls, path
+from broker.client.http.patience import DEADLINE_S
+from broker.client.positions import whole
+from broker.client.writing.records import Records, record_batches
+
+TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Who appends, and as which of its own: `sequence` counts the requests to one partition from 0 in each epoch.
+
+    Id and epoch come from `Client.register_producer`.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+
+
+class Appender:
+    """Appends to any stream of a cluster. Thread-safe and fork-safe.
+
+    Args:
+        brokers: Whom to ask; `FetchSession.brokers` may be shared.
+        timeout_s: How long the socket may be silent: an answer waits for an fsync.
+        deadline_s: How long failures may follow each other.
+    """
+
+    def __init__(self, brokers: Brokers, *, timeout_s: float = TIMEOUT_S, deadline_s: float = DEADLINE_S) -> None:
+        self._calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
+
+    def append(
+        self,
+        stream: str,
+        partition: int,
+        records: Records,
+        *,
+        acks: str | None = None,
+        incarnation: str | None = None,
+        at_least_once: bool = False,
+        stamp: Stamp | None = None,
+    ) -> Appended:
+        """Append records of any of the columns key, value, headers, subject, timestamp, reply.
+
+        Args:
+            records: As Arrow, as a data frame or as dicts (records.py), with `value` or `key`. 64 MiB encoded at most
+                (the broker's limit), which is the caller's to keep.
+            acks: `all`, `leader` or `none`; None: the stream's setting.
+            incarnation: The stream's incarnation that is meant.
+            at_least_once: Send again also when a try may have been carried out.
+            stamp: Send again too, but the broker stores it once; `Appended.duplicate` says that a try before had been
+                carried out. One request of a producer and partition at a time.
+        Raises:
+            Retryable: nobody could take the records within the deadline.
+            InvalidRecords, RecordTooLarge, RequestTooLarge: the records cannot be appended.
+            UnknownStream, UnknownPartition, ReadOnly, StaleIncarnation: as they say.
+            UnknownProducer, ProducerFenced, OutOfSequence: the stamp does not fit.
+            LiftlogError: a fault of the broker, or an answer that nobody understands.
+            Each of them means that nothing was appended, unless its field `sent` is true: then nobody knows.
+        """
+        number = whole(partition)
+        if number is None:
+            raise InvalidRequest(f"partition={partition!r}: must be a whole number")
+        partition = number
+        query: dict[str, Any] = {n: v for n, v in (("acks", acks), ("incarnation", incarnation)) if v is not None}
+        if stamp is not None and not isinstance(stamp, Stamp):
+            raise InvalidRequest(f"stamp={stamp!r}: must be a Stamp, not {type(stamp).__name__}")
+        if stamp is not None:
+            query |= asdict(stamp)
+        target = path("streams", stream, "partitions", partition, "records")
+        value = self._calls.send(
+            "POST",
+            f"{target}?{urlencode(query)}" if query else target,
+            key=(stream, partition),
+            body=encode(records),
+            headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
+            is_idempotent=at_least_once or stamp is not None,
+        )
+        return understand(lambda v: Appended.of(v, partition), value, where=f"appending to {stream}/{partition}")
+
+
+def encode(records: Records) -> Any:
+    """Records as the bytes of an Arrow IPC stream (a `pyarrow.Buffer`).
+
+    Raises:
+        InvalidRecords: none, not records, or batches of different schemas.
+    """
+    batches = list(record_batches(records))
+    if not batches:
+        raise InvalidRecords("no records given")
+    sink = pa.BufferOutputStream()
+    try:
+        with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidRecords(f"records cannot be encoded: {error}") from error
+    return sink.getvalue()

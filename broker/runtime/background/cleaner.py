@@ -1,0 +1,168 @@
+"""What happens in the background of all partitions: one thread, one round after the other.
+
+Every `checkpoint_interval_ms` the partitions that moved write their checkpoint, those to which little was appended in
+every `REST_ROUNDS`th round only: each is a file, its fsync and that of its folder, and says no more than from where a
+start after a crash has to read (K1). Every `interval_ms` old
+segments are sealed or removed; partitions with `fsync = interval` are handed to the fsync pool when due.
+Nothing here is waited for by an append or a fetch.
+
+A round works on the partitions that moved since the last one, and on a slice of the others, in turn: age passes
+without a move, and so does damage that a read has found. So the cost of idle partitions is bounded however many there
+are, and each is looked at after `partitions / SLICE` rounds at the latest.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from broker.api.errors import DiskFull, LiftlogError
+from broker.runtime.config.configuration import Config
+from broker.runtime.partitions.partition import Partition
+
+REST_ROUNDS = 12
+LITTLE_BYTES = 64 << 10
+"""A partition that got less since its last checkpoint may do without another for `REST_ROUNDS` rounds. So much is read
+sooner than a file is opened, and the room of an open tail, which is read as well after a crash, is four times that."""
+SLICE = 1_000
+"""Partitions that did not move and are looked at all the same in one round."""
+
+log = logging.getLogger(__name__)
+
+
+class Cleaner:
+    """Owns the cleaner thread.
+
+    Args:
+        partitions: All of them.
+        moved: What changed since the last call; what is no partition is passed over.
+        also: Done before each look at retention.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        partitions: Callable[[], Iterable[Partition]],
+        *,
+        moved: Callable[[], Iterable[object]],
+        also: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._clean_s = config.cleaner.interval_ms / 1000
+        self._checkpoint_s = config.cleaner.checkpoint_interval_ms / 1000
+        self._partitions = partitions
+        self._moved = moved
+        self._also = also
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the round and stop."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        clean_at = checkpoint_at = time.monotonic()
+        pause_s = min(self._clean_s, self._checkpoint_s)
+        to_checkpoint, to_clean = Turns(), Turns()
+        while not self._stop.wait(pause_s):
+            now = time.monotonic()
+            partitions = list(self._partitions())
+            interval_ms = [p.sync_if_due(now) for p in partitions if p.minds_time]
+            pause_s = min(self._clean_s, self._checkpoint_s, *(ms / 1000 for ms in interval_ms))
+            moved = {p for p in self._moved() if isinstance(p, Partition)}
+            to_checkpoint.note(moved)
+            to_clean.note(moved)
+            if now - checkpoint_at >= self._checkpoint_s:
+                checkpoint_at = now
+                self._checkpoint(to_checkpoint, partitions, now)
+            if now - clean_at >= self._clean_s:
+                clean_at = now
+                now_us = time.time_ns() // 1000
+                self._apart()
+                due = to_clean.take(partitions)
+                failed = self._each(due, lambda p, now_us=now_us: self._clean(p, now_us), "clean")  # type: ignore[misc]
+                to_clean.note(failed)
+                # What is open is asked once more, or a partition that fell quiet would keep its file for a whole turn.
+                to_clean.note(p for p in due if p.log.is_awake)
+
+    def _checkpoint(self, turns: Turns, partitions: Sequence[Partition], now_s: float) -> None:
+        """One round of checkpoints; who failed, or may wait, is noted for the next."""
+        rest_s = REST_ROUNDS * self._checkpoint_s
+        due: list[Partition] = []
+        later: list[Partition] = []
+        for partition in turns.take(partitions):
+            rests = partition.rests_from_checkpoints(now_s, rest_s=rest_s, little_bytes=LITTLE_BYTES)
+            (later if rests else due).append(partition)
+        turns.note(later)
+        turns.note(self._each(due, lambda p: p.checkpoint(now_s), "checkpoint"))
+
+    def _clean(self, partition: Partition, now_us: int) -> None:
+        full: DiskFull | None = None
+        try:
+            partition.log.roll_if_due(now_us)
+        except DiskFull as error:  # what retention lets go may be what is missing
+            full = error
+        before = partition.log.log_start_offset
+        after = partition.apply_retention(now_us)
+        partition.rest_if_quiet()
+        if after != before:
+            log.info("retention.removed partition=%s log_start_offset=%d records=%d", partition, after, after - before)
+            partition.note_change()
+        if full is not None:
+            raise full
+
+    def _apart(self) -> None:
+        """What is to be done in each round apart from the partitions: unfinished decisions of sinks, old stages."""
+        try:
+            self._also()
+        except (LiftlogError, OSError) as error:
+            log.error("cleaner.failed what=sinks error=%s", error)
+        except Exception:
+            log.exception("cleaner.bug what=sinks")
+
+    def _each(self, partitions: Iterable[Partition], act: Callable[[Partition], object], what: str) -> list[Partition]:
+        """Do it to each; returns those where it failed."""
+        failed = []
+        for partition in partitions:
+            if self._stop.is_set():
+                break
+            if partition.removed:
+                continue
+            try:
+                act(partition)
+            except (LiftlogError, OSError) as error:
+                if partition.removed:
+                    continue
+                failed.append(partition)
+                log.error("cleaner.failed what=%s partition=%s error=%s", what, partition, error)
+            except Exception:
+                failed.append(partition)
+                log.exception("cleaner.bug what=%s partition=%s", what, partition)
+        return failed
+
+
+class Turns:
+    """Which partitions one kind of work is due for."""
+
+    def __init__(self) -> None:
+        self._moved: set[Partition] = set()
+        self._at = 0
+
+    def note(self, moved: Iterable[Partition]) -> None:
+        """These moved, or are to come again."""
+        self._moved.update(moved)
+
+    def take(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """Those that moved, and the next slice of the others."""
+        moved, self._moved = self._moved, set()
+        if self._at >= len(partitions):
+            self._at = 0
+        rest = partitions[self._at : self._at + SLICE]
+        self._at += SLICE
+        return [*(p for p in moved if not p.removed), *(p for p in rest if p not in moved)]

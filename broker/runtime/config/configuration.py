@@ -1,0 +1,331 @@
+"""A broker's configuration, read from a file, the environment and the command line.
+
+A value comes, the later one winning, from
+
+    default  ->  TOML file  ->  environment LIFTLOG_HTTP_PORT=9393  ->  override (a command line option)
+
+K1  Nothing is ignored: an unknown key, an unknown variable that begins with LIFTLOG_, a wrong type or
+    a value beyond its limit is an error naming key, value, limit, nearest key and where it was read.
+K2  A secret never shows: not in a repr, an error, a log line or `describe`. Credentials inside a NATS
+    URL are moved to `nats.user`, `nats.password` or `nats.token` while loading.
+K3  TOML has no null: `"none"` or `""` stands for "not set" where a key may be unset.
+
+The keys: settings.py. For people: conf/liftlog.toml.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
+from broker.api.plain import is_int64
+from broker.api.stream import check_name, settings_from
+from broker.runtime.config.settings import (
+    BY_KEY,
+    BY_VARIABLE,
+    PREFIX,
+    SECTIONS,
+    SETTINGS,
+    CleanerConfig,
+    CompactionConfig,
+    Config,
+    FsyncConfig,
+    GrpcConfig,
+    HttpConfig,
+    IntakeConfig,
+    LimitsConfig,
+    LogConfig,
+    NatsConfig,
+    RaftConfig,
+    Secret,
+    Setting,
+)
+
+__all__ = [
+    "CLIENT_VARIABLES",
+    "SETTINGS",
+    "CleanerConfig",
+    "CompactionConfig",
+    "Config",
+    "FsyncConfig",
+    "GrpcConfig",
+    "HttpConfig",
+    "IntakeConfig",
+    "LimitsConfig",
+    "LogConfig",
+    "NatsConfig",
+    "RaftConfig",
+    "Secret",
+    "Setting",
+    "describe",
+    "from_text",
+    "load",
+    "without_credentials",
+]
+
+CLIENT_VARIABLES: Final = frozenset(
+    {"LIFTLOG_BROKERS", "LIFTLOG_NATS_URL", "LIFTLOG_PURE", "LIFTLOG_REQUIRE_EXTENSION", "LIFTLOG_RACK"}
+)
+"""Variables with our prefix that other parts read: the clients, the installation, Spark's executors."""
+
+NOT_SET: Final = ("", "none")
+
+_ADDRESS: Final = re.compile(
+    r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+)
+
+
+def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read the configuration of one broker.
+
+    Args:
+        path: A TOML file, or None for defaults.
+        env: The environment; only names that begin with `LIFTLOG_` are looked at.
+        overrides: Values by dotted key, as the command line sets them; they win.
+    Raises:
+        UnknownSetting: a key or variable that does not exist; fields key, nearest, source.
+        InvalidSetting: a value of a wrong type or beyond its limit; fields key, value, limit, source.
+        InvalidRequest: the file cannot be read; field source.
+    """
+    values: dict[str, _Given] = {}
+    if path is not None:
+        values.update(_from_file(path))
+    values.update(_from_environment(env))
+    for key, value in (overrides or {}).items():
+        values[_known(key, "option").key] = _Given(value, "option")
+    checked = {key: _Given(_checked(BY_KEY[key], given), given.source) for key, given in values.items()}
+    _split_credentials(checked)
+    config = _build(checked)
+    _check_together(config)
+    return config
+
+
+def from_text(key: str, text: str, *, source: str) -> Any:
+    """The value that a text stands for, as `overrides` of `load` take it; `load` checks it.
+
+    Raises:
+        UnknownSetting: no such key.
+    """
+    return _from_text(_known(key, source), text)
+
+
+def describe(config: Config, *, changed_only: bool = False) -> dict[str, Any]:
+    """Every key with its value, secrets as `***`: fit for a log line or a table.
+
+    Args:
+        changed_only: Leave out what has its default.
+    """
+    shown: dict[str, Any] = {}
+    for setting in SETTINGS:
+        value: Any = config
+        for part in setting.key.split("."):
+            value = getattr(value, part)
+        if not (changed_only and value == setting.default):
+            shown[setting.key] = str(value) if isinstance(value, Secret) else value
+    return shown
+
+
+def without_credentials(url: str) -> str:
+    """The URL as it may be shown: what stands before an `@` is gone."""
+    return re.sub(r"(?<=//)[^/@\s]*@", "", url) if "//" in url else url.rsplit("@", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    value: Any
+    source: str
+
+
+def _from_file(path: str) -> Iterator[tuple[str, _Given]]:
+    try:
+        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error.strerror}", source=path) from error
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: numbers of 5,000 digits, deep nesting
+        raise InvalidRequest(f"{path}: not TOML: {error}", source=path) from error
+    for name, value in tree.items():
+        if name in SECTIONS:
+            if not isinstance(value, dict):
+                raise InvalidSetting(f"{path}: [{name}] must be a table", key=name, value=repr(value), source=path)
+            for inner, inner_value in value.items():
+                yield _known(f"{name}.{inner}", path).key, _Given(inner_value, path)
+        else:
+            yield _known(name, path).key, _Given(value, path)
+
+
+def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, _Given]]:
+    for name in sorted(env):
+        if not name.startswith(PREFIX) or name in CLIENT_VARIABLES:
+            continue
+        setting = BY_VARIABLE.get(name)
+        if setting is None:
+            nearest = next(iter(difflib.get_close_matches(name, [*BY_VARIABLE, *CLIENT_VARIABLES], n=1)), None)
+            raise UnknownSetting(
+                f"environment variable {name}: no such setting{_hint(nearest)}",
+                key=name,
+                nearest=nearest,
+                source="environment",
+            )
+        yield setting.key, _Given(_from_text(setting, env[name]), f"environment variable {name}")
+
+
+def _from_text(setting: Setting, text: str) -> Any:
+    """What the text of a variable means; what cannot be is left as text and refused with the others."""
+    if setting.kind == "int" and re.fullmatch(r"[+-]?[0-9]{1,30}", text.strip(" \t")):
+        return int(text)
+    if setting.kind == "bool":
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
+    if setting.kind == "list":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _known(key: str, source: str) -> Setting:
+    if key in BY_KEY:
+        return BY_KEY[key]
+    nearest = next(iter(difflib.get_close_matches(key, [*BY_KEY, *SECTIONS], n=1)), None)
+    raise UnknownSetting(
+        f"{source}: no such setting {key[:100]!r}{_hint(nearest)}", key=key[:100], nearest=nearest, source=source
+    )
+
+
+def _hint(nearest: str | None) -> str:
+    return f"; did you mean {nearest!r}?" if nearest else ""
+
+
+def _checked(setting: Setting, given: _Given) -> Any:
+    value = given.value
+    if setting.nullable and (value is None or (isinstance(value, str) and value.lower() in NOT_SET)):
+        return None
+    if setting.kind == "int":
+        limit = f"from {setting.limit[0]} to {setting.limit[1]}" if setting.limit else ""
+        text = " ".join(filter(None, (limit, setting.unit, "or none" if setting.nullable else "")))
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _invalid(setting, given, f"must be a whole number {text}")
+        if setting.limit and not setting.limit[0] <= value <= setting.limit[1]:  # type: ignore[operator]
+            raise _invalid(setting, given, f"must be {text}")
+    elif setting.kind == "bool":
+        if not isinstance(value, bool):
+            raise _invalid(setting, given, "must be true or false")
+    elif setting.kind == "list":
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
+            raise _invalid(setting, given, "must be a list of texts, not empty")
+        return tuple(value)
+    elif not isinstance(value, str) or not value:
+        raise _invalid(setting, given, "must be text, not empty")
+    elif setting.limit and value not in setting.limit:
+        raise _invalid(setting, given, f"must be one of {', '.join(map(str, setting.limit))}")
+    elif setting.kind == "secret":
+        return Secret(value)
+    elif setting.key == "http.advertised" and not _ADDRESS.fullmatch(value):
+        raise _invalid(setting, given, "must be host:port, an IPv6 address in brackets, and nothing else")
+    elif setting.key == "broker_id":
+        try:
+            check_name(value, what="broker")
+        except InvalidName as error:
+            raise _invalid(setting, given, str(error)) from error
+    return value
+
+
+def _invalid(setting: Setting, given: _Given, why: str) -> InvalidSetting:
+    value = "***" if setting.kind == "secret" else given.value
+    if setting.key == "nats.urls":
+        value = [without_credentials(url) if isinstance(url, str) else repr(url) for url in _listed(value)]
+    shown = repr(value)[:200]
+    return InvalidSetting(
+        f"{given.source}: {setting.key} = {shown}: {why}",
+        key=setting.key,
+        value=value if isinstance(value, str | list | bool | None) or is_int64(value) else shown,
+        limit=list(setting.limit) if setting.limit else None,
+        source=given.source,
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _split_credentials(values: dict[str, _Given]) -> None:
+    """Move `user:password@` or `token@` out of the NATS URLs (K2); all URLs must then say the same."""
+    given = values.get("nats.urls")
+    if given is None:
+        return
+    found: set[tuple[str, str | None]] = set()
+    for url in given.value:
+        parts = _split_url(given, url)
+        if parts.username is not None:
+            found.add((unquote(parts.username), unquote(parts.password) if parts.password is not None else None))
+    if len(found) > 1:
+        raise _invalid(BY_KEY["nats.urls"], given, "the URLs hold different credentials; one set serves all servers")
+    values["nats.urls"] = _Given(tuple(without_credentials(url) for url in given.value), given.source)
+    for name, password in found:
+        moved: dict[str, Any] = {"nats.token": Secret(name)}
+        if password is not None:
+            moved = {"nats.user": name, "nats.password": Secret(password)}
+        for key, value in moved.items():
+            if key in values and values[key].value is not None and values[key].value != value:
+                raise _invalid(BY_KEY["nats.urls"], given, f"the URL and {key} hold different credentials")
+            values[key] = _Given(value, given.source)
+
+
+def _split_url(given: _Given, url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        ok = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+        ok = ok and not re.search(r"[\s,]", parts.netloc)
+    except ValueError:
+        ok = False
+    if not ok:
+        raise _invalid(BY_KEY["nats.urls"], given, "each must be like nats://host:4222 (or tls://, ws://, wss://)")
+    return parts
+
+
+def _build(values: Mapping[str, _Given]) -> Config:
+    top: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for key, given in values.items():
+        section, _, name = key.rpartition(".")
+        (inner[section] if section else top)[name] = given.value
+    for name, cls in SECTIONS.items():
+        if name != "defaults":
+            top[name] = cls(**inner[name])
+    sources = {given.source for key, given in values.items() if key.startswith("defaults.")}
+    try:
+        top["defaults"] = settings_from(inner["defaults"])
+    except InvalidSetting as error:
+        source = ", ".join(sorted(sources))
+        raise InvalidSetting(f"{source}: [defaults] {error.message}", **{**error.fields, "source": source}) from error
+    return Config(**top)
+
+
+def _check_together(config: Config) -> None:
+    """Keys that need each other."""
+    nats = config.nats
+    problems = {
+        "nats.password": nats.password is not None and nats.user is None and "needs nats.user",
+        "nats.tls_cert": nats.tls_cert is not None and nats.tls_key is None and "needs nats.tls_key",
+        "nats.tls_key": nats.tls_key is not None and nats.tls_cert is None and "needs nats.tls_cert",
+    }
+    ways = [key for key in ("user", "token", "creds", "nkey_seed") if getattr(nats, key) is not None]
+    if len(ways) > 1:
+        problems["nats." + ways[1]] = f"cannot stand beside nats.{ways[0]}: choose one way to log in"
+    for key, problem in problems.items():
+        if problem:
+            raise InvalidSetting(f"{key} {problem}", key=key)
+    open_ports = [p for p in (config.http.port, config.grpc.port, config.raft.port) if p]
+    if len(open_ports) != len(set(open_ports)):
+        raise InvalidSetting(
+            f"http.port, grpc.port and raft.port must differ: {config.http.port}, {config.grpc.port},"
+            f" {config.raft.port}",
+            key="http.port",
+            value=config.http.port,
+        )

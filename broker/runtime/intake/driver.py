@@ -1,0 +1,422 @@
+"""The intake thread: keeps a NATS connection and one subscription per stream (per partition with suffixes).
+
+    socket ─► nats-py ─► Intake.feed (compiled, no GIL) ─► flush.py ─► log, acks ─► socket
+
+I1  Subscriptions are made, and confirmed by the server, before `attach` returns.
+I2  A lost connection is made again for ever; when nats-py gives one up (most `-ERR`), a new client is made.
+I3  What may have been missed while away is estimated, labelled so, and counted; nothing is hidden.
+
+Everything but `attach`, `alter`, `detach`, `stop` and reading counters runs on the thread's own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, TypeVar
+
+import nats.aio.client
+import nats.errors
+
+from broker import ingest
+from broker.api.errors import InvalidSetting
+from broker.metadata.catalog import StreamInfo
+from broker.metadata.overlap import subjects_of
+from broker.runtime.config.configuration import Config
+from broker.runtime.config.nats_options import connect_options
+from broker.runtime.intake.flush import Flusher, Slot
+from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.sync import SyncPool
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RETRY_S_MAX = 5.0
+WRITE_PENDING_BYTES_MAX = 8 << 20
+CONFIRM_TIMEOUT_S = 5.0
+RATE_WINDOW_S = 1.0
+DRAIN_GRACE_S = 5.0
+"""Beyond its time-out a drain has so long to notice it; and then its tasks to end."""
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One stream's subscriptions: sid -> its slots.
+
+    Attributes:
+        sids: Of those that the present connection has, in order; routed.
+        is_detached: It gets no more of them.
+    """
+
+    info: StreamInfo
+    slots: list[Slot]
+    subscriptions: list[tuple[str, list[Slot]]]
+    sids: list[int] = field(default_factory=list)
+    is_detached: bool = False
+
+
+class IntakeDriver:
+    """Owns the intake thread."""
+
+    def __init__(self, config: Config, pool: SyncPool) -> None:
+        self._config = config
+        parser = _load(config.intake.implementation)
+        self.implementation: str = parser.IMPLEMENTATION
+        self._intake: ingest.Intake = parser.Intake()
+        self._streams: dict[str, Attachment] = {}
+        self._client: nats.aio.client.Client | None = None
+        self._stopping = False
+        self._rate = 0.0
+        self._rate_from = (time.monotonic(), 0)
+        self._last_read = time.monotonic()
+        self._away_since: float | None = None
+        self.state = "connecting"
+        self.counts: dict[str, int] = dict.fromkeys(
+            (
+                "disconnects",
+                "reconnects",
+                "nats_errors",
+                "missing_estimated_records",
+            ),
+            0,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._flusher = Flusher(
+            self._intake,
+            parser.Builder,
+            self._send,
+            loop=self._loop,
+            pool=pool,
+            pending_bytes_max=config.intake.pending_bytes_max,
+        )
+        self._subscribing = asyncio.Lock()
+        self._error_shown = ""
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._main: asyncio.Task[None] | None = None
+
+    # -- from other threads ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread; it connects, and goes on trying, by itself."""
+        self._thread.start()
+
+    def attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> Future[None]:
+        """Begin to capture the subjects of streams (I1; while NATS is away: as soon as it is back)."""
+        return self._call(self._attach(streams))
+
+    def detach(self, stream: str) -> Future[None]:
+        """Stop capturing; done when all that was captured is durable."""
+        return self._call(self._detach(stream))
+
+    def extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> Future[None]:
+        """Take in partitions that were added; those that are there go on without a gap."""
+        return self._call(self._extend(info, partitions))
+
+    def alter(self, info: StreamInfo) -> Future[None]:
+        """Take over altered settings, without a gap: the subscriptions stay."""
+        return self._call(self._alter(info))
+
+    def stop(self, timeout_s: float) -> None:
+        """Unsubscribe, take in what the server has sent, make it durable, send the acks, close."""
+        try:
+            self._call(self._drain(timeout_s)).result(timeout_s + DRAIN_GRACE_S)
+        except TimeoutError:
+            log.error("intake.drain_timeout timeout_s=%.1f", timeout_s)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def message_counts(self) -> dict[str, int]:
+        """Messages, bytes and refusals as the parser counts them."""
+        return {**self._intake.counters, **self._flusher.counts}
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._main = self._loop.create_task(self._stay_connected())
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._end_tasks())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    async def _end_tasks(self) -> None:
+        """What a drain that took too long has left. A task that outlives its loop may crash the interpreter's end."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=DRAIN_GRACE_S)
+
+    async def _stay_connected(self) -> None:
+        """Make a client; when nats-py closes it for good (most -ERR), make another."""
+        wait_s = 0.1
+        while not self._stopping:
+            closed = asyncio.Event()
+            wide = not any(url.startswith(("ws:", "wss:")) for url in self._config.nats.urls)
+            client = make_client(self._intake, self._after_feed, self._is_held_up, self._may_read, wide=wide)
+            try:
+                await client.connect(
+                    **connect_options(self._config.nats),
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.25,  # type: ignore[arg-type]  # it sleeps for it; floats are fine
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnected,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=functools.partial(_set, closed),
+                )
+                self._client = client
+                for attachment in self._streams.values():  # their numbers begin anew
+                    self._unroute(attachment)
+                await self._subscribe_missing()
+            except Exception as error:  # whatever it is (nkeys has errors of its own): this task must not end
+                self.state = f"cannot connect: {error or type(error).__name__}"
+                log.warning("intake.connect_failed urls=%s error=%r retry_s=%.1f", self._urls(), error, wait_s)
+                self._client = None
+                await _close(client)
+                await asyncio.sleep(wait_s)
+                wait_s = min(wait_s * 2, RETRY_S_MAX)
+                continue
+            except asyncio.CancelledError:
+                await _close(client)
+                raise
+            wait_s = 0.1
+            if self.state.startswith("closed"):
+                self._count_missing()
+            self.state, self._error_shown = "connected", ""
+            self._last_read = time.monotonic()
+            log.info("intake.connected url=%s streams=%d", _host(client), len(self._streams))
+            await closed.wait()
+            self._client = None
+            if not self._stopping:
+                self.state = f"closed by the server: {client.last_error}"
+                self._note_away()
+                self.counts["disconnects"] += 1
+                log.error("intake.closed_by_server error=%r", client.last_error)
+                self._intake.reset()
+
+    def _urls(self) -> list[str]:
+        return [url.rsplit("@", 1)[-1] for url in self._config.nats.urls]
+
+    async def _on_error(self, error: Exception) -> None:
+        self.counts["nats_errors"] += 1
+        if self.state != "connected":
+            self.state = f"cannot connect: {error!r}"
+        if repr(error) != self._error_shown:  # once, not at each of the tries
+            self._error_shown = repr(error)
+            log.warning("intake.nats_error error=%r", error)
+
+    async def _on_disconnected(self) -> None:
+        if self._stopping:
+            return
+        self.state = "disconnected"
+        self._note_away()
+        self.counts["disconnects"] += 1
+        log.warning("intake.disconnected")
+
+    async def _on_reconnected(self) -> None:
+        self.state, self._error_shown = "connected", ""
+        self._count_missing()
+        await self._subscribe_missing()
+        self.counts["reconnects"] += 1  # now everything is captured again
+
+    def _note_away(self) -> None:
+        """From now on messages may be missed. Not told by `_last_read` later: the new connection is read before
+        `_on_reconnected` runs."""
+        if self._away_since is None:
+            self._away_since = self._last_read
+
+    def _count_missing(self) -> None:
+        since, self._away_since = self._away_since, None
+        away_s = 0.0 if since is None else time.monotonic() - since
+        missing = round(self._rate * away_s)
+        self.counts["missing_estimated_records"] += missing
+        log.warning(
+            "intake.reconnected away_s=%.3f missing_estimated_records=%d (recent rate x time away; publishers that "
+            "wait for acks have repeated theirs)",
+            away_s,
+            missing,
+        )
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    async def _attach(self, streams: Sequence[tuple[StreamInfo, Sequence[Partition]]]) -> None:
+        for info, partitions in streams:
+            if info.settings.subject is not None:
+                slots = [self._flusher.add(info, partition) for partition in partitions]
+                self._streams[info.name] = Attachment(info, slots, _subscriptions(info, slots))
+        await self._subscribe_missing()
+
+    async def _subscribe_missing(self) -> None:
+        """Make the subscriptions that the connection, if there is one, does not have yet; confirm them (I1)."""
+        async with self._subscribing:
+            client = self._client
+            if client is None or not client.is_connected:
+                return  # `_stay_connected` and `_on_reconnected` come back here
+            try:
+                for attachment in list(self._streams.values()):
+                    await self._subscribe(client, attachment)
+                await barrier(client, CONFIRM_TIMEOUT_S)
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("intake.subscribe_unconfirmed error=%r", error)
+
+    async def _subscribe(self, client: nats.aio.client.Client, attachment: Attachment) -> None:
+        for subject, slots in attachment.subscriptions[len(attachment.sids) :]:
+            if attachment.is_detached or client is not self._client:
+                return  # while the last one was being sent
+            sid = client._sid + 1  # routed before the server hears of it, so that nothing comes unrouted
+            self._route(sid, slots, attachment.info)
+            attachment.sids.append(sid)
+            subscription = await client.subscribe(subject, queue=attachment.info.settings.group or "")
+            assert subscription._id == sid, "nats-py counts subscriptions differently"
+
+    async def _detach(self, stream: str) -> None:
+        attachment = self._streams.pop(stream, None)
+        if attachment is None:
+            return
+        attachment.is_detached = True
+        await self._unsubscribe(attachment)
+        for slot in attachment.slots:
+            await self._flusher.remove(slot)
+
+    async def _alter(self, info: StreamInfo) -> None:
+        attachment = self._streams.get(info.name)
+        if attachment is None:
+            return
+        attachment.info = info
+        for slot in attachment.slots:
+            self._flusher.alter(slot, info)
+        for sid, (_, slots) in zip(attachment.sids, attachment.subscriptions, strict=False):
+            self._route(sid, slots, info)
+
+    def _route(self, sid: int, slots: Sequence[Slot], info: StreamInfo) -> None:
+        self._intake.route(sid, [slot.builder for slot in slots], partition_by=info.settings.partition_by)
+
+    async def _extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
+        attachment = self._streams.get(info.name)
+        if attachment is None:
+            return
+        attachment.info = info
+        attachment.slots += [self._flusher.add(info, partition) for partition in partitions]
+        for slot in attachment.slots:
+            self._flusher.alter(slot, info)  # builders know how many partitions there are
+        attachment.subscriptions = _subscriptions(info, attachment.slots)
+        for sid, (_, slots) in zip(attachment.sids, attachment.subscriptions, strict=False):
+            self._route(sid, slots, info)
+        await self._subscribe_missing()
+
+    async def _unsubscribe(self, attachment: Attachment) -> None:
+        client = self._client
+        if client is not None:
+            try:
+                for sid in attachment.sids:
+                    subscription = client._subs.get(sid)
+                    if subscription is not None and client.is_connected:
+                        await subscription.unsubscribe()
+                    else:
+                        client._subs.pop(sid, None)  # or a reconnect would bring it back
+                if client.is_connected:
+                    await barrier(client, CONFIRM_TIMEOUT_S)
+            except (TimeoutError, OSError, nats.errors.Error) as error:
+                log.warning("intake.unsubscribe_unconfirmed stream=%s error=%r", attachment.info.name, error)
+        if client is self._client:  # else the numbers are the next one's, and of other streams
+            self._unroute(attachment)
+
+    def _unroute(self, attachment: Attachment) -> None:
+        for sid in attachment.sids:
+            self._intake.unroute(sid)
+        attachment.sids.clear()
+
+    async def _drain(self, timeout_s: float) -> None:
+        self._stopping = True
+        deadline = time.monotonic() + timeout_s
+        for stream in list(self._streams):
+            try:
+                async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
+                    await self._detach(stream)
+            except TimeoutError:
+                log.error("intake.drain_timeout stream=%s", stream)
+        if self._client is not None:
+            await _close(self._client)
+        assert self._main is not None
+        self._main.cancel()
+
+    # -- the connection's two ends -------------------------------------------------------------------
+
+    def _after_feed(self, byte_count: int) -> None:
+        self._last_read = time.monotonic()
+        self._flusher.after_feed()
+        since, count = self._rate_from
+        if self._last_read - since >= RATE_WINDOW_S:
+            total = self._intake.counters["messages"]
+            self._rate = 0.5 * self._rate + 0.5 * (total - count) / (self._last_read - since)
+            self._rate_from = (self._last_read, total)
+
+    def _send(self, blob: bytes) -> None:
+        client = self._client
+        if not blob or client is None or not client._transport:
+            return  # the connection is gone, and with it whoever waited on it
+        try:
+            client._transport.write(blob)
+        except (OSError, RuntimeError, AttributeError) as error:
+            log.debug("intake.ack_unsent error=%r", error)
+
+    def _is_held_up(self) -> bool:
+        """Whether too much is on its way to the disk or to the server."""
+        return self._flusher.is_held_up() or self._sends_too_slowly()
+
+    async def _may_read(self) -> None:
+        """Wait while too much is."""
+        await self._flusher.may_read()
+        if self._sends_too_slowly() and self._client is not None:
+            await self._client._transport.drain()  # type: ignore[union-attr]
+
+    def _sends_too_slowly(self) -> bool:
+        transport = self._client._transport if self._client is not None else None
+        return isinstance(transport, WideTransport) and transport.write_buffer_bytes() > WRITE_PENDING_BYTES_MAX
+
+
+def _subscriptions(info: StreamInfo, slots: list[Slot]) -> list[tuple[str, list[Slot]]]:
+    """Subject -> the slots that its messages may go to."""
+    hashed = info.settings.partition_by != "subject_suffix"
+    return [(subject, slots if hashed else [slots[i]]) for i, subject in enumerate(subjects_of(info.settings))]
+
+
+def _load(implementation: str) -> ModuleType:
+    try:
+        return ingest.load(implementation)
+    except ImportError as error:
+        raise InvalidSetting(
+            f"intake.implementation={implementation!r}: it was not built here: {error}",
+            key="intake.implementation",
+            value=implementation,
+        ) from error
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
+
+
+async def _close(client: nats.aio.client.Client) -> None:
+    try:
+        await client.close()
+    except (TimeoutError, OSError, nats.errors.Error, AttributeError) as error:
+        log.debug("intake.close_failed error=%r", error)
+
+
+def _host(client: nats.aio.client.Client) -> str:
+    url = client.connected_url
+    return f"{url.hostname}:{url.port}" if url is not None else "?"

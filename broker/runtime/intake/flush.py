@@ -1,0 +1,399 @@
+"""From builders to appended batches, and from durable batches to acks. Lives on the intake thread's loop.
+
+    Intake.feed ─► Builder per partition ─► flush: one append ─► fsync pool ─► acks, one blob per batch ─► socket
+
+A flush takes all that a builder holds. While the previous batch of a partition is being synced nothing is
+flushed unless a builder is full: so batches grow by themselves when the disk is the limit, and a single
+message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms` at most, until a tick that it
+shares with the other partitions that linger: a timer and a thread of the pool are dear for a single message. A crowd
+that gathers during a sync waits for at most `CYCLE_S`. What comes alone and is awaited is synced by this thread: who
+waits for acks sends no more than a window meanwhile, and who does not is not kept waiting at the socket.
+
+N1  A record is acked only after the fsync (or, with fsync=interval, the append) that covers it.
+N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
+    so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
+N3  A refused or failed record is answered and counted; the rest of its batch is not touched.
+N4  A repeat (by its id) is answered like a record of the batch that it came with: its original was appended before it.
+N5  A builder lives as long as messages can come into it, and knows its slot (`Builder.tag`): a message that was half
+    read when settings changed, or when its stream was paused or deleted, goes the way of every other, and its
+    partition says what becomes of it.
+N6  A failure while one slot is flushed concerns that slot: the others are flushed, and reading goes on.
+N7  A record whose ack is awaited waits for no tick, nor for the fsyncs of what a tick has flushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.api.errors import LiftlogError, ReadOnly, StorageFailed, StreamPaused, UnknownStream
+from broker.ingest import Builder, Intake, PendingBatch
+from broker.ingest.answers import error_answer
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.metrics import BATCH_RECORDS
+from broker.runtime.partitions.partition import Outcome, Partition
+from broker.runtime.partitions.sync import SyncPool, SyncRow
+from broker.storage.log import AppendResult
+
+log = logging.getLogger(__name__)
+
+CYCLE_S = 0.001
+CROWD_RECORDS = 16
+"""When so many that await acks have gathered during a sync, the next flush starts no earlier than `CYCLE_S` after the
+last one: a cycle costs some 0.3 ms of CPU whatever is in it, and a crowd does not notice the wait. A few are flushed
+at once."""
+
+BUG_INTERVAL_S = 1.0
+"""So often at most a failure of our own is logged (N6); all are counted."""
+
+TICK_SLOTS = 8
+"""So many are flushed in one turn of the loop when a tick comes, in some 0.5 ms; in between the socket is read (N7)."""
+
+CLOSED = (ReadOnly, StreamPaused, UnknownStream)
+"""Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One partition's place between builder and log.
+
+    Attributes:
+        scheduled: The flush that is going to come.
+        lingers: It is flushed at the next tick.
+        in_flight: Batches being synced; while there are any, what comes gathers.
+        ticked: Batches being synced that a tick has flushed. `idle` is set while there are neither.
+        flushed_s: When the last flush was whose batch had to wait for the fsync pool, by the loop's clock.
+    """
+
+    partition: Partition
+    builder: Builder
+    linger_s: float
+    batch_bytes: int
+    batch_records: int
+    scheduled: asyncio.Handle | None = None
+    lingers: bool = False
+    in_flight: int = 0
+    ticked: int = 0
+    flushed_s: float = 0.0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the builder must be flushed whatever is in flight."""
+        return self.builder.byte_count >= self.batch_bytes or self.builder.record_count >= self.batch_records
+
+
+class Flusher:
+    """All slots of a broker.
+
+    Args:
+        intake: The parser that fills the builders.
+        make_builder: Its builder class.
+        send: Writes bytes to the NATS connection, if there is one.
+        loop: The intake thread's.
+        pool: Syncs what a tick has flushed.
+        pending_bytes_max: N2.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        make_builder: type[Builder],
+        send: Callable[[bytes], None],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        pool: SyncPool,
+        pending_bytes_max: int,
+    ) -> None:
+        self._intake = intake
+        self._make_builder = make_builder
+        self._send = send
+        self._pending_bytes_max = pending_bytes_max
+        self._pending_bytes = 0
+        self._ticked_bytes = 0  # of these
+        self._ticks: dict[float, dict[Slot, None]] = {}  # by how long they linger: who is flushed then
+        self._row = SyncRow(pool)
+        self._synced: deque[tuple[Slot, PendingBatch, int, bytes, Outcome, SyncRow | None]] = deque()
+        self._is_waking = False
+        self._resume = asyncio.Event()
+        self._resume.set()
+        self._loop = loop
+        self._bugs_shown_s = -BUG_INTERVAL_S
+        self.counts = dict.fromkeys(
+            (
+                "acks_sent",
+                "batches",
+                "append_failed_records",
+                "duplicate_records",
+                "refused_stream_closed",
+                "refused_expectation",
+                "refused_ids_full",
+                "refused_subject_unknown",
+                "pauses",
+                "flush_bugs",
+            ),
+            0,
+        )
+
+    def add(self, info: StreamInfo, partition: Partition) -> Slot:
+        """Make a partition's slot."""
+        builder = self._make_builder(
+            stream=info.name,
+            partition=partition.partition,
+            **_builder_settings(info),
+        )
+        builder.tag = slot = Slot(partition, builder, 0.0, 0, 0)
+        slot.idle.set()
+        self._configure(slot, info)
+        return slot
+
+    def alter(self, slot: Slot, info: StreamInfo) -> None:
+        """Go on under new settings; the caller routes anew. What has gathered keeps what was decided for it (N5)."""
+        slot.builder.alter(
+            **_builder_settings(info),
+        )
+        self._configure(slot, info)
+
+    def _configure(self, slot: Slot, info: StreamInfo) -> None:
+        slot.linger_s = info.settings.linger_ms / 1000
+        slot.batch_bytes = info.settings.batch_bytes
+        slot.batch_records = info.settings.batch_records
+
+    async def remove(self, slot: Slot) -> None:
+        """Flush a slot, and wait until all of it is durable. What is half read is flushed when it is whole (N5)."""
+        self._flush(slot, force=True)
+        await slot.idle.wait()
+
+    def after_feed(self) -> None:
+        """Schedule flushes of what the last chunk has filled, and send the refusals."""
+        full = self._intake.full()
+        dirty = self._intake.dirty()
+        now: list[Slot] = []
+        lingering = 0
+        for builder in dirty:
+            slot: Slot = builder.tag
+            try:
+                if full and slot.is_full:
+                    self._flush(slot, force=True)
+                elif slot.scheduled is None and not slot.in_flight:
+                    if builder.awaited_count or not slot.linger_s:
+                        now.append(slot)
+                        continue
+                    lingering += 1
+                    if not slot.lingers:
+                        self._linger(slot)
+            except Exception:  # N6
+                self._note_bug(slot)
+        alone = len(dirty) - lingering == 1
+        for slot in now:
+            try:
+                self._flush(slot, alone=alone)
+            except Exception:  # N6
+                self._note_bug(slot)
+        if refusals := self._intake.refusals():
+            self._send(refusals)
+
+    def _linger(self, slot: Slot) -> None:
+        """Have it flushed with the others at the next tick, after `linger_s` at most."""
+        slot.lingers = True
+        others = self._ticks.get(slot.linger_s)
+        if others is None:
+            others = self._ticks[slot.linger_s] = {}
+            self._loop.call_later(slot.linger_s, self._tick, slot.linger_s)
+        others[slot] = None
+
+    def _tick(self, linger_s: float) -> None:
+        self._flush_lingering(deque(self._ticks.pop(linger_s)))
+
+    def _flush_lingering(self, slots: deque[Slot]) -> None:
+        """Flush the next few, the others in further turns of the loop."""
+        for slot in [slots.popleft() for _ in range(min(TICK_SLOTS, len(slots)))]:
+            try:
+                if slot.lingers and slot.ticked:
+                    self._linger(slot)  # the disk is the limit: let the batch grow
+                elif slot.lingers:  # else it was flushed meanwhile
+                    self._flush(slot, row=self._row)
+            except Exception:  # N6
+                self._note_bug(slot)
+        if slots:
+            self._loop.call_soon(self._flush_lingering, slots)
+        else:
+            self._row.submit()
+
+    def _flush(self, slot: Slot, *, force: bool = False, alone: bool = False, row: SyncRow | None = None) -> None:
+        """Append what has gathered.
+
+        Args:
+            force: Also while a batch is being synced.
+            alone: No other slot has records, but for those that linger.
+            row: A tick has come: it is synced with that, which is submitted later.
+        """
+        slot.lingers = False
+        if slot.scheduled is not None:
+            slot.scheduled.cancel()
+            slot.scheduled = None
+        if slot.in_flight and not force:
+            return  # `_on_durable` flushes what has gathered
+        if not slot.builder.record_count:
+            return
+        pending = slot.builder.take()
+        is_appending, is_answered = True, False
+
+        def durable(result: AppendResult, outcome: Outcome) -> None:  # in any thread: of who learns what became of it
+            nonlocal is_answered
+            if not isinstance(outcome, int):
+                blob = _error_blob(pending, outcome)
+            else:
+                blob = pending.acks(result.first_offset) if pending.awaited_count else b""
+            if is_appending and threading.get_ident() == thread:
+                is_answered = True  # before it counts as under way; in a later append of this thread it does
+                self._answer(pending, blob, outcome)
+                return
+            self._synced.append((slot, pending, result.bytes, blob, outcome, row))
+            if self._is_waking:
+                return
+            self._is_waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._take_synced)
+            except RuntimeError:
+                log.error("intake.ack_after_close partition=%s", slot.partition)
+
+        thread = threading.get_ident()
+        waits = self._pending_bytes > self._ticked_bytes or slot.ticked
+        awaited = pending.awaited_count  # of all, or of few: then who sends them waits for acks
+        is_awaited = awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
+        here = alone and not waits and is_awaited
+        try:
+            result = slot.partition.append_now([pending], durable, here=here, row=row)
+        except LiftlogError as error:
+            self._failed(slot, pending, error)
+            return
+        except Exception as error:  # it must not pass for success (N6)
+            self._note_bug(slot)
+            self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
+            return
+        is_appending = False
+        if not is_answered:
+            if row is not None:
+                slot.ticked += 1
+                self._ticked_bytes += result.bytes
+            else:
+                slot.flushed_s = self._loop.time()
+                slot.in_flight += 1
+            slot.idle.clear()
+            self._pending_bytes += result.bytes
+
+    def _answer(self, pending: PendingBatch, blob: bytes, outcome: Outcome) -> None:
+        """Send the answers to a batch that was appended, and count it."""
+        if blob:
+            self._send(blob)  # before all else: somebody waits for it
+        counts = self.counts
+        counts["batches"] += 1
+        if any(pending.settled):
+            repeats, wrong, full, unsure = pending.settled
+            counts["duplicate_records"] += repeats
+            counts["refused_expectation"] += wrong
+            counts["refused_ids_full"] += full
+            counts["refused_subject_unknown"] += unsure
+        if not isinstance(outcome, int):
+            counts["append_failed_records"] += pending.record_count
+        elif blob:
+            counts["acks_sent"] += pending.awaited_count
+        BATCH_RECORDS.observe(pending.record_count)
+
+    def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
+        if isinstance(error, CLOSED):
+            self.counts["refused_stream_closed"] += pending.record_count
+        else:
+            self.counts["append_failed_records"] += pending.record_count
+            log.error(
+                "intake.append_failed partition=%s records=%d reason=%s error=%s",
+                slot.partition,
+                pending.record_count,
+                error.reason,
+                error,
+            )
+        self._send(_error_blob(pending, error))
+
+    def _take_synced(self) -> None:
+        """What threads of the pool have synced. One wake-up of the loop serves all that came until it looks."""
+        self._is_waking = False  # before it looks: who comes later wakes it anew
+        while self._synced:
+            synced = self._synced.popleft()
+            try:
+                self._on_durable(*synced)
+            except Exception:  # N6
+                self._note_bug(synced[0])
+
+    def _on_durable(
+        self,
+        slot: Slot,
+        pending: PendingBatch,
+        byte_count: int,
+        blob: bytes,
+        outcome: Outcome,
+        row: SyncRow | None,
+    ) -> None:
+        try:
+            self._answer(pending, blob, outcome)
+        finally:  # or the slot would take itself for busy for good
+            self._pending_bytes -= byte_count
+            if row is not None:
+                slot.ticked -= 1
+                self._ticked_bytes -= byte_count
+            else:
+                slot.in_flight -= 1
+                self._flush_gathered(slot)
+            if slot.in_flight == slot.ticked == 0:
+                slot.idle.set()
+            if self._pending_bytes < self._pending_bytes_max // 2:
+                self._resume.set()
+
+    def _flush_gathered(self, slot: Slot) -> None:
+        if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
+            wait_s = slot.flushed_s + CYCLE_S - self._loop.time()
+            if wait_s > 0 and slot.builder.awaited_count >= CROWD_RECORDS:
+                slot.scheduled = self._loop.call_later(wait_s, self._flush, slot)
+            else:
+                self._flush(slot)
+
+    def _note_bug(self, slot: Slot) -> None:
+        self.counts["flush_bugs"] += 1
+        now_s = self._loop.time()
+        if now_s - self._bugs_shown_s >= BUG_INTERVAL_S:
+            self._bugs_shown_s = now_s
+            log.exception("intake.flush_bug partition=%s bugs=%d", slot.partition, self.counts["flush_bugs"])
+
+    def is_held_up(self) -> bool:
+        """Whether too much is on its way to the disk (N2)."""
+        return self._pending_bytes >= self._pending_bytes_max
+
+    async def may_read(self) -> None:
+        """Wait while too much is on its way to the disk."""
+        if self.is_held_up():
+            self._resume.clear()
+            self.counts["pauses"] += 1
+            log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
+            await self._resume.wait()
+
+
+def _builder_settings(info: StreamInfo) -> dict[str, Any]:
+    """What a builder has to know of its stream, when it is made and when that is altered."""
+    settings = info.settings
+    return {
+        "partition_count": settings.partitions,
+        "reply_acks": info.reply_acks_effective,
+        "default_ack": settings.acks,
+        "record_bytes_max": settings.record_bytes_max,
+        "batch_bytes": settings.batch_bytes,
+        "batch_records": settings.batch_records,
+    }
+
+
+def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:
+    return pending.errors(*error_answer(error)) if pending.awaited_count else b""

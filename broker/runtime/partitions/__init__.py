@@ -1,0 +1,19 @@
+"""The streams and partitions of this broker: opened, changed, synced, watched.
+
+catalog_store.py  The catalog on this broker's disk: one file of lines, rewritten as one at start
+                  and when it has grown.
+consumers.py      Consumer offsets: commits appended to the offset stream, answered when durable,
+                  newest in memory.
+control.py        What changes the set of streams, their settings and state: one change at a time,
+                  on the control loop.
+keyed_locks.py    One lock per name, kept only while somebody holds it or waits for it.
+open_logs.py      How many logs keep their file open: those that were appended to last, up to a
+                  limit.
+orphans.py        Folders of streams: how one goes, and those that the catalog does not name, found
+                  at the start.
+partition.py      One partition that this broker leads: the driver of its core
+                  (`broker.replication.leader`).
+streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
+sync.py           The fsync pool: group commit.
+watch.py          Wakes whoever waits for a partition to move on.
+"""

@@ -1,0 +1,218 @@
+"""The catalog on this broker's disk: one file of lines, rewritten as one at start and when it has grown.
+
+    execute:   judge ─► write the line ─► fsync ─► apply ─► result
+                 │           │              │
+                 refused     cut off        nothing that the file says is trusted: a new one in its place
+
+K1  A command is on disk, fsynced, before it is applied and its result told. One that the catalog
+    refuses is not written: a later release may have other limits, and would carry it out.
+K2  A rewrite replaces the file atomically, so a crash leaves the old or the new one whole.
+K3  A command that is answered with an error has no effect later, either. What is left of its line
+    is cut off, durably, before the error is told. Where that fails too the error says so (`sent`):
+    whether the next start finds the command is not known. Until the file is whole again every
+    command is refused, and each tries to mend it.
+K4  After a failed fsync the file is not asked again. Linux tells the error once, marks the pages
+    clean and may keep or drop them: a later fsync of the same file succeeds and says nothing of
+    them. What was answered is in memory, so it is written to a new file.
+K5  On a disk without a free byte the commands that lead to room are still taken: the catalog with
+    the command in it goes into the blocks of a spare file (`broker/storage/disk/spare_files.py`), whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from broker.api.errors import CorruptLog, DiskFull, InvalidRequest, LiftlogError, StorageFailed
+from broker.metadata.catalog import Catalog
+from broker.metadata.journal import decode_lines, encode_line
+from broker.storage.disk import NO_SPACE, Disk, File, storage_error
+
+log = logging.getLogger(__name__)
+
+FREEING: Final = frozenset({"register_broker", "delete_stream", "alter_stream", "set_state"})
+"""Commands of K5: who frees room, keeps others from taking it, or has to be there for that."""
+SPARE_BYTES_LEAST: Final = 64 << 10
+GROWTH_BYTES: Final = 1 << 20
+"""After so many bytes of commands, and as many as the snapshot has, the file is rewritten."""
+
+
+def spare_bytes(path: str) -> int:
+    """How large a spare file has to be for the catalog whose file this is, and for what may be added meanwhile (K5)."""
+    try:
+        found = os.stat(path).st_size
+    except OSError:
+        found = 0
+    return max(SPARE_BYTES_LEAST, 2 * found)
+
+
+class CatalogStore:
+    """Loads the catalog and keeps it. `execute` may wait for the disk: not for the control loop's own thread.
+
+    Args:
+        path: The file; need not exist.
+    Raises:
+        CorruptLog: the file is damaged; nothing is changed then.
+        StorageFailed, DiskFull: it cannot be read, or not be rewritten; it stays as it was.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._lock = threading.Lock()
+        self._file: File | None = None
+        self._size = self._renew_at = 0
+        self._is_whole = False  # the file holds what was answered and nothing else
+        self.catalog = Catalog()
+        try:
+            data = disk.read_file(path) if disk.exists(path) else None
+        except OSError as error:
+            raise storage_error(error, f"read {path}") from error
+        if data is not None:
+            lines, used = decode_lines(data, where=path)
+            if used < len(data):
+                log.warning("catalog.line_dropped path=%s bytes=%d", path, len(data) - used)
+            for line in lines:
+                self._replay(line)
+        try:
+            self._renew(frees=True)
+        except OSError as error:
+            raise storage_error(error, f"write {path}") from error
+
+    def _replay(self, line: Mapping[str, Any]) -> None:
+        if "snapshot" in line:
+            try:
+                self.catalog = Catalog.restore(line["snapshot"])
+            except (LiftlogError, KeyError, TypeError, ValueError, AttributeError) as error:
+                raise CorruptLog(f"{self._path}: unreadable snapshot: {error}") from error
+        else:
+            self.catalog.apply(line)
+
+    def execute(self, command: Mapping[str, Any]) -> Any:
+        """Judge, journal and apply one command; return its result.
+
+        Raises:
+            StorageFailed, DiskFull: the journal could not be written; nothing was applied. With the field `sent` it is
+                not known whether the next start will (K3).
+            LiftlogError: what the catalog answered.
+        """
+        with self._lock:
+            result = self.catalog.answered(command)
+            if result is None:
+                self.catalog.judge(command)
+                self._write(_line_of(command), command)
+                result = self.catalog.apply(command)
+                self._renew_if_long()
+        return result["ok"]
+
+    def close(self) -> None:
+        """Close the file; there is nothing to flush."""
+        if self._file is not None:
+            self._file.close()
+
+    # --- the file -------------------------------------------------------------------------------------------
+
+    def _write(self, line: bytes, command: Mapping[str, Any]) -> None:
+        """Make a command durable, or leave the file as it was."""
+        if not self._is_whole:
+            try:
+                self._renew(frees=command["kind"] in FREEING)
+            except OSError as error:
+                raise storage_error(error, f"mend {self._path}") from error
+        try:
+            self._write_once(line)
+        except OSError as error:
+            if error.errno not in NO_SPACE or command["kind"] not in FREEING:
+                raise self._refusal(error) from error
+            try:
+                self._renew(command, frees=True)
+            except OSError as again:
+                raise self._refusal(again) from again
+        else:
+            self._size += len(line)
+
+    def _write_once(self, line: bytes) -> None:
+        assert self._file is not None, "it is open since the first rewrite"
+        try:
+            self._file.write(line)
+        except OSError:
+            self._cut_off()
+            raise
+        try:
+            self._file.sync()
+        except OSError:
+            self._cut_off(trusted=False)
+            raise
+
+    def _cut_off(self, *, trusted: bool = True) -> None:
+        """Take a line back (K3). `trusted`: no fsync of this file has failed (K4)."""
+        assert self._file is not None, "it is open since the first rewrite"
+        self._is_whole = False
+        with suppress(OSError):
+            self._file.truncate(self._size)
+            if trusted:
+                self._file.sync()
+                self._is_whole = True
+                return
+        with suppress(OSError):
+            self._renew()
+
+    def _refusal(self, error: OSError) -> StorageFailed | DiskFull:
+        told = storage_error(error, f"write {self._path}")
+        if not self._is_whole:
+            log.error("catalog.failed path=%s error=%s", self._path, told)
+            told.message += "; whether the change takes effect at the next start is not known"
+            told.fields["sent"] = True
+        return told
+
+    def _renew_if_long(self) -> None:
+        if self._size >= self._renew_at:
+            try:
+                self._renew()
+            except OSError as error:
+                log.warning("catalog.not_rewritten path=%s error=%s", self._path, error)
+
+    def _renew(self, command: Mapping[str, Any] | None = None, *, frees: bool = False) -> None:
+        """Put a new file in the place of the old one: the catalog as it is in memory, as one line (K2).
+
+        Args:
+            command: As if it were applied already (K5).
+            frees: As `Disk.replace_file` takes it.
+        """
+        catalog = self.catalog
+        if command is not None:
+            catalog = Catalog.restore(catalog.snapshot())
+            catalog.apply(command)
+        line = encode_line({"snapshot": catalog.snapshot()})
+        was_whole, self._is_whole = self._is_whole, False  # if it fails half-way, the name may be that of the new file
+        try:
+            self._disk.replace_file(self._path, line, frees=frees)
+        except OSError:
+            with suppress(OSError):  # a new file is hardly ever as long as this one: is the name still that of ours?
+                self._is_whole = was_whole and self._disk.size(self._path) == self._size
+            raise
+        before, self._file = self._file, self._disk.open(self._path)
+        self._size, self._is_whole = len(line), True
+        self._renew_at = len(line) + max(len(line), GROWTH_BYTES)
+        if before is not None:
+            with suppress(OSError):
+                before.close()
+
+
+def _line_of(command: Mapping[str, Any]) -> bytes:
+    """The command as a line that says the same when it is read.
+
+    Raises:
+        InvalidRequest: there is none; it would stop each later start, or mean something else then.
+    """
+    try:
+        line = encode_line(command)
+        if decode_lines(line, where="a command")[0] == [command]:
+            return line
+    except (CorruptLog, TypeError, ValueError, RecursionError):
+        pass
+    raise InvalidRequest(f"a command that cannot be written down: {command!r:.200}")

@@ -1,0 +1,91 @@
+"""Consumer offsets: commits appended to the offset stream, answered when durable, newest in memory.
+
+Commits that arrive while one is on its way to the disk are appended together, as one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from broker.api.batch import decode_batch
+from broker.groups.offsets import ConsumerOffset, OffsetTable, offset_rows
+from broker.runtime.partitions.partition import Partition
+from broker.storage.rows import RowBatch
+
+Entry = tuple[bytes, bytes | None]
+
+
+class Consumers:
+    """The offset stream's one partition and its table. Coroutines run on the data plane's loop."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._table = OffsetTable()
+        self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
+        self._worker: asyncio.Task[None] | None = None
+        for message in partition.log.batches(partition.log.log_start_offset):
+            self._table.apply(decode_batch(message))
+
+    def consumers(self) -> list[str]:
+        """All names, sorted."""
+        return self._table.consumers()
+
+    def get(self, consumer: str) -> list[ConsumerOffset]:
+        """The offsets of one consumer. Raises UnknownConsumer."""
+        return self._table.get(consumer)
+
+    async def commit(self, consumer: str, offsets: Sequence[ConsumerOffset]) -> None:
+        """Store offsets; returns when they are durable."""
+        now_us = time.time_ns() // 1000
+        stamped = [replace(o, consumer=consumer, timestamp_us=now_us) for o in offsets]
+        await self._store([(o.key, o.value()) for o in stamped])
+
+    async def forget(self, consumer: str) -> None:
+        """Remove a consumer by tombstones. Raises UnknownConsumer."""
+        await self._store([(o.key, None) for o in self.get(consumer)])
+
+    def silent(self, before_us: int) -> list[str]:
+        """Consumers that committed nothing at or after a time, sorted."""
+        return self._table.silent(before_us)
+
+    async def expire(self, consumers: Sequence[str], before_us: int) -> list[str]:
+        """Forget those of `consumers` that are still silent. Returns them; none while a commit is under way."""
+        if self._waiting or (self._worker is not None and not self._worker.done()):
+            return []
+        silent = set(self._table.silent(before_us))
+        gone = [consumer for consumer in consumers if consumer in silent]
+        await self._store([(o.key, None) for consumer in gone for o in self._table.get(consumer)])
+        return gone
+
+    async def _store(self, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entries, future))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        await future
+
+    async def _work(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            rows = offset_rows([e for entries, _ in waiting for e in entries], timestamp_us=time.time_ns() // 1000)
+            try:
+                await asyncio.wrap_future(self._partition.append([RowBatch(rows)]))
+                self._apply(rows)
+            except Exception as error:
+                for _, future in waiting:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for _, future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def _apply(self, rows: pa.RecordBatch) -> None:
+        self._table.apply(rows)

@@ -1,0 +1,403 @@
+"""The coordinator of all sinks: decides in `__commits`, and sees to it that what was decided is finished.
+
+    judge ─► pin everywhere ─► judge again, append the decision ─► finish everywhere ─► append `done` ─► answer
+
+Each arrow stands for what is on disk before the next step begins. After a crash at any of them the decision is
+either not there, and the same commit may be sent again, or it is there, and is finished by `recover`, by the next
+`sweep`, or by the commit that is repeated. Calls block; one sink's calls wait for each other, but for `open`.
+
+C1  Nothing is finished before its decision is committed; nothing is answered before `done` is.
+C3  An idle driver's pinned stages are let go only after every epoch given so far was fenced in `__commits`.
+C6  A stream is gone only if the catalog says so. One that is not open here is waited for.
+
+The ledger on the disk: broker.runtime.sinks.commits_log (C2, C4, C5). In the background: broker.runtime.sinks.rounds.
+Protocol and states: docs/sinks.md.
+Rules: broker.sinks.ledger (D), broker.sinks.stages (T), broker.runtime.sinks.stages (G).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, Protocol, TypeVar
+
+from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
+from broker.runtime.partitions.keyed_locks import KeyedLocks
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.sinks.commits_log import CommitsLog, Removed
+from broker.runtime.sinks.stages import Staged, StageLimits, StageStore
+from broker.sinks.ledger import Commit, Committed, Ledger, NamedStage, Opened, check_rows
+from broker.sinks.notes import GroupFinished
+from broker.sinks.state import Decision, SinkState, StageRef, decision_id
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+CHECKPOINT: Final = "checkpoint"
+"""The attribute that tells whose sink it is: another one is a fork."""
+
+
+class Stores(Protocol):
+    """The stages of every partition."""
+
+    def store(self, stream: str, partition: int) -> StageStore:
+        """Raises UnknownStream, UnknownPartition, or why the stream is offline."""
+
+    def stores(self) -> Sequence[StageStore]:
+        """Those with something staged."""
+
+    def is_gone(self, stream: str, incarnation: str) -> bool:
+        """Whether the catalog knows no such incarnation of the stream any more (C6)."""
+
+
+class Sinks:
+    """The coordinator. Thread-safe; calls block.
+
+    Args:
+        commits: The partition of `__commits`.
+        clock: Microseconds since 1970 UTC.
+        executor: Works on several partitions at once; None: one after the other.
+    """
+
+    def __init__(
+        self,
+        commits: Partition,
+        stores: Stores,
+        *,
+        clock: Callable[[], int],
+        executor: Executor | None = None,
+        limits: StageLimits | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.limits = limits or StageLimits()
+        self.commits = CommitsLog(commits, clock)
+        self.stores = stores
+        self.locks = KeyedLocks()
+        self.clock = clock
+        self._executor = executor
+
+    # --- what drivers ask -----------------------------------------------------------------------------------
+
+    def open(self, sink: str, owner: str, *, is_one_shot: bool = False) -> Opened:
+        """Give the owner its epoch: the same one however often it asks. Nobody is fenced before it commits.
+
+        Args:
+            owner: Names the run, to all of its tasks the same and to no other run.
+            is_one_shot: The sink is for one batch, and vanishes with it. One that was made without stays.
+        Raises:
+            SinkFenced: the owner is superseded.
+        """
+        epoch = self._known().epoch_of(sink, owner)
+        if epoch is None:
+
+            def change(ledger: Ledger, at: int) -> SinkState:
+                if ledger.epoch_of(sink, owner) is not None:
+                    return ledger.get(sink)
+                return ledger.opened(sink, owner, epoch=at, is_one_shot=is_one_shot, now_us=self.clock())
+
+            state = self.commits.state(change)
+            epoch = state.owners[owner]
+            self.counts["opened"] += 1
+            log.info("sink.opened sink=%s owner=%s epoch=%d", sink, owner, epoch)
+        return Opened(state=self.describe(sink), owner=owner, epoch=epoch)
+
+    def describe(self, sink: str) -> SinkState:
+        """Raises UnknownSink."""
+        return self._known().get(sink)
+
+    def states(self) -> list[SinkState]:
+        """All sinks by name."""
+        return self._known().all()
+
+    def check_stage(self, sink: str, epoch: int) -> None:
+        """Whether records may be staged under this epoch. Raises UnknownSink, SinkFenced."""
+        self._known().check_stage(sink, epoch)
+
+    def commit(
+        self,
+        sink: str,
+        *,
+        owner: str,
+        epoch: int,
+        batch_id: int,
+        stages: Sequence[NamedStage],
+        rows: int,
+        digest: str = "",
+        attributes: Mapping[str, str] | None = None,
+        keeps_first: bool = False,
+    ) -> Committed:
+        """Decide a batch and finish it, or finish the decision that was made for it before.
+
+        Raises:
+            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkRowsDiffer, InvalidRequest: nothing was
+                decided.
+            StageLost: nothing was decided; the batch may be staged again, under new ids, and committed.
+            StorageFailed, DiskFull and others that are Retryable: not known; the same commit tells.
+        """
+        given = dict(attributes or {})
+        if len({named.stage for named in stages}) < len(stages):
+            raise InvalidRequest("a stage is named twice")
+        asked = Commit(
+            owner=owner,
+            epoch=epoch,
+            batch_id=batch_id,
+            rows=rows,
+            checkpoint=given.get(CHECKPOINT),
+            keeps_first=keeps_first,
+        )
+        with self.locks.hold(sink):
+            verdict = self._known().judge(sink, asked)
+            state = self.complete(sink)
+            if verdict == "repeat":
+                return self._repeat(state, asked, stages, digest)
+            refs = self.pin(sink, asked, stages)
+            self.decide(sink, asked, refs, digest=digest, attributes=given)
+            if epoch > state.epoch:
+                self._supersede(sink, epoch)
+            state = self.complete(sink)
+            self.counts["committed"] += 1
+            return Committed(state=state, is_new=True)
+
+    def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
+        """Drop stages that are not pinned; after a decision this does nothing. Returns how many went."""
+        return sum(
+            store.abort((stage for stage, _ in named), sink=sink) for store, named in self._by_store(stages).items()
+        )
+
+    # --- what people ask ------------------------------------------------------------------------------------
+
+    def reset(self, sink: str, batch_id: int) -> SinkState:
+        """Let the sink go on with `batch_id`, whatever was decided. Its owners are superseded."""
+        with self.locks.hold(sink):
+            self.complete(sink)
+            state = self.commits.state(lambda ledger, at: ledger.reset(sink, batch_id, epoch=at, now_us=self.clock()))
+        log.warning("sink.reset sink=%s batch_id=%d epoch=%d", sink, batch_id, state.epoch)
+        return state
+
+    def adopt(self, sink: str, checkpoint: str) -> SinkState:
+        """Give the sink to another checkpoint: it was moved. What was decided stays, and counts."""
+        with self.locks.hold(sink):
+            state = self.commits.state(lambda ledger, _: ledger.adopted(sink, checkpoint, now_us=self.clock()))
+        log.warning("sink.adopted sink=%s checkpoint=%s", sink, checkpoint)
+        return state
+
+    def delete(self, sink: str) -> None:
+        """Forget the sink, and drop what is staged for it. What it committed stays.
+
+        Raises:
+            UnknownSink: nobody opened it.
+            NotReady, or why not: its last decision cannot be finished.
+        """
+        with self.locks.hold(sink):
+            self.complete(sink)
+            self.remove(sink)
+        self.counts["deleted"] += 1
+        log.warning("sink.deleted sink=%s", sink)
+
+    # --- the steps, for those who hold the sink's lock --------------------------------------------------------
+
+    def pin(self, sink: str, asked: Commit, stages: Sequence[NamedStage]) -> tuple[StageRef, ...]:
+        """Keep the stages everywhere for this commit."""
+        pinned = self._each(
+            lambda item: item[0].pin(item[1], sink=sink, epoch=asked.epoch, batch_id=asked.batch_id),
+            self._by_store(stages).items(),
+        )
+        refs = tuple(ref for refs in pinned for ref in refs)
+        check_rows(refs, asked.rows)
+        return refs
+
+    def decide(
+        self,
+        sink: str,
+        asked: Commit,
+        refs: tuple[StageRef, ...],
+        *,
+        digest: str = "",
+        attributes: Mapping[str, str] | None = None,
+    ) -> SinkState:
+        """Judge the commit again and append its decision, with nothing in between (D5)."""
+        now_us, batch_id = self.clock(), asked.batch_id
+        decision = Decision(
+            batch_id=batch_id,
+            decision=decision_id(sink, epoch=asked.epoch, batch_id=batch_id, stages=refs, decided_us=now_us),
+            owner=asked.owner,
+            epoch=asked.epoch,
+            stages=refs,
+            rows=asked.rows,
+            digest=digest,
+            attributes=dict(attributes or {}),
+            decided_us=now_us,
+        )
+        return self.commits.state(lambda ledger, _: ledger.decided(sink, asked, decision))
+
+    def complete(self, sink: str) -> SinkState:
+        """Finish the last decision everywhere and record that. Under the sink's lock."""
+        state = self._known().get(sink)
+        last = state.last
+        if state.is_done or last is None:
+            return state
+        by_partition: dict[tuple[str, str, int], list[StageRef]] = {}
+        for ref in last.stages:
+            by_partition.setdefault(ref.place, []).append(ref)
+        self._each(lambda refs: self._finish(sink, last.decision, refs), by_partition.values())
+        state = self.commits.state(lambda ledger, _: ledger.completed(sink, last.decision, now_us=self.clock()))
+        for refs in by_partition.values():
+            self._afterwards(self._forget, refs[0], last.decision)
+        return state
+
+    def staged(self, sink: str) -> list[tuple[StageStore, Staged]]:
+        """Where there are stages of a sink, and which."""
+        found = []
+        for store in self.stores.stores():
+            try:
+                found.append((store, store.staged(sink)))
+            except UnknownStream:  # deleted meanwhile, and its stages with it
+                continue
+        return [(store, staged) for store, staged in found if staged.stages]
+
+    def remove(self, sink: str, *, unless_opened_since: SinkState | None = None) -> None:
+        """Drop what is staged for a sink, then the sink. Under the sink's lock.
+
+        Pinned stages go only after every epoch was fenced, on the disk (C3). What cannot be dropped now goes with its
+        lease.
+
+        Raises:
+            NotReady: it is unfinished; or another owner has opened it since the given state.
+        """
+        self._known().check_done(sink)  # before anything is dropped
+        staged = self.staged(sink)
+        pins = [stage.pin.epoch for _, found in staged for stage in found.stages if stage.pin is not None]
+        if pins:
+            least = max(pins) + 1
+            self.commits.write(lambda ledger, at: ledger.fenced(sink, epoch=max(at, least), now_us=self.clock()))
+        for store, found in staged:
+            judged = {stage.stage: stage.pin.epoch if stage.pin is not None else 0 for stage in found.stages}
+            self._drop(store, judged, sink, leader_epoch=found.leader_epoch, why="deleted with its sink")
+
+        def removed(ledger: Ledger, _: int) -> Removed:
+            ledger.check_done(sink)
+            if unless_opened_since is not None and ledger.get(sink).owners != unless_opened_since.owners:
+                raise NotReady(f"sink {sink!r} was opened meanwhile", sink=sink)
+            return Removed(sink)
+
+        self.commits.write(removed)
+
+    # --- helpers --------------------------------------------------------------------------------------------
+
+    def _repeat(self, state: SinkState, asked: Commit, stages: Sequence[NamedStage], digest: str) -> Committed:
+        """A repeated commit: its owner is current from now on; its stages go, unless the decision names them."""
+        last = state.last
+        assert last is not None
+        self.counts["already_done"] += 1
+        if digest != last.digest or asked.rows != last.rows:
+            self.counts["repeated_differently"] += 1
+            log.warning(
+                "sink.repeated_differently sink=%s batch_id=%d rows=%d decided_rows=%d digest=%s decided_digest=%s",
+                state.sink,
+                last.batch_id,
+                asked.rows,
+                last.rows,
+                digest,
+                last.digest,
+            )
+        try:
+            for store, named in self._by_store([s for s in stages if not state.names(s.stage)]).items():
+                judged = dict.fromkeys((stage for stage, _ in named), asked.epoch)
+                self._drop(store, judged, state.sink, leader_epoch=store.main.leader_epoch, why="superseded")
+        except LiftlogError as error:  # they expire
+            log.warning("sink.drop_failed sink=%s error=%s", state.sink, error)
+        if asked.epoch > state.epoch:
+            state = self.commits.state(lambda ledger, _: ledger.made_current(state.sink, asked, now_us=self.clock()))
+            self._supersede(state.sink, asked.epoch)
+        return Committed(state=state, is_new=False)
+
+    def _drop(self, store: StageStore, judged: Mapping[str, int], sink: str, *, leader_epoch: int, why: str) -> None:
+        try:
+            store.drop(judged, sink=sink, leader_epoch=leader_epoch, why=why)
+        except LiftlogError as error:  # they expire
+            if not store.removed:
+                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.main, sink, error)
+
+    def _supersede(self, sink: str, epoch: int) -> None:
+        """What older owners staged cannot be committed any more."""
+        for store in self.stores.stores():
+            self._afterwards(self._supersede_in, store, sink, epoch)
+
+    def _supersede_in(self, store: StageStore, sink: str, epoch: int) -> None:
+        try:
+            count = store.supersede(sink, epoch)
+        except LiftlogError as error:  # they expire
+            if not store.removed:
+                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.main, sink, error)
+            return
+        if count:
+            log.info("sink.stages_dropped partition=%s stages=%d", store.main, count)
+
+    def _forget(self, ref: StageRef, decision: str) -> None:
+        """Let go of what is committed. The answer does not wait for it: freeing 100 MB of files takes 30 ms."""
+        try:
+            store = self._store_of(ref)
+            if store is not None:
+                store.forget(decision)
+        except LiftlogError as error:  # `sweep` does it
+            log.warning("sink.forget_failed partition=%s/%d error=%s", ref.stream, ref.partition, error)
+
+    def _finish(self, sink: str, decision: str, refs: Sequence[StageRef]) -> GroupFinished | None:
+        try:
+            store = self._store_of(refs[0])
+            if store is not None:
+                return store.finish(decision, sink, refs)
+        except (UnknownStream, UnknownPartition) as error:
+            if not self._is_gone(refs[0]):
+                raise NotReady(f"sink {sink!r} is unfinished: {error}", sink=sink) from error
+        log.warning("sink.stream_gone sink=%s stream=%s decision=%s", sink, refs[0].stream, decision)
+        return None
+
+    def _store_of(self, ref: StageRef) -> StageStore | None:
+        """None: the stream was deleted, and the rows with it (C6)."""
+        if self._is_gone(ref):
+            return None
+        store = self.stores.store(ref.stream, ref.partition)
+        if store.main.incarnation != ref.incarnation:
+            if self._is_gone(ref):
+                return None
+            raise UnknownPartition(
+                f"{ref.stream}/{ref.partition}: incarnation {ref.incarnation} is not open here",
+                stream=ref.stream,
+                partition=ref.partition,
+            )
+        return store
+
+    def _is_gone(self, ref: StageRef) -> bool:
+        return self.stores.is_gone(ref.stream, ref.incarnation)
+
+    def _by_store(self, stages: Iterable[NamedStage]) -> dict[StageStore, list[tuple[str, int | None]]]:
+        found: dict[tuple[str, int], list[tuple[str, int | None]]] = {}
+        for named in stages:
+            found.setdefault((named.stream, named.partition), []).append((named.stage, named.parts))
+        return {self.stores.store(*place): named for place, named in found.items()}
+
+    def _each(self, act: Callable[[A], B], items: Iterable[A]) -> list[B]:
+        """Run `act` for every item, at once where there is an executor. All of them end before an error is raised."""
+        if self._executor is None:
+            return [act(item) for item in items]
+        futures = [self._executor.submit(act, item) for item in items]
+        errors = [future.exception() for future in futures]
+        for error in errors:
+            if error is not None:
+                raise error
+        return [future.result() for future in futures]
+
+    def _afterwards(self, act: Callable[..., None], *args: Any) -> None:
+        """Run what the answer does not wait for."""
+        if self._executor is None:
+            act(*args)
+        else:
+            self._executor.submit(act, *args)
+
+    def _known(self) -> Ledger:
+        return self.commits.ledger()

@@ -1,0 +1,219 @@
+"""Sinks as the HTTP API sees them: coroutines in front of calls that block, and the stages of every partition.
+
+Uploads and commits run in threads of their own, so that neither an append nor a fetch waits for them; what one
+commit does in several partitions at once runs in further ones, or commits could wait for each other's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from broker.runtime.partitions.partition import Partition
+from broker.runtime.sinks.coordinator import Sinks
+from broker.runtime.sinks.rounds import SinkRounds
+from broker.runtime.sinks.stage_log import reading
+from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.sinks.ledger import Committed, NamedStage, Opened
+from broker.sinks.state import SinkState
+from broker.storage.disk import Disk
+from broker.storage.rows import RowBatch
+
+T = TypeVar("T")
+
+CALL_THREADS = 8
+PARTITION_THREADS = 4
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class SinkService:
+    """See the module.
+
+    Args:
+        commits: The partition of `__commits`.
+        find: The partition of a stream; raises UnknownStream, UnknownPartition, or why the stream is offline.
+        incarnation_of: That of a stream by the catalog; None: there is no such stream.
+        boot_id: As `PartitionLog.open` takes it.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        commits: Partition,
+        find: Callable[[str, int], Partition],
+        incarnation_of: Callable[[str], str | None],
+        *,
+        limits: StageLimits | None = None,
+        boot_id: str = "",
+    ) -> None:
+        self._disk = disk
+        self._find = find
+        self._incarnation_of = incarnation_of
+        self._limits = limits or StageLimits()
+        self._boot_id = boot_id
+        self._stores: dict[Partition, StageStore] = {}
+        self._lock = threading.Lock()
+        self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="sink")
+        self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
+        self.sinks = Sinks(commits, self, clock=_now_us, executor=self._spread, limits=self._limits)
+        self.rounds = SinkRounds(self.sinks)
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(self, partitions: Iterable[Partition]) -> None:
+        """Find what is staged, before anything is let go; finish in the background what was decided."""
+        self.take_in(partitions)
+        self._calls.submit(self.rounds.recover)
+
+    def take_in(self, partitions: Iterable[Partition]) -> None:
+        """Find what is staged in partitions that were just opened, before anything is let go."""
+        taken = list(partitions)
+        try:
+            for partition in taken:
+                self._store_of(partition)
+        except BaseException:
+            self.forget(taken)  # they are closed: a hidden log must not be open twice
+            raise
+
+    def sweep(self) -> None:
+        """For the cleaner: `SinkRounds.sweep`."""
+        self.rounds.sweep()
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Their stream was deleted."""
+        for partition in partitions:
+            with self._lock:
+                store = self._stores.pop(partition, None)
+            if store is not None:
+                store.close()
+
+    def close(self) -> None:
+        """End what is under way, and close the hidden logs."""
+        self._calls.shutdown(wait=True)
+        self._spread.shutdown(wait=True)
+        for store in self.stores():
+            store.close()
+
+    # --- the stages of every partition ----------------------------------------------------------------------
+
+    def store(self, stream: str, partition: int) -> StageStore:
+        """Raises UnknownStream, UnknownPartition, or why the stream is offline."""
+        return self._store_of(self._find(stream, partition))
+
+    def stores(self) -> Sequence[StageStore]:
+        """Those with something staged."""
+        with self._lock:
+            return [store for store in self._stores.values() if store.exists]
+
+    def is_gone(self, stream: str, incarnation: str) -> bool:
+        """Whether the catalog knows no such incarnation of the stream any more."""
+        return self._incarnation_of(stream) != incarnation
+
+    def staged_in(self, partition: Partition) -> StageStore | None:
+        """The stages of a partition; None where nothing was ever staged."""
+        with self._lock:
+            store = self._stores.get(partition)
+        return store if store is not None and store.exists else None
+
+    def _store_of(self, partition: Partition) -> StageStore:
+        with self._lock:
+            partition.check_open(decided=True)  # `forget` may have been here: nobody would close what is made now
+            if partition not in self._stores:
+                with reading(f"looking for stages of {partition}"):
+                    self._stores[partition] = StageStore(
+                        self._disk, partition, self._limits, boot_id=self._boot_id, clock=_now_us
+                    )
+            return self._stores[partition]
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> Opened:
+        """Raises as `Sinks.open`."""
+        return await self._call(lambda: self.sinks.open(sink, owner, is_one_shot=is_one_shot))
+
+    async def states(self) -> list[SinkState]:
+        """All sinks by name."""
+        return await self._call(self.sinks.states)
+
+    async def describe(self, sink: str) -> SinkState:
+        """Raises UnknownSink."""
+        return await self._call(lambda: self.sinks.describe(sink))
+
+    async def stage(
+        self,
+        stream: str,
+        partition: int,
+        batches: Sequence[RowBatch],
+        *,
+        sink: str,
+        epoch: int,
+        stage: str,
+        part: int,
+        is_last: bool,
+    ) -> bool:
+        """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
+        return await self._call(
+            lambda: self.store(stream, partition).store(
+                batches,
+                sink=sink,
+                epoch=epoch,
+                stage=stage,
+                part=part,
+                is_last=is_last,
+                check=lambda: self.sinks.check_stage(sink, epoch),
+            )
+        )
+
+    async def commit(
+        self,
+        sink: str,
+        *,
+        owner: str,
+        epoch: int,
+        batch_id: int,
+        stages: Sequence[NamedStage],
+        rows: int,
+        digest: str,
+        attributes: Mapping[str, str],
+        keeps_first: bool,
+    ) -> Committed:
+        """Raises as `Sinks.commit`."""
+        return await self._call(
+            lambda: self.sinks.commit(
+                sink,
+                owner=owner,
+                epoch=epoch,
+                batch_id=batch_id,
+                stages=stages,
+                rows=rows,
+                digest=digest,
+                attributes=attributes,
+                keeps_first=keeps_first,
+            )
+        )
+
+    async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
+        """How many stages went. Raises as `Sinks.abort`."""
+        return await self._call(lambda: self.sinks.abort(sink, stages))
+
+    async def reset(self, sink: str, batch_id: int) -> SinkState:
+        """Raises as `Sinks.reset`."""
+        return await self._call(lambda: self.sinks.reset(sink, batch_id))
+
+    async def adopt(self, sink: str, checkpoint: str) -> SinkState:
+        """Raises as `Sinks.adopt`."""
+        return await self._call(lambda: self.sinks.adopt(sink, checkpoint))
+
+    async def delete(self, sink: str) -> None:
+        """Raises as `Sinks.delete`."""
+        await self._call(lambda: self.sinks.delete(sink))
+
+    async def _call(self, act: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._calls, act)

@@ -1,0 +1,253 @@
+"""The hidden log of one partition's stages, and the table that its notes give.
+
+An ordinary partition log, in the folder `stages` beside the segments of its partition, made when the first stage comes.
+Each part, with its note, is one commit group there; other notes are groups of their own. The rules of the table are
+those of `broker.sinks.stages`; here they meet the disk:
+
+G1  Nothing is answered, reported or finished before the notes it stands on are durable.
+G2  After a failed write or fsync the table is not trusted: the log recovers, and the table is read anew. Who waits
+    since before that gets an error, whatever is in the log now. The same holds when the partition has another leader
+    epoch than when the table was read.
+G4  What was judged under a leader epoch is appended under it, or not at all: meanwhile another leader may have done it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+from broker.api.batch import decode_batch, read_header
+from broker.api.encodable import Encodable
+from broker.api.errors import CorruptLog, NotLeader, StorageFailed
+from broker.runtime.partitions.partition import Partition
+from broker.sinks.notes import Note, note_rows, notes_in
+from broker.sinks.restamp import RestampedBatch, StampedBatch
+from broker.sinks.stages import Stage, StageTable
+from broker.sinks.state import StageRef
+from broker.storage.disk import Disk, storage_error
+from broker.storage.inspect.scrub import Piece, scrub
+from broker.storage.log import PartitionLog, StoredGroup
+from broker.storage.rows import RowBatch
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings, write_identity
+
+FOLDER: Final = "stages"
+SEGMENT_BYTES: Final = 64 << 20
+FOREVER_US: Final = 1 << 62
+
+
+class StageLog:
+    """See the module. Its lock is the caller's to hold, where it says so.
+
+    Args:
+        main: The partition.
+        clock: Microseconds since 1970 UTC.
+    """
+
+    def __init__(self, disk: Disk, main: Partition, *, boot_id: str, clock: Callable[[], int]) -> None:
+        self.folder = f"{main.log.folder}/{FOLDER}"
+        self.exists: bool = disk.exists(f"{self.folder}/partition.json")  # whether anything was ever staged
+        self.lock = threading.RLock()
+        self.generation = 0
+        self.leader_epoch = main.leader_epoch  # under which the table was read
+        self._main = main
+        self._disk = disk
+        self._boot_id = boot_id
+        self._clock = clock
+        self._log: PartitionLog | None = None
+        self._table: StageTable | None = None  # None: not read yet, or not to be trusted (G2)
+
+    def ready(self) -> StageTable:
+        """The table, read anew where it cannot be trusted (G2). Under the lock.
+
+        Raises:
+            UnknownStream: the stream was deleted.
+            StorageFailed, DiskFull: it cannot be read, or not be made durable.
+        """
+        self._main.check_open(decided=True)
+        with reading(f"reading the stages of {self._main}"):
+            hidden = self.open()
+            if hidden.failure is not None:
+                self._distrust()
+                hidden.recover(self._clock())
+            if self.leader_epoch != self._main.leader_epoch:
+                self._distrust()
+                self.leader_epoch = self._main.leader_epoch
+            if self._table is None:
+                hidden.advance_high_watermark(hidden.sync())
+                self._table = _read_table(hidden)
+        return self._table
+
+    def _distrust(self) -> None:
+        self.generation += 1
+        self._table = None
+
+    def check_epoch(self, leader_epoch: int) -> None:
+        """Raise NotLeader unless it is still the one under which something was judged (G4). Under the lock."""
+        if not self.leader_epoch == self._main.leader_epoch == leader_epoch:
+            raise NotLeader(f"{self._main}: judged in leader epoch {leader_epoch}, it is {self._main.leader_epoch}")
+
+    def append(self, notes: Sequence[Note], batches: Sequence[RowBatch] = (), *, decision: int = 0) -> None:
+        """Append one commit group and apply it. Under the lock, with a table that can be trusted.
+
+        Raises:
+            NotLeader: the leader epoch is not that of the table any more (G4).
+        """
+        assert self._table is not None
+        self.check_epoch(self._main.leader_epoch)
+        now_us = self._clock()
+        rows = note_rows(notes, subject=self.open().identity.stream, timestamp_us=now_us)
+        all_batches = (RowBatch(rows), *batches)
+        group = StoredGroup(
+            batches=(StampedBatch(batch, decision) for batch in all_batches),
+            batch_count=len(all_batches),
+            byte_count=sum(batch.byte_count_max for batch in all_batches),
+        )
+        result = self.open().append_group(group, leader_epoch=self.leader_epoch, now_us=now_us)
+        for note in notes:
+            self._table.apply(
+                note,
+                first_offset=result.first_offset,
+                next_offset=result.next_offset,
+                byte_count=result.bytes,
+                batch_count=len(batches),
+            )
+
+    def make_durable(self, generation: int) -> None:
+        """Make durable all that was appended up to `generation` (G1, G2)."""
+        hidden = self.open()
+        hidden.advance_high_watermark(hidden.sync())
+        if generation != self.generation:
+            raise StorageFailed(f"{self._main}: the stages' log had to recover; what was asked may be done or not")
+
+    def group_of(self, refs: Sequence[StageRef], decision: int) -> StoredGroup:
+        """The commit group of a decision, as it is to be appended to the partition: stage by stage, part by part.
+
+        Nothing is locked while it is gone through. That raises CorruptLog where a stage is damaged.
+
+        Raises:
+            CorruptLog: a stage is not there.
+        """
+        with self.lock:
+            table, hidden = self.ready(), self.open()
+            stages = [table.stages.get(ref.stage) or self._damaged(ref, 0) for ref in refs]
+
+        def batches() -> Iterator[Encodable]:
+            for ref, stage in zip(refs, stages, strict=True):
+                rows = 0
+                for part in (part for _, part in sorted(stage.parts.items()) if part.batch_count):
+                    for header, message in hidden.batches_in_turn(part.first_offset, part.next_offset):
+                        if header.group_index > 0:  # behind the note
+                            batch = RestampedBatch(message, header, decision)
+                            rows += batch.record_count
+                            yield batch
+                if rows != ref.rows:
+                    self._damaged(ref, rows)
+
+        return StoredGroup(
+            batches=batches(),
+            batch_count=sum(stage.batch_count for stage in stages),
+            byte_count=sum(stage.byte_count for stage in stages),
+        )
+
+    def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
+        """Check what is staged from `offset` on; what is damaged is lost from then on, over a restart, too."""
+        with self.lock:
+            self.ready()
+            hidden = self.open()
+        piece = scrub(hidden, offset, give_up=give_up)
+        if piece is not None and piece.lost:
+            hidden.checkpoint()
+        return piece
+
+    def is_intact(self, stage: Stage) -> bool:
+        """Whether nothing of a stage is known to be lost. Under the lock."""
+        return not any(
+            start < part.next_offset and part.first_offset < end
+            for part in stage.parts.values()
+            for start, end in self.open().lost_ranges
+        )
+
+    def _damaged(self, ref: StageRef, rows: int) -> NoReturn:
+        raise CorruptLog(
+            f"{self._main}: stage {ref.stage} was decided with {ref.rows} rows, {rows} of them are intact",
+            stage=ref.stage,
+            path=self.folder,
+        )
+
+    def trim(self, table: StageTable, *, at_least: int = SEGMENT_BYTES) -> None:
+        """Let go of what is not needed, once so many bytes are not."""
+        hidden = self.open()
+        if table.freed_bytes < at_least:
+            return
+        start = hidden.trim(table.needed_offset(hidden.log_end_offset))
+        table.trimmed(start)
+
+    def open(self) -> PartitionLog:
+        """The log, opened or made if need be. Under the lock."""
+        if self._log is None:
+            main = self._main
+            identity = LogIdentity(
+                cluster_id=main.log.identity.cluster_id,
+                stream=f"{main.stream}#{FOLDER}",  # no stream has such a name
+                incarnation=main.incarnation,
+                partition=main.partition,
+            )
+            settings, now_us = LogSettings(segment_bytes=SEGMENT_BYTES), self._clock()
+            if not self.exists:
+                self._make(identity)
+            self._log = PartitionLog.open(
+                self._disk, self.folder, settings, boot_id=self._boot_id, now_us=now_us, expected=identity
+            )
+            self.exists = True
+        return self._log
+
+    def _make(self, identity: LogIdentity) -> None:
+        """Make the folder of an empty log, or finish what an attempt before began: its names may not be durable."""
+        self._disk.makedirs(self.folder)
+        self._disk.sync_dir(self._main.log.folder)
+        write_identity(self._disk, self.folder, identity)
+
+    def byte_count(self) -> int:
+        """Of live stages; 0 while the table is not known."""
+        table = self._table
+        return 0 if table is None else table.byte_count
+
+    def close(self) -> None:
+        """Close the log."""
+        with self.lock:
+            if self._log is not None:
+                self._log.close(clean=True)
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """An error of the disk becomes one of the tree."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, what) from error
+
+
+def _read_table(hidden: PartitionLog) -> StageTable:
+    """The table that the notes of a log give (T6)."""
+    table = StageTable()
+    notes: list[Note] = []
+    first = size = 0
+    for message in hidden.batches(hidden.log_start_offset):
+        header = read_header(message)
+        if header.group_index == 0:
+            notes, first, size = notes_in(decode_batch(message)), header.first_offset, 0
+        size += len(message)
+        if header.group_index + 1 == header.group_count:
+            for note in notes:
+                table.apply(
+                    note,
+                    first_offset=first,
+                    next_offset=header.next_offset,
+                    byte_count=size,
+                    batch_count=header.group_count - 1,
+                )
+            notes = []
+    return table

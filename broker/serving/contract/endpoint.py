@@ -1,0 +1,336 @@
+"""What an endpoint is: one row of a table that the server routes by and the OpenAPI document is made of.
+
+    Endpoint(method, path, handler, query=(Parameter, ...), request=Body, answers={status: Answer}, errors=(...))
+
+Validation happens here, before the handler runs, so all endpoints refuse alike: an unknown or doubled
+query parameter, and a value beyond its limits, is an error that names parameter, value and limit.
+
+E1  What the document says of a parameter is what `parse` enforces: both come from one `Parameter`.
+E2  A handler runs under the deadline of `timeout_ms`, until its answer begins (`begin_answer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from aiohttp import web
+
+from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError
+from broker.serving.contract.backend import Backend
+from broker.serving.http.body import BodyBudget
+from broker.serving.http.meters import Meters
+
+TIMEOUT_MS_DEFAULT: Final = 120_000
+TIMEOUT_MS_MAX: Final = 600_000
+WAIT_MS_MAX: Final = 300_000
+OFFSET_MAX: Final = (1 << 63) - 1
+VALUE_SHOWN_MAX: Final = 200
+
+# aiohttp runs each request in a task, so in a context, of its own.
+operation_now: Final[ContextVar[str]] = ContextVar("operation", default="none")
+"""The operation of this request, for counting and logging."""
+_deadline: Final[ContextVar[asyncio.Timeout]] = ContextVar("deadline")
+
+T = TypeVar("T")
+
+Query = Mapping[str, Any]
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One query parameter.
+
+    Attributes:
+        schema: Its JSON schema, default included.
+        parse: Text to value; raises ValueError with what must hold ("must be ...").
+        default: When it is absent.
+    """
+
+    name: str
+    description: str
+    schema: JSON
+    parse: Callable[[str], Any]
+    default: Any = None
+
+
+def integer(name: str, description: str, *, least: int, greatest: int, default: int | None = None) -> Parameter:
+    """A whole number within limits."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.removeprefix("-").isdigit()) or len(text) > 20:
+            raise ValueError(f"must be a whole number from {least} to {greatest}")
+        if not least <= (value := int(text)) <= greatest:
+            raise ValueError(f"must be from {least} to {greatest}")
+        return value
+
+    schema: JSON = {"type": "integer", "minimum": least, "maximum": greatest}
+    if default is not None:
+        schema["default"] = default
+    return Parameter(name=name, description=description, schema=schema, parse=parse, default=default)
+
+
+def choice(name: str, description: str, choices: tuple[str, ...], default: str | None = None) -> Parameter:
+    """One of several words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    schema: JSON = {"type": "string", "enum": list(choices)}
+    if default is not None:
+        schema["default"] = default
+    return Parameter(name=name, description=description, schema=schema, parse=parse, default=default)
+
+
+def boolean(name: str, description: str) -> Parameter:
+    """`true` or `false`; false when absent."""
+
+    def parse(text: str) -> bool:
+        if text not in ("true", "false"):
+            raise ValueError("must be true or false")
+        return text == "true"
+
+    return Parameter(
+        name=name, description=description, schema={"type": "boolean", "default": False}, parse=parse, default=False
+    )
+
+
+def text(name: str, description: str, *, length_max: int = 128) -> Parameter:
+    """Any text up to a length in characters."""
+
+    def parse(value: str) -> str:
+        if not 1 <= len(value) <= length_max:
+            raise ValueError(f"must be 1 to {length_max} characters")
+        return value
+
+    schema: JSON = {"type": "string", "minLength": 1, "maxLength": length_max}
+    return Parameter(name=name, description=description, schema=schema, parse=parse)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The position of the first record that is not older."""
+
+    timestamp_us: int
+
+
+def position(name: str, description: str, *, default: str) -> Parameter:
+    """A number, `earliest`, `latest` or `time:<ISO 8601 or milliseconds since 1970>`: int, str or AtTime."""
+    what = "must be a number, earliest, latest or time:<ISO 8601 or milliseconds since 1970 UTC>"
+
+    def parse(value: str) -> int | str | AtTime:
+        if value in ("earliest", "latest"):
+            return value
+        if value.startswith("time:"):
+            return AtTime(_time_us(value.removeprefix("time:")))
+        if not (value.isascii() and value.isdigit()) or len(value) > 19 or int(value) > OFFSET_MAX:
+            raise ValueError(what)
+        return int(value)
+
+    schema: JSON = {
+        "type": "string",
+        "pattern": "^([0-9]{1,19}|earliest|latest|time:.+)$",
+        "default": default,
+        "examples": ["0", "latest", "time:2013-01-01T05:00:00Z", "time:1357016400000"],
+    }
+    return Parameter(name=name, description=description, schema=schema, parse=parse, default=default)
+
+
+def _time_us(value: str) -> int:
+    """ISO 8601 (without zone: UTC) or milliseconds since 1970 as microseconds since 1970 UTC."""
+    try:
+        if value.removeprefix("-").isdigit() and value.isascii() and len(value) <= 15:
+            return int(value) * 1000
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            "must hold an ISO 8601 time or milliseconds since 1970 UTC after time: (write + as %2B)"
+        ) from None
+
+
+TIMEOUT: Final = integer(
+    "timeout_ms",
+    f"Give up with `deadline_exceeded` when the answer has not begun by then; without it after "
+    f"{TIMEOUT_MS_DEFAULT} ms (and `max_wait_ms`). A long poll ends before, without an error.",
+    least=1,
+    greatest=TIMEOUT_MS_MAX,
+)
+MAX_WAIT: Final = integer(
+    "max_wait_ms",
+    "Long poll: how long to wait when there is nothing new. An empty answer then is normal.",
+    least=0,
+    greatest=WAIT_MS_MAX,
+    default=0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A request or answer body: media type -> JSON schema (None: bytes of that type)."""
+
+    description: str
+    media: Mapping[str, JSON | None] = field(default_factory=dict)
+    headers: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Serving:
+    """What every handler gets. One per application.
+
+    Attributes:
+        body_bytes_max: Limit of a request body of records; twice that, decoded.
+        now_us: The clock: microseconds since 1970 UTC.
+        worker: Threads for what may wait for the disk or takes long: looking up offsets, decoding what clients
+            sent, encoding for people.
+        draining: Set at shutdown: long polls end.
+    """
+
+    backend: Backend
+    body_bytes_max: int
+    now_us: Callable[[], int]
+    worker: Executor
+    meters: Meters
+    budget: BodyBudget
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
+        """Run `function` in a worker thread.
+
+        Cancelled, it still waits for the thread, which may use what the caller is about to close.
+
+        Args:
+            undo: Gets the result that nobody takes any more.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self.worker, function, *args)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(lambda done: _dropped(done, undo))
+            await asyncio.wait([future])
+            raise
+
+    async def json_answer(
+        self, make: Callable[..., Any], *args: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> web.Response:
+        """Answer with what `make` returns, made and encoded in a worker thread: it may be large."""
+        body = await self.in_worker(lambda: json.dumps(make(*args)).encode())
+        return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _dropped(future: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
+    if not future.cancelled() and future.exception() is None and undo is not None:
+        undo(future.result())
+
+
+Handler = Callable[[Serving, web.Request, Query], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One operation. `errors`: those beyond what any operation may answer."""
+
+    method: str
+    path: str
+    operation: str
+    summary: str
+    handler: Handler
+    query: tuple[Parameter, ...] = ()
+    request: Content | None = None
+    answers: Mapping[int, Content]
+    errors: tuple[type[LiftlogError], ...] = ()
+
+    def bind(self, serving: Serving) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The aiohttp handler: validate, then run under the deadline (E2)."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            operation_now.set(self.operation)
+            query = parse_query(request, (*self.query, TIMEOUT))
+            timeout_ms = query["timeout_ms"] or TIMEOUT_MS_DEFAULT + query.get("max_wait_ms", 0)
+            deadline = asyncio.timeout(timeout_ms / 1000)
+            _deadline.set(deadline)
+            try:
+                async with deadline:
+                    return await self.handler(serving, request, query)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                raise DeadlineExceeded(
+                    f"{self.operation}: no answer within {timeout_ms} ms", timeout_ms=timeout_ms
+                ) from None
+
+        return handle
+
+
+def begin_answer() -> None:
+    """The answer begins: from here on the deadline no longer counts (E2)."""
+    _deadline.get().reschedule(None)
+
+
+def wait_seconds(query: Query) -> float:
+    """How long a long poll may wait: `max_wait_ms`, and clearly less than `timeout_ms`."""
+    limit_ms = query["timeout_ms"]
+    wait_ms = float(query["max_wait_ms"])
+    return (wait_ms if limit_ms is None else min(wait_ms, 0.9 * limit_ms)) / 1000
+
+
+def parse_query(request: web.Request, parameters: tuple[Parameter, ...]) -> dict[str, Any]:
+    """The query as values, defaults filled in.
+
+    Raises:
+        InvalidRequest: unknown, doubled, or beyond its limits; names the parameter and what is allowed.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    values = {parameter.name: parameter.default for parameter in parameters}
+    seen = set()
+    for name, value in request.query.items():
+        if name not in known:
+            nearest = next(iter(difflib.get_close_matches(name, known, n=1)), None)
+            hint = f"; did you mean {nearest!r}?" if nearest else f"; there are {', '.join(sorted(known))}"
+            raise InvalidRequest(
+                f"unknown query parameter {name[:VALUE_SHOWN_MAX]!r}{hint}",
+                parameter=name[:VALUE_SHOWN_MAX],
+                nearest=nearest,
+                limit=sorted(known),
+            )
+        if name in seen:
+            raise InvalidRequest(f"query parameter {name!r} is given twice", parameter=name)
+        seen.add(name)
+        try:
+            values[name] = known[name].parse(value)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"query parameter {name}={value[:VALUE_SHOWN_MAX]!r}: {error}",
+                parameter=name,
+                value=value[:VALUE_SHOWN_MAX],
+                limit=known[name].schema,
+            ) from None
+    return values
+
+
+def partition_number(request: web.Request) -> int:
+    """The `{partition}` of the path.
+
+    Raises:
+        InvalidRequest: not a number.
+    """
+    value = request.match_info["partition"]
+    if not (value.isascii() and value.isdigit()) or len(value) > 9:
+        raise InvalidRequest(
+            f"partition {value[:VALUE_SHOWN_MAX]!r}: must be a number from 0",
+            parameter="partition",
+            value=value[:VALUE_SHOWN_MAX],
+        )
+    return int(value)

@@ -1,0 +1,151 @@
+"""The contract as an OpenAPI 3.1 document, made of the same table that the server routes by.
+
+What a release promises is the document of that release; a copy lies beside the tests, so that a change
+of the contract is a change that a reviewer sees.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from aiohttp import web
+
+import broker
+from broker.api import http
+from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, NotReady, RequestTimedOut
+from broker.serving.contract.endpoint import TIMEOUT, Content, Endpoint, Parameter, Query, Serving
+from broker.serving.contract.schemas import COMPONENTS, NAME, OFFSET, PARTITION, ref
+from broker.serving.http.body import JSON_MEDIA
+
+ANY_OPERATION: Final = (InvalidRequest, NotReady, DeadlineExceeded)
+"""Errors that every operation may answer, beside `internal`."""
+
+_PATHS: Final[dict[str, dict[str, Any]]] = {
+    "stream": {"description": "Name of a stream.", "schema": NAME},
+    "partition": {"description": "Number of a partition, from 0.", "schema": PARTITION},
+    "consumer": {"description": "Name of a consumer.", "schema": NAME},
+    "sink": {"description": "Name of a sink.", "schema": NAME},
+}
+_HEADERS: Final[dict[str, dict[str, Any]]] = {
+    http.HIGH_WATERMARK: {"description": "First offset that is not committed.", "schema": OFFSET},
+    http.LOG_START_OFFSET: {"description": "First offset that is kept.", "schema": OFFSET},
+    http.NEXT_OFFSET: {"description": "Where the next read begins.", "schema": OFFSET},
+    http.LEADER_EPOCH: {"description": "Of the leader that answered.", "schema": {"type": "integer"}},
+    http.INCARNATION: {"description": "Of the stream.", "schema": {"type": "string"}},
+}
+
+
+def document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    """The OpenAPI document of these endpoints."""
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+        if endpoint.method == "GET":
+            paths[endpoint.path]["head"] = _head(endpoint)
+    for path, item in paths.items():
+        item["parameters"] = [
+            {"name": name, "in": "path", "required": True, **_PATHS[name]} for name in re.findall(r"{(\w+)}", path)
+        ]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "liftlog",
+            "version": broker.__version__,
+            "description": "Durable, replayable logs for NATS subjects. Errors are RFC 9457 problem bodies with a"
+            " stable `reason`. Clients must ignore keys of answers that they do not know.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": COMPONENTS,
+            "headers": _HEADERS,
+            "parameters": {TIMEOUT.name: _parameter(TIMEOUT)},
+        },
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    responses: dict[str, Any] = {str(status): _content(content) for status, content in endpoint.answers.items()}
+    of_bodies = (RequestTimedOut,) if endpoint.request is not None else ()
+    for status, errors in sorted(_by_status((*ANY_OPERATION, *of_bodies, *endpoint.errors)).items()):
+        if status in endpoint.answers:
+            continue
+        responses[str(status)] = _problem(", ".join(f"`{error.reason}`" for error in errors))
+    responses["default"] = _problem("`internal`, or a refusal by HTTP itself such as 405, 415")
+    operation: dict[str, Any] = {
+        "operationId": endpoint.operation,
+        "summary": endpoint.summary,
+        "parameters": [
+            *(_parameter(parameter) for parameter in endpoint.query),
+            {"$ref": f"#/components/parameters/{TIMEOUT.name}"},
+        ],
+        "responses": responses,
+    }
+    if endpoint.request is not None:
+        operation["requestBody"] = {**_content(endpoint.request), "required": True}
+    return operation
+
+
+def _head(endpoint: Endpoint) -> dict[str, Any]:
+    operation = _operation(endpoint)
+    operation["operationId"] = f"{endpoint.operation}_head"
+    operation["summary"] = f"The headers of {endpoint.operation}."
+    operation["responses"] = {
+        status: {key: value for key, value in response.items() if key != "content"}
+        for status, response in operation["responses"].items()
+    }
+    return operation
+
+
+def _by_status(errors: Iterable[type[LiftlogError]]) -> dict[int, list[type[LiftlogError]]]:
+    found: dict[int, list[type[LiftlogError]]] = {}
+    for error in errors:
+        if error not in found.setdefault(error.status, []):
+            found[error.status].append(error)
+    return found
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": "query",
+        "required": False,
+        "description": parameter.description,
+        "schema": parameter.schema,
+    }
+
+
+def _content(content: Content) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": content.description}
+    if content.media:
+        found["content"] = {
+            media: {"schema": schema} if schema is not None else {} for media, schema in content.media.items()
+        }
+    if content.headers:
+        found["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in content.headers}
+    return found
+
+
+def _problem(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {http.PROBLEM_JSON: {"schema": ref("Problem")}}}
+
+
+def endpoint_for(endpoints: Iterable[Endpoint]) -> Endpoint:
+    """The endpoint that serves the document of these endpoints and itself."""
+
+    async def openapi(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+        return web.Response(body=body, content_type=JSON_MEDIA)
+
+    endpoint = Endpoint(
+        method="GET",
+        path="/openapi.json",
+        operation="openapi",
+        summary="This document.",
+        handler=openapi,
+        answers={200: Content(description="An OpenAPI 3.1 document.", media={JSON_MEDIA: {"type": "object"}})},
+    )
+    body = json.dumps(document((*endpoints, endpoint))).encode()
+    return endpoint

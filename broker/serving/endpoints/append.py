@@ -1,0 +1,197 @@
+"""POST records: an Arrow stream in, the offsets of its records out.
+
+    body (bounded) ──► frame, decode, validate, convert ──► batches ──► one commit group ──► durable ──► answer
+
+A body is appended whole or not at all: its batches are one commit group. Big bodies are decoded in a
+worker thread; the loop only moves bytes.
+
+With a producer's stamp (id, epoch, sequence) a repeat of what was appended is answered with the offsets of then, once
+they are durable. That is decided by the log, which knows its producers; that an epoch is the newest, by the catalog.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from broker.api import http
+from broker.api.errors import (
+    DiskFull,
+    InvalidRecords,
+    InvalidRequest,
+    OutOfSequence,
+    Overloaded,
+    ProducerFenced,
+    ReadOnly,
+    RecordTooLarge,
+    RequestTooLarge,
+    StaleIncarnation,
+    StorageFailed,
+    StreamPaused,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownStream,
+)
+from broker.api.stream import CHOICES
+from broker.metadata.catalog import StreamInfo
+from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, choice, integer
+from broker.serving.contract.fields import INT64_MAX
+from broker.serving.contract.schemas import APPENDED
+from broker.serving.endpoints.producers import PRODUCER_EPOCH_MAX
+from broker.serving.endpoints.records import INCARNATION, find
+from broker.serving.http.body import check_media, read_body
+from broker.serving.http.waiting import unbroken
+from broker.serving.payload.decode import decode_stream
+from broker.serving.payload.rows import split, to_rows
+from broker.storage.memory.producers import Stamp
+from broker.storage.rows import RowBatch
+
+INLINE_BYTES_MAX: Final = 32 << 10
+DECODED_FACTOR: Final = 2
+"""Records may have so many times the body limit once decompressed and complete."""
+STAMP: Final = ("producer_id", "producer_epoch", "sequence")
+
+
+async def post_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Append the records of the body."""
+    handle = find(serving, request, query)
+    info = serving.backend.stream(handle.stream)
+    if info.internal:
+        raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
+    check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
+    stamp = stamp_of(query)
+    if stamp is not None:
+        serving.backend.check_producer(stamp.producer_id, stamp.epoch)
+    with serving.budget.reserved() as reservation:
+        body = await read_body(request, serving.body_bytes_max, reservation)
+        serving.meters.posted_bytes.inc(len(body))
+        arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max, stamp)
+        if len(body) <= INLINE_BYTES_MAX:
+            batches = encode(*arguments)
+        else:
+            batches = await serving.in_worker(encode, *arguments)
+        del body, arguments
+        record_count = sum(batch.record_count for batch in batches)
+        is_duplicate = False
+        if record_count:
+            handle = find(serving, request, query, incarnation=handle.incarnation)
+            if stamp is not None:
+                serving.backend.check_producer(stamp.producer_id, stamp.epoch)
+            result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks))
+            first_offset, next_offset = result.first_offset, result.next_offset
+            is_duplicate = result.duplicate
+        elif stamp is not None:
+            raise InvalidRecords("no records, and a sequence: a commit group of a producer has at least one")
+        else:
+            first_offset = next_offset = handle.log.log_end_offset
+    serving.meters.posted_records.inc(0 if is_duplicate else record_count)
+    return web.json_response(
+        {
+            "first_offset": first_offset,
+            "next_offset": next_offset,
+            "record_count": record_count,
+            "leader_epoch": handle.leader_epoch,
+            "duplicate": is_duplicate,
+        }
+    )
+
+
+def stamp_of(query: Query) -> Stamp | None:
+    """The producer's stamp of a request, None when it has none. Raises InvalidRequest for a part of one."""
+    values = [query[name] for name in STAMP]
+    if all(value is None for value in values):
+        return None
+    if any(value is None for value in values):
+        missing = [name for name in STAMP if query[name] is None]
+        raise InvalidRequest(f"{', '.join(STAMP)}: all or none; missing: {', '.join(missing)}", parameter=missing[0])
+    return Stamp(*values)
+
+
+def encode(
+    body: bytearray | memoryview, info: StreamInfo, now_us: int, decoded_bytes_max: int, stamp: Stamp | None = None
+) -> list[RowBatch]:
+    """A request body as batches to append, by the stream's settings.
+
+    Raises:
+        InvalidRecords, RecordTooLarge, RequestTooLarge: nothing of it may be stored.
+    """
+    settings = info.settings
+    decoded = decode_stream(body, decoded_bytes_max=decoded_bytes_max)
+    if not decoded:
+        return []
+    rows, lengths = to_rows(
+        decoded,
+        subject=default_subject(info),
+        now_us=now_us,
+        record_bytes_max=settings.record_bytes_max,
+        decoded_bytes_max=decoded_bytes_max,
+    )
+    parts = split(rows, lengths, batch_bytes=settings.batch_bytes, batch_records=settings.batch_records)
+    if stamp is None:
+        return [RowBatch(part) for part in parts]
+    ours = {"producer_id": stamp.producer_id, "producer_epoch": stamp.epoch, "sequence": stamp.sequence}
+    return [RowBatch(part, **ours) for part in parts]
+
+
+def default_subject(info: StreamInfo) -> str:
+    """The subject of records that come without one: the stream's where it is concrete, else its name."""
+    subject = info.settings.subject
+    if subject is None or any(token in ("*", ">") for token in subject.split(".")):
+        return info.name
+    return subject
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/partitions/{partition}/records",
+        operation="append_records",
+        summary="Append the records of an Arrow stream, all or none of them.",
+        handler=post_records,
+        query=(
+            choice(
+                "acks", "What the answer waits for. Default: the stream's setting. `none`: appended.", CHOICES["acks"]
+            ),
+            INCARNATION,
+            integer(
+                "producer_id",
+                "Of `POST /v1/producers`, with `producer_epoch` and `sequence`: all or none. A request that is repeated"
+                " under the same three is appended once, and answered with `duplicate` and the offsets of then.",
+                least=1,
+                greatest=INT64_MAX,
+            ),
+            integer("producer_epoch", "An older one is `producer_fenced`.", least=0, greatest=PRODUCER_EPOCH_MAX),
+            integer(
+                "sequence",
+                "Number of the request, per partition: 0 is the first of an epoch, each next one more. The last five"
+                " may be repeated.",
+                least=0,
+                greatest=INT64_MAX,
+            ),
+        ),
+        request=Content(
+            description="An Arrow IPC stream with its end-of-stream marker, compressed or not. Columns: `value` or"
+            " `key` or both, and any of `headers`, `subject`, `timestamp`, `reply`; types as in the record schema, or"
+            " such that nothing is lost.",
+            media={http.ARROW_STREAM: None, "application/octet-stream": None},
+        ),
+        answers={200: Content(description="Appended.", media={"application/json": APPENDED})},
+        errors=(
+            UnknownStream,
+            UnknownPartition,
+            StaleIncarnation,
+            ReadOnly,
+            InvalidRecords,
+            RecordTooLarge,
+            RequestTooLarge,
+            Overloaded,
+            DiskFull,
+            StorageFailed,
+            StreamPaused,
+            UnknownProducer,
+            ProducerFenced,
+            OutOfSequence,
+        ),
+    ),
+)

@@ -1,0 +1,173 @@
+"""What is changed of a stream while it runs: paused or read-only, trimmed, given more partitions.
+
+Each of these may be sent twice: it says what should be, not what to add. A trim is checked for all its
+partitions before the first one is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api.errors import (
+    InvalidSetting,
+    OffsetOutOfRange,
+    ReadOnly,
+    StaleIncarnation,
+    UnknownPartition,
+    UnknownStream,
+)
+from broker.api.stream import LIMITS
+from broker.serving.contract.backend import PartitionHandle
+from broker.serving.contract.endpoint import Content, Endpoint, Handler, Query, Serving
+from broker.serving.contract.fields import INT64_MAX, Fields, refuse
+from broker.serving.contract.schemas import ITEMS_MAX, ref
+from broker.serving.endpoints.consumers import chosen
+from broker.serving.endpoints.streams import answer_one, changeable
+from broker.serving.http.body import JSON_MEDIA, read_json, refuse_body
+from broker.serving.http.waiting import unbroken
+from broker.storage.log import PartitionLog
+from broker.storage.read import out_of_range
+
+Before = Callable[[PartitionLog], int]
+
+
+def _set_paused(paused: bool) -> Handler:
+    async def handler(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+        await refuse_body(request)
+        info = changeable(serving, request)
+        return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, paused=paused)))
+
+    return handler
+
+
+async def set_read_only(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Make a stream read-only, or writable again."""
+    read_only = Fields(await read_json(request), "", "read_only").any("read_only")
+    if not isinstance(read_only, bool):
+        refuse("read_only", read_only, "must be true or false")
+    info = changeable(serving, request)
+    return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only)))
+
+
+async def add_partitions(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Raise the number of partitions to what the body says."""
+    least, greatest = LIMITS["partitions"]
+    count = Fields(await read_json(request), "", "partitions").integer("partitions", least=least, greatest=greatest)
+    info = changeable(serving, request)
+    return await answer_one(serving, await unbroken(serving.backend.add_partitions(info.name, count)))
+
+
+async def trim(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Let go of old records."""
+    body = Fields(await read_json(request), "", "before", "partitions")
+    before = parse_before(body.any("before"))
+    numbers = body.items("partitions", count_max=ITEMS_MAX, default=None)
+    info = changeable(serving, request)
+    handles = chosen(serving.backend, info.name, numbers)
+    offsets = await serving.in_worker(_find_all, handles, before)
+    starts = await unbroken(serving.backend.trim_stream(info.name, info.incarnation, offsets))
+    return web.json_response(
+        {"partitions": [{"partition": number, "log_start_offset": start} for number, start in sorted(starts.items())]}
+    )
+
+
+def parse_before(value: Any) -> Before:
+    """`latest`, {"offset": n} or {"timestamp_us": n}: how to find in a log the first offset to keep.
+
+    The function raises OffsetOutOfRange for an offset above the high watermark.
+    """
+    if value == "latest":
+        return lambda log: log.high_watermark
+    if not isinstance(value, dict) or len(value) != 1:
+        refuse("before", value, "must be 'latest' or an object with one of offset, timestamp_us")
+    fields = Fields(value, "before", "offset", "timestamp_us")
+    if "offset" in fields:
+        offset = fields.integer("offset", least=0, greatest=INT64_MAX)
+        return lambda log: _not_above(log, offset)
+    timestamp_us = fields.integer("timestamp_us", least=-INT64_MAX, greatest=INT64_MAX)
+    return lambda log: _at_time(log, timestamp_us)
+
+
+def _not_above(log: PartitionLog, offset: int) -> int:
+    start, end = log.log_start_offset, log.high_watermark
+    if offset > end:
+        raise out_of_range(
+            log.identity,
+            offset,
+            start,
+            end,
+            f"{log.identity.stream}/{log.identity.partition}: cannot trim before offset {offset}, valid is"
+            f" [{start}, {end}]; nothing was trimmed",
+        )
+    return offset
+
+
+def _at_time(log: PartitionLog, timestamp_us: int) -> int:
+    end = log.high_watermark  # before the search: what is committed during it is not older for sure
+    found = log.offset_for_time(timestamp_us)
+    return end if found is None else found
+
+
+def _find_all(handles: Sequence[PartitionHandle], before: Before) -> Mapping[int, int]:
+    return {handle.partition: before(handle.log) for handle in handles}
+
+
+_STREAM: Final = {200: Content(description="The stream as it is then.", media={JSON_MEDIA: ref("Stream")})}
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/pause",
+        operation="pause_stream",
+        summary="Capture nothing and take no appends until it is resumed. What NATS has delivered is stored first.",
+        handler=_set_paused(True),
+        answers=_STREAM,
+        errors=(UnknownStream, ReadOnly),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/resume",
+        operation="resume_stream",
+        summary="Capture again, and take appends.",
+        handler=_set_paused(False),
+        answers=_STREAM,
+        errors=(UnknownStream, ReadOnly),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/read-only",
+        operation="set_stream_read_only",
+        summary="Answer every record with an error, or take records again. Reads go on.",
+        handler=set_read_only,
+        request=Content(description="Which of the two.", media={JSON_MEDIA: ref("ReadOnlyState")}),
+        answers=_STREAM,
+        errors=(UnknownStream, ReadOnly),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/trim",
+        operation="trim_stream",
+        summary="Let go of the records before a position, for good, in some or all partitions.",
+        handler=trim,
+        request=Content(
+            description="The first position to keep. One that is gone already changes nothing; an offset above the high"
+            " watermark of any of the partitions is refused, and nothing is trimmed.",
+            media={JSON_MEDIA: ref("Trim")},
+        ),
+        answers={200: Content(description="Where each log begins then.", media={JSON_MEDIA: ref("Trimmed")})},
+        errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, ReadOnly),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/partitions",
+        operation="add_partitions",
+        summary="Raise the number of partitions. Keys may move between partitions: see the warnings of the answer.",
+        handler=add_partitions,
+        request=Content(description="How many in all, not fewer than now.", media={JSON_MEDIA: ref("PartitionCount")}),
+        answers=_STREAM,
+        errors=(UnknownStream, InvalidSetting, ReadOnly),
+    ),
+)

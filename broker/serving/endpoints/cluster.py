@@ -1,0 +1,119 @@
+"""What the broker says of itself: cluster, health, metrics, and a page that links them."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from typing import Final
+
+from aiohttp import web
+
+from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
+from broker.serving.contract.schemas import ref
+from broker.serving.http.body import JSON_MEDIA
+
+FEATURE_LEVEL: Final = 1
+"""What formats and requests the cluster may use; rises only when every broker knows them."""
+
+METRICS_MEDIA: Final = "text/plain"
+
+
+async def cluster(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Ids and addresses."""
+    backend = serving.backend
+    return web.json_response(
+        {
+            "cluster_id": backend.cluster_id,
+            "feature_level": FEATURE_LEVEL,
+            "controller": backend.broker_id,
+            "version": backend.version,
+            "brokers": [{key: str(broker[key]) for key in ("id", "http", "grpc")} for broker in backend.brokers()],
+        }
+    )
+
+
+async def live(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """The process answers."""
+    return web.json_response({"status": "live"})
+
+
+async def ready(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Whether all works, and what does not."""
+    is_ready, missing = serving.backend.ready()
+    if serving.draining.is_set():
+        is_ready, missing = False, {**missing, "http": "draining"}
+    return web.json_response({"ready": is_ready, "missing": missing}, status=200 if is_ready else 503)
+
+
+async def metrics(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """The broker's metrics and those of HTTP."""
+    return web.Response(
+        body=await asyncio.to_thread(serving.backend.metrics) + serving.meters.text(),
+        headers={"Content-Type": f"{METRICS_MEDIA}; version=0.0.4; charset=utf-8"},
+    )
+
+
+async def page(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Links for a browser."""
+    backend = serving.backend
+    links = ("/v1/cluster", "/v1/streams", "/v1/consumers", "/readyz", "/metrics", "/openapi.json")
+    items = "".join(f'<li><a href="{link}">{link}</a></li>' for link in links)
+    for info in backend.streams():
+        name = html.escape(info.name)
+        items += f'<li><a href="/v1/streams/{name}/partitions/0/records?format=json&amp;limit=100">{name}</a></li>'
+    title = f"liftlog {html.escape(backend.version)}: {html.escape(backend.broker_id)}"
+    return web.Response(
+        text=f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f"<h1>{title}</h1><ul>{items}</ul></html>\n",
+        content_type="text/html",
+        headers={"Content-Security-Policy": "default-src 'none'"},
+    )
+
+
+_READY: Final = {JSON_MEDIA: ref("Ready")}
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/cluster",
+        operation="describe_cluster",
+        summary="Cluster id and the addresses of the brokers.",
+        handler=cluster,
+        answers={200: Content(description="The cluster.", media={JSON_MEDIA: ref("Cluster")})},
+    ),
+    Endpoint(
+        method="GET",
+        path="/livez",
+        operation="live",
+        summary="Whether the process answers.",
+        handler=live,
+        answers={200: Content(description="It does.", media={JSON_MEDIA: ref("Live")})},
+    ),
+    Endpoint(
+        method="GET",
+        path="/readyz",
+        operation="ready",
+        summary="Whether the broker can do its work, and what is missing.",
+        handler=ready,
+        answers={
+            200: Content(description="Ready.", media=_READY),
+            503: Content(description="Not ready.", media=_READY),
+        },
+    ),
+    Endpoint(
+        method="GET",
+        path="/metrics",
+        operation="metrics",
+        summary="Prometheus metrics.",
+        handler=metrics,
+        answers={200: Content(description="Text format 0.0.4.", media={METRICS_MEDIA: None})},
+    ),
+    Endpoint(
+        method="GET",
+        path="/",
+        operation="page",
+        summary="A page of links for people.",
+        handler=page,
+        answers={200: Content(description="The page.", media={"text/html": None})},
+    ),
+)

@@ -1,0 +1,236 @@
+"""Consumers as JSON: who reads what, how far behind, commit, reset, forget.
+
+Lag is computed when asked, against the high watermark of the partition that was read. If the stream was
+deleted or re-created since, there is no such partition any more: no high watermark, no lag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api.errors import (
+    InvalidName,
+    InvalidRequest,
+    LiftlogError,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    UnknownConsumer,
+    UnknownPartition,
+    UnknownStream,
+)
+from broker.api.stream import check_name
+from broker.groups.offsets import ConsumerOffset
+from broker.serving.contract.backend import Backend, PartitionHandle
+from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
+from broker.serving.contract.fields import INT32_MAX, INT64_MAX, LEADER_EPOCH_MAX, Fields, refuse
+from broker.serving.contract.schemas import INCARNATION_LENGTH_MAX, ITEMS_MAX, METADATA_LENGTH_MAX, ref
+from broker.serving.endpoints.resolve import parse_at
+from broker.serving.http.body import JSON_MEDIA, read_json
+from broker.serving.http.waiting import unbroken
+from broker.storage.read import out_of_range
+
+
+async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """All consumers, by name."""
+    found = []
+    for consumer in serving.backend.offsets.consumers():
+        try:
+            found.append(describe(serving.backend, consumer))
+        except UnknownConsumer:  # forgotten meanwhile
+            continue
+    return web.json_response({"consumers": found})
+
+
+async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """One consumer."""
+    return web.json_response(describe(serving.backend, request.match_info["consumer"]))
+
+
+async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Store offsets: durable when answered."""
+    consumer = check_name(request.match_info["consumer"], what="consumer")
+    body = Fields(await read_json(request), "", "offsets")
+    offsets: list[ConsumerOffset] = []
+    for i, item in enumerate(body.items("offsets", count_max=ITEMS_MAX)):
+        offsets.append(_parse_offset(serving, consumer, item, f"offsets[{i}]"))
+    _check_once(offsets)
+    await unbroken(serving.backend.offsets.commit(consumer, offsets))
+    return web.json_response({"committed": len(offsets)})
+
+
+async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Move a consumer: store the offsets that a position stands for. A time after the last record: the end."""
+    consumer = check_name(request.match_info["consumer"], what="consumer")
+    body = Fields(await read_json(request), "", "stream", "partitions", "to")
+    stream = body.stream()
+    at = parse_at(body.any("to"), "to", epochs=False)
+    handles = chosen(serving.backend, stream, body.items("partitions", count_max=ITEMS_MAX, default=None))
+
+    def find() -> list[tuple[int, int]]:
+        found = []
+        for handle in handles:
+            offset = at(handle.log)
+            offset = handle.log.high_watermark if offset is None else offset
+            found.append((offset, handle.log.epoch_of(offset - 1) if offset else -1))
+        return found
+
+    now_us = serving.now_us()
+    offsets = [
+        ConsumerOffset(
+            consumer=consumer,
+            stream=stream,
+            partition=handle.partition,
+            offset=offset,
+            leader_epoch=leader_epoch,
+            incarnation=handle.incarnation,
+            timestamp_us=now_us,
+        )
+        for handle, (offset, leader_epoch) in zip(handles, await serving.in_worker(find), strict=True)
+    ]
+    await unbroken(serving.backend.offsets.commit(consumer, offsets))
+    return web.json_response(describe(serving.backend, consumer))
+
+
+async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Remove all that is stored for a consumer."""
+    await unbroken(serving.backend.offsets.forget(request.match_info["consumer"]))
+    return web.Response(status=204)
+
+
+def describe(backend: Backend, consumer: str) -> dict[str, Any]:
+    """A consumer, as `Consumer` of the contract. Raises UnknownConsumer."""
+    partitions = [_with_lag(backend, entry) for entry in backend.offsets.get(consumer)]
+    return {
+        "consumer": consumer,
+        "partitions": partitions,
+        "lag": sum(partition["lag"] or 0 for partition in partitions),
+    }
+
+
+def _with_lag(backend: Backend, entry: ConsumerOffset) -> dict[str, Any]:
+    high_watermark = None
+    try:
+        handle = backend.partition(entry.stream, entry.partition)
+        if entry.incarnation in ("", handle.incarnation):
+            high_watermark = handle.log.high_watermark
+    except LiftlogError:  # gone or offline
+        pass
+    return {
+        "stream": entry.stream,
+        "partition": entry.partition,
+        "offset": entry.offset,
+        "high_watermark": high_watermark,
+        "lag": None if high_watermark is None else max(0, high_watermark - entry.offset),
+        "leader_epoch": entry.leader_epoch,
+        "incarnation": entry.incarnation,
+        "committed_ms": entry.timestamp_us // 1000,
+        "metadata": entry.metadata,
+    }
+
+
+def _parse_offset(serving: Serving, consumer: str, item: Any, where: str) -> ConsumerOffset:
+    fields = Fields(item, where, "stream", "partition", "offset", "leader_epoch", "incarnation", "metadata")
+    handle = serving.backend.partition(fields.stream(), fields.integer("partition", least=0, greatest=INT32_MAX))
+    incarnation = fields.text("incarnation", length_max=INCARNATION_LENGTH_MAX, default="") or handle.incarnation
+    if incarnation != handle.incarnation:
+        raise StaleIncarnation(
+            f"{where}: stream {handle.stream!r} has incarnation {handle.incarnation}, not {incarnation}",
+            stream=handle.stream,
+            incarnation=handle.incarnation,
+            asked=incarnation,
+        )
+    offset = fields.integer("offset", least=0, greatest=INT64_MAX)
+    if offset > handle.log.high_watermark:
+        high_watermark = handle.log.high_watermark
+        raise out_of_range(
+            handle.log.identity,
+            offset,
+            handle.log.log_start_offset,
+            high_watermark,
+            f"{where}: offset {offset} of {handle.stream}/{handle.partition} is above the high watermark"
+            f" {high_watermark}: it cannot have been read",
+        )
+    return ConsumerOffset(
+        consumer=consumer,
+        stream=handle.stream,
+        partition=handle.partition,
+        offset=offset,
+        leader_epoch=fields.integer("leader_epoch", least=-1, greatest=LEADER_EPOCH_MAX, default=-1),
+        incarnation=incarnation,
+        timestamp_us=serving.now_us(),
+        metadata=fields.text("metadata", length_max=METADATA_LENGTH_MAX, default=""),
+    )
+
+
+def _check_once(offsets: Iterable[ConsumerOffset]) -> None:
+    seen = set()
+    for entry in offsets:
+        at = (entry.stream, entry.partition)
+        if at in seen:
+            raise InvalidRequest(f"offsets: {entry.stream}/{entry.partition} is there twice", field="offsets")
+        seen.add(at)
+
+
+def chosen(backend: Backend, stream: str, numbers: list[Any] | None) -> list[PartitionHandle]:
+    """The partitions of a request's list, in order; None: all. Raises InvalidRequest, UnknownPartition."""
+    if numbers is None:
+        return list(backend.partitions(stream))
+    for i, number in enumerate(numbers):
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= INT32_MAX:
+            refuse(f"partitions[{i}]", number, f"must be a whole number from 0 to {INT32_MAX}")
+    return [backend.partition(stream, number) for number in sorted(set(numbers))]
+
+
+_ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation, OffsetOutOfRange)
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/consumers",
+        operation="list_consumers",
+        summary="All consumers with their lag, by name.",
+        handler=list_all,
+        answers={200: Content(description="The consumers.", media={JSON_MEDIA: ref("Consumers")})},
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/consumers/{consumer}",
+        operation="describe_consumer",
+        summary="One consumer with its lag.",
+        handler=describe_one,
+        answers={200: Content(description="The consumer.", media={JSON_MEDIA: ref("Consumer")})},
+        errors=(UnknownConsumer,),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/consumers/{consumer}",
+        operation="forget_consumer",
+        summary="Remove all offsets of a consumer.",
+        handler=forget,
+        answers={204: Content(description="Removed.")},
+        errors=(UnknownConsumer,),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/consumers/{consumer}/offsets",
+        operation="commit_offsets",
+        summary="Store offsets of a consumer, all or none of them.",
+        handler=commit,
+        request=Content(description="The offsets: the next that it will read.", media={JSON_MEDIA: ref("Commit")}),
+        answers={200: Content(description="Durable.", media={JSON_MEDIA: ref("Committed")})},
+        errors=_ERRORS,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/consumers/{consumer}/reset",
+        operation="reset_consumer",
+        summary="Move a consumer to a position in some or all partitions of a stream.",
+        handler=reset,
+        request=Content(description="Where to.", media={JSON_MEDIA: ref("Reset")}),
+        answers={200: Content(description="The consumer as it is then.", media={JSON_MEDIA: ref("Consumer")})},
+        errors=_ERRORS,
+    ),
+)

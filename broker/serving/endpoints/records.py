@@ -1,0 +1,291 @@
+"""GET records: the stored bytes of a range of offsets, as one Arrow stream or as JSON lines.
+
+    resolve the position ──► wait if there is nothing yet ──► plan (file ranges) ──► head, ranges, end marker
+
+R1  At most one read plan is open per request, and it is closed on every path.
+R2  The high watermark of the headers is read after the plan was made: it is never below `Liftlog-Next-Offset`.
+R3  A wait or a look into an index may outlive the stream: the partition is looked up again after it.
+
+Contract: /openapi.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Final
+
+from aiohttp import web
+
+from broker.api import http
+from broker.api.errors import (
+    BadBatch,
+    InvalidRequest,
+    LiftlogError,
+    NotReady,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    UnknownPartition,
+    UnknownStream,
+)
+from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
+from broker.serving.contract.backend import PartitionHandle
+from broker.serving.contract.endpoint import (
+    MAX_WAIT,
+    OFFSET_MAX,
+    AtTime,
+    Content,
+    Endpoint,
+    Query,
+    Serving,
+    begin_answer,
+    boolean,
+    choice,
+    integer,
+    partition_number,
+    position,
+    text,
+    wait_seconds,
+)
+from broker.serving.contract.fields import LEADER_EPOCH_MAX
+from broker.serving.http.sending import SMALL_BYTES_MAX, AnswerCut, abort, read_ranges, send_ranges
+from broker.serving.http.waiting import until_draining
+from broker.serving.payload.ndjson import send_lines
+from broker.storage.read import ReadPlan
+
+log = logging.getLogger(__name__)
+
+RESOLVE_TRIES: Final = 3
+VERIFY_BYTES: Final = 16 << 20
+
+INCARNATION: Final = text("incarnation", "Refuse with `stale_incarnation` unless the stream has this incarnation.")
+
+
+async def get_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Serve `[offset, end)`, as far as committed."""
+    as_lines = wants_lines(request, query)
+    handle = find(serving, request, query, leader_epoch=query["epoch"])
+    asked = query["offset"]
+    in_index = isinstance(asked, AtTime)
+    offset = await serving.in_worker(start_offset, handle, asked) if in_index else start_offset(handle, asked)
+    end: int | None = query["end"]
+    if isinstance(asked, int) and end is not None and end < offset:
+        raise InvalidRequest(f"end={end}: must not be below offset={offset}", parameter="end", value=end, limit=offset)
+    if offset == handle.log.high_watermark and (end is None or end > offset):
+        await wait_for(serving, handle, offset, wait_seconds(query))
+        handle = find(serving, request, query, incarnation=handle.incarnation, leader_epoch=query["epoch"])
+    if query["verify"]:
+        await serving.in_worker(verify, handle, offset)
+    plan = await plan_read(serving, request, query, handle, offset)
+    response = web.StreamResponse(headers=headers_of(handle, plan))
+    try:
+        if as_lines:
+            response.content_type = http.NDJSON
+            response.charset = "utf-8"
+            await send_lines(serving, request, response, plan, offset=offset, end=end, limit=query["limit"])
+        else:
+            response.content_type = http.ARROW_STREAM
+            response.content_length = len(SCHEMA_BYTES) + plan.bytes + len(END_OF_STREAM)
+            await send_stream(serving, request, response, plan)
+        if request.method != "HEAD":
+            serving.meters.sent_bytes.inc(plan.bytes)
+    except AnswerCut as error:
+        serving.meters.cut_answers.labels("reader" if error.is_readers else "storage").inc()
+        level = logging.WARNING if error.is_readers else logging.ERROR
+        log.log(level, "http.answer_cut path=%s remote=%s error=%s", request.path, request.remote, error)
+        abort(request)
+    except ConnectionError:  # the client went away
+        abort(request)
+    finally:
+        plan.close()
+    return response
+
+
+async def send_stream(serving: Serving, request: web.Request, response: web.StreamResponse, plan: ReadPlan) -> None:
+    """Schema, ranges, end marker. Raises ConnectionError, AnswerCut."""
+    if request.method == "HEAD":
+        await response.prepare(request)
+        return
+    if plan.bytes <= SMALL_BYTES_MAX:
+        body = SCHEMA_BYTES + read_ranges(plan.ranges) + END_OF_STREAM
+        begin_answer()
+        await response.prepare(request)
+        await response.write(body)
+    else:
+        begin_answer()
+        await response.prepare(request)
+        await response.write(SCHEMA_BYTES)
+        await send_ranges(serving, request, response, plan.ranges)
+        await response.write(END_OF_STREAM)
+    await response.write_eof()
+
+
+def wants_lines(request: web.Request, query: Query) -> bool:
+    """Whether the answer is JSON lines: `format` says, else `Accept`."""
+    if query["format"] is not None:
+        lines = bool(query["format"] == "json")
+    else:
+        accept = request.headers.get("Accept", "").lower()
+        lines = http.NDJSON in accept and http.ARROW_STREAM not in accept
+    if query["limit"] is not None and not lines:
+        raise InvalidRequest("limit is for JSON lines; for Arrow say end or max_bytes", parameter="limit")
+    return lines
+
+
+def find(
+    serving: Serving,
+    request: web.Request,
+    query: Query,
+    *,
+    incarnation: str | None = None,
+    leader_epoch: int | None = None,
+) -> PartitionHandle:
+    """The partition of the path, if it is the one that the client means.
+
+    Args:
+        leader_epoch: The newest one that the client has seen, if it says so. Not read from `query`, since the
+            `epoch` of other calls is something else: a stage's is that of its sink.
+    Raises:
+        UnknownStream, UnknownPartition: not there.
+        StaleIncarnation: the stream was deleted and re-created, before the request or while it waited.
+        NotReady: the client has seen a newer leader epoch than this broker.
+    """
+    handle = serving.backend.partition(request.match_info["stream"], partition_number(request))
+    asked = query["incarnation"] or incarnation
+    if asked is not None and asked != handle.incarnation:
+        raise StaleIncarnation(
+            f"stream {handle.stream!r} has incarnation {handle.incarnation}, not {asked[:128]}:"
+            " it was deleted and re-created",
+            stream=handle.stream,
+            incarnation=handle.incarnation,
+            asked=asked,
+        )
+    if leader_epoch is not None and leader_epoch > handle.leader_epoch:
+        raise NotReady(
+            f"{handle.stream}/{handle.partition}: the leader epoch here is {handle.leader_epoch},"
+            f" older than {leader_epoch}",
+            leader_epoch=handle.leader_epoch,
+            asked=leader_epoch,
+        )
+    return handle
+
+
+def start_offset(handle: PartitionHandle, asked: int | str | AtTime) -> int:
+    """The offset that a position stands for now. A time after the last record: the high watermark."""
+    if isinstance(asked, AtTime):
+        found = handle.log.offset_for_time(asked.timestamp_us)
+        return handle.log.high_watermark if found is None else found
+    if isinstance(asked, str):
+        return handle.log.log_start_offset if asked == "earliest" else handle.log.high_watermark
+    return asked
+
+
+async def plan_read(
+    serving: Serving, request: web.Request, query: Query, handle: PartitionHandle, offset: int
+) -> ReadPlan:
+    """Plan the read in a worker thread. If the stream is deleted under it, that is the error, and no other (R3)."""
+    again = functools.partial(find, serving, request, query, incarnation=handle.incarnation)
+    try:
+        plan = await serving.in_worker(open_plan, handle, query, offset, undo=ReadPlan.close)
+    except LiftlogError:
+        again()
+        raise
+    try:
+        again()
+    except LiftlogError:
+        plan.close()
+        raise
+    return plan
+
+
+def open_plan(handle: PartitionHandle, query: Query, offset: int) -> ReadPlan:
+    """Plan the read. Where the client named no number, retention may move the start: then look again.
+
+    Raises:
+        OffsetOutOfRange: with `log_start_offset` and `high_watermark`.
+    """
+    for attempt in range(RESOLVE_TRIES):
+        try:
+            return handle.log.read(offset, end=query["end"], max_bytes=query["max_bytes"])
+        except OffsetOutOfRange:
+            if isinstance(query["offset"], int) or attempt == RESOLVE_TRIES - 1:
+                raise
+            offset = start_offset(handle, query["offset"])
+    raise AssertionError("unreachable")
+
+
+def verify(handle: PartitionHandle, offset: int) -> None:
+    """Check the stored bytes at `offset`: what is damaged is marked lost, and the answer passes over it."""
+    handle.scrub(offset, bytes_max=VERIFY_BYTES)
+
+
+async def wait_for(serving: Serving, handle: PartitionHandle, offset: int, timeout_s: float) -> None:
+    """Wait until the high watermark is past `offset`, time is up, or the server drains."""
+    if timeout_s > 0:
+        await until_draining(serving, handle.wait_for(offset, timeout_s))
+
+
+def headers_of(handle: PartitionHandle, plan: ReadPlan) -> dict[str, str]:
+    """What the answer says of the partition (R2)."""
+    return {
+        http.HIGH_WATERMARK: str(handle.log.high_watermark),
+        http.LOG_START_OFFSET: str(handle.log.log_start_offset),
+        http.NEXT_OFFSET: str(plan.next_offset),
+        http.LEADER_EPOCH: str(handle.leader_epoch),
+        http.INCARNATION: handle.incarnation,
+        "Cache-Control": "no-store",
+    }
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/streams/{stream}/partitions/{partition}/records",
+        operation="read_records",
+        summary="Read records in whole batches; the first may begin before `offset`, the last end after `end`.",
+        handler=get_records,
+        query=(
+            position(
+                "offset",
+                "Where to begin. A time (without a zone: UTC) means the first record that is not older.",
+                default="earliest",
+            ),
+            integer("end", "First offset not wanted. Default: the high watermark.", least=0, greatest=OFFSET_MAX),
+            integer(
+                "max_bytes",
+                "Send no more than this many bytes of batches, but at least one batch. Default: no limit.",
+                least=1,
+                greatest=OFFSET_MAX,
+            ),
+            MAX_WAIT,
+            INCARNATION,
+            boolean(
+                "verify",
+                "Check the stored bytes at the offset first, some megabytes of them: for a reader that met damage. What"
+                " is damaged on the disk is marked lost and passed over from then on; see `lost_ranges`.",
+            ),
+            integer(
+                "epoch",
+                "The newest leader epoch that the client has seen here; an older leader answers `not_ready`.",
+                least=0,
+                greatest=LEADER_EPOCH_MAX,
+            ),
+            choice("format", "`json`: JSON lines for people; exactly `[offset, end)`.", ("arrow", "json")),
+            integer("limit", "JSON lines only: at most so many rows.", least=1, greatest=OFFSET_MAX),
+        ),
+        answers={
+            200: Content(
+                description="The records, possibly none.",
+                media={http.ARROW_STREAM: None, http.NDJSON: None},
+                headers=(
+                    http.HIGH_WATERMARK,
+                    http.LOG_START_OFFSET,
+                    http.NEXT_OFFSET,
+                    http.LEADER_EPOCH,
+                    http.INCARNATION,
+                ),
+            )
+        },
+        errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, NotReady, BadBatch),
+    ),
+)

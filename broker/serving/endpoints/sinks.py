@@ -1,0 +1,402 @@
+"""Exactly-once sinks: open one, stage records for it, commit them as one batch.
+
+    POST sinks/{sink}/open ──► epoch ──► POST streams/…/stages (any number, anywhere) ──► POST sinks/{sink}/commit
+      (owner)                              (epoch)                                          (owner, epoch)
+
+What is answered is on disk. Nothing staged is visible before its commit, and then all of it in a partition at once.
+The protocol, state by state: docs/sinks.md.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api import http
+from broker.api.errors import (
+    DiskFull,
+    InvalidName,
+    InvalidRecords,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    ReadOnly,
+    RecordTooLarge,
+    RequestTooLarge,
+    SinkBatchRegressed,
+    SinkFenced,
+    SinkForked,
+    SinkRowsDiffer,
+    StageLost,
+    StagesFull,
+    StaleIncarnation,
+    StorageFailed,
+    StreamPaused,
+    UnknownPartition,
+    UnknownSink,
+    UnknownStream,
+)
+from broker.api.stream import NAME_BYTES_MAX, check_name
+from broker.serving.contract.endpoint import Content, Endpoint, Parameter, Query, Serving, choice, integer, text
+from broker.serving.contract.fields import INT32_MAX, INT64_MAX, Fields, refuse
+from broker.serving.contract.schemas import ATTRIBUTES_MAX, METADATA_LENGTH_MAX, ON_REPEAT, PARTS_MAX, STAGES_MAX, ref
+from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, encode
+from broker.serving.endpoints.records import INCARNATION, find
+from broker.serving.http.body import JSON_MEDIA, check_media, read_body, read_json
+from broker.serving.http.waiting import unbroken
+from broker.sinks.ledger import NamedStage
+from broker.sinks.state import SinkState
+
+_STAGE: Final = re.compile("[0-9a-f]{32}")
+STAGES_BYTES_MAX: Final = 16 << 20
+"""Of the JSON body of a commit: room for `STAGES_MAX` stages."""
+
+
+async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """All sinks, by name."""
+    states = await serving.backend.sinks.states()
+    return await serving.json_answer(lambda: {"sinks": [state_json(state) for state in states]})
+
+
+async def describe(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """One sink."""
+    state = await serving.backend.sinks.describe(_sink(request))
+    return await serving.json_answer(lambda: state_json(state))
+
+
+async def open_sink(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Give an owner its epoch of a sink, which is made if need be."""
+    sink = check_name(_sink(request), what="sink")
+    body = Fields(await read_json(request), "", "owner", "one_shot")
+    is_one_shot = body.any("one_shot") if "one_shot" in body else False
+    if not isinstance(is_one_shot, bool):
+        refuse("one_shot", is_one_shot, "must be true or false")
+    opened = await unbroken(serving.backend.sinks.open(sink, _owner(body), is_one_shot=is_one_shot))
+    answer = {"owner": opened.owner, "epoch": opened.epoch}
+    return await serving.json_answer(lambda: {**answer, **state_json(opened.state)})
+
+
+async def stage(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Store one part of a stage."""
+    handle = find(serving, request, query)
+    info = serving.backend.stream(handle.stream)
+    if info.internal:
+        raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
+    for parameter in _STAGE_QUERY[:4]:
+        if query[parameter.name] is None:
+            raise InvalidRequest(f"query parameter {parameter.name!r} is missing", parameter=parameter.name)
+    check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
+    with serving.budget.reserved() as reservation:
+        body = await read_body(request, serving.body_bytes_max, reservation)
+        serving.meters.posted_bytes.inc(len(body))
+        arguments = (body, info, serving.now_us(), DECODED_FACTOR * serving.body_bytes_max)
+        is_small = len(body) <= INLINE_BYTES_MAX
+        batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
+        del body, arguments
+        record_count = sum(batch.record_count for batch in batches)
+        find(serving, request, query, incarnation=handle.incarnation)
+        is_new = await unbroken(
+            serving.backend.sinks.stage(
+                handle.stream,
+                handle.partition,
+                batches,
+                sink=check_name(query["sink"], what="sink"),
+                epoch=query["epoch"],
+                stage=query["stage"],
+                part=query["part"],
+                is_last=query["last"] == "true",
+            )
+        )
+    return web.json_response(
+        {"stage": query["stage"], "part": query["part"], "record_count": record_count, "stored": is_new}
+    )
+
+
+async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Decide a batch. Answered when every record of it is visible."""
+    sink = _sink(request)
+    body = Fields(
+        await read_json(request, STAGES_BYTES_MAX),
+        "",
+        "owner",
+        "epoch",
+        "batch_id",
+        "stages",
+        "rows",
+        "digest",
+        "attributes",
+        "on_repeat_with_other_rows",
+    )
+    on_repeat = body.text("on_repeat_with_other_rows", length_max=32, default=ON_REPEAT[0])
+    if on_repeat not in ON_REPEAT:
+        refuse("on_repeat_with_other_rows", on_repeat, f"must be one of {', '.join(ON_REPEAT)}")
+    answer = await unbroken(
+        serving.backend.sinks.commit(
+            sink,
+            owner=_owner(body),
+            epoch=body.integer("epoch", least=0, greatest=INT64_MAX),
+            batch_id=body.integer("batch_id", least=0, greatest=INT64_MAX),
+            stages=await serving.in_worker(_stages, body),
+            rows=body.integer("rows", least=0, greatest=INT64_MAX),
+            digest=body.text("digest", length_max=METADATA_LENGTH_MAX, default=""),
+            attributes=_attributes(body),
+            keeps_first=on_repeat == "keep_first",
+        )
+    )
+    outcome = "committed" if answer.is_new else "already_done"
+    return await serving.json_answer(lambda: {"outcome": outcome, **state_json(answer.state)})
+
+
+async def abort(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Drop stages that no commit has named."""
+    body = Fields(await read_json(request, STAGES_BYTES_MAX), "", "stages")
+    stages = await serving.in_worker(_stages, body)
+    return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
+
+
+async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Let a sink go on with any batch id, for a checkpoint that was rolled back or replaced."""
+    body = Fields(await read_json(request), "", "next_batch_id")
+    batch_id = body.integer("next_batch_id", least=0, greatest=INT64_MAX)
+    state = await unbroken(serving.backend.sinks.reset(_sink(request), batch_id))
+    return await serving.json_answer(lambda: state_json(state))
+
+
+async def adopt(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Give a sink to another checkpoint, for one that was moved."""
+    body = Fields(await read_json(request), "", "checkpoint")
+    checkpoint = body.text("checkpoint", length_min=1, length_max=METADATA_LENGTH_MAX)
+    state = await unbroken(serving.backend.sinks.adopt(_sink(request), checkpoint))
+    return await serving.json_answer(lambda: state_json(state))
+
+
+async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Forget a sink."""
+    await unbroken(serving.backend.sinks.delete(_sink(request)))
+    return web.Response(status=204)
+
+
+def state_json(state: SinkState) -> dict[str, Any]:
+    """A sink, as `Sink` of the contract."""
+    last = state.last
+    return {
+        "sink": state.sink,
+        "current_epoch": state.epoch,
+        "checkpoint": state.checkpoint,
+        "one_shot": state.is_one_shot,
+        "least_batch_id": state.batch_id_least,
+        "changed_ms": state.changed_us // 1000,
+        "last": last
+        and {
+            "batch_id": last.batch_id,
+            "decision": last.decision,
+            "owner": last.owner,
+            "epoch": last.epoch,
+            "rows": last.rows,
+            "digest": last.digest,
+            "attributes": dict(last.attributes),
+            "decided_ms": last.decided_us // 1000,
+            "complete": state.is_done,
+            "stages": [
+                {"stream": r.stream, "partition": r.partition, "stage": r.stage, "parts": r.parts, "rows": r.rows}
+                for r in last.stages
+            ],
+        },
+    }
+
+
+def _sink(request: web.Request) -> str:
+    return request.match_info["sink"]
+
+
+def _owner(body: Fields) -> str:
+    owner: str = body.text("owner", length_min=1, length_max=NAME_BYTES_MAX)
+    return owner
+
+
+def _stages(body: Fields) -> list[NamedStage]:
+    found = []
+    items = body.any("stages")
+    if not isinstance(items, list) or len(items) > STAGES_MAX:
+        refuse("stages", items, f"must be a list of up to {STAGES_MAX} stages")
+    for i, item in enumerate(items):
+        fields = Fields(item, f"stages[{i}]", "stream", "partition", "stage", "parts")
+        name = fields.text("stage", length_max=32, length_min=32)
+        if not _STAGE.fullmatch(name):
+            refuse(f"stages[{i}].stage", name, "must be 32 lower-case hexadecimal digits")
+        found.append(
+            NamedStage(
+                stream=fields.stream(),
+                partition=fields.integer("partition", least=0, greatest=INT32_MAX),
+                stage=name,
+                parts=fields.integer("parts", least=1, greatest=PARTS_MAX, default=None),
+            )
+        )
+    return found
+
+
+def _attributes(body: Fields) -> dict[str, str]:
+    if "attributes" not in body:
+        return {}
+    values = body.any("attributes")
+    if not isinstance(values, dict) or len(values) > ATTRIBUTES_MAX:
+        refuse("attributes", values, f"must be an object of up to {ATTRIBUTES_MAX} texts")
+    fields = Fields(values, "attributes", *values)
+    return {key: fields.text(key, length_max=METADATA_LENGTH_MAX) for key in values}
+
+
+def _hex(value: str) -> str:
+    if not _STAGE.fullmatch(value):
+        raise ValueError("must be 32 lower-case hexadecimal digits")
+    return value
+
+
+_STAGE_QUERY: Final = (
+    text("sink", "Whose stage it is. Required."),
+    integer("epoch", "Of `open`. Required.", least=0, greatest=INT64_MAX),
+    Parameter(
+        name="stage",
+        description="Names the stage: 128 random bits, of one writing task. Required.",
+        schema={"type": "string", "pattern": "^[0-9a-f]{32}$"},
+        parse=_hex,
+    ),
+    integer(
+        "part",
+        "Number of this part of the stage, from 0. The same part again is stored once. Required.",
+        least=0,
+        greatest=PARTS_MAX - 1,
+    ),
+    choice("last", "`true` with the part of the greatest number: the stage is complete.", ("true", "false"), "false"),
+    INCARNATION,
+)
+_STORAGE: Final = (DiskFull, StorageFailed, StreamPaused, ReadOnly, UnknownStream, UnknownPartition)
+_FINISHING: Final = (NotReady, *_STORAGE)
+"""Also why the last decision cannot be finished now."""
+_SINK: Final = Content(description="The sink.", media={JSON_MEDIA: ref("Sink")})
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/sinks",
+        operation="list_sinks",
+        summary="All sinks with their last decision, by name.",
+        handler=list_all,
+        answers={200: Content(description="The sinks.", media={JSON_MEDIA: ref("Sinks")})},
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/sinks/{sink}",
+        operation="describe_sink",
+        summary="One sink with its last decision.",
+        handler=describe,
+        answers={200: _SINK},
+        errors=(UnknownSink,),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/open",
+        operation="open_sink",
+        summary="Give a run its epoch of a sink, which is made if need be. The same again for the same owner.",
+        handler=open_sink,
+        request=Content(description="Who opens it.", media={JSON_MEDIA: ref("SinkOpen")}),
+        answers={
+            200: Content(
+                description="The owner's epoch, and the sink. Nobody is fenced before this owner commits.",
+                media={JSON_MEDIA: ref("SinkOpened")},
+            )
+        },
+        errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/streams/{stream}/partitions/{partition}/stages",
+        operation="stage_records",
+        summary="Store records of a sink, invisible until they are committed.",
+        handler=stage,
+        query=_STAGE_QUERY,
+        request=Content(
+            description="As for `append_records`; no records at all are allowed.",
+            media={http.ARROW_STREAM: None, "application/octet-stream": None},
+        ),
+        answers={200: Content(description="Durable.", media={JSON_MEDIA: ref("Staged")})},
+        errors=(
+            InvalidName,
+            StaleIncarnation,
+            InvalidRecords,
+            RecordTooLarge,
+            RequestTooLarge,
+            Overloaded,
+            UnknownSink,
+            SinkFenced,
+            StageLost,
+            StagesFull,
+            *_STORAGE,
+        ),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/commit",
+        operation="commit_sink",
+        summary="Make the records of these stages one batch of the sink, once, whatever happens.",
+        handler=commit,
+        request=Content(description="The batch.", media={JSON_MEDIA: ref("SinkCommit")}),
+        answers={
+            200: Content(
+                description="`committed`; or `already_done`: the first decision for this batch id stands, is complete,"
+                " and is described; stages that it does not name were dropped.",
+                media={JSON_MEDIA: ref("SinkCommitted")},
+            )
+        },
+        errors=(
+            UnknownSink,
+            SinkFenced,
+            SinkBatchRegressed,
+            SinkForked,
+            SinkRowsDiffer,
+            StageLost,
+            RequestTooLarge,
+            *_STORAGE,
+        ),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/abort",
+        operation="abort_stages",
+        summary="Drop stages. Those that a commit has named are left alone.",
+        handler=abort,
+        request=Content(description="The stages.", media={JSON_MEDIA: ref("SinkAbort")}),
+        answers={200: Content(description="How many went.", media={JSON_MEDIA: ref("SinkAborted")})},
+        errors=_STORAGE,
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/reset",
+        operation="reset_sink",
+        summary="Go on with any batch id. What was committed stays; only new owners may commit.",
+        handler=reset,
+        request=Content(description="The next batch id.", media={JSON_MEDIA: ref("SinkReset")}),
+        answers={200: _SINK},
+        errors=(UnknownSink, *_FINISHING),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/sinks/{sink}/adopt",
+        operation="adopt_sink",
+        summary="Give a sink to another checkpoint, because it was moved. What was decided stays, and counts.",
+        handler=adopt,
+        request=Content(description="The checkpoint.", media={JSON_MEDIA: ref("SinkAdopt")}),
+        answers={200: _SINK},
+        errors=(UnknownSink, DiskFull, StorageFailed),
+    ),
+    Endpoint(
+        method="DELETE",
+        path="/v1/sinks/{sink}",
+        operation="delete_sink",
+        summary="Forget a sink, and drop what is staged for it. What was committed stays.",
+        handler=delete,
+        answers={204: Content(description="It is forgotten.")},
+        errors=(UnknownSink, *_FINISHING),
+    ),
+)

@@ -1,0 +1,149 @@
+"""One long poll over many partitions: what a reader of hundreds of them waits on instead of hundreds of polls.
+
+The version counts every change in the broker; the client hands back the one it saw. With a selection of
+streams, changes elsewhere do not end the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api.errors import InvalidRequest, LiftlogError, UnknownStream
+from broker.api.stream import INTERNAL_PREFIX, NAME_BYTES_MAX
+from broker.metadata.catalog import StreamInfo
+from broker.serving.contract.backend import Backend
+from broker.serving.contract.endpoint import (
+    MAX_WAIT,
+    OFFSET_MAX,
+    Content,
+    Endpoint,
+    Query,
+    Serving,
+    integer,
+    text,
+    wait_seconds,
+)
+from broker.serving.contract.schemas import ref
+from broker.serving.endpoints.streams import leader_of
+from broker.serving.http.body import JSON_MEDIA
+from broker.serving.http.waiting import until_draining
+
+PATTERNS_MAX: Final = 256
+QUIET_S: Final = 0.005
+"""Others may change a thousand times a second: a selection is looked at no more often than this."""
+
+
+async def watch(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Answer when something selected changed after `since`, or time is up."""
+    backend = serving.backend
+    patterns = parse_patterns(query["streams"])
+    since = query["since"]
+    version = backend.version_now
+    seen = state(backend, patterns)
+    if since is not None and since == version:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds(query)
+        while not serving.draining.is_set() and (left := deadline - loop.time()) > 0:
+            await until_draining(serving, backend.wait_for_change(version, left))
+            version = backend.version_now
+            before, seen = seen, state(backend, patterns)
+            if seen != before:
+                break
+            await asyncio.sleep(QUIET_S)
+    return web.json_response({"version": version, "streams": seen})
+
+
+def parse_patterns(value: str | None) -> list[str] | None:
+    """`a,b*` as patterns; None: all.
+
+    Raises:
+        InvalidRequest: an empty or overlong pattern, or too many.
+    """
+    if value is None:
+        return None
+    patterns = value.split(",")
+    for pattern in patterns:
+        if not pattern or len(pattern) > NAME_BYTES_MAX or any(c in pattern for c in "?[]"):
+            raise InvalidRequest(
+                f"query parameter streams: {pattern[:NAME_BYTES_MAX]!r} is no stream name; * stands for any characters",
+                parameter="streams",
+                value=pattern[:NAME_BYTES_MAX],
+            )
+    if len(patterns) > PATTERNS_MAX:
+        raise InvalidRequest(
+            f"query parameter streams: {len(patterns)} names, at most {PATTERNS_MAX} are taken",
+            parameter="streams",
+            limit=PATTERNS_MAX,
+        )
+    return patterns
+
+
+def state(backend: Backend, patterns: list[str] | None) -> dict[str, Any]:
+    """The watched numbers of the selected streams. Internal streams only by a pattern that begins like them."""
+    leader = leader_of(backend)
+    found: dict[str, Any] = {}
+    for info in _selected(backend, patterns):
+        try:
+            handles = backend.partitions(info.name)
+        except LiftlogError:  # offline, or deleted meanwhile
+            continue
+        found[info.name] = {
+            "incarnation": info.incarnation,
+            "partitions": {
+                str(handle.partition): {
+                    "log_start_offset": handle.log.log_start_offset,
+                    "high_watermark": handle.log.high_watermark,
+                    "leader_epoch": handle.leader_epoch,
+                    "leader": leader,
+                }
+                for handle in handles
+            },
+        }
+    return found
+
+
+def _selected(backend: Backend, patterns: list[str] | None) -> list[StreamInfo]:
+    """The streams that the patterns name, by name. Plain names are looked up: there may be thousands of streams."""
+    if patterns is None:
+        return backend.streams()
+    found: dict[str, StreamInfo] = {}
+    for pattern in patterns:
+        if "*" not in pattern:
+            with suppress(UnknownStream):
+                found[pattern] = backend.stream(pattern)
+            continue
+        for info in backend.streams(internal=pattern.startswith(INTERNAL_PREFIX)):
+            if fnmatchcase(info.name, pattern):
+                found[info.name] = info
+    return [found[name] for name in sorted(found)]
+
+
+ENDPOINTS: Final = (
+    Endpoint(
+        method="GET",
+        path="/v1/watch",
+        operation="watch",
+        summary="Wait until a high watermark, a log start offset or the set of streams changes.",
+        handler=watch,
+        query=(
+            integer(
+                "since",
+                "The version that the client has seen. Any other than the broker's present one is answered at once.",
+                least=0,
+                greatest=OFFSET_MAX,
+            ),
+            MAX_WAIT,
+            text(
+                "streams",
+                "Only these: names separated by commas, `*` for any characters.",
+                length_max=PATTERNS_MAX * 129,
+            ),
+        ),
+        answers={200: Content(description="The state now, and its version.", media={JSON_MEDIA: ref("Watch")})},
+    ),
+)

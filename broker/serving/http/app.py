@@ -1,0 +1,121 @@
+"""The HTTP application of a broker: one table of endpoints, one middleware, a clean end.
+
+    ENDPOINTS ──► routes (validation, deadline) ──► handlers ──► Backend
+        └───────► OpenAPI document                                 broker.runtime
+
+At shutdown long polls are let go first, so that waiting for requests under way is short.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.serving.contract.backend import Backend
+from broker.serving.contract.endpoint import Endpoint, Serving
+from broker.serving.contract.openapi import endpoint_for
+from broker.serving.contract.problems import problems
+from broker.serving.endpoints import (
+    append,
+    changes,
+    cluster,
+    consumers,
+    producers,
+    records,
+    resolve,
+    sinks,
+    streams,
+    watch,
+)
+from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
+from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
+from broker.serving.http.meters import Meters
+
+WORKER_THREADS: Final = 4
+BODIES_AT_ONCE: Final = 4
+"""Full-size request bodies that may be in memory together; beyond that POSTs get `overloaded`."""
+
+_TABLE: Final = (
+    *records.ENDPOINTS,
+    *append.ENDPOINTS,
+    *producers.ENDPOINTS,
+    *streams.ENDPOINTS,
+    *changes.ENDPOINTS,
+    *watch.ENDPOINTS,
+    *resolve.ENDPOINTS,
+    *consumers.ENDPOINTS,
+    *sinks.ENDPOINTS,
+    *cluster.ENDPOINTS,
+)
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_TABLE, endpoint_for(_TABLE))
+"""All that the server answers, besides HEAD for each GET."""
+
+RUNNER_OPTIONS: Final[dict[str, Any]] = {
+    "handle_signals": False,
+    "handler_cancellation": True,  # a long poll ends with its client
+    "shutdown_timeout": 5.0,  # for answers under way; a reader that takes longer is cut off
+}
+"""How `web.AppRunner` should run the application."""
+
+SERVING: Final = web.AppKey("serving", Serving)
+CONNECTIONS: Final = web.AppKey("connections", Connections)
+"""Whose `protocol_factory` is to be listened with."""
+
+
+def build_app(
+    backend: Backend,
+    *,
+    body_bytes_max: int,
+    limits: ConnectionLimits = DEFAULT_LIMITS,
+    now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+) -> web.Application:
+    """The application, to be run with `RUNNER_OPTIONS` on the loop that the backend waits on.
+
+    Args:
+        backend: The broker.
+        body_bytes_max: Limit of a request body of records, in bytes; twice that when decompressed.
+        limits: Of connections.
+        now_us: The clock: microseconds since 1970 UTC.
+    """
+    meters = Meters()
+    serving = Serving(
+        backend=backend,
+        body_bytes_max=body_bytes_max,
+        now_us=now_us,
+        worker=ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="http-worker"),
+        meters=meters,
+        budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
+    )
+    app = web.Application(middlewares=[problems(meters)])
+    app[SERVING] = serving
+    app[METERS] = meters
+    app[BODY_TIMEOUT_S] = limits.body_timeout_s
+    app[CONNECTIONS] = Connections(limits, meters)
+    for endpoint in ENDPOINTS:
+        handler = endpoint.bind(serving)
+        if endpoint.method == "GET":
+            app.router.add_get(endpoint.path, handler, allow_head=True)
+        else:
+            app.router.add_route(endpoint.method, endpoint.path, handler)
+    app.on_response_prepare.append(_name_server)
+    app.on_shutdown.append(_drain)
+    app.cleanup_ctx.append(_worker)
+    return app
+
+
+async def _name_server(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "liftlog"
+
+
+async def _drain(app: web.Application) -> None:
+    app[SERVING].draining.set()
+
+
+async def _worker(app: web.Application) -> AsyncIterator[None]:
+    yield
+    app[CONNECTIONS].close()
+    app[SERVING].worker.shutdown(wait=True)

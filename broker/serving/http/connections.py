@@ -1,0 +1,332 @@
+"""Connections: how many there may be, how long a silent one is kept, what is said to one that is cut.
+
+    accepted ──► is there room? ──no──► 503, closing
+                       │ yes
+                       ▼
+               ┌► no request ──first byte──► head ──complete──► request under way ──answered──┐
+               │       │ idle_timeout_s       │ header_timeout_s       │ no HTTP               │
+               │       ▼                      ▼                        ▼                       │
+               │    closed              408, closing             400, closing                  │
+               └───────────────────────────────────────────────────────────────────────────────┘
+
+aiohttp parses and runs the handlers; this is its protocol class with the edges that it leaves open. What a client owes
+while a request is under way is its body (`body.read_body`); all else then is the broker's time, bounded by the deadline
+of the request, so that no long poll is ever cut here.
+
+N1  The time for a head runs from its first byte (on a new connection from the accept) until it is complete. Of bytes
+    that come glued to the request before, the first are not counted: such a client is idle at worst, and cut as idle.
+N2  Who is cut hears why (closing.py).
+N3  A loop that was held up is no slow client: a time-out that is noticed late begins anew.
+N4  A client that ends its sending side behind a whole request is still answered (RFC 9112, section 9.6), for
+    `HALF_CLOSED_S`: whether it listens or is gone cannot be told. There is no half-close under TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.streams import StreamReader
+
+from broker.api.errors import InvalidRequest, LiftlogError, Overloaded, RequestTimedOut, RequestTooLarge
+from broker.serving.contract.problems import from_http, internal_error, problem_response, protocol_log
+from broker.serving.http import sending
+from broker.serving.http.closing import ClosingConnection, last_words
+from broker.serving.http.meters import Meters
+
+log = logging.getLogger(__name__)
+
+TARGET_BYTES_MAX: Final = 64 << 10
+"""Path and query of a request. (A watch may name 256 streams.)"""
+HEADER_BYTES_MAX: Final = 8 << 10
+"""One header, name and value."""
+LINGERING_S: Final = 10.0
+"""So long the rest of a body is taken, and thrown away, whose request has been answered."""
+CLOSING_MAX: Final = 256
+"""Connections that are being told why they are cut; beyond that they are cut without a word."""
+HALF_CLOSED_S: Final = 10.0
+"""So long a client is answered that has ended its sending side."""
+LATE_S: Final = 1.0
+LOG_INTERVAL_S: Final = 10.0
+ERROR_SHOWN_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What a client may take, and how long it may be silent.
+
+    Attributes:
+        connections_max: Open at once.
+        header_timeout_s: From the first byte of a request to the end of its headers.
+        body_timeout_s: Without a byte of a body that is not complete.
+        idle_timeout_s: Between two requests.
+    """
+
+    connections_max: int = 4096
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    idle_timeout_s: float = 3600.0
+
+
+DEFAULT_LIMITS: Final = ConnectionLimits()
+
+
+class Seldom:
+    """Lets one event through in `LOG_INTERVAL_S`, and says how many there were: for log lines that others cause."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next_s = 0.0
+
+    def due(self) -> int:
+        """Count one event. Returns how many there were since the last line if one is due now, else 0."""
+        self._count += 1
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return 0
+        self._next_s = now_s + LOG_INTERVAL_S
+        count, self._count = self._count, 0
+        return count
+
+
+class Connections:
+    """All connections of one application. On the loop that serves."""
+
+    def __init__(self, limits: ConnectionLimits, meters: Meters) -> None:
+        self.limits = limits
+        self.meters = meters
+        self._open_count = 0
+        # When the time of each is up. All wait equally long, so the first is due first.
+        self._heads: dict[Connection, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: set[ClosingConnection] = set()
+        self._refused = Seldom()
+        self._malformed = Seldom()
+
+    def protocol_factory(self, server: web.Server) -> Callable[[], Connection]:
+        """What `loop.create_server` takes: connections of this server."""
+        loop = asyncio.get_running_loop()
+        return lambda: Connection(self, server, loop)
+
+    def close(self) -> None:
+        """Cut who is still being told why; for when the server has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for closing in list(self._closing):
+            closing.transport.abort()
+
+    # --- how many -------------------------------------------------------------------------------------------
+
+    def admit(self, transport: asyncio.Transport) -> bool:
+        """Count a new connection in, or turn it away."""
+        limit = self.limits.connections_max
+        if self._open_count < limit:
+            self._open_count += 1
+            self.meters.connections.set(self._open_count)
+            return True
+        self.meters.refused_connections.inc()
+        if count := self._refused.due():
+            remote = transport.get_extra_info("peername")
+            log.warning("http.connections_refused connections_max=%d count=%d remote=%s", limit, count, remote)
+        error = Overloaded(
+            f"{limit} connections are open, more are not taken: try again later, or raise http.connections_max",
+            key="http.connections_max",
+            limit=limit,
+        )
+        self.dismiss(transport, last_words(error, HTTPStatus.SERVICE_UNAVAILABLE))
+        return False
+
+    def leave(self, connection: Connection) -> None:
+        """It is closed."""
+        self.head_done(connection)
+        self._open_count -= 1
+        self.meters.connections.set(self._open_count)
+
+    # --- how long -------------------------------------------------------------------------------------------
+
+    def await_head(self, connection: Connection) -> None:
+        """Its time for a head runs, from now on unless it runs already (N1)."""
+        if connection in self._heads:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._heads[connection] = loop.time() + self.limits.header_timeout_s
+        if self._timer is None:
+            self._timer = loop.call_at(due, self._cut_slow, due)
+
+    def head_done(self, connection: Connection) -> None:
+        """The head is complete, or the connection closed."""
+        self._heads.pop(connection, None)
+
+    def _cut_slow(self, due: float) -> None:
+        loop = asyncio.get_running_loop()
+        now, self._timer = loop.time(), None
+        is_late = now - due > LATE_S
+        for connection in [connection for connection, up in self._heads.items() if up <= now]:
+            del self._heads[connection]
+            if is_late:  # N3
+                self._heads[connection] = now + self.limits.header_timeout_s
+            else:
+                connection.cut_slow()
+        if self._heads:
+            due = next(iter(self._heads.values()))
+            self._timer = loop.call_at(due, self._cut_slow, due)
+
+    # --- what is said ---------------------------------------------------------------------------------------
+
+    def dismiss(
+        self, transport: asyncio.Transport, words: bytes, on_lost: Callable[[Exception | None], None] | None = None
+    ) -> None:
+        """Send the last words and end the connection (N2). `on_lost` is called when it is closed."""
+        closing = ClosingConnection(transport, self._closing, on_lost)
+        if len(self._closing) < CLOSING_MAX:
+            closing.begin(words)
+        else:
+            transport.set_protocol(closing)
+            transport.abort()
+
+    def refusal(self, error: HttpProcessingError, connection: Connection, remote: str | None) -> web.Response:
+        """The answer to what is no HTTP, counted and logged."""
+        refused, status = refusal_of(error, headers_max=connection.max_headers)
+        self.meters.requests.labels("none", status).inc()
+        self.meters.problems.labels(refused.reason).inc()
+        if count := self._malformed.due():
+            log.warning("http.malformed error=%r count=%d remote=%s", refused.message[:ERROR_SHOWN_MAX], count, remote)
+        return problem_response(refused, status=status)
+
+
+class Connection(web.RequestHandler):
+    """One connection: aiohttp's protocol, and what this module adds."""
+
+    __slots__ = ("_body", "_half_closed", "_has_spoken", "_is_busy", "_is_malformed", "_newest", "_owner")
+
+    def __init__(self, owner: Connections, server: web.Server, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # ours is a DEBUG line of `problems`
+            logger=protocol_log,
+            keepalive_timeout=owner.limits.idle_timeout_s,
+            lingering_time=min(LINGERING_S, owner.limits.body_timeout_s),
+            max_line_size=TARGET_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+        )
+        self._owner = owner
+        self._body: StreamReader | None = None  # of the last request
+        self._newest: StreamReader | None = None  # the body of the last request whose head is complete
+        self._is_busy = False
+        self._is_malformed = False
+        self._has_spoken = False
+        self._half_closed: asyncio.TimerHandle | None = None  # what ends it then
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if self._owner.admit(transport):
+            super().connection_made(transport)
+            self._owner.await_head(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._owner.leave(self)
+        if self._half_closed is not None:
+            self._half_closed.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if data and not self._is_busy and (self._body is None or self._body.is_eof()):
+            self._has_spoken = True
+            self._owner.await_head(self)
+        super().data_received(data)
+        if self._messages:
+            self._newest = self._messages[-1][1]
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client has said all. True: the connection stays, until what it asked for is answered (N4)."""
+        transport = self.transport
+        is_idle = self._waiter is not None and not self._messages
+        is_whole = self._newest is not None and self._newest.is_eof()
+        if transport is None or is_idle or not is_whole or not transport.can_write_eof():
+            return False
+        self._half_closed = self._loop.call_later(HALF_CLOSED_S, transport.abort)
+        return True
+
+    def request_began(self, body: StreamReader) -> None:
+        """The head of a request is complete; its handler begins."""
+        self._is_busy, self._body = True, body
+        self._owner.head_done(self)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send what is left to send of an answer; with it the request is over."""
+        if isinstance(resp, web.HTTPException):  # refused before the middleware, as an `Expect` that nobody meets
+            resp = from_http(resp, request)
+        try:
+            async with asyncio.timeout(sending.STALLED_S):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            sending.abort(request)
+            raise ConnectionResetError(f"the reader took nothing in {sending.STALLED_S:.0f} s") from None
+        finally:
+            self._is_busy = False
+            self._owner.head_done(self)
+            if self._half_closed is not None and not self._messages:
+                self.close()  # when this answer is sent
+            if self._is_malformed:
+                self._dismiss(b"")
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer to what is no HTTP, and to what went wrong outside of all handlers; the connection ends."""
+        self._owner.head_done(self)
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer had begun")
+        if isinstance(exc, HttpProcessingError):
+            response = self._owner.refusal(exc, self, request.remote)
+            self._is_malformed = True
+        else:
+            response = problem_response(internal_error(request, exc))
+        response.headers["Server"] = "liftlog"
+        response.force_close()
+        return response
+
+    def cut_slow(self) -> None:
+        """The time for a head is up."""
+        if self.transport is None:
+            return
+        self._owner.meters.timeouts.labels("head").inc()
+        log.debug("http.timed_out what=head remote=%s", self.peername)
+        if not self._has_spoken:  # nobody asked anything
+            self.transport.close()
+            return
+        timeout_s = self._owner.limits.header_timeout_s
+        error = RequestTimedOut(
+            f"the headers of the request did not come within {timeout_s:g} s: http.header_timeout_ms",
+            key="http.header_timeout_ms",
+            limit=round(1000 * timeout_s),
+        )
+        self._dismiss(last_words(error, error.status))
+
+    def _dismiss(self, words: bytes) -> None:
+        transport, self.transport = self.transport, None  # aiohttp would close it at once
+        if transport is not None:
+            self._owner.dismiss(transport, words, self.connection_lost)
+
+
+def refusal_of(error: HttpProcessingError, *, headers_max: int) -> tuple[LiftlogError, int]:
+    """What a parser found, as an error and its HTTP status."""
+    if isinstance(error, LineTooLong):
+        limit = error.args[1]
+        if limit == TARGET_BYTES_MAX:
+            return RequestTooLarge(f"path and query have more than {limit} bytes", limit=limit), 414
+        return RequestTooLarge(f"a header has more than {limit} bytes", limit=limit), 431
+    text = (str(error.message).strip().splitlines() or [""])[0].rstrip(": ")[:ERROR_SHOWN_MAX]
+    if text.startswith("Too many headers"):
+        return RequestTooLarge(f"more than {headers_max} headers", limit=headers_max), 431
+    return InvalidRequest(f"not an HTTP request: {text or type(error).__name__}"), 400

@@ -1,0 +1,60 @@
+"""Waiting for others: long polls that end when the server drains, and changes that nobody breaks off.
+
+A handler is cancelled when its client goes away, its deadline passes or the server stops. A long poll
+may end there; a change of the catalog or an append may not: half of it could be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from broker.api.errors import LiftlogError
+from broker.serving.contract.endpoint import Serving
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_unfinished: set[asyncio.Future[Any]] = set()  # the loop itself keeps only weak references
+
+
+async def until_draining(serving: Serving, waiting: Coroutine[Any, Any, T]) -> T | None:
+    """Await `waiting`; None when the server began to drain first."""
+    task = asyncio.ensure_future(waiting)
+    drain = asyncio.ensure_future(serving.draining.wait())
+    try:
+        await asyncio.wait((task, drain), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        drain.cancel()
+
+
+async def unbroken(change: Coroutine[Any, Any, T] | Future[T]) -> T:
+    """Await a change; it goes on, and its failure is logged, when the caller is cancelled."""
+    future = asyncio.wrap_future(change) if isinstance(change, Future) else asyncio.ensure_future(change)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        _unfinished.add(future)
+        future.add_done_callback(_finished)
+        raise
+
+
+def _finished(future: asyncio.Future[Any]) -> None:
+    _unfinished.discard(future)
+    if future.cancelled():
+        return
+    error = future.exception()
+    if error is not None:
+        known = isinstance(error, LiftlogError)
+        log.log(
+            logging.WARNING if known else logging.ERROR,
+            "http.change_failed_unheard error=%s",
+            error,
+            exc_info=None if known else error,
+        )

@@ -1,0 +1,69 @@
+"""Bytes that a stranger sent, as record batches that are safe to compute with.
+
+The frame is walked first (`framing.py`), then Arrow decodes, then `validate(full=True)` looks at every
+offset, length and UTF-8 string. Nothing reads a value before that.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from broker.api.errors import InvalidRecords
+from broker.serving.payload.framing import walk
+
+_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+def decode_stream(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> list[pa.RecordBatch]:
+    """The batches of a whole Arrow stream, in their own schema; those without rows left out.
+
+    Args:
+        body: Must not change afterwards: the batches are views into it.
+        decoded_bytes_max: Limit of all batch bodies together, decompressed.
+    Raises:
+        InvalidRecords: malformed in any way.
+        RequestTooLarge: over a limit.
+    """
+    walk(body, decoded_bytes_max=decoded_bytes_max)
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(body), options=_OPTIONS) as reader:
+            check_columns(reader.schema)
+            batches = []
+            for number, batch in enumerate(reader):
+                try:
+                    batch.validate(full=True)
+                except (pa.ArrowException, ValueError) as error:
+                    raise InvalidRecords(f"batch {number}: {str(error)[:300]}", batch=number) from error
+                if batch.num_rows:
+                    batches.append(batch)
+            return batches
+    except InvalidRecords:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+        raise InvalidRecords(f"the request body is not a usable Arrow stream: {str(error)[:300]}") from error
+
+
+COLUMNS = ("key", "value", "headers", "subject", "timestamp", "reply")
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Refuse a schema that records cannot have. (Types are checked where they are converted.)
+
+    Raises:
+        InvalidRecords: names the column and what there may be.
+    """
+    seen = set()
+    for name in schema.names:
+        if name == "offset":
+            raise InvalidRecords("column 'offset': the broker assigns offsets; drop the column", column="offset")
+        if name not in COLUMNS:
+            raise InvalidRecords(
+                f"column {name[:100]!r} is unknown; there are {', '.join(COLUMNS)}",
+                column=name[:100],
+                limit=list(COLUMNS),
+            )
+        if name in seen:
+            raise InvalidRecords(f"column {name!r} is there twice", column=name)
+        seen.add(name)
+    if not seen & {"key", "value"}:
+        raise InvalidRecords("a column 'value' or 'key' is required", limit=["value", "key"])

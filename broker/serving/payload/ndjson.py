@@ -1,0 +1,122 @@
+"""Records for people: one JSON object per line.
+
+    {"offset": 7, "timestamp": "2013-01-01T05:15:00.000000Z", "subject": "flights.EWR.UA",
+     "key": null, "value": "{...}", "headers": [["Nats-Msg-Id", "1"]], "reply": null}
+
+Bytes stand as text where they are UTF-8, else as {"base64": "..."}. Exactly `[offset, end)`, unlike the
+Arrow form. One batch is in memory at a time; its CRC is checked before a row of it is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from aiohttp import web
+
+from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes
+from broker.api.errors import LiftlogError
+from broker.api.legible import iso_time, readable
+from broker.serving.contract.endpoint import Serving, begin_answer
+from broker.serving.http.sending import STALLED_S, AnswerCut
+from broker.storage.read import FileRange, ReadPlan
+
+CHUNK_BYTES: Final = 256 << 10
+ROWS_AT_ONCE_MAX: Final = 1024
+
+
+async def send_lines(
+    serving: Serving,
+    request: web.Request,
+    response: web.StreamResponse,
+    plan: ReadPlan,
+    *,
+    offset: int,
+    end: int | None,
+    limit: int | None,
+) -> None:
+    """Send the plan's records as lines.
+
+    Raises:
+        LiftlogError: nothing could be read; no answer has begun.
+        AnswerCut: a later batch is damaged, or the reader stands still.
+        ConnectionError: the client went away.
+    """
+    if request.method == "HEAD":
+        await response.prepare(request)
+        return
+    chunks = lines(plan, offset=offset, end=end, limit=limit)
+    chunk = await serving.in_worker(next, chunks, b"")
+    begin_answer()
+    await response.prepare(request)
+    while chunk:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await response.write(chunk)
+            chunk = await serving.in_worker(next, chunks, b"")
+        except TimeoutError:
+            raise AnswerCut(f"the reader took nothing in {STALLED_S:.0f} s", is_readers=True) from None
+        except LiftlogError as error:
+            raise AnswerCut(str(error)) from error
+    await response.write_eof()
+
+
+def lines(plan: ReadPlan, *, offset: int, end: int | None, limit: int | None) -> Iterator[bytes]:
+    """The lines of a plan's records within `[offset, end)`, at most `limit`, joined to chunks.
+
+    Raises:
+        BadBatch: stored bytes are damaged.
+    """
+    left = (1 << 63) if limit is None else limit
+    chunk = bytearray()
+    for batch in _batches(plan.ranges):
+        offsets = batch.column("offset").to_numpy()
+        first = int(np.searchsorted(offsets, offset))
+        stop = len(offsets) if end is None else int(np.searchsorted(offsets, end))
+        stop = min(stop, first + left)
+        if stop <= first:
+            continue
+        left -= stop - first
+        at_once = max(1, min(ROWS_AT_ONCE_MAX, CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for at in range(first, stop, at_once):
+            for row in _rows(batch.slice(at, min(at_once, stop - at))):
+                chunk += json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
+                chunk += b"\n"
+            if len(chunk) >= CHUNK_BYTES:
+                yield bytes(chunk)
+                chunk.clear()
+        if not left:
+            break
+    if chunk:
+        yield bytes(chunk)
+
+
+def _batches(ranges: list[FileRange]) -> Iterator[pa.RecordBatch]:
+    for part in ranges:
+        at, stop = part.position, part.position + part.length
+        while at < stop:
+            where = f"{part.path} at {at}: "
+            length = message_bytes(os.pread(part.fd, HEADER_BYTES, at), where=where)
+            yield decode_batch(os.pread(part.fd, min(length, stop - at), at), where=where)
+            at += length
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    others = batch.drop_columns(["timestamp"]).to_pylist()
+    for time_us, row in zip(times, others, strict=True):
+        headers = row["headers"]
+        yield {
+            "offset": row["offset"],
+            "timestamp": iso_time(time_us),
+            "subject": row["subject"],
+            "key": readable(row["key"]),
+            "value": readable(row["value"]),
+            "headers": None if headers is None else [[h["key"], readable(h["value"])] for h in headers],
+            "reply": row["reply"],
+        }

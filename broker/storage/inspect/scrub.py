@@ -1,0 +1,136 @@
+"""Read what a log has on disk, piece by piece, and check that it is what was written.
+
+    [ segment ][ segment ][ tail ....|....... ]
+      piece ►  piece ►              ^ durable and committed so far
+
+What rots is so found before the last copy of it elsewhere is gone, and never served.
+
+B1  Checked is what is durable and committed, as the index says. Nothing is changed while all is well.
+B2  A batch that does not verify is read again from the disk, past the page cache. If it still does not, its segment is
+    scanned anew under the log's lock (`Log._repair`), and what that scan does not find is lost. A segment that was
+    replaced or let go meanwhile is not the log's any more and is left alone: no race marks anything.
+B3  An error of the disk marks nothing. Only who has tried often enough says `give_up`; then the sectors that cannot be
+    read are damage, unless most of the file cannot be (`around.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Final
+
+from broker.api.batch import verify_batch
+from broker.api.errors import BadBatch
+from broker.storage.disk import File
+from broker.storage.log import PartitionLog
+from broker.storage.read import LogView, NeedsRepair
+from broker.storage.recovery import Ranges
+from broker.storage.segments.index import IndexView
+from broker.storage.segments.segment import Segment
+
+PIECE_BYTES: Final = 256 << 10
+"""Whoever reads one after the other waits in between, and acks do not wait for him."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one step checked: the batches of [offset, next_offset).
+
+    Attributes:
+        bytes: Read.
+        batches: Checked.
+        lost: Ranges that this step found damaged, and that `lost_ranges` has since.
+    """
+
+    next_offset: int
+    bytes: int
+    batches: int
+    lost: Ranges = ()
+
+
+def scrub(log: PartitionLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
+    """Check the next batches from `offset` on; at least one, and about `bytes_max` bytes.
+
+    Args:
+        offset: Below the log start counts as there.
+        give_up: What cannot be read is lost (B3).
+    Returns:
+        None: nothing is durable and committed there yet.
+    Raises:
+        StorageFailed: the disk cannot read; nothing was marked.
+        CorruptLog: the files change while they are read.
+    """
+    before = log.lost_ranges
+    piece = log.log.ask(lambda view: _check(view, offset, log.durable_end, bytes_max, give_up))
+    if piece is None or log.lost_ranges == before:
+        return piece
+    lost = _added(before, log.lost_ranges)
+    return Piece(next_offset=piece.next_offset, bytes=piece.bytes, batches=piece.batches, lost=lost)
+
+
+def _check(view: LogView, offset: int, durable_end: int, bytes_max: int, give_up: bool) -> Piece | None:
+    offset = view.after_lost(max(offset, view.log_start_offset))
+    end = min(view.high_watermark, durable_end)
+    if offset >= end or not view.segments:
+        return None
+    number = view.segment_of(offset)
+    segment, segment_end = view.segments[number], view.end_of(number)
+    index = view.index(segment)
+    begin = max(0, index.find(offset))
+    if begin < len(index) and view.next_of(index, begin, segment_end) <= offset:
+        begin += 1
+    stop = index.find_from(end)
+    if begin >= stop:
+        return Piece(next_offset=max(offset + 1, min(segment_end, end)), bytes=0, batches=0)
+    position = int(index.positions[begin])
+    stop = max(begin + 1, bisect_left(index.positions, position + bytes_max, begin, stop))
+    size = index.end_of(stop - 1) - position
+    file = view.disk.open(segment.path, readonly=True)
+    try:
+        if segment.is_replaced:
+            raise NeedsRepair(segment)
+        bad = _first_bad(file, segment, index, begin, stop)
+        if bad is not None:
+            file.forget(file.size(), 0)  # all of it: Linux lets no part of a large folio go
+            if _first_bad(file, segment, index, bad, bad + 1) is not None:
+                raise NeedsRepair(segment)
+    except OSError as error:
+        if not give_up:
+            raise
+        raise NeedsRepair(segment, around_errors=True) from error
+    finally:
+        file.close()
+    next_offset = int(index.first_offsets[stop]) if stop < len(index) else segment_end
+    return Piece(next_offset=min(next_offset, end), bytes=size, batches=stop - begin)
+
+
+def _first_bad(file: File, segment: Segment, index: IndexView, begin: int, stop: int) -> int | None:
+    """The first of the batches [begin, stop) that is not what the index says; None: all are."""
+    start = int(index.positions[begin])
+    data = memoryview(file.pread_cold(index.end_of(stop - 1) - start, start))
+    for at in range(begin, stop):
+        entry = index.entries[at]
+        position, length = int(entry["position"]) - start, int(entry["length"])
+        message = data[position : position + length]
+        try:
+            header = verify_batch(message, where=f"{segment.path}: ")
+        except BadBatch:
+            return at
+        if len(message) != length or header.first_offset != int(entry["first_offset"]):
+            return at
+    return None
+
+
+def _added(before: Ranges, after: Ranges) -> Ranges:
+    """The parts of `after` that are not in `before`; both sorted and joined."""
+    added: list[tuple[int, int]] = []
+    for start, end in after:
+        for known_start, known_end in before:
+            if known_end <= start or known_start >= end:
+                continue
+            if start < known_start:
+                added.append((start, known_start))
+            start = max(start, known_end)
+        if start < end:
+            added.append((start, end))
+    return tuple(added)

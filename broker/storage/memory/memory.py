@@ -1,0 +1,270 @@
+"""What decides whether a record is appended: producers, message ids, the last record of each subject.
+
+    judge    before the write: which records of a batch stay, or where its group stands already
+    note     after it: what was appended is known
+    take back    instead, where the write failed: nothing of it is
+
+A verdict does all three for one append, so that what is noted is taken back whatever happens in between. The tables
+tell of the records below `end`, and of no others: whoever finds another log end than that reads them anew.
+
+M1  Whatever an id is answered with was decided under the append lock, from what is in the log: nothing is pending.
+M2  An append that fails leaves no id, no subject and no stamp behind.
+M3  Room is made before anything is noted: a table that grows moves its entries.
+
+No I/O, no clock, no lock: `PartitionLog` brings what is stored, and holds the append lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from broker.api.batch import read_header
+from broker.storage.memory.ids import Found, IdTable, ids_in
+from broker.storage.memory.producers import ProducerTable, Stamp
+from broker.storage.memory.state_files import IDS, PRODUCERS, SUBJECTS
+from broker.storage.memory.subjects import Latest, SubjectTable, read_head
+from broker.storage.rows import Conditional, RowBatch
+from broker.storage.segment_log import AppendResult, Message
+from broker.storage.segments.checkpoint import LogSettings
+
+
+@dataclass(slots=True)
+class Growing:
+    """A table of subjects that is being built: of all records below `next_offset`. None: it is not read yet."""
+
+    table: SubjectTable | None = None
+    next_offset: int = 0
+
+
+class Memory:
+    """See the module.
+
+    Attributes:
+        producers, ids: The tables; ids are empty while they are not minded.
+        subjects: Live: of all records. None: nobody has asked, or it is not built yet.
+        carried: The snapshot of subjects that the newest state file has, while they are not live.
+        growing: The table that is being built from that.
+        end: The tables tell of the records below.
+    """
+
+    __slots__ = ("carried", "end", "growing", "ids", "producers", "subjects")
+
+    def __init__(self) -> None:
+        self.producers = ProducerTable()
+        self.ids = IdTable()
+        self.subjects: SubjectTable | None = None
+        self.carried: bytes | None = None
+        self.growing: Growing | None = None
+        self.end = 0
+
+    @classmethod
+    def restore(cls, sections: Mapping[str, bytes], settings: LogSettings, log_end_offset: int) -> Memory:
+        """What a state file says, as far as the settings mind it. None of its records is above the log end."""
+        memory = cls()
+        if PRODUCERS in sections:
+            memory.producers = ProducerTable.restore(sections[PRODUCERS])
+        if settings.dedup_window_ms and IDS in sections:
+            memory.ids = IdTable.restore(sections[IDS])
+        carried = sections.get(SUBJECTS) if settings.subjects_max else None
+        if carried is not None and (head := read_head(carried)).next_offset > log_end_offset:
+            carried = SubjectTable(head.key).snapshot(0)  # U3 of `subjects`
+        memory.carried = carried
+        return memory
+
+    def learn(self, message: memoryview, start: int, end: int, *, now_us: int, window_us: int) -> None:
+        """Note a stored batch; of its records those from `start` on. `end`: of the log."""
+        header = read_header(message)
+        if header.producer_id and header.first_offset >= start:
+            stamp = Stamp(header.producer_id, header.producer_epoch, header.sequence)
+            used_us, continues = now_us or header.max_timestamp_us, header.group_index > 0
+            self.producers.note(stamp, header.first_offset, header.next_offset, now_us=used_us, continues=continues)
+        ids, since_us = self.ids, now_us - window_us
+        ids.last_id = b""
+        if window_us and (header.next_offset == end or header.max_timestamp_us > since_us):
+            found = ids_in(message)
+            skip = int(np.searchsorted(found.offsets, start))  # a batch that was joined may begin before it
+            ids.expire(since_us)
+            ids.note(found.texts[skip:], found.offsets[skip:], found.times_us[skip:])
+            ids.last_id = found.last_id
+
+    def snapshot(self, offset: int, settings: LogSettings, *, log_start_offset: int, now_us: int) -> dict[str, bytes]:
+        """The sections of a state file of all below `offset`; what is above it the log tells."""
+        sections = {PRODUCERS: self.producers.snapshot()}
+        window_us = settings.dedup_window_ms * 1_000
+        if window_us and (len(self.ids) or self.ids.last_id):
+            sections[IDS] = self.ids.snapshot(end=offset, since_us=now_us - window_us)
+        if settings.subjects_max and self.subjects is not None:
+            assert offset == self.end, "of a live table only the end is told"
+            self.subjects.begin(log_start_offset, settings.subjects_max)
+            sections[SUBJECTS] = self.subjects.snapshot(offset)
+        elif settings.subjects_max and self.carried is not None:
+            sections[SUBJECTS] = self.carried
+        return sections
+
+
+class Verdict:
+    """What an append may do, and what becomes of it. This one: anything, and nothing is to be noted.
+
+    Attributes:
+        repeat: The answer, where nothing is to be appended.
+        looks: `look` is to be shown the messages before they are written.
+        is_ahead: The table of subjects tells already of what is to be appended.
+    """
+
+    __slots__ = ()
+    repeat: AppendResult | None = None
+    looks = False
+    is_ahead = False
+
+    def look(self, messages: Sequence[Message]) -> None:
+        """These are about to be written. What it raises refuses the append."""
+
+    def note(self, result: AppendResult) -> None:
+        """It was appended."""
+
+    def take_back(self) -> None:
+        """It was not."""
+
+
+NOTHING = Verdict()
+
+
+class Repeat(Verdict):
+    """A group that its producer had appended before."""
+
+    __slots__ = ("repeat",)
+
+    def __init__(self, first_offset: int, next_offset: int) -> None:
+        self.repeat = AppendResult(first_offset, next_offset, 0, duplicate=True)
+
+
+class Noted(Verdict):
+    """Batches from NATS without conditions."""
+
+    __slots__ = ("_batches", "_log_start", "_memory", "_settings")
+
+    def __init__(
+        self, memory: Memory, batches: Sequence[Conditional], settings: LogSettings, log_start_offset: int
+    ) -> None:
+        self._memory = memory
+        self._batches = batches
+        self._settings = settings
+        self._log_start = log_start_offset
+
+    def note(self, result: AppendResult) -> None:
+        memory, first_offset = self._memory, result.first_offset
+        if self._settings.dedup_window_ms:
+            memory.ids.last_id = self._batches[-1].last_id
+        if memory.subjects is not None:
+            memory.subjects.begin(self._log_start, self._settings.subjects_max)
+            for batch in self._batches:
+                if not batch.minds_subjects:  # else `settle` has noted them
+                    batch.note_subjects(memory.subjects, first_offset)
+                first_offset += batch.record_count
+        memory.end = result.next_offset
+
+
+class Settled(Verdict):
+    """A batch from NATS whose ids and subjects were noted while it was settled.
+
+    Args:
+        memory: None: no table is read; the conditions needed none.
+        ids, subjects: What it was settled with.
+        tail: Where the ids ended before.
+    """
+
+    __slots__ = ("_batch", "_ids", "_noted", "_subjects", "_tail", "is_ahead", "repeat")
+
+    def __init__(
+        self,
+        batch: Conditional,
+        noted: Noted | None,
+        ids: IdTable | None,
+        subjects: SubjectTable | None,
+    ) -> None:
+        self.repeat = None
+        self.is_ahead = subjects is not None
+        self._batch = batch
+        self._noted = noted
+        self._ids = ids
+        self._subjects = subjects
+        self._tail = int(ids.places[1]) if ids is not None else 0
+
+    def note(self, result: AppendResult) -> None:
+        if self._noted is not None:
+            self._noted.note(result)
+
+    def take_back(self) -> None:
+        if self._ids is not None:
+            self._ids.take_back(self._tail)
+        if self._subjects is not None:
+            self._batch.take_back(self._subjects)
+
+
+class Rows(Verdict):
+    """Batches that are Arrow already: what is to be noted of them is read from the messages, before they are written.
+
+    Args:
+        memory: None: no table is read.
+        stamp: Whose commit group it is.
+        begin: Makes the state file before the first id of a log, and gives its memory; None: there is one.
+    """
+
+    __slots__ = ("_begin", "_ids", "_latest", "_log_start", "_memory", "_now_us", "_settings", "_stamp")
+    looks = True
+
+    def __init__(
+        self,
+        memory: Memory | None,
+        stamp: Stamp | None,
+        settings: LogSettings,
+        *,
+        log_start_offset: int,
+        now_us: int,
+        begin: Callable[[], Memory] | None,
+    ) -> None:
+        self._memory = memory
+        self._stamp = stamp
+        self._settings = settings
+        self._log_start = log_start_offset
+        self._now_us = now_us
+        self._begin = begin
+        self._ids: list[Found] = []
+        self._latest: list[Latest] = []
+
+    def look(self, messages: Sequence[Message]) -> None:
+        if self._settings.dedup_window_ms and (self._memory is not None or self._begin is not None):
+            for message in messages:
+                found = ids_in(message)
+                if found.texts and self._begin is not None:
+                    self._memory, self._begin = self._begin(), None
+                self._ids.append(found)
+            if self._memory is not None:
+                self._memory.ids.reserve(sum(len(found.texts) for found in self._ids))  # M3
+        if self._memory is not None and self._memory.subjects is not None:
+            self._latest += [self._memory.subjects.digest(message) for message in messages]
+
+    def note(self, result: AppendResult) -> None:
+        memory = self._memory
+        if memory is None:
+            return
+        if self._stamp is not None:
+            memory.producers.note(self._stamp, result.first_offset, result.next_offset, now_us=self._now_us)
+        for found in self._ids:
+            memory.ids.note(found.texts, found.offsets, found.times_us)
+            memory.ids.last_id = found.last_id
+        if memory.subjects is not None:
+            memory.subjects.begin(self._log_start, self._settings.subjects_max)
+            for latest in self._latest:
+                memory.subjects.note(latest)
+        memory.end = result.next_offset
+
+
+def stamp_of(first: RowBatch) -> Stamp | None:
+    """Whose commit group begins with this batch; None for one without a producer."""
+    if first.producer_id == 0:
+        return None
+    return Stamp(first.producer_id, first.producer_epoch, first.sequence)

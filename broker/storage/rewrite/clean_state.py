@@ -1,0 +1,99 @@
+"""How far the keys of a log were compacted: the file `compaction`.
+
+Without it all counts as dirty. It says something of records below `cleaned_to` alone, so it is lowered, on disk, before
+records below that are taken back: others may come to stand there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from broker.api.plain import build, pairs_of_offsets
+from broker.storage.disk import Disk
+from broker.storage.segments.checkpoint import open_json, seal_json
+
+CLEAN_STATE_FILE: Final = "compaction"
+HORIZONS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanState:
+    """What the file says.
+
+    Attributes:
+        cleaned_to: First offset that may have an earlier record of its key below it.
+        horizons: (end, us): all below `end`, and at or above the `end` before, became clean then. Both ascend.
+        tombstones_to: Tombstones below it are gone.
+        tombstone_count: So many are left below `cleaned_to`.
+    """
+
+    cleaned_to: int = 0
+    horizons: tuple[tuple[int, int], ...] = ()
+    tombstones_to: int = 0
+    tombstone_count: int = 0
+
+    def tombstone_end(self, now_us: int, delete_retention_ms: int) -> int:
+        """Tombstones below it may go (`compaction.Q3`)."""
+        clean_since_us = now_us - delete_retention_ms * 1_000
+        return max([self.tombstones_to, *(end for end, us in self.horizons if us <= clean_since_us)])
+
+    def after(self, end: int, *, now_us: int, tombstones_to: int, tombstone_count: int) -> CleanState:
+        """The state after a pass that ended at `end`."""
+        horizons = [(e, us) for e, us in self.horizons if e > tombstones_to]
+        if end > self.cleaned_to:
+            horizons.append((end, now_us))
+        return CleanState(
+            cleaned_to=max(end, self.cleaned_to),
+            horizons=tuple(horizons[-HORIZONS_MAX:]),  # what is left out counts as clean since the next one: later
+            tombstones_to=tombstones_to,
+            tombstone_count=tombstone_count,
+        )
+
+    def lowered(self, end: int) -> CleanState:
+        """The state of a log that lost what stood at or above `end`. What became clean with it did so when it did."""
+        if max(self.cleaned_to, self.tombstones_to) <= end:
+            return self
+        below = [(horizon, us) for horizon, us in self.horizons if horizon <= end]
+        above = next(((end, us) for horizon, us in self.horizons if horizon > end), None)
+        if above is not None and above[0] > max([0, *(horizon for horizon, _ in below)]):
+            below.append(above)
+        return replace(
+            self,
+            cleaned_to=min(self.cleaned_to, end),
+            horizons=tuple(below),
+            tombstones_to=min(self.tombstones_to, end),
+        )
+
+
+def load_clean_state(disk: Disk, folder: str) -> CleanState:
+    """The state; a missing or damaged file is one that says nothing. OSError passes through.
+
+    Raises:
+        UnknownFormatVersion: a later release wrote it.
+    """
+    path = f"{folder}/{CLEAN_STATE_FILE}"
+    try:
+        values = open_json(disk.read_file(path), where=path)
+    except FileNotFoundError:
+        return CleanState()
+    if values is None:
+        return CleanState()
+    try:
+        horizons = pairs_of_offsets(values.pop("horizons", []))
+        return build(CleanState, {**values, "horizons": horizons})
+    except ValueError:
+        return CleanState()
+
+
+def save_clean_state(disk: Disk, folder: str, state: CleanState) -> None:
+    """Write the file. OSError passes through."""
+    disk.replace_file(f"{folder}/{CLEAN_STATE_FILE}", seal_json(asdict(state)))
+
+
+def lower_clean_state(disk: Disk, folder: str, end: int) -> None:
+    """Before records at or above `end` go. OSError passes through."""
+    state = load_clean_state(disk, folder)
+    lowered = state.lowered(end)
+    if lowered != state:
+        save_clean_state(disk, folder, lowered)

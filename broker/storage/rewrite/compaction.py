@@ -1,0 +1,289 @@
+"""Key compaction: of the records of one key only the newest stays, and every record without a key.
+
+    | seg | seg | seg | seg | seg | tail |
+    [-- clean --)[------ dirty -----)
+                 [ one pass -- )             as far as the map takes keys; the next pass goes on there
+      rewritten if older than what the map says
+
+A pass reads the keys of the dirty part into a map (`keymap.py`) and writes each segment below its end anew, without
+the records whose key has a newer one in the map (`rewrite.py`). Memory: the map and some megabytes.
+
+Q1  Only sealed segments below the high watermark, with no record newer than `min_compaction_lag_ms`.
+Q2  Below `cleaned_to` no key has two records; in [cleaned_to, ...) nothing was taken away by a key that is only there.
+    The newest committed record of a key is therefore always there; offsets and order never change.
+Q3  A tombstone goes when it has been below `cleaned_to` for `delete_retention_ms`. All earlier records of its key
+    were gone, durably, before that time began: none comes back.
+Q4  A pass is stopped or killed anywhere: each segment is the old one or the new one, whole, and `cleaned_to` moves only
+    after all of them. Done again it gives the same.
+Q5  Where records are taken back under a pass, nothing more is written anew by what was read of them, and the state that
+    the truncation lowered stays.
+Q6  A log in which something is lost is left alone: what cannot be read cannot be shown to be older (Q2, Q3).
+
+The file `compaction` holds `cleaned_to`, and when the offsets below it became clean. Without it all is dirty.
+
+Guarantees: docs/guarantees.md. Source: the log cleaner of Apache Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.api.stream import StreamSettings
+from broker.storage.disk import Disk, storage_error
+from broker.storage.log import PartitionLog
+from broker.storage.read import NeedsRepair
+from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
+from broker.storage.rewrite.keymap import Hashes, KeyMap, Offsets, hash_keys
+from broker.storage.rewrite.rewriting import Mask, Shape, Stored, stage, windows
+from broker.storage.segments.segment import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionSettings:
+    """When a log is compacted. Meaning and units are those of `StreamSettings`."""
+
+    min_compaction_lag_ms: int = 0
+    min_cleanable_dirty_percent: int = 50
+    delete_retention_ms: int = 24 * 3_600_000
+
+    @classmethod
+    def of(cls, settings: StreamSettings) -> CompactionSettings | None:
+        """The part of a stream's settings that compaction acts on; None: it is not compacted."""
+        if settings.cleanup == "delete":
+            return None
+        return cls(
+            min_compaction_lag_ms=settings.min_compaction_lag_ms,
+            min_cleanable_dirty_percent=settings.min_cleanable_dirty_percent,
+            delete_retention_ms=settings.delete_retention_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionReport:
+    """What one pass did.
+
+    Attributes:
+        cleaned_to: Where the next one goes on.
+        is_done: It covered all that was to be cleaned; False: the map was full, another pass is due at once.
+        uncleanable: Why nothing was done (Q6); else empty.
+        read_bytes: Of messages; a message that the map and the rewrite read counts twice.
+        bytes_before, bytes_after: Of the files that were written anew.
+    """
+
+    cleaned_to: int
+    is_done: bool = True
+    uncleanable: str = ""
+    segments_rewritten: int = 0
+    records_gone: int = 0
+    key_count: int = 0
+    read_bytes: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+
+def cleanable(
+    disk: Disk, sealed: Sequence[tuple[Segment, int]], *, high_watermark: int, before_us: int
+) -> list[tuple[Segment, int]]:
+    """The segments that a pass may touch, each with the offset after it (Q1).
+
+    Args:
+        before_us: None of their records is newer.
+    Raises:
+        NeedsRepair: the index of one is gone.
+    """
+    found = []
+    for segment, end in sealed:
+        newest_us = segment.max_timestamp_us(disk)
+        if newest_us is None:
+            raise NeedsRepair(segment)
+        if end > high_watermark or newest_us > before_us:
+            break
+        found.append((segment, end))
+    return found
+
+
+def is_due(sizes: Sequence[tuple[int, int]], state: CleanState, settings: CompactionSettings, *, now_us: int) -> bool:
+    """Whether a pass is worth its work: enough is dirty, or tombstones have had their time.
+
+    Args:
+        sizes: (end, bytes) of the segments that it may touch.
+    """
+    if not sizes:
+        return False
+    dirty = sum(size for end, size in sizes if end > state.cleaned_to)
+    if dirty and dirty * 100 >= settings.min_cleanable_dirty_percent * sum(size for _, size in sizes):
+        return True
+    return state.tombstone_count > 0 and state.tombstone_end(now_us, settings.delete_retention_ms) > state.tombstones_to
+
+
+def compact(
+    log: PartitionLog,
+    settings: CompactionSettings,
+    *,
+    map_bytes: int,
+    now_us: int,
+    throttle: Callable[[int], None] = lambda _: None,
+    shape: Shape | None = None,
+) -> CompactionReport | None:
+    """Do one pass, if one is due. One at a time per log.
+
+    Args:
+        map_bytes: What the map of keys may take.
+        throttle: Called with the bytes of each piece that was read or written; may sleep, and may raise to stop
+            the pass (Q4).
+        shape: Join the batches of what is written anew, up to this.
+    Returns:
+        None: the log is clean enough.
+    Raises:
+        StorageFailed, DiskFull: the disk refuses; as Q4.
+        CorruptLog: a file cannot be read, and scanning it anew did not help.
+    """
+    try:
+        return _Pass(log, settings, map_bytes, now_us, throttle, shape).run()
+    except NeedsRepair as damage:
+        log.repair_segment(damage.segment)  # notes what is lost: the next pass sees that, or a whole index
+        return CompactionReport(cleaned_to=0, uncleanable=f"{damage.segment.path} was scanned anew")
+    except FileNotFoundError as error:  # let go of by retention meanwhile: the next pass does without it
+        return CompactionReport(cleaned_to=0, uncleanable=f"{error.filename} is gone")
+    except OSError as error:
+        raise storage_error(error, f"compact {log.folder}") from error
+
+
+class _Pass:
+    def __init__(
+        self,
+        log: PartitionLog,
+        settings: CompactionSettings,
+        map_bytes: int,
+        now_us: int,
+        throttle: Callable[[int], None],
+        shape: Shape | None,
+    ) -> None:
+        self.log = log
+        self.disk = log.disk
+        self.settings = settings
+        self.map_bytes = map_bytes
+        self.now_us = now_us
+        self._throttle = throttle
+        self.shape = shape
+        self.read_bytes = 0
+        self.tombstone_end = 0
+        self.tombstone_count = 0
+        self.end = 0
+        self.map = KeyMap(0)
+
+    def run(self) -> CompactionReport | None:
+        cuts = self.log.log.cuts  # before anything is read
+        state = load_clean_state(self.disk, self.log.folder)
+        if state.cleaned_to > self.log.log_end_offset:
+            state = CleanState()  # of a log that was longer: it says nothing of this one
+        segments = cleanable(
+            self.disk,
+            self.log.sealed_segments(),
+            high_watermark=min(self.log.high_watermark, self.log.rewritable_end()),
+            before_us=self.now_us - self.settings.min_compaction_lag_ms * 1_000,
+        )
+        sizes = [(end, segment.size(self.disk)) for segment, end in segments]
+        if not is_due(sizes, state, self.settings, now_us=self.now_us):
+            return None
+        if self.log.lost_ranges:
+            return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
+        self.tombstone_end = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
+        limit = segments[-1][1]
+        self.end = self._fill(segments, min(state.cleaned_to, limit), limit)
+        rewritten = gone = before = after = 0
+        for (segment, _), (_, size) in zip(segments, sizes, strict=True):
+            if segment.base_offset >= max(self.end, self.tombstone_end):
+                break
+            index = self.log.index_of(segment)
+            staged = stage(
+                self.disk,
+                [(segment, index)],
+                self._throttle,
+                keep=self._keep,
+                shape=self.shape,
+                needs_stamp=self.log.needs_stamp,
+            )
+            if staged is not None and self.log.replace_segments(
+                [segment], staged.path, staged.entries, staged.bytes, cuts=cuts
+            ):
+                rewritten += 1
+                gone += staged.records_gone
+                before += size
+                after += staged.bytes
+        if self.log.lost_ranges:
+            return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
+        state = state.after(
+            self.end, now_us=self.now_us, tombstones_to=self.tombstone_end, tombstone_count=self.tombstone_count
+        )
+        with self.log.log.checkpoint_lock:  # a truncation lowers the state under it
+            if self.log.log.cuts != cuts:
+                return CompactionReport(cleaned_to=0, uncleanable="records were taken back meanwhile")
+            save_clean_state(self.disk, self.log.folder, state)
+        return CompactionReport(
+            cleaned_to=state.cleaned_to,
+            is_done=self.end >= limit,
+            segments_rewritten=rewritten,
+            records_gone=gone,
+            key_count=self.map.count,
+            read_bytes=self.read_bytes,
+            bytes_before=before,
+            bytes_after=after,
+        )
+
+    def _fill(self, segments: Sequence[tuple[Segment, int]], start: int, limit: int) -> int:
+        """Put the keys of [start, limit) into the map. Returns the end of those that it took."""
+        if start >= limit:
+            return start
+        self.map = KeyMap(min(self.map_bytes, _map_bytes_for(limit - start)))
+        for segment, end in segments:
+            if end <= start:
+                continue
+            index = self.log.index_of(segment)
+            for batches in windows(self.disk, segment, index, self._reading, start=start):
+                keys, offsets, _ = _columns(batches)
+                rows = np.flatnonzero(~_nulls(keys) & (offsets >= start))
+                taken = self.map.put(hash_keys(keys)[rows], offsets[rows])
+                if taken < len(rows):
+                    return int(offsets[rows[taken]])
+        return limit
+
+    def _keep(self, batches: Sequence[Stored]) -> Mask:
+        """Which rows stay."""
+        self.read_bytes += sum(len(batch.message) for batch in batches)
+        keys, offsets, is_null = _columns(batches)
+        keyed = ~_nulls(keys)
+        hashes: Hashes = hash_keys(keys)
+        newest: Offsets = np.full(len(offsets), -1, np.int64)
+        if self.map.count:
+            newest[keyed] = self.map.newest(hashes[keyed])
+        tombstones = keyed & is_null
+        keep = (newest <= offsets) & ~(tombstones & (offsets < self.tombstone_end))
+        self.tombstone_count += int(np.count_nonzero(keep & tombstones & (offsets < self.end)))
+        return keep
+
+    def _reading(self, size: int) -> None:
+        self.read_bytes += size
+        self._throttle(size)
+
+
+def _map_bytes_for(record_count: int) -> int:
+    """A map in which so many keys fit: short logs need no large one."""
+    return 64 * record_count + 1_000
+
+
+def _columns(batches: Sequence[Stored]) -> tuple[pa.Array, Offsets, Mask]:
+    """Keys, offsets and whether the value is null, of all rows."""
+    keys = pa.concat_arrays([batch.rows.column("key") for batch in batches])
+    offsets = np.concatenate([batch.rows.column("offset").to_numpy() for batch in batches])
+    return keys, offsets, np.concatenate([_nulls(batch.rows.column("value")) for batch in batches])
+
+
+def _nulls(column: pa.Array) -> Mask:
+    found: Mask = pc.is_null(column).to_numpy(zero_copy_only=False)
+    return found

@@ -1,0 +1,85 @@
+"""The stored messages of a log in turn, each in the memory of the one before it: for those who copy gigabytes.
+
+Fresh memory costs more than reading: a machine may have to find each page of it first. One message of a megabyte also
+stays in the processor's cache from the read over the check to the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes, verify_batch
+from broker.api.errors import BadBatch, CorruptLog
+from broker.storage.disk import File, storage_error
+from broker.storage.read import FileRange, LogView, ReadPlan, plan_read
+from broker.storage.segments.segment import Segment
+
+T = TypeVar("T")
+Turn = tuple[BatchHeader, memoryview]
+
+
+def messages_in_turn(
+    ask: Callable[[Callable[[LogView], ReadPlan]], ReadPlan],
+    repair: Callable[[Segment], None],
+    offset: int,
+    end: int,
+) -> Iterator[Turn]:
+    """The verified messages that hold [offset, min(end, high watermark)), in order, with their headers.
+
+    Each is the caller's to change, and gone when the next is asked for. Damaged ones do not come.
+
+    Args:
+        ask: Of the log: answers a question to a view of it.
+        repair: Of the log: scans a segment anew, and notes what is lost.
+    Raises:
+        OffsetOutOfRange: as `PartitionLog.read`.
+        StorageFailed: the disk cannot read.
+        CorruptLog: scanning anew did not help.
+    """
+    block = _Block()
+    repaired = -1
+    while True:
+        damaged: Segment | None = None
+        with ask(lambda view, at=offset: plan_read(view, at, end=end, max_bytes=None)) as plan:  # type: ignore[misc]
+            for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
+                turns = block.messages(file, place)
+                try:
+                    for header, message in turns:
+                        yield header, message
+                        offset = header.next_offset
+                except BadBatch:
+                    damaged = segment
+                    break
+                except OSError as error:
+                    raise storage_error(error, f"read {place.path}") from error
+            if damaged is None:
+                if not plan.ranges:
+                    return
+                offset = plan.next_offset
+        if damaged is not None:
+            if repaired == offset:
+                raise CorruptLog(f"{damaged.path}: damaged, and scanning it anew did not help", path=damaged.path)
+            repaired = offset
+            repair(damaged)
+
+
+class _Block:
+    """Memory for one message; it grows to the longest."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def messages(self, file: File, place: FileRange) -> Iterator[Turn]:
+        """The messages of a range. Raises BadBatch: one is damaged."""
+        where, at, end = f"{place.path}: ", place.position, place.position + place.length
+        while at < end:
+            length = message_bytes(file.pread(min(HEADER_BYTES, end - at), at), where=where)
+            if length > end - at:
+                raise BadBatch(f"{where}a batch of {length} bytes at {at} runs past the end at {end}")
+            if length > len(self._memory):
+                self._memory = bytearray(length)
+            message = memoryview(self._memory)[:length]
+            message = message[: file.pread_into(message, at)]
+            yield verify_batch(message, where=where), message
+            at += length

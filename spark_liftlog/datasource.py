@@ -1,0 +1,53 @@
+"""The data source: options in, the reader or writer for them out.
+
+Spark makes one of these per `load()` and per write, in a process of its own, pickles it, and asks it
+again in others; it holds the options and nothing else.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from spark_liftlog.errors import shown_to_spark
+from spark_liftlog.options import check_names, sink_options, source_options
+from spark_liftlog.reading.batch_reader import LiftlogReader
+from spark_liftlog.reading.stream_reader import LiftlogStreamReader
+from spark_liftlog.schema import ROW
+from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
+
+
+class LiftlogDataSource(DataSource):
+    """Streams of a liftlog cluster as Spark tables.
+
+    Register:  found by itself (module pyspark_liftlog), or `spark_liftlog.register(spark)`.
+    Read:      `spark.read.format("liftlog").load("orders")`
+    Stream:    `spark.readStream.format("liftlog").option("startingOffsets", "earliest").load("orders")`
+    Write:     `df.write.format("liftlog").mode("append").save("enriched")`
+    Options:   spark_liftlog/options.py
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "liftlog"
+
+    @shown_to_spark
+    def schema(self) -> StructType:
+        check_names(self.options)
+        return ROW
+
+    @shown_to_spark
+    def reader(self, schema: StructType) -> LiftlogReader:
+        return LiftlogReader(source_options(self.options, "batch"), schema)
+
+    @shown_to_spark
+    def streamReader(self, schema: StructType) -> LiftlogStreamReader:
+        return LiftlogStreamReader(source_options(self.options, "stream"), schema)
+
+    @shown_to_spark
+    def writer(self, schema: StructType, overwrite: bool) -> LiftlogWriter:
+        return LiftlogWriter(sink_options(self.options), schema, overwrite=overwrite)
+
+    @shown_to_spark
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LiftlogStreamWriter:
+        return LiftlogStreamWriter(sink_options(self.options), schema, overwrite=overwrite)

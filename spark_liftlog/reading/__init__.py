@@ -1,0 +1,24 @@
+"""The source: what the driver plans, and what a task reads.
+
+advance.py        From where the query stands to where its next batch ends: the decisions, without
+                  the network.
+batch_reader.py   A batch read: where it starts and ends is asked once, when it is planned.
+cluster.py        What the driver asks of the brokers: heads, positions, publishing. Executors do
+                  not come here.
+driver.py         The driver's side of a streaming read: what `stream_reader.py` asks, independent
+                  of Spark.
+heads.py          What there is to read, always at hand: one long poll in the background, answers
+                  from memory.
+offsets.py        The offset JSON: what Spark keeps in the checkpoint and hands back, for years.
+plan.py           Which records go into which Spark task. Arithmetic only.
+positions.py      Option values and ranges, made concrete by asking the brokers once. For batch and
+                  stream alike.
+prefetch.py       Reading ahead of Spark: a thread makes the next batch while Spark takes the one
+                  before.
+progress.py       Publishing how far a query is: best effort, in the background, never ahead of what
+                  is done.
+query_lag.py      How far behind a streaming query is, from the progress that Spark keeps of it.
+stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in driver.py.
+task.py           What an executor does: read the ranges of one input partition. HTTP only, nothing
+                  of the driver's.
+"""

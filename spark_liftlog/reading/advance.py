@@ -1,0 +1,208 @@
+"""From where the query stands to where its next batch ends: the decisions, without the network.
+
+    start (the checkpoint)        0 1 2 3 4 5 6 7 8 9|
+    log                                 4 5 6 7 8 9|10 11 12 13|      log start 4, high watermark 14
+    next batch                                     [10 11 12)         begin 10, end 13 (limit 3)
+
+A *loss* is a difference between what the checkpoint remembers and what the log can still give:
+
+    deleted     the stream is gone                                          nothing to go on at
+    recreated   same name, other incarnation: offsets count other records   its log start
+    expired     retention deleted records before they were read             the log start
+    truncated   the log ends below the start, or the record before the      where the logs part
+                start has another epoch: the tail was lost and written anew
+
+A1  Without a loss no end is below its start, and an end is at most the high watermark.
+A2  After a loss that the user chose to survive, the batch's base says where it really begins.
+A3  Nothing new gives no step: the caller returns the start offset itself, text and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.api.errors import LiftlogError, StaleIncarnation, UnknownStream
+from spark_liftlog.errors import HOW_TO_GO_ON, LogTruncated, RecordsExpired
+from spark_liftlog.reading.offsets import Key, Offset, Position
+from spark_liftlog.reading.plan import prorate
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the broker says of one partition now.
+
+    Attributes:
+        log_start_offset, high_watermark: The records that can be read, [start, end).
+        leader_epoch: Of the leader now, not of any record.
+        leader: Its HTTP address.
+    """
+
+    log_start_offset: int
+    high_watermark: int
+    leader_epoch: int
+    leader: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """What the broker says of the streams of a query; a stream that does not exist is not in it."""
+
+    incarnations: Mapping[str, str]
+    partitions: Mapping[Key, Head]
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One partition's loss: the error that names it, and where records are valid again (None: nowhere)."""
+
+    error: LiftlogError
+    resume: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A batch to be: per partition where it begins and ends, and which begins its end must record."""
+
+    start: Offset
+    incarnations: Mapping[str, str]
+    begins: Mapping[Key, int]
+    ends: Mapping[Key, int]
+    base: Mapping[Key, int]
+
+
+def losses(start: Offset, heads: Heads) -> dict[Key, Loss]:
+    """What of `start` the log cannot give any more, as far as heads alone can tell.
+
+    Two are not among it. A high watermark below the start: a view that is a moment old, or a leader
+    that is still catching up, looks the same. A stream that is not in the heads: it may be deleted, or
+    be unavailable for a while. Both are for the caller to say once it has asked the log itself.
+    """
+    found: dict[Key, Loss] = {}
+    for (stream, partition), at in sorted(start.positions.items()):
+        head = heads.partitions.get((stream, partition))
+        if head is None or heads.incarnations[stream] != start.incarnations[stream]:
+            continue
+        if head.log_start_offset > at.offset:
+            found[stream, partition] = Loss(expired((stream, partition), at.offset, head), head.log_start_offset)
+    for (stream, partition), head in sorted(heads.partitions.items()):
+        known, now = start.incarnations.get(stream), heads.incarnations[stream]
+        if known is not None and known != now:
+            error = recreated(stream, known, now, head.log_start_offset)
+            found[stream, partition] = Loss(error, head.log_start_offset)
+    return found
+
+
+def deleted(stream: str) -> UnknownStream:
+    """The stream is gone."""
+    return UnknownStream(
+        f"stream {stream!r} was deleted while the query had a position in it; create it again and set the option"
+        " failOnDataLoss=false to go on with the new one, or start with a new checkpoint",
+        stream=stream,
+    )
+
+
+def recreated(stream: str, known: str, now: str, log_start_offset: int) -> StaleIncarnation:
+    """The stream of this name is another one."""
+    where = f"the new stream's first record, {log_start_offset}"
+    return StaleIncarnation(
+        f"stream {stream!r} was deleted and re-created: the checkpoint counts offsets of incarnation {known},"
+        f" now it is {now}, whose offsets mean other records; {HOW_TO_GO_ON.format(where=where)}",
+        stream=stream,
+        incarnation=now,
+    )
+
+
+def expired(key: Key, offset: int, head: Head) -> RecordsExpired:
+    """Retention was faster than the query."""
+    stream, partition = key
+    return RecordsExpired(
+        f"stream {stream!r} partition {partition}: records {offset} to {head.log_start_offset - 1} were deleted by"
+        f" retention or a trim before this query read them; valid offsets are {head.log_start_offset} to"
+        f" {head.high_watermark};"
+        f" {HOW_TO_GO_ON.format(where=f'offset {head.log_start_offset}')}",
+        stream=stream,
+        partition=partition,
+        log_start_offset=head.log_start_offset,
+        high_watermark=head.high_watermark,
+    )
+
+
+def truncated(key: Key, offset: int, resume: int, head: Head) -> LogTruncated:
+    """The log's tail is not the one that the query read."""
+    stream, partition = key
+    what = (
+        f"the log ends at {head.high_watermark}, the query has read up to {offset}"
+        if head.high_watermark < offset
+        else f"records from {resume} on were lost and written anew, the query has read up to {offset}"
+    )
+    return LogTruncated(
+        f"stream {stream!r} partition {partition}: the log was truncated: {what}; valid offsets are"
+        f" {head.log_start_offset} to {head.high_watermark}; {HOW_TO_GO_ON.format(where=f'offset {resume}')}",
+        stream=stream,
+        partition=partition,
+        log_start_offset=head.log_start_offset,
+        high_watermark=head.high_watermark,
+    )
+
+
+def step(start: Offset, heads: Heads, resume: Mapping[Key, int], *, limit: int | None) -> Step | None:
+    """The next batch, or None when there is nothing new (A3).
+
+    Args:
+        start: Where the query stands.
+        heads: What there is to read.
+        resume: Where partitions go on after a loss; overrides `start`.
+        limit: Records for the whole batch.
+    """
+    begins: dict[Key, int] = {}
+    base: dict[Key, int] = {}
+    for (stream, partition), head in sorted(heads.partitions.items()):
+        if stream not in start.incarnations:
+            continue
+        key = (stream, partition)
+        known = start.positions.get(key)
+        if key in resume:
+            begins[key] = base[key] = resume[key]
+        elif known is not None:
+            begins[key] = known.offset
+        else:  # a partition that was added while the query ran: all of it is new
+            begins[key] = base[key] = head.log_start_offset
+    backlogs = {key: max(0, heads.partitions[key].high_watermark - begin) for key, begin in begins.items()}
+    taken = prorate(backlogs, limit)
+    if not taken and not base:
+        return None
+    ends = {key: begin + taken.get(key, 0) for key, begin in begins.items()}
+    incarnations = {stream: heads.incarnations[stream] for stream in start.incarnations if stream in heads.incarnations}
+    return Step(start=start, incarnations=incarnations, begins=begins, ends=ends, base=base)
+
+
+def unknown_epochs(it: Step, heads: Heads) -> dict[Key, int]:
+    """The ends whose epoch must be asked for, as offsets.
+
+    Epochs only rise along a log. If the record before the begin already has the present leader's
+    epoch, so has every record behind it, and nobody need be asked: the usual case.
+    """
+    asked: dict[Key, int] = {}
+    for key, end in it.ends.items():
+        if _known_epoch(it, heads, key) is None:
+            asked[key] = end
+    return asked
+
+
+def finish(it: Step, heads: Heads, epochs: Mapping[Key, int]) -> Offset:
+    """The end offset of a step, `epochs` being the answers to `unknown_epochs`."""
+    positions = {}
+    for key, end in it.ends.items():
+        known = _known_epoch(it, heads, key)
+        positions[key] = Position(end, epochs[key] if known is None else known)
+    return Offset(consumer=it.start.consumer, incarnations=it.incarnations, positions=positions, base=it.base)
+
+
+def _known_epoch(it: Step, heads: Heads, key: Key) -> int | None:
+    at = it.start.positions.get(key)
+    if at is None or at.offset != it.begins[key] or it.start.incarnations[key[0]] != it.incarnations[key[0]]:
+        return None
+    if it.ends[key] == at.offset or at.leader_epoch == heads.partitions[key].leader_epoch:
+        return at.leader_epoch
+    return None

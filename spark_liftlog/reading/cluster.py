@@ -1,0 +1,145 @@
+"""What the driver asks of the brokers: heads, positions, publishing. Executors do not come here.
+
+Three calls, each one bulk request whatever the number of partitions:
+
+    watch     GET  /v1/watch              what there is to read; waits until it changes
+    resolve   POST /v1/offsets/resolve    positions: earliest, latest, an offset, the end of an epoch
+    commit    POST /v1/consumers/{c}/offsets
+
+Q1  `heads_now` and `resolve` are repeated until their deadline: a broker that is killed and comes back
+    within it is a pause. `watch` and `commit` are asked once; their callers are threads that go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from broker.api.errors import LiftlogError
+from broker.client.client import Client
+from broker.client.http import answers
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls, path
+from broker.client.http.interrupt import Interrupt
+from broker.client.positions import Position as ClientPosition
+from spark_liftlog.reading.advance import Head, Heads
+from spark_liftlog.reading.offsets import Key, Position
+
+FIRST_DEADLINE_S: Final = 30.0
+"""Patience with brokers that never answered: more likely a wrong address than a restart."""
+DEADLINE_S: Final = 120.0
+"""Patience with brokers that did answer before."""
+TIMEOUT_S: Final = 10.0
+
+At: TypeAlias = str | Mapping[str, int]
+"""`earliest`, `latest`, `{"offset": n}` or `{"epoch": e}` (where the records of epochs up to e end)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """What a position turned out to be.
+
+    Attributes:
+        position: Offset, and epoch of the record before it (-1: none, or not known any more).
+        incarnation: Of the stream; empty if it is not there.
+        head: The partition then; its epoch and leader are not told here.
+        bytes_ahead: About how many bytes lie from the offset to the high watermark.
+        error: Why the position could not be resolved; `position` is then the head's log start.
+    """
+
+    position: Position
+    incarnation: str
+    head: Head
+    bytes_ahead: int
+    error: LiftlogError | None
+
+
+class Cluster:
+    """The brokers of a query's source. Opens nothing until it is asked.
+
+    Args:
+        addresses: HTTP addresses, separated by commas.
+    """
+
+    def __init__(self, addresses: str) -> None:
+        self._brokers = Brokers(addresses)
+        self._has_answered = False
+
+    def watch(
+        self, streams: Sequence[str], *, since: int | None, max_wait_ms: int, interrupt: Interrupt | None = None
+    ) -> tuple[int, Heads]:
+        """Ask once what there is to read.
+
+        Args:
+            since: Version of the last answer; the broker waits for another. None: answer at once.
+        Returns:
+            The version, and the heads of those streams that exist.
+        """
+        query = {"since": since, "max_wait_ms": max_wait_ms, "streams": ",".join(streams)}
+        return self._watch(query, 0, interrupt)
+
+    def heads_now(self, streams: Sequence[str]) -> tuple[int, Heads]:
+        """As `watch`, answered at once and asked until somebody does. Raises Retryable if nobody does."""
+        return self._watch({"streams": ",".join(streams)}, self._deadline_s, None)
+
+    def _watch(self, query: dict[str, Any], deadline_s: float, interrupt: Interrupt | None) -> tuple[int, Heads]:
+        calls = Calls(self._brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
+        wait_s = query.get("max_wait_ms", 0) / 1000
+        value = calls.json("GET", path("watch"), query=query, wait_s=wait_s, interrupt=interrupt)
+        found = answers.understand(answers.Watch.of, value, where=str(self._brokers))
+        self._has_answered = True
+        partitions = {
+            (name, number): Head(at.log_start_offset, at.high_watermark, at.leader_epoch, at.leader_http)
+            for name, stream in found.streams.items()
+            for number, at in stream.partitions.items()
+        }
+        incarnations = {name: stream.incarnation for name, stream in found.streams.items()}
+        return found.version, Heads(incarnations=incarnations, partitions=partitions)
+
+    def resolve(self, positions: Sequence[tuple[Key, At]]) -> list[Resolved]:
+        """Resolve positions in one call, in their order.
+
+        Raises:
+            Retryable: nobody answered in time; Unavailable in general.
+        """
+        asked = [ClientPosition(stream, partition, at) for (stream, partition), at in positions]
+        found = [_resolved(answer) for answer in self._client(self._deadline_s).resolve(asked)]
+        assert len(found) == len(asked), "one answer for each position"
+        return found
+
+    def commit(self, consumer: str, positions: Mapping[Key, Position], incarnations: Mapping[str, str]) -> None:
+        """Publish a consumer's positions, once."""
+        offsets = [
+            {
+                "stream": stream,
+                "partition": partition,
+                "offset": at.offset,
+                "leader_epoch": at.leader_epoch,
+                "incarnation": incarnations[stream],
+            }
+            for (stream, partition), at in sorted(positions.items())
+        ]
+        self._client(0).commit(consumer, offsets)
+
+    def close(self) -> None:
+        """Close idle connections. Idempotent."""
+        self._brokers.pool.close()
+
+    @property
+    def _deadline_s(self) -> float:
+        return DEADLINE_S if self._has_answered else FIRST_DEADLINE_S
+
+    def _client(self, deadline_s: float) -> Client:
+        return Client(self._brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
+
+
+def _resolved(found: answers.Resolved) -> Resolved:
+    start = found.log_start_offset or 0
+    return Resolved(
+        position=Position(start if found.offset is None else found.offset, found.leader_epoch),
+        incarnation=found.incarnation or "",
+        head=Head(start, found.high_watermark or 0, -1),
+        bytes_ahead=found.bytes_ahead or 0,
+        error=found.error,
+    )

@@ -1,0 +1,313 @@
+"""The driver's side of a streaming read: what `stream_reader.py` asks, independent of Spark.
+
+Lives as long as the query, in the process that Spark runs the source in. One thread asks it; the
+watch and the publisher have a thread each of their own.
+
+S1  Every end is derived from its start, from what brokers say, and the limit; what cannot be derived
+    again (where "latest" was, where a batch begins after a loss) is written into the end itself.
+S2  Without a loss, no record between two ends of a checkpoint is skipped or read twice.
+S3  A broker that is away is waited for; what is lost is named, or with failOnDataLoss=false logged.
+S4  Before a position is used for the first time, and again when the leader or the incarnation has
+    changed, the epoch of the record before it is compared with the log's: a tail that was lost and
+    written anew has the same offsets but another epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.api.errors import InvalidSetting, NotReady, OffsetOutOfRange, Retryable, UnknownPartition, UnknownStream
+from spark_liftlog.errors import BadOffset
+from spark_liftlog.options import SourceOptions
+from spark_liftlog.reading import advance
+from spark_liftlog.reading.advance import Head, Heads, Loss
+from spark_liftlog.reading.cluster import DEADLINE_S, At, Cluster, Resolved
+from spark_liftlog.reading.heads import HeadWatch
+from spark_liftlog.reading.offsets import Key, Offset, decode, encode, starting_point
+from spark_liftlog.reading.plan import Range
+from spark_liftlog.reading.positions import resolve_where, weighed
+from spark_liftlog.reading.progress import Progress
+from spark_liftlog.reading.query_lag import report
+
+SETTLE_S: Final = 5.0
+"""How long a log may end below a position that was read before it counts as truncated."""
+
+log = logging.getLogger("spark_liftlog")
+
+
+class StreamDriver:
+    """Where a query stands, where its next batch ends, which ranges that is.
+
+    Args:
+        options: Checked options.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._cluster = Cluster(options.brokers)
+        self._watch = HeadWatch(self._cluster, [options.stream])
+        self._progress = Progress(self._cluster)
+        self._frozen: Heads | None = None
+        self._consumer = options.consumer or f"spark-{uuid.uuid4()}"
+        self._verified: dict[Key, tuple[str, int]] = {}
+        self._ends: Mapping[Key, int] = {}
+        self._idle: tuple[Any, Heads] | None = None
+        self._warned: set[str] = set()
+
+    def freeze(self) -> None:
+        """Read up to what there is now, and no further (Trigger.AvailableNow)."""
+        self._frozen = self._watch.fresh()
+
+    def latest(self, start_value: dict[str, Any], limit: int | None) -> dict[str, Any]:
+        """Where the batch that begins at `start_value` ends; `start_value` itself when there is nothing new."""
+        start = decode(start_value)
+        heads = self._frozen or self._watch.current()
+        if start is None:
+            end = self._first(start_value, heads, limit)
+        else:
+            self._check_stream(start)
+            self.done(start_value)
+            if self._idle is not None and self._idle[0] == start_value and self._idle[1] is heads:
+                return start_value
+            found = self._next(start, heads, limit)
+            if found is None:
+                self._idle = (start_value, heads)
+                self._ends = {key: at.offset for key, at in start.positions.items()}
+                return start_value
+            end = found
+        self._ends = {key: at.offset for key, at in end.positions.items()}
+        return encode(end)
+
+    def done(self, value: dict[str, Any]) -> None:
+        """Every record before this offset has been processed. Never raises, never waits."""
+        if not self._options.commit_offsets:
+            return
+        offset = decode(value)
+        if offset is not None:
+            self._progress.learned(replace(offset, consumer=self._options.consumer or offset.consumer))
+
+    def ranges(self, start_value: dict[str, Any], end_value: dict[str, Any]) -> list[Range]:
+        """The ranges of a batch, with leaders and sizes; none that is empty."""
+        start, end = decode(start_value), decode(end_value)
+        if end is None or start_value == end_value:
+            return []
+        self._check_stream(end)
+        planned = []
+        for key, (begin, stop) in _bounds(start, end).items():
+            if stop > begin and (available := self._available(end, key, begin, stop)) is not None:
+                planned.append(available)
+        return weighed(self._cluster, planned)
+
+    def report(self) -> dict[str, Any] | None:
+        """The lag behind the end that was returned last, as JSON."""
+        if not self._ends:
+            return None
+        heads = self._watch.current()
+        return report(self._ends, {key: head.high_watermark for key, head in heads.partitions.items()})
+
+    def close(self) -> None:
+        """Publish what was learned, shortly, and end the threads. Idempotent."""
+        self._progress.close()
+        self._watch.close()
+        self._cluster.close()
+
+    def _first(self, start_value: dict[str, Any], heads: Heads, limit: int | None) -> Offset:
+        """The first end of a query: it says itself where its batch begins (S1)."""
+        options = self._options
+        resolved = resolve_where(
+            self._cluster,
+            options.stream,
+            heads,
+            starting_point(start_value, options.stream),
+            option="startingOffsets",
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+        incarnation = heads.incarnations[options.stream]
+        for key, found in resolved.items():
+            if found.incarnation != incarnation:
+                raise advance.recreated(key[0], incarnation, found.incarnation, found.head.log_start_offset)
+        first = Offset(
+            consumer=self._consumer,
+            incarnations={options.stream: incarnation},
+            positions={key: found.position for key, found in resolved.items()},
+        )
+        base = {key: found.position.offset for key, found in resolved.items()}
+        it = advance.step(first, heads, base, limit=limit)
+        assert it is not None, "a step with a base is never empty"
+        return self._finish(it, heads)
+
+    def _next(self, start: Offset, heads: Heads, limit: int | None) -> Offset | None:
+        start = replace(start, consumer=self._options.consumer or start.consumer)
+        resume = self._survived(start, heads)
+        if resume is None:
+            return None
+        it = advance.step(start, heads, resume, limit=limit)
+        return None if it is None else self._finish(it, heads)
+
+    def _finish(self, it: advance.Step, heads: Heads) -> Offset:
+        asked: list[tuple[Key, At]] = [
+            (key, {"offset": end}) for key, end in sorted(advance.unknown_epochs(it, heads).items())
+        ]
+        answers = self._cluster.resolve(asked)
+        epochs = {
+            key: -1 if answer.error is not None else answer.position.leader_epoch
+            for (key, _), answer in zip(asked, answers, strict=True)
+        }
+        for key in it.ends:  # derived from this very leader's log
+            self._verified[key] = (it.incarnations[key[0]], heads.partitions[key].leader_epoch)
+        return advance.finish(it, heads, epochs)
+
+    def _survived(self, start: Offset, heads: Heads) -> dict[Key, int] | None:
+        """Where partitions go on that lost records; None: there is nothing to go on at yet.
+
+        Raises:
+            LiftlogError: the loss, unless failOnDataLoss is false.
+        """
+        found = advance.losses(start, heads)
+        suspects = {
+            key: at.offset
+            for key, at in start.positions.items()
+            if key not in found and self._is_suspect(key, at.offset, start.incarnations[key[0]], heads)
+        }
+        if suspects:
+            found |= self._compared(start, heads, suspects)
+        for _, loss in sorted(found.items()):
+            self._lost(loss)
+        resume = {key: loss.resume for key, loss in found.items() if loss.resume is not None}
+        return resume if len(resume) == len(found) else None
+
+    def _is_suspect(self, key: Key, offset: int, incarnation: str, heads: Heads) -> bool:
+        """Whether the position must be compared with the log itself (S4)."""
+        head = heads.partitions.get(key)
+        if head is None:
+            return heads.incarnations.get(key[0]) in (None, incarnation)
+        return self._verified.get(key) != (incarnation, head.leader_epoch) or head.high_watermark < offset
+
+    def _lost(self, loss: Loss) -> None:
+        if self._options.fail_on_data_loss:
+            raise loss.error
+        if str(loss.error) not in self._warned:
+            self._warned.add(str(loss.error))
+            log.warning("source.data_loss error=%s", loss.error)
+
+    def _compared(self, start: Offset, heads: Heads, suspects: Mapping[Key, int]) -> dict[Key, Loss]:
+        """Compare positions with the log itself (S4)."""
+        began = time.monotonic()
+        keys = sorted(suspects)
+        asked: list[tuple[Key, At]] = [(key, {"offset": suspects[key]}) for key in keys]
+        while True:
+            answers = dict(zip(keys, self._cluster.resolve(asked), strict=True))
+            is_away = any(isinstance(found.error, Retryable) for found in answers.values())
+            is_behind = any(
+                found.incarnation and found.head.high_watermark < suspects[key] for key, found in answers.items()
+            )
+            waited_s = time.monotonic() - began
+            if (is_away and waited_s < DEADLINE_S) or (is_behind and waited_s < SETTLE_S):
+                time.sleep(0.1)  # a leader that has just begun learns its high watermark
+                continue
+            break
+        lost: dict[Key, Loss] = {}
+        for key, found in answers.items():
+            loss = self._difference(start, key, found)
+            if loss is not None:
+                lost[key] = loss
+            else:
+                head = heads.partitions.get(key)
+                self._verified[key] = (start.incarnations[key[0]], -1 if head is None else head.leader_epoch)
+        return lost
+
+    def _difference(self, start: Offset, key: Key, found: Resolved) -> Loss | None:
+        at, head, known = start.positions[key], found.head, start.incarnations[key[0]]
+        if isinstance(found.error, UnknownStream):
+            return Loss(advance.deleted(key[0]), None)
+        if found.error is not None and not isinstance(found.error, OffsetOutOfRange):
+            raise found.error
+        if found.incarnation != known:
+            # Newer than the heads at hand: nothing to go on at until they have it too.
+            return Loss(advance.recreated(key[0], known, found.incarnation, head.log_start_offset), None)
+        if head.log_start_offset > at.offset:
+            return Loss(advance.expired(key, at.offset, head), head.log_start_offset)
+        if head.high_watermark < at.offset:
+            resume = self._parting(key, at.leader_epoch, head.high_watermark, head)
+            return Loss(advance.truncated(key, at.offset, resume, head), resume)
+        epoch = found.position.leader_epoch
+        # At the log's start the record before is gone, and its epoch perhaps with it.
+        if at.offset > head.log_start_offset and -1 not in (epoch, at.leader_epoch) and epoch != at.leader_epoch:
+            resume = self._parting(key, at.leader_epoch, at.offset, head)
+            return Loss(advance.truncated(key, at.offset, resume, head), resume)
+        return None
+
+    def _parting(self, key: Key, epoch: int, offset: int, head: Head) -> int:
+        """Up to where the log is still the one that was read."""
+        if epoch >= 0:
+            (found,) = self._cluster.resolve([(key, {"epoch": epoch})])
+            if found.error is None:
+                offset = min(offset, found.position.offset)
+        return min(max(offset, head.log_start_offset), head.high_watermark)
+
+    def _available(self, end: Offset, key: Key, begin: int, stop: int) -> Range | None:
+        """The range as far as the log has it; None: nothing of it. A loss raises or is survived."""
+        stream, partition = key
+        known, heads = end.incarnations[stream], self._heads_with(key)
+        head = None if heads is None else heads.partitions[key]
+        if heads is None or head is None:
+            self._lost(Loss(advance.deleted(stream), None))
+            return None
+        if heads.incarnations[stream] != known:
+            now = heads.incarnations[stream]
+            self._lost(Loss(advance.recreated(stream, known, now, head.log_start_offset), None))
+            return None
+        if head.high_watermark < stop:  # planned in an earlier run, perhaps: settle as in `_compared`
+            deadline = time.monotonic() + SETTLE_S
+            while (head := self._watch.fresh().partitions.get(key, head)).high_watermark < stop:
+                if time.monotonic() > deadline:
+                    self._lost(Loss(advance.truncated(key, stop, head.high_watermark, head), None))
+                    break
+                self._watch.wait(self._watch.current(), 0.1)
+        if head.log_start_offset > begin:
+            self._lost(Loss(advance.expired(key, begin, head), None))
+        begin, stop = max(begin, head.log_start_offset), min(stop, head.high_watermark)
+        if begin >= stop:
+            return None
+        return Range(stream=stream, partition=partition, incarnation=known, start=begin, end=stop, address=head.leader)
+
+    def _heads_with(self, key: Key) -> Heads | None:
+        """Heads that tell of the partition, waited for while it is unavailable; None: it does not exist (any more)."""
+        began = time.monotonic()
+        heads = self._watch.current()
+        while key not in heads.partitions:
+            (found,) = self._cluster.resolve([(key, "earliest")])
+            if isinstance(found.error, UnknownStream | UnknownPartition):
+                return None
+            if time.monotonic() - began > DEADLINE_S:
+                raise found.error or NotReady(f"stream {key[0]!r} is there, but nobody leads partition {key[1]}")
+            time.sleep(0.1)
+            heads = self._watch.fresh()
+        return heads
+
+    def _check_stream(self, offset: Offset) -> None:
+        if set(offset.incarnations) != {self._options.stream}:
+            raise InvalidSetting(
+                f"the checkpoint belongs to stream {', '.join(map(repr, sorted(offset.incarnations)))}, the query reads"
+                f" {self._options.stream!r}: use a checkpoint of its own",
+                key="stream",
+                value=self._options.stream,
+            )
+
+
+def _bounds(start: Offset | None, end: Offset) -> dict[Key, tuple[int, int]]:
+    """Per partition where a batch begins and ends: at its base if it has one, else where the one before ended."""
+    bounds = {}
+    for key, at in sorted(end.positions.items()):
+        begin = end.base.get(key)
+        if begin is None and start is not None and key in start.positions:
+            begin = start.positions[key].offset
+        if begin is None or begin > at.offset:
+            raise BadOffset(f"the checkpoint does not say where partition {key[1]} of {key[0]!r} begins", offset="")
+        bounds[key] = (begin, at.offset)
+    return bounds

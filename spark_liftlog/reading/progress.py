@@ -1,0 +1,99 @@
+"""Publishing how far a query is: best effort, in the background, never ahead of what is done.
+
+    Spark                     this process                      broker
+    latestOffset(start) ────► learned(start) ──► thread ──────► __offsets[consumer]
+
+Spark hands the end of a batch to `latestOffset` as its start only when that batch is done, so a start
+is progress; the end of a batch that is planned is not. `commit(end)` says the same one batch later.
+
+G1  Only what was learned so is published, also at the end: `close` flushes, it does not guess.
+G2  Nothing here raises into the query, and nothing waits for the network but `close`, shortly.
+G3  A position that was published is not published again; of several that wait only the newest counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from broker.api.errors import Retryable
+from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.offsets import Offset
+
+PAUSE_S_MAX: Final = 5.0
+FLUSH_S: Final = 2.0
+
+log = logging.getLogger("spark_liftlog")
+
+
+class Progress:
+    """Publishes the newest position of one query.
+
+    Args:
+        cluster: Where to.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._changed = threading.Condition()
+        self._newest: Offset | None = None
+        self._published: Offset | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = threading.Event()
+        self._is_closing = False
+
+    def learned(self, done: Offset) -> None:
+        """Every record before `done` has been processed; publish that, some time soon."""
+        with self._changed:
+            if self._is_closing or (self._newest is not None and _same(self._newest, done)):
+                return
+            self._newest = done
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="liftlog-progress", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float = FLUSH_S) -> None:
+        """Publish what waits, for `timeout_s` at most, and end the thread. Idempotent."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        self._is_closed.set()
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._newest is not self._published or self._is_closing)
+                wanted = self._newest
+                if wanted is None or wanted is self._published:
+                    return  # closing, and nothing waits
+            try:
+                self._cluster.commit(wanted.consumer, wanted.positions, wanted.incarnations)
+                if failures:
+                    log.warning("progress.restored consumer=%s failures=%d", wanted.consumer, failures)
+                failures = 0
+            except Exception as error:  # the top of a thread (G2)
+                failures += 1
+                if failures == 1:
+                    log.warning("progress.failed consumer=%s error=%s", wanted.consumer, error)
+                if self._is_closed.is_set():
+                    return
+                if isinstance(error, Retryable):
+                    self._pause(failures)
+                    continue
+                # The stream is gone or another one: this position will never be wanted. The next one may be.
+            with self._changed:
+                self._published = wanted
+
+    def _pause(self, failures: int) -> None:
+        with self._changed:
+            seconds = min(0.1 * 2 ** min(failures, 10), PAUSE_S_MAX)
+            self._changed.wait(0.2 if self._is_closing else seconds)
+
+
+def _same(a: Offset, b: Offset) -> bool:
+    return (a.consumer, a.incarnations, a.positions) == (b.consumer, b.incarnations, b.positions)

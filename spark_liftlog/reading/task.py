@@ -1,0 +1,121 @@
+"""What an executor does: read the ranges of one input partition. HTTP only, nothing of the driver's.
+
+    ranges of the plan -> messages (verified) -> gathered in the declared schema -> joined -> (thread) -> Spark
+
+Sessions and memory are kept per process and set of addresses: workers serve task after task, batch after batch,
+and a fork opens its own. The plan names each leader, so nobody is asked where to read.
+
+T1  A closed range gives the same rows in the same order every time, or an error: a task may be retried.
+T2  What broke underway is taken up again at the next offset (broker.client.reading.fetch), within DEADLINE_S.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
+from broker.client.http.interrupt import Interrupt
+from broker.client.reading.fetch import FetchSession, PartitionFetch
+from broker.client.reading.gathering import Gathering
+from broker.client.reading.reused_memory import Memory
+from spark_liftlog.errors import for_spark
+from spark_liftlog.reading.advance import Head, expired, truncated
+from spark_liftlog.reading.plan import Range
+from spark_liftlog.reading.prefetch import read_ahead
+from spark_liftlog.schema import GATHERED_BYTES, Projection, joined
+
+DEADLINE_S: Final = 120.0
+"""How long a task waits for a broker that does not answer: a restart should not fail a query."""
+
+log = logging.getLogger("spark_liftlog")
+
+_sessions: dict[str, FetchSession] = {}
+_memory: Final = Memory()
+_lock = threading.Lock()
+
+
+class TaskRanges(InputPartition):
+    """What one task reads. Spark's own `InputPartition(None)` (an empty batch plan) has no ranges."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        super().__init__(tuple(ranges))
+
+
+def session(brokers: str) -> FetchSession:
+    """This process's session with a cluster."""
+    with _lock:
+        found = _sessions.get(brokers)
+        if found is None:
+            found = _sessions[brokers] = FetchSession(brokers)
+        return found
+
+
+def read_task(
+    partition: InputPartition, projection: Projection, *, brokers: str, batch_rows: int, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task, n >= 1 per batch, of exactly the projection's schema.
+
+    Raises:
+        LiftlogSparkError: a range cannot be read (any more).
+    """
+
+    interrupt = Interrupt()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for wanted in partition.value or ():
+            shape = projection.shape(wanted.stream, wanted.partition)
+            gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
+            yield from _records(wanted, gathering, brokers, fail_on_data_loss, interrupt)
+
+    try:
+        yield from read_ahead(joined(batches(), rows_max=batch_rows), interrupt)
+    except LiftlogError as error:
+        raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
+
+
+def _records(
+    wanted: Range, gathering: Gathering, brokers: str, fail_on_data_loss: bool, interrupt: Interrupt
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out."""
+    reader = session(brokers)
+    key = (wanted.stream, wanted.partition)
+    if wanted.address:
+        reader.brokers.note_leader(key, wanted.address)
+    at = wanted.start
+    while at < wanted.end:
+        fetch = PartitionFetch(
+            reader,
+            wanted.stream,
+            wanted.partition,
+            at,
+            incarnation=wanted.incarnation,
+            deadline_s=DEADLINE_S,
+            interrupt=interrupt,
+        )
+        try:
+            yield from fetch.until(wanted.end, gathering.add, gathering.memory)
+            break
+        except OffsetOutOfRange as error:
+            at = fetch.position
+            head = Head(int(error.log_start_offset), int(error.high_watermark), -1)
+            loss = (
+                expired(key, at, head) if at < head.log_start_offset else truncated(key, at, head.high_watermark, head)
+            )
+            if fail_on_data_loss:
+                raise loss from error
+            log.warning("source.data_loss error=%s", loss)
+            if at >= head.log_start_offset:
+                break
+            at = head.log_start_offset
+        except (StaleIncarnation, UnknownStream, UnknownPartition) as error:
+            if fail_on_data_loss:
+                raise
+            log.warning("source.data_loss error=%s", error)
+            break
+    yield from gathering.rest()
