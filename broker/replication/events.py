@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from broker.replication.messages import NO_INCARNATION, AskEnd, Fetch, Incarnation, Reply
+
 Ticket = Any
 """Whoever waits, as the driver knows him. The core only hands it back."""
 
@@ -44,6 +46,7 @@ class Led:
         isr, partition_epoch: As the catalog has them; `me` is in sync.
         high_watermark, durable_end, log_end: Of its log, whose last group is whole.
         group_ends: Of the commit groups beyond the high watermark, in order; the last is the log end.
+        log_start: Of its checkpoint.
     """
 
     epoch: int
@@ -54,6 +57,7 @@ class Led:
     durable_end: int
     log_end: int
     group_ends: tuple[int, ...] = ()
+    log_start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,19 +121,44 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowerAt:
-    """A follower's fetch. Its driver has seen that what the follower holds is in this log.
+class FetchArrived:
+    """A follower fetches.
 
     Attributes:
-        incarnation: Of the replica; a later one replaces what was known.
-        epoch: The leader epoch that the follower knows; others than the present one are not minded.
-        durable_end: So far it has fsynced.
+        epoch_before: Leader epoch of the record before `fetch.offset` in this log; -1: there is none, or not any more.
+        log_start, start_epoch: Of this log, and the leader epoch of the record before it; -1: not known.
     """
 
-    broker: str
-    incarnation: int
-    epoch: int
-    durable_end: int
+    fetch: Fetch
+    epoch_before: int
+    log_start: int = 0
+    start_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAsked:
+    """A follower asks for the end of an epoch. The other attributes are those of `messages.End`, from this log."""
+
+    ask: AskEnd
+    found_epoch: int
+    end: int
+    log_start: int = 0
+    start_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TrimAsked:
+    """The log is to start at `start`, which is committed."""
+
+    start: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class StartMoved:
+    """This log's checkpoint says that it starts here."""
+
+    log_start: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +188,22 @@ class Closed:
     """The partition is deleted."""
 
 
-Event = Led | Deposed | Altered | Appended | Synced | SyncFailed | Recovered | FollowerAt | IsrAnswered | Tick | Closed
+Event = (
+    Led
+    | Deposed
+    | Altered
+    | Appended
+    | Synced
+    | SyncFailed
+    | Recovered
+    | FetchArrived
+    | EndAsked
+    | TrimAsked
+    | StartMoved
+    | IsrAnswered
+    | Tick
+    | Closed
+)
 
 
 # -- effects --------------------------------------------------------------------------------------------------
@@ -200,7 +244,7 @@ class AskIsr:
     Attributes:
         request: To be answered with; the same question may be asked again under it.
         epoch, partition_epoch: Of the state that is to be changed.
-        incarnation: Of the broker that is added, as its fetch had it; 0 for a removal.
+        incarnation: Of the replica that is added, as its fetch had it.
     """
 
     request: int
@@ -208,7 +252,7 @@ class AskIsr:
     partition_epoch: int
     add: str | None = None
     remove: str | None = None
-    incarnation: int = 0
+    incarnation: Incarnation = NO_INCARNATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,4 +260,19 @@ class StepOut:
     """Ask the catalog for another incarnation of this replica: nobody may rely on its log before it has caught up."""
 
 
-Effect = Sync | Commit | Wake | Answer | AskIsr | StepOut
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tell another replica. With `Records` go the stored bytes from its offset on, as many as there are and fit."""
+
+    to: str
+    message: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Let the log start here, in its checkpoint first; then say `StartMoved`."""
+
+    start: int
+
+
+Effect = Sync | Commit | Wake | Answer | AskIsr | StepOut | Send | Trim

@@ -7,7 +7,8 @@
 I1  A member counts until its removal is confirmed, an addition from the moment that it is asked for until the catalog
     has refused it. A time-out is no answer.
 I2  One change is asked for at a time, of the partition epoch that is known: of two, one would be refused.
-I3  A follower is asked in only with a *durable* end at or above the high watermark and the start of the epoch.
+I3  A follower is asked in only with a *durable* end at or above the high watermark and the start of the epoch, and with
+    a log start at or above the last trim that was answered.
 I4  What a follower said in an earlier leadership, or under an earlier incarnation, is forgotten.
 I5  How long a follower has been behind is counted from the first tick of this leadership on, not from before.
 """
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.replication.events import AskIsr, FollowerAt, IsrAnswered, Led
+from broker.replication.events import AskIsr, IsrAnswered, Led
+from broker.replication.messages import NO_INCARNATION, Fetch, Incarnation
 
 
 @dataclass(slots=True)
@@ -25,12 +27,14 @@ class Follower:
 
     Attributes:
         durable_end: -1: nothing yet.
+        log_start: Of its checkpoint.
         caught_up_ms: When it last held all that the leader had; None: before the first tick.
         mark_ms, mark_end: Once it holds this much, it had all of what there was at that time.
     """
 
-    incarnation: int = -1
+    incarnation: Incarnation = NO_INCARNATION
     durable_end: int = -1
+    log_start: int = 0
     caught_up_ms: int | None = None
     mark_ms: int = 0
     mark_end: int = 0
@@ -57,19 +61,25 @@ class InSync:
         """The least durable end of all that count."""
         return min([own_end, *(self.followers[broker].durable_end for broker in self.counting())])
 
-    def note(self, event: FollowerAt, *, log_end: int, now_ms: int) -> bool:
-        """A follower has said how far it is. Returns whether that is news of somebody who may be minded (I4)."""
-        follower = self.followers.get(event.broker)
-        if follower is None or event.incarnation < follower.incarnation or not 0 <= event.durable_end <= log_end:
-            return False
-        if event.incarnation > follower.incarnation:
-            follower.incarnation, follower.durable_end = event.incarnation, event.durable_end
-        follower.durable_end = max(follower.durable_end, event.durable_end)
+    def log_starts(self) -> list[int]:
+        """Of all that count, but the leader's."""
+        return [self.followers[broker].log_start for broker in self.counting()]
+
+    def admits(self, broker: str, incarnation: Incarnation) -> bool:
+        """Whether somebody may be minded (I4)."""
+        return broker in self.followers and incarnation >= self.followers[broker].incarnation
+
+    def note(self, fetch: Fetch, *, log_end: int, now_ms: int) -> None:
+        """A follower that may be minded has said how far it is; what it holds is in the leader's log."""
+        follower = self.followers[fetch.follower]
+        if fetch.incarnation > follower.incarnation:
+            follower.incarnation, follower.durable_end, follower.log_start = fetch.incarnation, -1, 0
+        follower.durable_end = max(follower.durable_end, fetch.durable_end)
+        follower.log_start = max(follower.log_start, fetch.log_start)
         if follower.caught_up_ms is not None and follower.durable_end >= follower.mark_end:
             at_end = follower.durable_end >= log_end
             follower.caught_up_ms = now_ms if at_end else max(follower.caught_up_ms, follower.mark_ms)
             follower.mark_ms, follower.mark_end = now_ms, log_end
-        return True
 
     def confirm(self, event: IsrAnswered) -> bool:
         """The catalog has spoken. Returns whether that is news."""
@@ -82,10 +92,11 @@ class InSync:
         self.members, self.partition_epoch = tuple(sorted(event.isr)), event.partition_epoch
         return is_answer or is_later
 
-    def expansion(self, broker: str, least_end: int) -> AskIsr | None:
+    def expansion(self, broker: str, *, least_end: int, least_start: int) -> AskIsr | None:
         """Ask this follower in, if it has what it needs (I2, I3)."""
         follower = self.followers[broker]
-        if self.pending is not None or broker in self.members or follower.durable_end < least_end:
+        is_ready = follower.durable_end >= least_end and follower.log_start >= least_start
+        if self.pending is not None or broker in self.members or not is_ready:
             return None
         return self._ask(add=broker, incarnation=follower.incarnation)
 
@@ -101,7 +112,9 @@ class InSync:
             return self.pending
         return None if worst is None else self._ask(remove=worst)
 
-    def _ask(self, *, add: str | None = None, remove: str | None = None, incarnation: int = 0) -> AskIsr:
+    def _ask(
+        self, *, add: str | None = None, remove: str | None = None, incarnation: Incarnation = NO_INCARNATION
+    ) -> AskIsr:
         self.request += 1
         self.pending = AskIsr(
             request=self.request,

@@ -19,6 +19,8 @@ L3  Each ticket is answered once: STORED only when what it waits for is so, else
 L4  After a failed fsync, a recovery, the end of the leadership or of the partition nobody waits any more.
 L5  One sync at a time. What a sync of an earlier generation says is not minded.
 L6  With several replicas a failed fsync ends the leadership: nobody may count on a log whose pages may be gone.
+L7  What a follower says counts only if it names this epoch and its latest incarnation, and if the record before its
+    fetch offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges.
 
 The caller's duties:
 
@@ -28,6 +30,9 @@ The caller's duties:
 3. Every `Sync` is answered by one `Synced` or `SyncFailed`, with its generation.
 4. `AskIsr` goes to the catalog, which answers with its state. A late answer, or none, does no harm: it is asked anew.
 5. After `StepOut` nothing is appended before the next `Led`.
+6. `FetchArrived` and `EndAsked` bring what this log says of the question, looked up under the same lock. A `Send` may
+   be held back while there is nothing to tell; the next one to the same follower is as good.
+7. A `Trim` that the disk refuses is tried again.
 
 Design: 03-replication sections 3, 3.1 and 8. Cost: per batch, never per record.
 """
@@ -48,21 +53,27 @@ from broker.replication.events import (
     Commit,
     Deposed,
     Effect,
+    EndAsked,
     Event,
-    FollowerAt,
+    FetchArrived,
     IsrAnswered,
     Led,
     Outcome,
     Recovered,
+    Send,
+    StartMoved,
     StepOut,
     Sync,
     Synced,
     SyncFailed,
     Tick,
     Ticket,
+    TrimAsked,
     Wake,
 )
 from broker.replication.insync import InSync
+from broker.replication.messages import Diverged, End, Fenced, Records, Reply, StartsAbove
+from broker.replication.trims import Trims
 
 REPLICA_LAG_MS_MAX: Final = 10_000
 """A follower that has not been caught up for so long is asked out of the in-sync replicas."""
@@ -110,6 +121,7 @@ class Leader:
         self.fsync_each_batch = True
         self.fsync_interval_ms = 0
         self.in_sync: InSync | None = None  # None: this replica is the only one
+        self.trims = Trims(0)
         self.now_ms = 0
         self._lag_ms_max = replica_lag_ms_max
         self._requests = 0
@@ -127,7 +139,7 @@ class Leader:
     @property
     def waiting_count(self) -> int:
         """Tickets that are not answered yet."""
-        return len(self._for_all) + len(self._for_leader)
+        return len(self._for_all) + len(self._for_leader) + self.trims.waiting_count
 
     def step(self, event: Event) -> tuple[Effect, ...]:
         """Apply one event. Returns what the driver must do, in this order."""
@@ -185,10 +197,15 @@ class Leader:
             effects.append(Answer(waiting.popleft()[1], STORED))
         before, ends = self.high_watermark, self._group_ends
         committed = before
-        if self.in_sync is None:
+        in_sync = self.in_sync
+        if in_sync is None:
             safe_end = own_end
-        elif len(self.in_sync.members) >= self.min_insync_replicas:
-            safe_end = self.in_sync.durable_end(own_end)
+            if self.trims.waiting_count:
+                effects += self.trims.advance(())
+        elif len(in_sync.members) >= self.min_insync_replicas:
+            safe_end = in_sync.durable_end(own_end)
+            if self.trims.waiting_count:
+                effects += self.trims.advance(in_sync.log_starts())
         else:
             safe_end = before
         if safe_end >= self.epoch_start:  # L2
@@ -196,7 +213,7 @@ class Leader:
                 committed = ends.popleft()
         if committed > before:
             self.high_watermark = committed
-            effects[:0] = (Commit(committed), WAKE)
+            effects[:0] = (Commit(committed), WAKE)  # before all others
         assert before <= self.high_watermark <= max(before, own_end), "L1, L2"
         waiting = self._for_all
         while waiting and waiting[0][0] <= self.high_watermark:
@@ -208,7 +225,7 @@ class Leader:
         effects: list[Effect] = [Answer(ticket, outcome, error) for _, ticket in (*self._for_leader, *self._for_all)]
         self._for_leader.clear()
         self._for_all.clear()
-        return effects
+        return effects + self.trims.tell_all(outcome)
 
     # -- the disk fails ---------------------------------------------------------------------------------------
 
@@ -264,6 +281,7 @@ class Leader:
         self._group_ends = deque(event.group_ends or ((event.log_end,) if is_more else ()))
         assert not is_more or self._group_ends[-1] == event.log_end, "a leader cuts what is no whole group"
         self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
+        self.trims = Trims(event.log_start)
         return (*effects, *self._advance(), WAKE, *self._begin_sync())
 
     def _deposed(self, event: Deposed) -> tuple[Effect, ...]:
@@ -288,15 +306,67 @@ class Leader:
 
     # -- the others -------------------------------------------------------------------------------------------
 
-    def _follower_at(self, event: FollowerAt) -> tuple[Effect, ...]:
-        in_sync = self.in_sync
-        if self.role is not Role.LEADING or in_sync is None or event.epoch != self.epoch:
+    def _fetch_arrived(self, event: FetchArrived) -> tuple[Effect, ...]:
+        fetch, in_sync = event.fetch, self.in_sync
+        if self.role is not LEADING or in_sync is None:
             return NOTHING
-        if not in_sync.note(event, log_end=self.log_end, now_ms=self.now_ms):
+        answer: Reply
+        effects: list[Effect] = []
+        epoch, incarnation = self.epoch, fetch.incarnation
+        is_minded = fetch.epoch == epoch and in_sync.admits(fetch.follower, incarnation)
+        is_empty = fetch.offset == fetch.log_start or fetch.offset == event.log_start
+        if not is_minded or not 0 <= fetch.durable_end <= fetch.offset:
+            answer = Fenced(epoch=epoch, incarnation=incarnation)
+        elif fetch.offset < event.log_start:
+            answer = StartsAbove(
+                epoch=epoch, incarnation=incarnation, log_start=event.log_start, start_epoch=event.start_epoch
+            )
+        elif fetch.offset > self.log_end or not (is_empty or fetch.last_epoch == event.epoch_before):
+            answer = Diverged(epoch=epoch, incarnation=incarnation)
+        else:  # L7
+            in_sync.note(fetch, log_end=self.log_end, now_ms=self.now_ms)
+            effects = self._advance()
+            asked = in_sync.expansion(
+                fetch.follower,
+                least_end=max(self.high_watermark, self.epoch_start),
+                least_start=self.trims.answered,
+            )
+            effects += [] if asked is None else [asked]
+            answer = Records(
+                epoch=epoch,
+                incarnation=incarnation,
+                offset=fetch.offset,
+                high_watermark=self.high_watermark,
+                log_start=event.log_start,
+            )
+        return (*effects, Send(fetch.follower, answer))
+
+    def _end_asked(self, event: EndAsked) -> tuple[Effect, ...]:
+        ask, in_sync = event.ask, self.in_sync
+        if self.role is not LEADING or in_sync is None:
             return NOTHING
-        effects = self._advance()
-        asked = in_sync.expansion(event.broker, max(self.high_watermark, self.epoch_start))
-        return tuple(effects) if asked is None else (*effects, asked)
+        if ask.epoch != self.epoch or not in_sync.admits(ask.follower, ask.incarnation):
+            return (Send(ask.follower, Fenced(epoch=self.epoch, incarnation=ask.incarnation)),)
+        answer = End(
+            epoch=ask.epoch,
+            incarnation=ask.incarnation,
+            request=ask.request,
+            found_epoch=event.found_epoch,
+            end=event.end,
+            log_start=event.log_start,
+            start_epoch=event.start_epoch,
+        )
+        return (Send(ask.follower, answer),)
+
+    def _trim_asked(self, event: TrimAsked) -> tuple[Effect, ...]:
+        if self.role is not LEADING:
+            return (Answer(event.ticket, Outcome.CLOSED if self.role is Role.CLOSED else Outcome.DEPOSED),)
+        self.trims.ask(event.start, event.ticket)
+        return tuple(self._advance())
+
+    def _start_moved(self, event: StartMoved) -> tuple[Effect, ...]:
+        self.trims.log_start = max(self.trims.log_start, event.log_start)
+        return tuple(self._advance()) if self.role is LEADING else NOTHING
 
     def _isr_answered(self, event: IsrAnswered) -> tuple[Effect, ...]:
         if self.role is not Role.LEADING or self.in_sync is None or event.epoch != self.epoch:
@@ -331,7 +401,10 @@ _HANDLERS: Final = cast(
         Deposed: Leader._deposed,
         Closed: Leader._closed,
         Altered: Leader._altered,
-        FollowerAt: Leader._follower_at,
+        FetchArrived: Leader._fetch_arrived,
+        EndAsked: Leader._end_asked,
+        TrimAsked: Leader._trim_asked,
+        StartMoved: Leader._start_moved,
         IsrAnswered: Leader._isr_answered,
         Tick: Leader._tick,
     },

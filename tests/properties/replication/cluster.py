@@ -19,6 +19,7 @@ from typing import Any
 
 import broker.replication.events as events
 from broker.replication.events import Acks, AskIsr, Outcome
+from broker.replication.messages import Fetch, Incarnation
 
 BROKERS = ("a", "b", "c")
 STEPS = 160
@@ -28,7 +29,7 @@ STEPS = 160
 class Catalog:
     isr: frozenset[str] = frozenset(BROKERS)
     partition_epoch: int = 0
-    incarnations: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BROKERS, 1))
+    incarnations: dict[str, Incarnation] = field(default_factory=lambda: dict.fromkeys(BROKERS, (1, 0)))
 
     def change(self, isr: frozenset[str]) -> None:
         self.isr, self.partition_epoch = isr, self.partition_epoch + 1
@@ -178,13 +179,20 @@ class Cluster:
         broker = self.rng.choice("bc")
         end = self.has["a"]
         self.has[broker] = min(end, self.has[broker] + self.rng.randint(0, 4))
-        self.net.append(
-            events.FollowerAt(
-                broker=broker,
+        self.net.append(self.fetched(broker))
+
+    def fetched(self, broker: str) -> events.FetchArrived:
+        return events.FetchArrived(
+            fetch=Fetch(
+                follower=broker,
                 incarnation=self.catalog.incarnations[broker],
                 epoch=self.epoch,
+                offset=self.has[broker],
+                last_epoch=self.epoch,
                 durable_end=self.durable[broker],
-            )
+                log_start=0,
+            ),
+            epoch_before=self.epoch,
         )
 
     def follower_sync(self) -> None:
@@ -243,7 +251,7 @@ class Cluster:
     def wipe(self) -> None:
         """A follower comes back without its disk, and is registered so: in one command it leaves the ISR."""
         gone = self.rng.choice("bc")
-        self.catalog.incarnations[gone] += 1
+        self.catalog.incarnations[gone] = (self.catalog.incarnations[gone][0] + 1, 0)
         self.catalog.change(self.catalog.isr - {gone})
         self.has[gone] = self.durable[gone] = 0
         self.tell_isr()
@@ -254,14 +262,7 @@ class Cluster:
         for _ in range(40):
             for broker in "bc":
                 self.has[broker] = self.durable[broker] = self.has["a"]
-                self.net.append(
-                    events.FollowerAt(
-                        broker=broker,
-                        incarnation=self.catalog.incarnations[broker],
-                        epoch=self.epoch,
-                        durable_end=self.durable[broker],
-                    )
-                )
+                self.net.append(self.fetched(broker))
             while self.net:
                 self.hand_over(self.net.pop(0))
             if self.is_asked:

@@ -4,7 +4,9 @@ led epoch=1 replicas=a,b,c isr=a,b,c pe=1 end=0 durable=0 hw=0 groups=    the le
 appended 0 2 x=all y=leader groups=1,2     tickets x and y; without groups: one group; groups=-: a repeat
 synced 2 generation=1                      without a generation: of the present one
 sync-failed EIO, recovered durable=2 end=2
-follower b 2 epoch=1 incarnation=1
+follower b 2 end=3 epoch=1 incarnation=1 last=1 before=1 start=0 from=0    a fetch: 2 is durable, 3 its log end
+follower-asks b last=1 found=1 end=3       where does epoch 1 end?
+trim 2 x, starts 2                         a trim is asked for; the leader's checkpoint says so
 isr a,b pe=2 request=1 epoch=1
 altered min=2 fsync=interval interval=1000
 tick 500, deposed, closed
@@ -16,6 +18,7 @@ from types import ModuleType
 
 import broker.replication.events as events
 from broker.replication.events import Acks, AskIsr, Effect
+from broker.replication.messages import AskEnd, Diverged, End, Fenced, Fetch, Incarnation, Message, Records, StartsAbove
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -26,8 +29,42 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, names(text)))
 
 
+def incarnation_of(text: str) -> Incarnation:
+    broker, _, steps = text.partition(".")
+    return int(broker), int(steps or 0)
+
+
+def plain(incarnation: Incarnation) -> str:
+    return ".".join(map(str, incarnation)) if incarnation[1] else str(incarnation[0])
+
+
+def message_line(message: Message) -> str:
+    match message:
+        case Records():
+            start = f" start={message.log_start}" if message.log_start else ""
+            return f"records {message.offset} hw={message.high_watermark}{start}"
+        case End():
+            start = f" start={message.log_start}/{message.start_epoch}" if message.log_start else ""
+            return f"epoch {message.found_epoch} ends at {message.end}{start}"
+        case Diverged():
+            return "diverged"
+        case StartsAbove():
+            return f"starts at {message.log_start} after epoch {message.start_epoch}"
+        case Fenced():
+            return f"fenced by epoch {message.epoch}"
+        case Fetch():
+            start = f" start={message.log_start}" if message.log_start else ""
+            return f"fetch {message.offset} last={message.last_epoch} durable={message.durable_end}{start}"
+        case AskEnd():
+            return f"ask end of {message.last_epoch} request={message.request}"
+
+
 def effect_line(effect: Effect) -> str:
     match effect:
+        case events.Send(to, message):
+            return f"{to} <- {message_line(message)}"
+        case events.Trim(start):
+            return f"trim {start}"
         case events.Sync(generation):
             return f"sync generation={generation}"
         case events.Commit(high_watermark):
@@ -37,7 +74,9 @@ def effect_line(effect: Effect) -> str:
         case events.Answer(ticket, outcome, error):
             return f"answer {ticket} {outcome.name.lower()}" + (f" {error}" if error else "")
         case AskIsr():
-            who = f"add={effect.add} incarnation={effect.incarnation}" if effect.add else f"remove={effect.remove}"
+            who = (
+                f"add={effect.add} incarnation={plain(effect.incarnation)}" if effect.add else f"remove={effect.remove}"
+            )
             return f"ask-isr {who} request={effect.request} epoch={effect.epoch} pe={effect.partition_epoch}"
         case events.StepOut():
             return "step-out"
@@ -68,6 +107,7 @@ class Scenario:
                     durable_end=int(values.get("durable", end)),
                     log_end=end,
                     group_ends=numbers(values.get("groups", "")),
+                    log_start=int(values.get("start", 0)),
                 )
             case "appended":
                 first, end = int(words[0]), int(words[1])
@@ -82,12 +122,40 @@ class Scenario:
             case "recovered":
                 return events.Recovered(durable_end=int(values["durable"]), log_end=int(values["end"]))
             case "follower":
-                return events.FollowerAt(
-                    broker=words[0],
-                    incarnation=int(values.get("incarnation", 1)),
-                    epoch=int(values.get("epoch", core.epoch)),
-                    durable_end=int(words[1]),
+                durable_end = int(words[1])
+                last = int(values.get("last", core.epoch))
+                return events.FetchArrived(
+                    fetch=Fetch(
+                        follower=words[0],
+                        incarnation=incarnation_of(values.get("incarnation", "1")),
+                        epoch=int(values.get("epoch", core.epoch)),
+                        offset=int(values.get("end", durable_end)),
+                        last_epoch=last,
+                        durable_end=durable_end,
+                        log_start=int(values.get("start", 0)),
+                    ),
+                    epoch_before=int(values.get("before", last)),
+                    log_start=int(values.get("from", 0)),
+                    start_epoch=int(values.get("start-epoch", -1)),
                 )
+            case "follower-asks":
+                return events.EndAsked(
+                    ask=AskEnd(
+                        follower=words[0],
+                        incarnation=incarnation_of(values.get("incarnation", "1")),
+                        epoch=int(values.get("epoch", core.epoch)),
+                        request=int(values.get("request", 1)),
+                        last_epoch=int(values["last"]),
+                    ),
+                    found_epoch=int(values["found"]),
+                    end=int(values["end"]),
+                    log_start=int(values.get("from", 0)),
+                    start_epoch=int(values.get("start-epoch", -1)),
+                )
+            case "trim":
+                return events.TrimAsked(int(words[0]), words[1])
+            case "starts":
+                return events.StartMoved(int(words[0]))
             case "isr":
                 request = values.get("request")
                 return events.IsrAnswered(

@@ -1,0 +1,300 @@
+"""The core of a follower: how its log becomes its leader's, and stays so. Events in, effects out.
+
+    ASKING     where does my last epoch end with you?       <-----+
+       | they agree                    | they do not              |
+       |                            CUTTING  cut there, ask again-+
+    FETCHING   what comes after my end? append, fsync, say so
+
+A log and its leader's agree up to some offset, and may part there: each holds records that were appended by leaders
+whom the other never heard. They agree where both have the same epoch:
+
+    follower   1 1 1 2 2 2            last epoch 2: "where does 2 end?"
+    leader     1 1 1 1 3 3            "I have no 2; 1 ends at 4"
+    follower   1 1 1                  cut to min(4, end of 1 here = 3): both end in 1 now, so they agree
+
+The high watermark decides nothing here: the follower's own may be old, and two leaders may have come since.
+
+F1  Records are appended only at the log end, as they are, from the leader of the epoch that is followed, and only once
+    both logs have been found to agree below.
+F2  An answer counts only if it names this epoch and this incarnation; an end only if it answers the open question.
+F3  What is told to be durable has been fsynced here; an fsync of an earlier life of the log is not minded.
+F4  The high watermark is the leader's, as far as this log goes, to the end of a commit group; it does not move back but
+    in a cut.
+F5  Who would be cut below the leader's log start begins anew there: below it there is nothing to agree on.
+F6  The log start is the leader's. It follows only what is below the high watermark here.
+F7  After a failed fsync nothing more is said before the replica has another incarnation.
+
+The caller's duties: those of `leader` 1 to 3. `Append`, `Truncate`, `Reset` and `StartAt` are done at once, and
+answered by `Holds` before any other event. A sync that is under way when the log is cut says `Synced` all the same.
+
+Time is that of `Tick`. A question without an answer is asked again; a leader that answers nothing is reported.
+
+Design: 03-replication sections 2, 3, 3.1 and 8; KIP-101, KIP-279.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from typing import Any, Final, cast
+
+from broker.replication.events import Commit, StepOut, Sync, Synced, SyncFailed, Tick
+from broker.replication.following import (
+    Answered,
+    Append,
+    Ask,
+    Effect,
+    Event,
+    Followed,
+    Holds,
+    Report,
+    Reset,
+    StartAt,
+    Truncate,
+    Unfollowed,
+    Unreachable,
+)
+from broker.replication.messages import (
+    NO_INCARNATION,
+    AskEnd,
+    Diverged,
+    End,
+    Fenced,
+    Fetch,
+    Records,
+    StartsAbove,
+)
+
+ASK_AGAIN_MS: Final = 300
+"""A question that was not answered for so long is asked again. Longer than a leader holds an answer back."""
+FETCH_TIMEOUT_MS: Final = 1_000
+"""A leader that has not answered anything for so long is reported."""
+NOTHING: Final[tuple[Effect, ...]] = ()
+
+
+class Phase(Enum):
+    """See the module."""
+
+    IDLE = "idle"
+    ASKING = "asking"
+    CUTTING = "cutting"
+    FETCHING = "fetching"
+
+
+class Follower:
+    """One replica's core while another leads.
+
+    Args:
+        me: This broker.
+
+    Attributes:
+        phase, epoch, leader, incarnation: Whom it follows, and as whom.
+        log: What the log holds, as last told.
+        generation: Counts the lives of the log: what was begun in an earlier one is not minded.
+    """
+
+    def __init__(self, me: str, *, ask_again_ms: int = ASK_AGAIN_MS, fetch_timeout_ms: int = FETCH_TIMEOUT_MS) -> None:
+        self.me = me
+        self.phase = Phase.IDLE
+        self.epoch = -1
+        self.leader = ""
+        self.incarnation = NO_INCARNATION
+        self.log = Holds(log_start=0, log_end=0, durable_end=0, last_epoch=-1, high_watermark=0, group_end=0)
+        self.generation = 0
+        self.is_syncing = False
+        self.now_ms = 0
+        self._request = 0
+        self._told: Records | None = None  # the answer whose records are being appended
+        self._found_epoch = -1  # what the open cut is to lead to
+        self._asked_ms = self._heard_ms = 0
+        self._ask_again_ms = ask_again_ms
+        self._fetch_timeout_ms = fetch_timeout_ms
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Apply one event. Returns what the driver must do, in this order."""
+        effects = _HANDLERS[type(event)](self, event)
+        log = self.log
+        assert log.log_start <= log.high_watermark <= log.group_end <= log.log_end, "F4"
+        assert log.durable_end <= log.log_end, "F3"
+        return effects
+
+    # -- whom it follows --------------------------------------------------------------------------------------
+
+    def _followed(self, event: Followed) -> tuple[Effect, ...]:
+        assert (event.epoch, event.incarnation) > (self.epoch, self.incarnation), "an epoch is followed once"
+        assert event.incarnation >= self.incarnation, "an incarnation does not come back"
+        self.epoch, self.leader, self.incarnation = event.epoch, event.leader, event.incarnation
+        self.log = event.log
+        self.generation += 1
+        self._heard_ms = self.now_ms
+        return (*self._ask_or_fetch(), *self._begin_sync())
+
+    def _unfollowed(self, event: Unfollowed) -> tuple[Effect, ...]:
+        self.phase = Phase.IDLE
+        self.generation += 1
+        return NOTHING
+
+    # -- where the logs part ----------------------------------------------------------------------------------
+
+    def _ask_or_fetch(self) -> tuple[Effect, ...]:
+        """An empty log agrees with any."""
+        self._told = None
+        self.phase = Phase.FETCHING if self.log.log_end == self.log.log_start else Phase.ASKING
+        return self._ask()
+
+    def _ask(self) -> tuple[Effect, ...]:
+        self._asked_ms = self.now_ms
+        log = self.log
+        message: Fetch | AskEnd
+        if self.phase is Phase.ASKING:
+            self._request += 1
+            message = AskEnd(
+                follower=self.me,
+                incarnation=self.incarnation,
+                epoch=self.epoch,
+                request=self._request,
+                last_epoch=log.last_epoch,
+            )
+        else:
+            message = Fetch(
+                follower=self.me,
+                incarnation=self.incarnation,
+                epoch=self.epoch,
+                offset=log.log_end,
+                last_epoch=log.last_epoch,
+                durable_end=log.durable_end,
+                log_start=log.log_start,
+            )
+        return (Ask(self.leader, message),)
+
+    def _answered(self, event: Answered) -> tuple[Effect, ...]:
+        message = event.message
+        is_minded = (message.epoch, message.incarnation) == (self.epoch, self.incarnation)
+        if self.phase is Phase.IDLE or not is_minded or isinstance(message, Fenced):  # F2
+            return NOTHING
+        self._heard_ms = self.now_ms
+        match message:
+            case End():
+                return self._end(message, event.own_end)
+            case Records():
+                return self._records(message)
+            case StartsAbove() if self.phase is Phase.FETCHING and self.log.log_end < message.log_start:
+                return self._reset(message.log_start, message.start_epoch)
+            case Diverged() if self.phase is Phase.FETCHING:
+                self.phase = Phase.ASKING
+                return self._ask()
+        return NOTHING
+
+    def _end(self, message: End, own_end: int) -> tuple[Effect, ...]:
+        if self.phase is not Phase.ASKING or message.request != self._request:  # F2
+            return NOTHING
+        log = self.log
+        if message.found_epoch == log.last_epoch and message.end >= log.log_end:
+            self.phase = Phase.FETCHING
+            return self._ask()
+        cut = max(log.log_start, min(message.end, own_end))
+        if cut < message.log_start:
+            return self._reset(message.log_start, message.start_epoch)  # F5
+        self.phase = Phase.CUTTING
+        self._found_epoch = message.found_epoch
+        return (Truncate(cut),)
+
+    def _reset(self, to: int, last_epoch: int) -> tuple[Effect, ...]:
+        self.phase = Phase.CUTTING
+        self._found_epoch = last_epoch
+        return (Reset(to, last_epoch),)
+
+    # -- records ----------------------------------------------------------------------------------------------
+
+    def _records(self, message: Records) -> tuple[Effect, ...]:
+        if self.phase is not Phase.FETCHING or message.offset != self.log.log_end:  # F1
+            return NOTHING
+        self._told = message
+        return (Append(self.epoch),)
+
+    def _holds(self, event: Holds) -> tuple[Effect, ...]:
+        self.log = event
+        if self.phase is Phase.CUTTING:
+            return self._has_cut(event)
+        effects: list[Effect] = []
+        told = self._told
+        if told is not None:
+            wanted = told.high_watermark if told.high_watermark <= event.log_end else event.group_end  # F4
+            if wanted > event.high_watermark:
+                self.log = replace(event, high_watermark=wanted)
+                effects.append(Commit(wanted))
+            self._told = None
+            if event.log_start < told.log_start <= self.log.high_watermark and not event.is_refused:
+                return (*effects, StartAt(told.log_start))  # F6; and then `Holds` again
+        if self.phase is Phase.FETCHING and not event.is_refused:
+            effects += self._ask()
+        return (*effects, *self._begin_sync())
+
+    def _has_cut(self, log: Holds) -> tuple[Effect, ...]:
+        self.generation += 1
+        if log.is_refused:
+            self.phase = Phase.ASKING  # at the next tick
+            return self._begin_sync()
+        do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch
+        self.phase = Phase.FETCHING if do_agree else Phase.ASKING
+        return (*self._ask(), *self._begin_sync())
+
+    # -- the disk ---------------------------------------------------------------------------------------------
+
+    def _begin_sync(self) -> tuple[Effect, ...]:
+        if self.is_syncing or self.phase is Phase.IDLE or self.log.durable_end == self.log.log_end:
+            return NOTHING
+        self.is_syncing = True
+        return (Sync(self.generation),)
+
+    def _synced(self, event: Synced) -> tuple[Effect, ...]:
+        self.is_syncing = False
+        effects: tuple[Effect, ...] = ()
+        if event.generation == self.generation and event.durable_end > self.log.durable_end:  # F3
+            self.log = replace(self.log, durable_end=event.durable_end)
+            effects = self._ask() if self.phase is Phase.FETCHING else NOTHING
+        return (*effects, *self._begin_sync())
+
+    def _sync_failed(self, event: SyncFailed) -> tuple[Effect, ...]:
+        self.is_syncing = False
+        if self.phase is Phase.IDLE:
+            return NOTHING
+        self._unfollowed(Unfollowed())  # F7
+        return (StepOut(),)
+
+    # -- time -------------------------------------------------------------------------------------------------
+
+    def _tick(self, event: Tick) -> tuple[Effect, ...]:
+        assert event.now_ms >= self.now_ms, "time runs back"
+        self.now_ms = event.now_ms
+        if self.phase is Phase.IDLE:
+            return NOTHING
+        effects: tuple[Effect, ...] = ()
+        if self.now_ms - self._asked_ms >= self._ask_again_ms:
+            effects = (*self._ask(), *self._begin_sync())
+        if self.now_ms - self._heard_ms >= self._fetch_timeout_ms:
+            effects += self._report()
+        return effects
+
+    def _unreachable(self, event: Unreachable) -> tuple[Effect, ...]:
+        return NOTHING if self.phase is Phase.IDLE else self._report()
+
+    def _report(self) -> tuple[Effect, ...]:
+        self._heard_ms = self.now_ms
+        return (Report(leader=self.leader, epoch=self.epoch),)
+
+
+_HANDLERS: Final = cast(
+    dict[type[Event], Callable[[Follower, Any], tuple[Effect, ...]]],
+    {
+        Followed: Follower._followed,
+        Unfollowed: Follower._unfollowed,
+        Holds: Follower._holds,
+        Answered: Follower._answered,
+        Unreachable: Follower._unreachable,
+        Synced: Follower._synced,
+        SyncFailed: Follower._sync_failed,
+        Tick: Follower._tick,
+    },
+)

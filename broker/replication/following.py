@@ -1,0 +1,117 @@
+"""What the core of a follower is told (events), and what it wants done (effects). As `events`, for the other side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.replication.events import Commit, StepOut, Sync, Synced, SyncFailed, Tick
+from broker.replication.messages import AskEnd, Diverged, End, Fenced, Fetch, Incarnation, Records, StartsAbove
+
+# -- events ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holds:
+    """What the log holds: as an event, after it was cut, reset, or records were appended to it.
+
+    Attributes:
+        log_start: Of its checkpoint.
+        durable_end: So far it is fsynced.
+        last_epoch: Leader epoch of the last record, or of the one before an empty log; -1: not known.
+        group_end: Where its last whole commit group ends; at least the high watermark.
+        is_refused: The disk took nothing, or not all, and may later.
+    """
+
+    log_start: int
+    log_end: int
+    durable_end: int
+    last_epoch: int
+    high_watermark: int
+    group_end: int
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """This replica follows `leader` from now on, under this incarnation of its own."""
+
+    epoch: int
+    leader: str
+    incarnation: Incarnation
+    log: Holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfollowed:
+    """There is nobody to follow: this replica leads, has stepped out, or nobody leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The leader has answered.
+
+    Attributes:
+        own_end: For `End`: the first offset of this log after the records of `found_epoch` and earlier ones.
+    """
+
+    message: Records | End | Diverged | StartsAbove | Fenced
+    own_end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The leader cannot be asked: nobody listens there."""
+
+
+Event = Followed | Unfollowed | Holds | Answered | Unreachable | Synced | SyncFailed | Tick
+
+
+# -- effects --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the leader."""
+
+    to: str
+    message: Fetch | AskEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append the bytes that came with the answer, under this epoch; then say what the log `Holds`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Cut the log here, or further down to where a commit group ends; then say what it `Holds`."""
+
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Begin the log anew at `to`; then say what it `Holds`."""
+
+    to: int
+    last_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartAt:
+    """Let the log start here, as the leader's does; then say what it `Holds`."""
+
+    log_start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Tell the controller that the leader of this epoch does not answer."""
+
+    leader: str
+    epoch: int
+
+
+Effect = Ask | Append | Truncate | Reset | StartAt | Report | Commit | Sync | StepOut

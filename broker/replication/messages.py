@@ -1,0 +1,112 @@
+"""What the replicas of a partition say to each other. The records themselves travel beside these, as stored bytes.
+
+    follower                                   leader
+       | -- AskEnd(last epoch) ------------------> |     where does my last epoch end with you?
+       | <-- End(epoch, end) --------------------- |     cut there, and ask again until both agree
+       | -- Fetch(log end, last epoch, durable) -> |     what comes next? So far I have fsynced
+       | <-- Records(offset, HW, start) + bytes -- |
+
+Each question names the leader epoch that its follower knows, and the incarnation of that replica. Each answer repeats
+both, so that an answer to another life of the follower is known as such. Messages may be lost, late, doubled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+Incarnation = tuple[int, int]
+"""Of a replica: that of its broker, and how often it has stepped out. A later one is greater."""
+NO_INCARNATION: Final[Incarnation] = (-1, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """A follower wants what comes after its log.
+
+    Attributes:
+        offset: Its log end.
+        last_epoch: Leader epoch of its last record; -1: not known.
+        durable_end: So far it has fsynced. This alone acknowledges.
+        log_start: That of its checkpoint.
+    """
+
+    follower: str
+    incarnation: Incarnation
+    epoch: int
+    offset: int
+    last_epoch: int
+    durable_end: int
+    log_start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskEnd:
+    """A follower wants to know where its last epoch ends in the leader's log. `request`: to be answered with."""
+
+    follower: str
+    incarnation: Incarnation
+    epoch: int
+    request: int
+    last_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Stored records from `offset` on come with this, or none."""
+
+    epoch: int
+    incarnation: Incarnation
+    offset: int
+    high_watermark: int
+    log_start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Answers `AskEnd` (KIP-279).
+
+    Attributes:
+        found_epoch: The greatest epoch of the leader's log that is not above the one asked for; -1: none.
+        end: First offset after its records and those of all before it.
+        log_start: Of the leader.
+        start_epoch: Leader epoch of the record before that; -1: not known.
+    """
+
+    epoch: int
+    incarnation: Incarnation
+    request: int
+    found_epoch: int
+    end: int
+    log_start: int
+    start_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """What the follower has before the offset that it fetches is not what the leader has."""
+
+    epoch: int
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartsAbove:
+    """The leader's log begins above the offset that the follower fetches."""
+
+    epoch: int
+    incarnation: Incarnation
+    log_start: int
+    start_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """The question names another leader epoch than `epoch`, or an earlier life of the replica: nothing was noted."""
+
+    epoch: int
+    incarnation: Incarnation
+
+
+Message = Fetch | AskEnd | Records | End | Diverged | StartsAbove | Fenced
+Reply = Records | End | Diverged | StartsAbove | Fenced

@@ -1,0 +1,59 @@
+"""When a trim may be answered: once nobody who may lead can undo it.
+
+T1  A trim waits while fewer are in sync than must be.
+T2  It is answered once the leader, each in-sync replica and an addition that is asked for have checkpointed its start.
+T3  Nobody joins the in-sync replicas with a start below the last trim that was answered. A new leader takes its own
+    start for that: one that it does not have was not answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from broker.replication.events import Answer, Effect, Outcome, Ticket, Trim
+
+
+class Trims:
+    """Of one leadership.
+
+    Attributes:
+        log_start: Of the leader's checkpoint.
+        answered: Nobody may lead who starts below (T3).
+    """
+
+    def __init__(self, log_start: int) -> None:
+        self.log_start = self.answered = log_start
+        self._asked = log_start
+        self._waiting: deque[tuple[int, Ticket]] = deque()
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def ask(self, start: int, ticket: Ticket) -> None:
+        self._waiting.append((start, ticket))
+
+    def advance(self, starts: Iterable[int]) -> list[Effect]:
+        """Enough are in sync (T1). `starts`: of all others that count."""
+        effects: list[Effect] = []
+        least = min([self.log_start, *starts])
+        wanted = max([start for start, _ in self._waiting], default=0)
+        if wanted > self._asked:
+            self._asked = wanted
+            effects.append(Trim(wanted))
+        still: deque[tuple[int, Ticket]] = deque()
+        for start, ticket in self._waiting:
+            if start <= least:
+                self.answered = max(self.answered, start)
+                effects.append(Answer(ticket, Outcome.STORED))
+            else:
+                still.append((start, ticket))
+        self._waiting = still
+        return effects
+
+    def tell_all(self, outcome: Outcome) -> list[Effect]:
+        """Nobody waits any more."""
+        effects: list[Effect] = [Answer(ticket, outcome) for _, ticket in self._waiting]
+        self._waiting.clear()
+        return effects
