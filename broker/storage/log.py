@@ -117,7 +117,7 @@ class PartitionLog:
         self._is_ahead = False  # the table of subjects tells of what is being appended
         self._is_wanted = False  # somebody asks for subjects for the first time, and all must be durable before
         self._build_lock = threading.Lock()  # before all others
-        self._told: tuple[int, int | None] | None = None  # newest state file, and up to where it tells of subjects
+        self._told: tuple[int, int | None] | None = None  # a state file, and up to where it tells of subjects
         if not log.recovery.clean:
             self._after_recovery()
 
@@ -500,7 +500,8 @@ class PartitionLog:
             raise
 
     def _keep_state_of(self, start: int) -> None:
-        """Before the segments below `start` go, write what only they would tell (T3).
+        """Before the segments below `start` go, write what only they would tell (T3), in a file that no truncation
+        takes: with more replicas one of what is committed.
 
         Raises:
             StorageFailed, DiskFull: nothing may go.
@@ -508,24 +509,37 @@ class PartitionLog:
         log = self.log
         with log.sync_lock, self._lock, log.guarded("write state"):
             states = self._states.offsets
-            if not states or log.failure is not None or states[0] >= log.goes_to(start):
+            if not states or log.failure is not None or self._kept_state() >= log.goes_to(start):
                 return
             log.sync_now()
-            self._save(log.durable_end, frees=True)
+            high_watermark = log.high_watermark
+            end = log.ask(lambda view: group_start(view, high_watermark))
+            if self.settings.is_sole_replica or end == log.log_end_offset:
+                self._save(log.durable_end, frees=True)
+            else:
+                memory = self._read(end, [offset for offset in states if offset <= end] or (-1,))
+                sections = self._sections_of(memory, end)
+                self._states.put(end, sections, high_watermark=high_watermark, frees=True)
+
+    def _kept_state(self) -> int:
+        """Offset of the newest state file that stays whatever is taken back; -1: there is none. OSError passes
+        through."""
+        limit = self.log.log_end_offset if self.settings.is_sole_replica else self.log.high_watermark
+        return next((offset for offset in self._states.offsets if offset <= limit), -1)
 
     def rewritable_end(self) -> int:
         """Below it, sealed segments may be written anew with fewer records: no scan has to tell of them (T3, U2)."""
         log = self.log
         with self._lock, log.guarded("read state"):
-            states = self._states.offsets
-            if not states:
+            if not self._states.offsets:
                 return log.log_end_offset
-            end = states[0] if self.settings.dedup_window_ms else log.log_end_offset
-            if self._told is None or self._told[0] != states[0]:
-                sections = self._states.load(states[0])
-                self._told = (states[0], _told_to(sections) if sections is not None else 0)
+            kept = self._kept_state()
+            if self._told is None or self._told[0] != kept:
+                sections = self._states.load(kept) if kept >= 0 else None
+                self._told = (kept, _told_to(sections) if sections is not None else 0)
+            end = kept if self.settings.dedup_window_ms else log.log_end_offset
             told_to = self._told[1]
-            return end if told_to is None else min(end, told_to)
+            return max(0, end if told_to is None else min(end, told_to))
 
     # --- last records of subjects ---------------------------------------------------------------------------
 
@@ -668,7 +682,7 @@ class PartitionLog:
     def _told_by_state(self) -> int:
         """Below it, segments may go without another state file (T3)."""
         with self._lock, self.log.guarded("read state"):
-            return next(iter(self._states.offsets), self.log.log_end_offset)
+            return self._kept_state() if self._states.offsets else self.log.log_end_offset
 
     def checkpoint(self, *, clean: bool = False, withdraw: bool = False) -> None:
         """As `Log.checkpoint`, and write the state file that a roll has left to it."""

@@ -10,7 +10,8 @@ The state of now is the newest such file plus the headers of the batches after i
 T1  No file: no batch of the log has a stamp, no record an id. The first append with either writes one before anything
     else; so a log that no producer and no id ever came to is never scanned, and has no file.
 T2  What a file says is durable in the log: it is written when all up to its offset has been fsynced.
-T3  No batch is removed, or written anew, that only the scan would tell of: a file at or above its end is there first.
+T3  No batch is removed, or written anew, that only the scan would tell of: a file at or above its end is there first,
+    and with more than one replica that file is committed: a truncation may take others.
 T4  A new file is durable before older ones are removed. A damaged one is passed over: the scan begins
     at the next older one, or with the log.
 T5  The newest file at or below the high watermark stays. Those above a truncation go with the records that they tell
@@ -147,16 +148,15 @@ class StateFiles:
             there = self.offsets
             if there and offset + anew <= there[0]:
                 return False
-            self._put(offset, sections, frees=frees)
-            there = self.offsets
-            committed = next((number for number, other in enumerate(there) if other <= high_watermark), len(there))
-            self._drop(there[committed + 1 :])
+            self._put(offset, sections, high_watermark, frees=frees)
             return True
 
-    def put(self, offset: int, sections: Mapping[str, bytes]) -> None:
-        """Write the state as of `offset`, durably, beside the others: newer ones may be there."""
+    def put(
+        self, offset: int, sections: Mapping[str, bytes], *, high_watermark: int = 0, frees: bool = False
+    ) -> None:
+        """As `save`, where newer ones may be there."""
         with self._lock:
-            self._put(offset, sections)
+            self._put(offset, sections, high_watermark, frees=frees)
 
     def drop_above(self, end: int) -> None:
         """Remove the files that tell of records at or above `end`: others may take their offsets."""
@@ -172,10 +172,12 @@ class StateFiles:
         """List them anew when they are needed."""
         self._offsets = None
 
-    def _put(self, offset: int, sections: Mapping[str, bytes], *, frees: bool = False) -> None:
+    def _put(self, offset: int, sections: Mapping[str, bytes], high_watermark: int, *, frees: bool) -> None:
         path, there = f"{self._folder}/{state_name(offset)}", self.offsets
         self._disk.replace_file(path, encode_state(offset, sections), frees=frees)
-        self._offsets = sorted({offset, *there}, reverse=True)
+        there = self._offsets = sorted({offset, *there}, reverse=True)
+        committed = next((number for number, other in enumerate(there) if other <= high_watermark), len(there))
+        self._drop(there[committed + 1 :])
 
     def _drop(self, offsets: Sequence[int]) -> None:
         for offset in offsets:

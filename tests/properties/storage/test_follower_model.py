@@ -8,8 +8,8 @@ one does not have, down to below its recovery point and its high watermark; now 
 loses power, fails.
 
 Must hold: the replica is byte for byte a beginning of what its leaders stored; what was synced since the last cut
-stays over a power cut; nothing is lost, nothing that was taken back comes back; a repeat of a producer is known exactly
-if its record is there.
+stays over a power cut; nothing is lost, nothing that was taken back comes back; a repeat of a producer is known if its
+record is there, or was until retention took it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.api.batch import read_header
+from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import DiskFull, NotLeader, StorageFailed
 from broker.storage.log import PartitionLog
 from broker.storage.read import verified_messages
@@ -74,9 +74,10 @@ class Leader:
         self.sequence = -1
 
     def append(self, sizes: list[int]) -> None:
-        """One group of so many batches; each is the next of the producer, which begins anew with each leader."""
+        """One group of so many batches; each is the next of a producer that came with this leader."""
         self.sequence += 1
-        batches = [stamped([b"%d" % self.sequence] * size, PRODUCER, self.epoch, self.sequence) for size in sizes]
+        producer = PRODUCER + self.epoch
+        batches = [stamped([b"%d" % self.sequence] * size, producer, self.epoch, self.sequence) for size in sizes]
         self.log.append(batches, leader_epoch=self.epoch, now_us=0)
 
 
@@ -209,7 +210,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         expected = max(ends)
         assert self.log.lead(self.epoch) == expected
         self.forget(expected)
-        self.repeat_the_last_group()
+        self.repeat_the_last_groups()
         for sequence in range(grows):
             batch = stamped([b"%d" % sequence] * 2, PRODUCER, self.epoch, sequence)
             assert not self.log.append([batch], leader_epoch=self.epoch, now_us=0).duplicate
@@ -219,15 +220,19 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.stored += messages_of(self.log, self.end)
         self.another_with_everything()
 
-    def repeat_the_last_group(self) -> None:
-        """What was copied without a look at who wrote it is known to whoever leads."""
-        if not self.stored:
-            return
-        last = read_header(self.stored[-1][2])
-        first = next(f for f, _, m in reversed(self.stored) if read_header(m).group_index == 0)
-        batch = stamped([b"again"] * (self.end - first), last.producer_id, last.producer_epoch, last.sequence)
-        again = self.log.append([batch], leader_epoch=self.epoch, now_us=0)
-        assert (again.duplicate, again.first_offset, again.next_offset) == (True, first, self.end)
+    def repeat_the_last_groups(self) -> None:
+        """Those of all producers: what was copied without a look at who wrote it is known to whoever leads, also where
+        retention has taken it."""
+        last: dict[int, tuple[BatchHeader, int, int]] = {}
+        begin = 0
+        for first, after, message in self.stored:
+            header = read_header(message)
+            begin = first if header.group_index == 0 else begin
+            last[header.producer_id] = header, begin, after
+        for header, first, after in last.values():
+            batch = stamped([b"again"] * (after - first), header.producer_id, header.producer_epoch, header.sequence)
+            again = self.log.append([batch], leader_epoch=self.epoch, now_us=0)
+            assert (again.duplicate, again.first_offset, again.next_offset) == (True, first, after)
 
     def another_with_everything(self) -> None:
         start = self.log.log_start_offset

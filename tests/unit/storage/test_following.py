@@ -542,3 +542,46 @@ def test_what_was_taken_back_is_no_repeat_also_when_the_log_is_as_long_again() -
     again = log.append([stamped([b"lost"], 1, 0, 0)], leader_epoch=3, now_us=0)
     assert (again.first_offset, again.duplicate) == (2, False)
     assert values(log) == [b"both", b"instead", b"lost"]
+
+
+# --- state files ----------------------------------------------------------------------------------------------------
+
+
+def ahead_of_its_commits() -> tuple[SimDisk, PartitionLog]:
+    """A follower whose newest state file tells of records that are not committed, and may be taken back."""
+    minding = replace(SETTINGS, dedup_window_ms=1_000)
+    _, leader = new_log()
+    leader.append([stamped([b"first" * 100] * 3, 7, 0, 0)], leader_epoch=1, now_us=0)
+    for number in range(40):
+        append(leader, b"%d" % number * 100)
+    disk, log = new_log(settings=minding)
+    log.follow(1)
+    copy(leader, log, epoch=1)
+    log.advance_high_watermark(30)
+    log.checkpoint()
+    assert list_states(disk, FOLDER)[0] > 30
+    return disk, log
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_retention_and_a_truncation_leave_no_gap_in_what_is_told_of_producers(restarts: bool) -> None:
+    """The state file above the cut goes; one that told of the segments that are gone was there before they went."""
+    disk, log = ahead_of_its_commits()
+    before = log.segment_count
+    assert log.trim(25) == 25
+    assert log.segment_count < before
+    log.truncate(31)
+    if restarts:
+        log.close()
+        log = open_log(disk, settings=SETTINGS)
+    log.lead(2)
+    again = log.append([stamped([b"first" * 100] * 3, 7, 0, 0)], leader_epoch=2, now_us=0)
+    assert (again.duplicate, again.first_offset, again.next_offset) == (True, 0, 3)
+
+
+def test_only_what_a_committed_state_file_tells_may_be_compacted_away() -> None:
+    """After a truncation the newest file may be gone, and ids are read from the older one and the log above it."""
+    disk, log = ahead_of_its_commits()
+    assert log.rewritable_end() == 0
+    log.advance_high_watermark(log.log_end_offset)
+    assert log.rewritable_end() == log.log_end_offset
