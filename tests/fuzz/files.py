@@ -44,7 +44,7 @@ from broker.storage.disk import OsDisk
 from broker.storage.folder import DataFolder
 from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.inspect.places import owner_of
-from broker.storage.inspect.repair import mend
+from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.memory.ids import IdTable
 from broker.storage.memory.producers import ProducerTable
@@ -176,8 +176,8 @@ def meet_file(name: str) -> Callable[[bytes], None]:
                 refused = error
         disk = with_file(name, data, is_clean=True)
         inspect_partition(disk, FOLDER, expected=IDENTITY)
-        mending = mend(disk, FOLDER, "/aside", now_us=1, expected=IDENTITY)
-        if mending.after is not None and not mending.refused:
+        report = repair(disk, FOLDER, now_us=1, expected=IDENTITY)
+        if report.after is not None and not report.refused:
             open_log(disk, settings=SETTINGS).close(clean=False)
         if refused is not None:
             raise refused

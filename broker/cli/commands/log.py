@@ -7,8 +7,7 @@ broker has the folder open, reading goes on beside it and stops at what it has m
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +19,7 @@ from broker.cli.output import bytes_text, json_out, note, printable
 if TYPE_CHECKING:
     from broker.storage.inspect.findings import Finding, Inspection
     from broker.storage.inspect.places import Place
-    from broker.storage.inspect.repair import Deed, Mending
+    from broker.storage.inspect.repair import RepairAction, RepairReport
 
 app = typer.Typer(help="Files of a log: verify, dump, repair, export.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -68,49 +67,33 @@ def repair(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Rebuild what can be rebuilt, cut torn tails, note losses. Nothing is deleted, only moved aside."""
-    import json as json_module
-    import os
-    from datetime import UTC, datetime
+    """Do now what the next start would do: cut torn tails, rebuild what can be derived, note losses."""
+    import time
 
     from broker.storage.disk import OsDisk
-    from broker.storage.inspect.places import ASIDE_FOLDER, find_places
-    from broker.storage.inspect.repair import mend
+    from broker.storage.inspect.places import find_places
+    from broker.storage.inspect.repair import repair as repair_folder
 
-    now = datetime.now(UTC)
-    places, done = find_places(path), []
-    asides: dict[str, list[dict[str, Any]]] = {}
+    places, reports = find_places(path), []
     with _folders_locked(places, dry_run=dry_run):
         for place in places:
-            top = f"{place.root or place.folder}/{ASIDE_FOLDER}" if place.root else f"{place.folder}.{ASIDE_FOLDER}"
-            top = f"{top}/{now:%Y%m%dT%H%M%SZ}"
-            aside = top if place.root is None else f"{top}/{os.path.relpath(place.folder, place.root)}"
             with _disk_errors(f"repairing {place.folder}"):
-                one = mend(
+                report = repair_folder(
                     OsDisk(),
                     place.folder,
-                    aside,
-                    now_us=int(now.timestamp() * 1_000_000),
+                    now_us=time.time_ns() // 1_000,
                     expected=place.expected,
                     dry_run=dry_run,
                 )
-                done.append(one)
-                if one.deeds and not dry_run:
-                    asides.setdefault(top, []).append(_mending_json(place, one))
-                    OsDisk().makedirs(top)
-                    text = json_module.dumps({"repaired": asides[top]}, indent=1) + "\n"
-                    OsDisk().replace_file(f"{top}/repair.json", text.encode())
+                reports.append(report)
             if not is_json(ctx, json):
-                _show_mending(place, one, dry_run=dry_run)
+                _show_repair(place, report, dry_run=dry_run)
     if is_json(ctx, json):
-        partitions = [_mending_json(place, one) for place, one in zip(places, done, strict=True)]
-        json_out({"path": path, "dry_run": dry_run, "moved_aside": sorted(asides), "partitions": partitions})
-    else:
-        if all(one.before.is_well for one in done):
-            note(f"{len(places)} partitions were checked: there is nothing to repair")
-        for top in asides:
-            note(f"removed parts, and a record of the repair (repair.json): {top}")
-    if any(one.refused or _left_over(one) for one in done):
+        partitions = [_repair_json(place, report) for place, report in zip(places, reports, strict=True)]
+        json_out({"path": path, "dry_run": dry_run, "partitions": partitions})
+    elif all(report.before.is_well for report in reports):
+        note(f"{len(places)} partitions were checked: there is nothing to repair")
+    if any(report.refused or _left_over(report, dry_run=dry_run) for report in reports):
         raise typer.Exit(FAILED)
 
 
@@ -284,13 +267,13 @@ def _show_inspection(place: Place, one: Inspection) -> None:
         _show_finding(place, finding)
 
 
-def _show_finding(place: Place, finding: Finding, *, known: str = "known") -> None:
+def _show_finding(place: Place, finding: Finding) -> None:
     where = [printable(finding.path)]
     if finding.position is not None:
         where.append(f"bytes [{finding.position}, {finding.end})")
     if finding.first_offset is not None:
         where.append(f"offsets [{finding.first_offset}, {finding.next_offset})")
-    noted = f" ({known})" if finding.is_known else ""
+    noted = " (known)" if finding.is_known else ""
     sys.stdout.write(f"{finding.kind}{noted}: {', '.join(where)}\n")
     sys.stdout.write(f"    {printable(finding.text)}\n    -> {finding.consequence}\n")
 
@@ -304,53 +287,46 @@ def _summary(found: list[Inspection]) -> str:
     return f"{looked}: {'all is well' if count == 0 else f'{count} findings'}"
 
 
-def _show_mending(place: Place, one: Mending, *, dry_run: bool) -> None:
-    if one.refused:
-        sys.stdout.write(f"{printable(place.name)}: left alone: {printable(one.refused)}\n")
+def _show_repair(place: Place, report: RepairReport, *, dry_run: bool) -> None:
+    if report.refused:
+        sys.stdout.write(f"{printable(place.name)}: left alone: {printable(report.refused)}\n")
         return
-    if one.after is None:
-        if not one.before.is_well:  # only what repair cannot help
+    if not report.actions:
+        if not report.before.is_well:  # only what repair cannot help
             sys.stdout.write(f"{printable(place.name)}: repair cannot help here\n")
-            _show_inspection(place, one.before)
+            _show_inspection(place, report.before)
         return
     sys.stdout.write(f"{printable(place.name)}: {'would be repaired' if dry_run else 'repaired'}\n")
-    for deed in _by_file(one.deeds):
-        sys.stdout.write(f"    {_deed_text(deed, dry_run=dry_run)}\n")
-    for finding in one.after.findings:
-        _show_finding(place, finding, known="would be known then" if dry_run else "known")
+    for action in report.actions:
+        sys.stdout.write(f"    {_action_text(action, dry_run=dry_run)}\n")
+    for finding in report.after.findings if report.after else ():
+        _show_finding(place, finding)
 
 
-def _by_file(deeds: Iterable[Deed]) -> list[Deed]:
-    """The deeds in order, a file named once: taken away and written again is rebuilt. Each cut stays."""
-    found: dict[tuple[str, int], Deed] = {}
-    for deed in deeds:
-        place = (deed.path, deed.position if deed.what == "cut" else -1)
-        first = found.get(place)
-        what = deed.what if first is None or first.what == deed.what else "rebuilt"
-        found[place] = replace(first or deed, what=what, aside=(first and first.aside) or deed.aside)
-    return list(found.values())
+def _action_text(action: RepairAction, *, dry_run: bool) -> str:
+    verb = {"cut": "cut", "removed": "remove", "rebuilt": "rebuild", "noted": "note"}[action.what]
+    name = f"{f'would {verb}' if dry_run else action.what} {printable(action.path)}"
+    if action.what == "cut":
+        return f"{name} at byte {action.position}: {action.bytes} bytes"
+    if action.what == "noted":
+        return f"{name}: offsets [{action.first_offset}, {action.next_offset}) are lost"
+    return name
 
 
-def _deed_text(deed: Deed, *, dry_run: bool) -> str:
-    name = printable(deed.path)
-    verb = {"cut": "cut", "rebuilt": "rebuild", "moved": "move away", "wrote": "write"}[deed.what]
-    done = f"would {verb}" if dry_run else {"moved": "moved away"}.get(deed.what, deed.what)
-    where = f" at byte {deed.position}: {deed.bytes} bytes" if deed.what == "cut" else ""
-    what_went = {"cut": "the rest", "moved": "it"}.get(deed.what, "the old one")
-    return f"{done} {name}{where}" + (f"; {what_went} is now {printable(deed.aside)}" if deed.aside else "")
-
-
-def _mending_json(place: Place, one: Mending) -> dict[str, Any]:
+def _repair_json(place: Place, report: RepairReport) -> dict[str, Any]:
     return {
         "partition": place.name,
         "folder": place.folder,
-        "refused": one.refused,
-        "before": one.before.as_json(),
-        "deeds": [asdict(deed) for deed in one.deeds],
-        "after": one.after.as_json() if one.after else None,
+        "refused": report.refused,
+        "before": report.before.as_json(),
+        "actions": [asdict(action) for action in report.actions],
+        "after": report.after.as_json() if report.after else None,
     }
 
 
-def _left_over(one: Mending) -> bool:
-    """Whether something is wrong that repair could not help. What is lost, and noted as lost, is settled."""
-    return any(not finding.is_known for finding in (one.after or one.before).findings)
+def _left_over(report: RepairReport, *, dry_run: bool) -> bool:
+    """Whether something is wrong that repair cannot help. What is lost, and noted as lost, is settled."""
+    if report.after is not None:
+        return any(not finding.is_known for finding in report.after.findings)
+    helps = dry_run and not report.refused
+    return any(not (finding.is_known or (helps and finding.is_repairable)) for finding in report.before.findings)

@@ -3,10 +3,9 @@
     under    [ batch | batch | torn ]      as it is, only ever opened for reading
     overlay  [ batch | batch ]             what a recovery made of it; later reads see this
 
-So the very code that recovers, repairs or reads a log tells what it would do, and nothing is touched: `verify`
-asks it where a tail would be cut, `repair --dry-run` what would be moved, `export` reads a log that was
-not closed. A file that is only read is not copied; one that is cut costs a number; one that is written costs
-its new bytes.
+So the very code that recovers or reads a log tells what it would do, and nothing is touched:
+`verify` asks it where a tail would be cut, `export` reads a log that was not closed. A file that is
+only read is not copied; one that is cut costs a number; one that is written costs its new bytes.
 
 O1  Nothing under it is ever written, made, renamed or removed.
 """

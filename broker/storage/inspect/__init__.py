@@ -8,8 +8,8 @@ inspection.py      Read a partition's folder, say what is wrong in it, change no
                    lock.
 places.py          From a path that somebody names to the partitions that it holds, and whether a
                    broker has them open.
-repair.py          Repair a partition's folder: rebuild what can be derived, cut a torn tail, note
-                   what is lost. Nothing is deleted.
+repair.py          Repair a partition's folder: what the next start of the broker does, done now,
+                   and a report.
 scrub.py           Read what a log has on disk, piece by piece, and check that it is what was
                    written.
 """

@@ -74,7 +74,7 @@ class Finding:
 
     @property
     def is_repairable(self) -> bool:
-        """Whether `mend` has something to do about it: for a lost range, note it and build the index around it."""
+        """Whether `repair` has something to do about it: for a lost range, note it and build the index around it."""
         return self.kind in REPAIRABLE and not self.is_known
 
     def as_json(self) -> dict[str, Any]:

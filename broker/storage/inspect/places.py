@@ -24,8 +24,6 @@ from broker.storage.folder import BROKER_FILE, FORMAT_VERSION, LOCK_FILE, STREAM
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity
 from broker.storage.segments.segment import parse_name
 
-ASIDE_FOLDER: Final = "moved-aside"
-"""Of a data folder: where repair puts what it takes away."""
 DEPTH_MAX: Final = 6
 
 
@@ -115,7 +113,7 @@ def _partitions(folder: str, depth: int) -> Iterator[str]:
         yield folder
         return
     for entry in found if depth else ():
-        if entry.is_dir() and entry.name != ASIDE_FOLDER:
+        if entry.is_dir():
             yield from _partitions(entry.path, depth - 1)
 
 

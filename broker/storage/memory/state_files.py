@@ -151,9 +151,7 @@ class StateFiles:
             self._put(offset, sections, high_watermark, frees=frees)
             return True
 
-    def put(
-        self, offset: int, sections: Mapping[str, bytes], *, high_watermark: int = 0, frees: bool = False
-    ) -> None:
+    def put(self, offset: int, sections: Mapping[str, bytes], *, high_watermark: int = 0, frees: bool = False) -> None:
         """As `save`, where newer ones may be there."""
         with self._lock:
             self._put(offset, sections, high_watermark, frees=frees)

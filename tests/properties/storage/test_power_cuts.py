@@ -28,7 +28,7 @@ import pytest
 
 from broker.api.batch import decode_batch, read_header
 from broker.api.schema import END_OF_STREAM
-from broker.storage.inspect.repair import mend
+from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
@@ -225,7 +225,7 @@ def coalescing(disk: SimDisk) -> None:
     log.close()
 
 
-def repair(disk: SimDisk) -> None:
+def repaired(disk: SimDisk) -> None:
     """A torn tail and a wrong index: what repair may cut and write anew without losing anything."""
     tail = max(name for name in disk.names if name.endswith(".arrows"))
     inode = disk.names[tail]
@@ -233,7 +233,7 @@ def repair(disk: SimDisk) -> None:
     inode.durable[:] = inode.content
     disk.unlink(f"{FOLDER}/checkpoint")
     disk.flip(f"{FOLDER}/{0:020d}.index", 77)
-    mend(disk, FOLDER, "/aside", now_us=0, expected=IDENTITY)
+    repair(disk, FOLDER, now_us=0, expected=IDENTITY)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ WORKLOADS = {
     "subjects": Workload(track_subjects, tracks=True),
     "compaction": Workload(compaction, rewrites=True, compacts=True),
     "coalescing": Workload(coalescing, rewrites=True),
-    "repair": Workload(repair, steps_least=3),
+    "repair": Workload(repaired, steps_least=3),
 }
 
 

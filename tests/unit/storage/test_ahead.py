@@ -19,7 +19,7 @@ from broker.api.schema import END_OF_STREAM
 from broker.storage.disk import Disk, OsDisk
 from broker.storage.disk.preallocate import AheadFile
 from broker.storage.inspect.inspection import inspect_partition
-from broker.storage.inspect.repair import mend
+from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.segments.chain import AHEAD_BYTES
 from broker.storage.segments.checkpoint import LogSettings
@@ -243,7 +243,7 @@ def test_committed_records_of_which_zeros_are_left_are_lost_not_room(place: tupl
     assert log.log_end_offset == 3
 
 
-def test_a_repair_moves_no_room_aside(place: tuple[Disk, str]) -> None:
+def test_a_repair_tells_of_no_room(place: tuple[Disk, str]) -> None:
     disk, folder = place
     log = opened_log(place, b"a")
     log.roll_if_due(1 << 60)
@@ -251,9 +251,9 @@ def test_a_repair_moves_no_room_aside(place: tuple[Disk, str]) -> None:
     if isinstance(disk, SimDisk):
         disk = disk.after_kill()
     disk.replace_file(segment(folder).replace(".arrows", ".index"), b"wrong")
-    done = mend(disk, f"{folder}/p", f"{folder}/aside", now_us=0, expected=IDENTITY)
-    assert any(deed.path.endswith(".index") for deed in done.deeds)
-    assert [deed for deed in done.deeds if deed.path.endswith(".arrows")] == []
+    done = repair(disk, f"{folder}/p", now_us=0, expected=IDENTITY)
+    assert any(action.path.endswith(".index") for action in done.actions)
+    assert [action for action in done.actions if action.path.endswith(".arrows")] == []
     assert disk.size(segment(folder, 1)) < AHEAD_BYTES
     assert inspect_partition(disk, f"{folder}/p").findings == []
 

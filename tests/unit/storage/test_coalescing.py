@@ -18,7 +18,7 @@ from broker.api.errors import DiskFull, StorageFailed
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import StreamSettings
 from broker.storage.inspect.inspection import inspect_partition
-from broker.storage.inspect.repair import mend
+from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, Known, Memory, coalesce, next_join
 from broker.storage.rewrite.compaction import CompactionSettings, compact
@@ -637,10 +637,10 @@ def test_verify_calls_what_an_interrupted_join_left_harmless_and_repair_finishes
     records = interrupted(disk)
     found = disk.after_kill()
     assert {finding.kind for finding in inspect_partition(found, FOLDER).findings} == {"leftover"}
-    done = mend(found, FOLDER, "/aside", now_us=0)
+    done = repair(found, FOLDER, now_us=0)
     assert done.after is not None
     assert done.after.findings == []
-    assert f"/aside/{20:020d}.arrows" in found.names
+    assert f"{FOLDER}/{20:020d}.arrows" in {action.path for action in done.actions if action.what == "removed"}
     opened = open_log(found, settings=LARGE)
     commit(opened)
     assert verified_records(opened) == records

@@ -581,7 +581,7 @@ def test_retention_and_a_truncation_leave_no_gap_in_what_is_told_of_producers(re
 
 def test_only_what_a_committed_state_file_tells_may_be_compacted_away() -> None:
     """After a truncation the newest file may be gone, and ids are read from the older one and the log above it."""
-    disk, log = ahead_of_its_commits()
+    _, log = ahead_of_its_commits()
     assert log.rewritable_end() == 0
     log.advance_high_watermark(log.log_end_offset)
     assert log.rewritable_end() == log.log_end_offset

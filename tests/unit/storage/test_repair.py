@@ -1,7 +1,8 @@
-"""Goal: repair makes a damaged log whole again as far as that can be, loses nothing that was there, deletes nothing.
+"""Goal: repair makes a damaged log whole again as far as that can be, and takes nothing away but what was never
+committed or can be derived.
 
-Method: the damaged logs of the inspection's tests, repaired on the disk that loses power at any step. What was there
-before is looked for afterwards: in its place, or aside.
+Method: the damaged logs of the inspection's tests, repaired on the disk that loses power at any step. Each batch that
+was whole before is looked for afterwards.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
+from broker.api.errors import DiskFull
 from broker.api.schema import SCHEMA_BYTES
-from broker.storage.inspect.repair import Mending, mend
+from broker.storage.inspect.repair import RepairReport, repair
 from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.segments.scan import scan
 from tests.support.logs import FOLDER, IDENTITY, check_log, commit, create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import MODES, Crashed, SimDisk
 
 SMALL = LogSettings(segment_bytes=8_000)
-ASIDE = "/data/moved-aside/now"
 FIRST = f"{FOLDER}/{0:020d}"
 
 
@@ -112,25 +115,24 @@ def _contents(disk: SimDisk) -> dict[str, bytes]:
     return {path: bytes(inode.content) for path, inode in disk.names.items()}
 
 
-def _mend(disk: SimDisk, *, dry_run: bool = False) -> Mending:
-    return mend(disk, FOLDER, ASIDE, now_us=50, expected=IDENTITY, dry_run=dry_run)
+def _repair(disk: SimDisk, *, dry_run: bool = False) -> RepairReport:
+    return repair(disk, FOLDER, now_us=50, expected=IDENTITY, dry_run=dry_run)
 
 
-def _check_nothing_is_gone(before: dict[str, bytes], after: dict[str, bytes]) -> None:
-    """Every byte that was there is in its place, or behind it in a file aside."""
-    aside: dict[str, list[tuple[int, bytes]]] = {}
-    for path, content in after.items():
-        if path.startswith(ASIDE):
-            name = path.rpartition("/")[2].partition("~")[0]
-            stem, _, position = name.rpartition(".")
-            is_cut = position.isdigit()
-            aside.setdefault(stem if is_cut else name, []).append((int(position) if is_cut else 0, content))
-    for path, content in before.items():
-        now = after.get(path, b"")
-        if now[: len(content)] == content:
-            continue
-        kept = aside.get(path.rpartition("/")[2], [])
-        assert any(now[:at] + data == content or (at == 0 and data == content) for at, data in kept), path
+def _batches(contents: dict[str, bytes]) -> set[tuple[str, int, int]]:
+    """Each batch that is whole: file, position, CRC."""
+    found: set[tuple[str, int, int]] = set()
+    for path, content in contents.items():
+        if path.endswith(".arrows"):
+            disk = SimDisk()
+            disk.makedirs(FOLDER)
+            disk.replace_file(path, content)
+            file = disk.open(path, readonly=True)
+            base = int(path.rpartition("/")[2].partition(".")[0])
+            batches = scan(file, start=len(SCHEMA_BYTES), first_offset=base, where=path).batches
+            file.close()
+            found |= {(path, int(batch["position"]), int(batch["crc"])) for batch in batches}
+    return found
 
 
 def _check_whole(disk: SimDisk, expected: set[int]) -> None:
@@ -140,17 +142,17 @@ def _check_whole(disk: SimDisk, expected: set[int]) -> None:
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_each_damage_is_mended_and_what_was_there_is_aside(name: str) -> None:
+def test_each_damage_is_repaired_and_each_whole_batch_is_where_it_was(name: str) -> None:
     disk = _damaged(name)
     before = _contents(disk)
-    mending = _mend(disk)
-    assert mending.refused is None
-    assert mending.deeds
-    assert mending.after is not None
-    assert [f for f in mending.after.findings if not f.is_known] == []
-    assert bool(mending.after.of_kind("lost_range")) == (name in LOSING)
-    _check_nothing_is_gone(before, _contents(disk))
-    lost = {o for f in mending.after.of_kind("lost_range") for o in range(f.first_offset or 0, f.next_offset or 0)}
+    report = _repair(disk)
+    assert report.refused is None
+    assert report.actions
+    assert report.after is not None
+    assert [f for f in report.after.findings if not f.is_known] == []
+    assert bool(report.after.of_kind("lost_range")) == (name in LOSING)
+    assert _batches(before) <= _batches(_contents(disk))
+    lost = {o for f in report.after.of_kind("lost_range") for o in range(f.first_offset or 0, f.next_offset or 0)}
     _check_whole(disk, set(range(56)) - lost)
     assert disk.open_files == 0
 
@@ -159,25 +161,25 @@ def test_each_damage_is_mended_and_what_was_there_is_aside(name: str) -> None:
 def test_what_is_derived_is_what_it_was(name: str) -> None:
     """All that is asked of a log that nobody damaged holds afterwards."""
     disk = _damaged(name)
-    _mend(disk)
+    _repair(disk)
     log = open_log(disk, settings=SMALL)
     check_log(log, disk)
     assert log.log_end_offset == 56
     assert [log.epoch_of(offset) for offset in (0, 25, 50)] == [1, 2, 3]
 
 
-def test_a_log_that_is_well_is_left_alone_and_so_is_a_mended_one() -> None:
+def test_a_log_that_is_well_is_left_alone_and_so_is_a_repaired_one() -> None:
     disk = _made()
     before = _contents(disk)
-    mending = _mend(disk)
-    assert (mending.deeds, mending.after, mending.before.findings) == ([], None, [])
+    report = _repair(disk)
+    assert (report.actions, report.after, report.before.findings) == ([], None, [])
     assert (_contents(disk), disk.steps) == (before, 0)
     for name in LOSING:
         DAMAGES[name](disk)
-    _mend(disk)
+    _repair(disk)
     before, steps = _contents(disk), disk.steps
-    again = _mend(disk)
-    assert (again.deeds, again.after) == ([], None)
+    again = _repair(disk)
+    assert (again.actions, again.after) == ([], None)
     assert (_contents(disk), disk.steps) == (before, steps)
 
 
@@ -185,47 +187,49 @@ def test_a_dry_run_says_the_same_and_changes_nothing() -> None:
     for name in DAMAGES:
         disk = _damaged(name)
         before = _contents(disk)
-        dry = _mend(disk, dry_run=True)
+        dry = _repair(disk, dry_run=True)
         assert (_contents(disk), disk.steps) == (before, 0), name
         assert disk.open_files == 0
-        done = _mend(disk)
-        assert [replace(deed, aside=None) for deed in done.deeds] == dry.deeds, name
-        assert dry.after is not None
-        assert done.after is not None
-        assert dry.after.findings == done.after.findings
+        assert dry.after is None
+        assert _repair(disk).actions == dry.actions != [], name
+
+
+def test_what_a_report_says_was_done_was_done() -> None:
+    disk = _damaged("torn tail", "index missing", "epochs", "sealed segment")
+    last, lost = _segments(disk)[-1], _segments(disk)[1]
+    size = disk.size(last)
+    report = _repair(disk)
+    done = {(action.what, action.path): action for action in report.actions}
+    cut = done["cut", last]
+    assert (cut.position, cut.bytes) == (disk.size(last), size - disk.size(last)) == (size - 200, 200)
+    assert ("rebuilt", f"{FIRST}.index") in done
+    assert ("rebuilt", f"{FOLDER}/epochs") in done
+    assert all(disk.exists(path) for what, path in done if what == "rebuilt")
+    noted = done["noted", lost]
+    assert noted.first_offset is not None
+    assert open_log(disk, settings=SMALL).lost_ranges == ((noted.first_offset, noted.next_offset),)
 
 
 def test_a_folder_of_another_partition_is_left_alone() -> None:
     disk = _damaged("torn tail")
     before = _contents(disk)
-    mending = mend(disk, FOLDER, ASIDE, now_us=0, expected=replace(IDENTITY, stream="clicks"))
-    assert mending.refused is not None
-    assert "clicks" in mending.refused
+    report = repair(disk, FOLDER, now_us=0, expected=replace(IDENTITY, stream="clicks"))
+    assert report.refused is not None
+    assert "clicks" in report.refused
     assert _contents(disk) == before
 
 
-def test_several_repairs_may_go_aside_into_the_same_folder() -> None:
-    disk = _damaged("torn tail")
-    _mend(disk)
-    _tail(disk)
+def test_a_full_disk_stops_a_repair_before_a_batch_is_gone() -> None:
+    disk = _damaged("torn tail", "index")
     before = _contents(disk)
-    _mend(disk)
-    assert before.items() <= {**_contents(disk), _segments(disk)[-1]: before[_segments(disk)[-1]]}.items()
-    names = [path for path in sorted(disk.names) if path.startswith(ASIDE) and ".arrows." in path]
-    assert len(names) == 2
-    assert names[1] == f"{names[0]}~1"
-    assert bytes(_content(disk, names[0])) == bytes(_content(disk, names[1])) == b"torn" * 50
-
-
-def test_a_full_disk_stops_a_repair_before_anything_is_taken_away() -> None:
-    disk = _damaged("torn tail")
-    before = _contents(disk)
-    disk.fail("write", errno.ENOSPC, path=ASIDE)
-    with pytest.raises(Exception, match="space"):
-        _mend(disk)
-    assert before.items() <= _contents(disk).items()
-    disk.heal()
-    assert _mend(disk).after is not None
+    for call in ("write", "open"):
+        disk.fail(call, errno.ENOSPC)
+        with suppress(DiskFull, OSError):
+            _repair(disk)
+        disk.heal()
+        assert _batches(before) <= _batches(_contents(disk))
+    found = _repair(disk)
+    assert (found.after or found.before).findings == []
     _check_whole(disk, set(range(56)))
 
 
@@ -236,7 +240,7 @@ def test_power_may_go_at_any_step_of_a_repair(seed: int) -> None:
     names = rng.sample(sorted(DAMAGES), 3)
     whole = _damaged(*names)
     before = _contents(whole)
-    reference = _mend(whole)
+    reference = _repair(whole)
     assert reference.after is not None
     total = whole.steps
     assert total > 0
@@ -245,11 +249,11 @@ def test_power_may_go_at_any_step_of_a_repair(seed: int) -> None:
     for step in range(1, total + 1):
         disk = _damaged(*names).after_crash("lost", seed=seed, crash_at=step)
         with pytest.raises(Crashed):
-            _mend(disk)
+            _repair(disk)
         disk = disk.after_crash(rng.choice(MODES), seed=step)
-        _check_nothing_is_gone(before, _contents(disk))
-        second = _mend(disk)
-        _check_nothing_is_gone(before, _contents(disk))
+        assert _batches(before) <= _batches(_contents(disk))
+        second = _repair(disk)
+        assert _batches(before) <= _batches(_contents(disk))
         assert second.refused is None
         found = second.after or second.before
         assert [f for f in found.findings if not f.is_known] == [], (step, names)
