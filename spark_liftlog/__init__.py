@@ -8,7 +8,8 @@ Spark finds the format by itself when this distribution is installed (module `py
 
     datasource.py  the DataSource: which reader or writer, checked options
     session.py     register, configure
-    options.py     the options
+    options.py     the options of the source
+    parsing.py     option values: found by name, read, refused
     schema.py      the row, the projection
     errors.py      LIFTLOG_<REASON>
 

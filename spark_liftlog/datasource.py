@@ -10,10 +10,11 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from spark_liftlog.errors import shown_to_spark
-from spark_liftlog.options import check_names, sink_options, source_options
+from spark_liftlog.options import check_names, source_options
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
 from spark_liftlog.schema import ROW
+from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
 
@@ -24,7 +25,7 @@ class LiftlogDataSource(DataSource):
     Read:      `spark.read.format("liftlog").load("orders")`
     Stream:    `spark.readStream.format("liftlog").option("startingOffsets", "earliest").load("orders")`
     Write:     `df.write.format("liftlog").mode("append").save("enriched")`
-    Options:   spark_liftlog/options.py
+    Options:   spark_liftlog/options.py, spark_liftlog/writing/sink_options.py
     """
 
     @classmethod
@@ -46,8 +47,8 @@ class LiftlogDataSource(DataSource):
 
     @shown_to_spark
     def writer(self, schema: StructType, overwrite: bool) -> LiftlogWriter:
-        return LiftlogWriter(sink_options(self.options), schema, overwrite=overwrite)
+        return LiftlogWriter(sink_options(self.options, "batch"), schema, overwrite=overwrite)
 
     @shown_to_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> LiftlogStreamWriter:
-        return LiftlogStreamWriter(sink_options(self.options), schema, overwrite=overwrite)
+        return LiftlogStreamWriter(sink_options(self.options, "stream"), schema, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""The options of the source and the sink: names, defaults, limits, errors, in one place.
+"""The options of the source: names, defaults, limits, errors, in one place. The sink's: writing/sink_options.py.
 
     option                 source           default              values
     brokers                batch  stream    localhost:9293       HTTP addresses, comma separated
@@ -13,34 +13,29 @@
     commitOffsets                 stream    true                 true, false
     batchRows              batch  stream    65536                rows, 1 to 1,048,576
 
-The sink takes `brokers` and `stream`. Names are case-insensitive (Spark hands them over in lower
+Names are case-insensitive (Spark hands them over in lower
 case), values are text. A JSON of offsets is Kafka's: {"orders": {"0": 23, "1": -2}}, where -2 is
 earliest and -1 latest, and every partition of the stream is named.
-
-P1  An option is honoured or refused, never ignored: one that nobody knows, and one that belongs
-    to another kind of read, is an error that names it. Only what Spark itself passes is let by.
+They are honoured or refused, never ignored: P1 of parsing.py.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from broker.api.errors import InvalidSetting, UnknownSetting
-from broker.api.http import DEFAULT_PORT
+from broker.api.errors import InvalidSetting
 from broker.api.plain import parse_json
 from broker.api.stream import check_name
+from spark_liftlog.parsing import OFFSET_MAX, Kind, brokers_in, invalid, known, of_kind, stream_in, truth, whole
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 PARTITIONS_MAX: Final = 100_000
 BATCH_ROWS_MAX: Final = 1 << 20
-OFFSET_MAX: Final = (1 << 63) - 1
 
-Kind: TypeAlias = Literal["batch", "stream"]
 Where: TypeAlias = str | dict[int, int]
 """`earliest`, `latest`, or per partition an offset, EARLIEST or LATEST."""
 
@@ -59,10 +54,6 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "batchRows": _BOTH,
 }
 SOURCE_OPTIONS: Final = tuple(_SOURCE)
-SINK_OPTIONS: Final = ("brokers", "stream")
-
-# `path` is the argument of load() and save(); the others are how Spark tells a sink about the query.
-_FROM_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +78,6 @@ class SourceOptions:
     batch_rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions:
-    """The sink's options, checked."""
-
-    brokers: str
-    stream: str
-
-
 def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
     """Check the options of a read.
 
@@ -103,39 +86,33 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         InvalidSetting: a value of a wrong form or beyond its limit, or no stream.
         InvalidName: a stream or consumer name that cannot be one.
     """
-    options = _known(given, SOURCE_OPTIONS, what="the liftlog source")
-    for name in options:
-        if kind not in _SOURCE[name]:
-            other = "readStream" if kind == "batch" else "read"
-            this = "read" if kind == "batch" else "readStream"
-            raise UnknownSetting(
-                f"option {name!r} means something for spark.{other} only, this is spark.{this}", key=name, nearest=None
-            )
-    stream = _stream(options, given, internal=True)
-    minimum = _whole(options, "minPartitions", 1, PARTITIONS_MAX)
-    maximum = _whole(options, "maxPartitions", 1, PARTITIONS_MAX)
+    options = known(given, SOURCE_OPTIONS, what="the liftlog source")
+    of_kind(options, _SOURCE, kind, words=("spark.read", "spark.readStream"))
+    stream = stream_in(options, given, internal=True)
+    if stream is None:
+        raise InvalidSetting(
+            """no stream is named: .option("stream", "orders"), or of a table in SQL: FROM t WITH (stream='orders')""",
+            key="stream",
+            value=None,
+        )
+    minimum = whole(options, "minPartitions", 1, PARTITIONS_MAX)
+    maximum = whole(options, "maxPartitions", 1, PARTITIONS_MAX)
     if minimum is not None and maximum is not None and minimum > maximum:
-        raise _invalid("minPartitions", str(minimum), f"must not exceed maxPartitions={maximum}")
+        raise invalid("minPartitions", str(minimum), f"must not exceed maxPartitions={maximum}")
     consumer = options.get("consumer")
     return SourceOptions(
-        brokers=_brokers(options),
+        brokers=brokers_in(options),
         stream=stream,
         starting_offsets=_where(options, "startingOffsets", stream, kind),
         ending_offsets=_where(options, "endingOffsets", stream, kind),
-        max_offsets_per_trigger=_whole(options, "maxOffsetsPerTrigger", 1, OFFSET_MAX),
+        max_offsets_per_trigger=whole(options, "maxOffsetsPerTrigger", 1, OFFSET_MAX),
         min_partitions=minimum or 1,
         max_partitions=maximum or max(minimum or 1, 2 * cores()),
-        fail_on_data_loss=_truth(options, "failOnDataLoss", default=True),
+        fail_on_data_loss=truth(options, "failOnDataLoss", default=True),
         consumer=None if consumer is None else check_name(consumer, what="consumer"),
-        commit_offsets=_truth(options, "commitOffsets", default=True),
-        batch_rows=_whole(options, "batchRows", 1, BATCH_ROWS_MAX) or 1 << 16,
+        commit_offsets=truth(options, "commitOffsets", default=True),
+        batch_rows=whole(options, "batchRows", 1, BATCH_ROWS_MAX) or 1 << 16,
     )
-
-
-def sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """Check the options of a write. Raises as `source_options`."""
-    options = _known(given, SINK_OPTIONS, what="the liftlog sink")
-    return SinkOptions(brokers=_brokers(options), stream=_stream(options, given, internal=False))
 
 
 def check_names(given: Mapping[str, str]) -> None:
@@ -149,69 +126,12 @@ def check_names(given: Mapping[str, str]) -> None:
     """
     if "provider" in given:
         given = {name: value for name, value in given.items() if f"option.{name}" in given}
-    _known(given, SOURCE_OPTIONS, what="the liftlog source")
+    known(given, SOURCE_OPTIONS, what="the liftlog source")
 
 
 def cores() -> int:
     """Cores that this process may use: a driver's guess at what the executors have."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _known(given: Mapping[str, str], names: tuple[str, ...], *, what: str) -> dict[str, str]:
-    """The given options under their proper names (P1)."""
-    proper = {name.lower(): name for name in names}
-    found = {}
-    for key, value in given.items():
-        lower = key.lower()
-        if lower in proper:
-            found[proper[lower]] = value
-        elif lower not in _FROM_SPARK:
-            nearest = proper.get(next(iter(difflib.get_close_matches(lower, proper, n=1)), ""))
-            hint = f"; did you mean {nearest!r}?" if nearest else f"; it has {', '.join(names)}"
-            raise UnknownSetting(f"{what} has no option {key!r}{hint}", key=key, nearest=nearest)
-    return found
-
-
-def _stream(options: Mapping[str, str], given: Mapping[str, str], *, internal: bool) -> str:
-    path = next((value for key, value in given.items() if key.lower() == "path"), None)
-    name = options.get("stream", path)
-    if name is None:
-        raise InvalidSetting(
-            """no stream is named: .option("stream", "orders"), or of a table in SQL: FROM t WITH (stream='orders')""",
-            key="stream",
-            value=None,
-        )
-    if path is not None and path != name:
-        raise _invalid("stream", name, f"load() or save() names another stream, {path!r}")
-    return check_name(name, internal=internal)
-
-
-def _brokers(options: Mapping[str, str]) -> str:
-    value = options.get("brokers", f"localhost:{DEFAULT_PORT}")
-    addresses = [address.strip() for address in value.split(",")]
-    if not all(addresses):
-        raise _invalid("brokers", value, "must be HTTP addresses separated by commas, host:port,host:port")
-    return ",".join(addresses)
-
-
-def _whole(options: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
-    value = options.get(name)
-    if value is None:
-        return None
-    text = value.strip()
-    # isdecimal alone lets other scripts' digits through; 20 digits hold every number within a limit.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and least <= int(text) <= greatest):
-        raise _invalid(name, value, f"must be a whole number from {least} to {greatest}", limit=[least, greatest])
-    return int(text)
-
-
-def _truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = options.get(name)
-    if value is None:
-        return default
-    if value.strip().lower() not in ("true", "false"):
-        raise _invalid(name, value, "must be true or false", limit=["true", "false"])
-    return value.strip().lower() == "true"
 
 
 def _where(options: Mapping[str, str], name: str, stream: str, kind: Kind) -> Where:
@@ -225,13 +145,13 @@ def _where(options: Mapping[str, str], name: str, stream: str, kind: Kind) -> Wh
         return text.lower()
     form = f'must be {" or ".join(allowed)} or JSON such as {{"{stream}": {{"0": 42, "1": 7}}}}'
     if not text.startswith("{"):
-        raise _invalid(name, value, form, limit=list(allowed))
+        raise invalid(name, value, form, limit=list(allowed))
     try:
         streams = parse_json(text, object_pairs_hook=_without_repeats)
     except ValueError as error:
-        raise _invalid(name, value, f"{form}; it is no JSON: {error}") from None
+        raise invalid(name, value, f"{form}; it is no JSON: {error}") from None
     if set(streams) != {stream}:
-        raise _invalid(name, value, f"{form}; it names {sorted(streams)}, the stream is {stream!r}")
+        raise invalid(name, value, f"{form}; it names {sorted(streams)}, the stream is {stream!r}")
     symbolic = {EARLIEST, LATEST} if kind == "stream" else {EARLIEST} if starts else {LATEST}
     return _partition_offsets(name, value, streams[stream], symbolic)
 
@@ -241,19 +161,19 @@ def _partition_offsets(name: str, value: str, partitions: Any, symbolic: set[int
         f"{n} ({'earliest' if n == EARLIEST else 'latest'})" for n in sorted(symbolic)
     )
     if not isinstance(partitions, dict) or not partitions:
-        raise _invalid(name, value, f"the stream's value must be an object of partitions; {rule}")
+        raise invalid(name, value, f"the stream's value must be an object of partitions; {rule}")
     found = {}
     for partition, offset in partitions.items():
         if not (partition.isascii() and partition.isdecimal() and len(partition) <= 6):
-            raise _invalid(name, value, f"{partition!r} is no partition; {rule}")
+            raise invalid(name, value, f"{partition!r} is no partition; {rule}")
         if int(partition) in found:
-            raise _invalid(name, value, f"partition {int(partition)} is named twice")
+            raise invalid(name, value, f"partition {int(partition)} is named twice")
         if (
             isinstance(offset, bool)
             or not isinstance(offset, int)
             or not (offset in symbolic or 0 <= offset <= OFFSET_MAX)
         ):
-            raise _invalid(name, value, f"{offset!r} is no offset of partition {partition}; {rule}")
+            raise invalid(name, value, f"{offset!r} is no offset of partition {partition}; {rule}")
         found[int(partition)] = offset
     return dict(sorted(found.items()))
 
@@ -263,8 +183,3 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")
     return found
-
-
-def _invalid(name: str, value: str, rule: str, **fields: Any) -> InvalidSetting:
-    shown = value if len(value) <= 200 else value[:200] + "…"
-    return InvalidSetting(f"option {name}={shown!r}: {rule}", key=name, value=shown, **fields)

@@ -1,6 +1,12 @@
-"""The sink: rows of a frame become records of a stream.
+"""The sink: rows of a frame become records of streams.
 
-partitioner.py  Which partition a row of the sink goes to. Vectorised over the rows of a batch.
-writer.py       The sink: rows of a frame become records of a stream, appended over HTTP by the
-                executors.
+writer.py        the sink, as Spark asks for it: tasks write, the driver commits
+sink_options.py  its options
+rows.py          what of a frame is a record, and which rows cannot be one
+router.py        which rows go to which partition of which stream; dead letters
+partitioner.py   which partition a row of the sink goes to
+outlets.py       rows on their way: appended, or staged
+run.py           who writes: the sink, the run of it, its checkpoint
+jobs.py          batch writes: a sink for one job, or for a transaction
+digest.py        a sum over rows that does not depend on their order
 """

@@ -1,77 +1,61 @@
-"""The sink: rows of a frame become records of a stream, appended over HTTP by the executors.
+"""The sink, as Spark asks for it: rows of a frame become records of streams.
 
-    columns     value binary|string (required), key binary|string, subject string, partition int,
-                headers array<struct<key: string, value: binary>>
+    streaming, exactly-once     tasks stage; the commit of a micro-batch names its stages, its sink and its number
+    batch, exactly-once         the same with a sink for this job alone, or for a transaction that the user names
+    at-least-once               tasks append, and what they appended can be read at once; nothing can be taken back
 
-    partition of a row: its `partition`; else the hash of its key; else the task's turn, batch by batch
+A micro-batch comes again after a crash, with the same number and its rows placed otherwise; a task comes again after a
+failure, or twice at once. Each makes its own stages, and one commit decides which count (docs/sinks.md).
 
-Rows are written as they come and stand in the log at once: at least once. A task that is tried again,
-a batch that is replayed after a failure, an answer that was lost on its way write their rows again.
-There is no staging and nothing to take back: `commit` has nothing to do, `abort` can only say so.
-
-K1  What a log cannot honour is refused: overwriting, complete mode, a column that would be dropped.
-K2  An append is at most APPEND_BYTES of columns, or one row: far below what a broker takes.
-K3  Rows of one task and one partition keep their order.
+K5  What a batch id was decided with stands: repeated stages are dropped by the broker, other rows are refused.
+K6  Nothing that a log cannot honour is tried: overwriting, complete mode.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructType
+from pyspark.sql.types import StructType
 
-from broker.api.errors import InvalidRecords, LiftlogError
-from broker.api.schema import HEADERS_TYPE
+from broker.api.errors import InvalidSetting, LiftlogError
 from broker.client.http.answers import StreamDescription, understand
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path
 from broker.client.writing.append import Appender
-from spark_liftlog.errors import ModeRefused, for_spark
-from spark_liftlog.options import SinkOptions
-from spark_liftlog.reading.task import DEADLINE_S, session
-from spark_liftlog.schema import HEADERS
-from spark_liftlog.writing.partitioner import partitions_for
+from broker.client.writing.outgoing import default_subject
+from spark_liftlog.errors import ModeRefused, for_spark, shown_to_spark
+from spark_liftlog.reading.task import session
+from spark_liftlog.writing.digest import as_text, together
+from spark_liftlog.writing.jobs import Job
+from spark_liftlog.writing.outlets import Appending, Staging
+from spark_liftlog.writing.router import Router
+from spark_liftlog.writing.rows import Target, columns_of
+from spark_liftlog.writing.run import (
+    TIMEOUT_S,
+    Run,
+    Written,
+    agreed,
+    forget,
+    is_stale,
+    opened,
+    sink_of,
+    streaming_run,
+    task_number,
+)
+from spark_liftlog.writing.sink_options import SinkOptions
 
-APPEND_BYTES: Final = 4 << 20
-PENDING_BYTES_MAX: Final = 32 << 20
-"""Held back by a task over all partitions: bounds its memory where there are many partitions."""
-TIMEOUT_S: Final = 30.0
-
-_TEXT: Final = (BinaryType(), StringType())
-_COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
-    "value": _TEXT,
-    "key": _TEXT,
-    "subject": (StringType(),),
-    "partition": (IntegerType(),),
-    "headers": (HEADERS,),
-}
-_ARROW: Final = {
-    "value": pa.binary(),
-    "key": pa.binary(),
-    "subject": pa.string(),
-    "headers": HEADERS_TYPE,
-    "partition": pa.int32(),
-}
+ABORT_DEADLINE_S: Final = 5.0
+"""What an abort does not reach goes with its lease, or with the next run's commit."""
 
 log = logging.getLogger("spark_liftlog")
 
 
-@dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
-    """What one task appended."""
-
-    row_count: int
-
-
 class LiftlogWriter(DataSourceArrowWriter):
-    """`df.write`: appends each task's rows.
+    """`df.write`: one job. Made once; the same object, pickled, is in every task and in the commit.
 
     Args:
         options: Checked options.
@@ -83,17 +67,26 @@ class LiftlogWriter(DataSourceArrowWriter):
         if overwrite:
             raise ModeRefused('a stream is appended to, never overwritten: use .mode("append")', mode="overwrite")
         self._options = options
-        self._columns = columns_of(schema)
+        self._columns = checked_columns(schema, options)
+        self._job = Job.of(options) if options.is_exactly_once else None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_task(iterator, self._columns, self._options)
+        job = self._job
+        if job is not None and job.is_done(brokers_of(self._options), self._options.delivery_timeout_s):
+            return Written(task=task_number(), row_count=0, run=job.run, is_skipped=True)
+        return write_task(iterator, self._columns, self._options, None if job is None else job.run)
+
+    @shown_to_spark
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self._job is not None:
+            self._job.commit(messages, brokers_of(self._options), self._options.delivery_timeout_s)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _aborted(messages, "")
+        abort(messages, self._options, "")
 
 
 class LiftlogStreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream`: appends each task's rows, batch by batch. Arguments as `LiftlogWriter`."""
+    """`df.writeStream`: one micro-batch. Arguments as `LiftlogWriter`."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -102,133 +95,144 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
                 mode="complete",
             )
         self._options = options
-        self._columns = columns_of(schema)
+        self._columns = checked_columns(schema, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_task(iterator, self._columns, self._options)
+        run = None
+        if self._options.is_exactly_once:
+            try:
+                run = streaming_run(self._options.sink_id, self._options.checkpoint)
+            except LiftlogError as error:
+                raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
+        return write_task(iterator, self._columns, self._options, run)
+
+    @shown_to_spark
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        known = agreed(messages)
+        if known is None:
+            return
+        run, epoch = known
+        written = [message for message in messages if isinstance(message, Written)]
+        sink = sink_of(brokers_of(self._options), run, self._options.delivery_timeout_s, epoch)
+        done = sink.commit(
+            batchId,
+            [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages],
+            digest=as_text(together(message.digest for message in written)),
+            attributes={} if run.checkpoint is None else {"checkpoint": run.checkpoint},
+            on_repeat_with_other_rows=self._options.on_repeat,
+        )
+        if done.outcome == "already_done":
+            decided = done.sink.last.rows if done.sink.last is not None else 0
+            rows = sum(message.row_count for message in written)
+            log.warning("sink.repeated sink=%s batch_id=%d rows=%d decided_rows=%d", run.sink, batchId, rows, decided)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _aborted(messages, f" batch_id={batchId}")
+        abort(messages, self._options, f" batch_id={batchId}")
 
 
-def columns_of(schema: StructType) -> dict[str, int]:
-    """Where in a batch each record column is (K1).
-
-    Raises:
-        InvalidRecords: `value` is missing, a column is none of a record's, or of another type.
-    """
-    found: dict[str, int] = {}
-    for index, field in enumerate(schema):
-        name = field.name.lower()
-        if name not in _COLUMNS:
-            raise InvalidRecords(
-                f"column {field.name!r} has no place in a record, which takes {', '.join(_COLUMNS)}: select those, and"
-                " put the rest into value, for instance with to_json(struct(*)) AS value",
-                column=field.name,
-            )
-        if name in found:
-            raise InvalidRecords(f"column {field.name!r} occurs twice", column=field.name)
-        # Nullability inside headers is the frame's business, the types are not.
-        if field.dataType.simpleString() not in {allowed.simpleString() for allowed in _COLUMNS[name]}:
-            allowed = " or ".join(allowed.simpleString() for allowed in _COLUMNS[name])
-            raise InvalidRecords(
-                f"column {field.name!r} is {field.dataType.simpleString()}, it must be {allowed}", column=field.name
-            )
-        found[name] = index
-    if "value" not in found:
-        raise InvalidRecords("a record needs a column value (binary or string)", column="value")
-    return found
-
-
-def write_task(batches: Iterable[pa.RecordBatch], columns: dict[str, int], options: SinkOptions) -> Written:
-    """Append the rows of one task.
+def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
+    """Where the record columns are.
 
     Raises:
-        LiftlogSparkError: not all of them were appended; some may have been.
+        InvalidRecords: as `columns_of`.
+        InvalidSetting: an option and a column that say the same, or neither names a stream.
     """
+    columns = columns_of(schema)
+    for name, value in (("stream", options.stream), ("subject", options.subject)):
+        if value is not None and name in columns:
+            raise InvalidSetting(
+                f"option {name}={value!r}: the frame has a column {name!r}, too, which says it row by row: drop one of"
+                " them",
+                key=name,
+                value=value,
+            )
+    if options.stream is None and "stream" not in columns:
+        raise InvalidSetting(
+            'no stream is named: .option("stream", "orders"), or a column stream in the frame', key="stream", value=None
+        )
+    return columns
+
+
+def brokers_of(options: SinkOptions) -> Brokers:
+    """This process's connections to a cluster."""
+    return session(options.brokers).brokers
+
+
+def write_task(
+    batches: Iterable[pa.RecordBatch], columns: dict[str, int], options: SinkOptions, run: Run | None
+) -> Written:
+    """Write the rows of one task.
+
+    Args:
+        run: For whom they are staged; None: they are appended.
+    Raises:
+        LiftlogSparkError: not all of them were written; appended ones stay, staged ones will not be seen.
+    """
+    brokers = brokers_of(options)
+    staging: Staging | None = None
     try:
-        brokers = session(options.brokers).brokers
-        writing = _TaskWriter(brokers, options.stream, partition_count(brokers, options.stream))
-        for batch in batches:
-            writing.add(batch, columns)
-        writing.flush()
-    except LiftlogError as error:
-        raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
-    return Written(writing.row_count)
-
-
-class _TaskWriter:
-    """Collects rows per partition and appends them in pieces worth a request."""
-
-    def __init__(self, brokers: Brokers, stream: str, count: int) -> None:
-        self._appender = Appender(brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S)
-        self._stream = stream
-        self._partition_count = count
-        self._turn = random.randrange(count)
-        self._pending: dict[int, list[pa.RecordBatch]] = {}
-        self._bytes: dict[int, int] = {}
-        self.row_count = 0
-
-    def add(self, batch: pa.RecordBatch, columns: dict[str, int]) -> None:
-        """Take the rows of a batch; append what has become enough."""
-        if batch.num_rows == 0:
-            return
-        arrays = {name: batch.column(index).cast(_ARROW[name]) for name, index in columns.items()}
-        explicit = arrays.pop("partition", None)
-        rows = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
-        if explicit is None and "key" not in arrays:
-            self._add(self._turn % self._partition_count, rows)
+        task = task_number()
+        calls = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s)
+        outlet: Appending | Staging
+        epoch = 0
+        if run is None:
+            outlet = Appending(Appender(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s))
         else:
-            numbers = partitions_for(
-                arrays.get("key"), explicit, partition_count=self._partition_count, turn=self._turn
-            )
-            for partition in np.unique(numbers):
-                chosen = np.flatnonzero(numbers == partition)
-                self._add(int(partition), rows if len(chosen) == len(rows) else rows.take(pa.array(chosen)))
-        self._turn += 1
-        if sum(self._bytes.values()) > PENDING_BYTES_MAX:
-            self.flush()
-
-    def _add(self, partition: int, rows: pa.RecordBatch) -> None:
-        for piece in pieces(rows, APPEND_BYTES):
-            if self._bytes.get(partition, 0) + piece.nbytes > APPEND_BYTES:
-                self._append(partition)
-            self._pending.setdefault(partition, []).append(piece)
-            self._bytes[partition] = self._bytes.get(partition, 0) + piece.nbytes
-
-    def flush(self) -> None:
-        """Append everything that waits."""
-        for partition in sorted(self._pending):
-            self._append(partition)
-
-    def _append(self, partition: int) -> None:
-        batches = self._pending.pop(partition, [])
-        self._bytes.pop(partition, None)
-        if batches:
-            appended = self._appender.append(self._stream, partition, batches, at_least_once=True)
-            self.row_count += appended.record_count
+            sink = opened(brokers, run, options.delivery_timeout_s)
+            epoch = sink.epoch or 0
+            outlet = staging = Staging(sink)
+        router = Router(columns, options, lambda stream: find(calls, stream), outlet, task)
+        for batch in batches:
+            router.add(batch)
+        stages = outlet.finish()
+    except BaseException as error:
+        if staging is not None:
+            staging.discard()
+        if run is not None and isinstance(error, LiftlogError) and is_stale(error):
+            forget(brokers, run)
+        if isinstance(error, LiftlogError):
+            raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
+        raise
+    if router.bad_count:
+        log.warning("sink.dead_letters task=%d rows=%d stream=%s", task, router.bad_count, options.dead_letter_stream)
+    return Written(
+        task=task,
+        row_count=router.row_count,
+        run=run,
+        epoch=epoch,
+        stages=stages or (),
+        incarnations=router.incarnations,
+        digest=router.digest,
+    )
 
 
-def pieces(rows: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Halve rows until each piece is small enough, or one row."""
-    if rows.num_rows <= 1 or rows.nbytes <= bytes_max:
-        yield rows
-        return
-    half = rows.num_rows // 2
-    yield from pieces(rows.slice(0, half), bytes_max)
-    yield from pieces(rows.slice(half), bytes_max)
-
-
-def partition_count(brokers: Brokers, stream: str) -> int:
-    """How many partitions the stream has now: each task asks, since partitions are added and streams made anew.
+def find(calls: Calls, stream: str) -> Target:
+    """The stream as it is now: each task asks, since partitions are added and streams made anew.
 
     Raises:
         UnknownStream: there is no such stream.
     """
-    answer: Any = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S).json("GET", path("streams", stream))
-    return len(understand(StreamDescription.of, answer, where=str(brokers)).partitions)
+    answer: Any = calls.json("GET", path("streams", stream))
+    found = understand(StreamDescription.of, answer, where=str(calls.brokers))
+    return Target(
+        stream=stream,
+        partition_count=len(found.partitions),
+        incarnation=found.incarnation,
+        record_bytes_max=int(found.settings["record_bytes_max"]),
+        subject=default_subject(found),
+    )
 
 
-def _aborted(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
-    rows = sum(message.row_count for message in messages if isinstance(message, Written))
-    log.warning("sink.aborted%s rows_appended=%d note=they stay in the stream", what, rows)
+def abort(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, what: str) -> None:
+    """Drop what tasks staged; never raises. What a commit has named is left alone by the broker."""
+    written = [message for message in messages if isinstance(message, Written)]
+    staged = [message for message in written if message.run is not None]
+    appended = sum(message.row_count for message in written if message.run is None)
+    stages = [stage for message in staged for stage in message.stages]
+    if stages and (run := staged[0].run) is not None:
+        try:
+            sink_of(brokers_of(options), run, ABORT_DEADLINE_S).abort(stages)
+        except LiftlogError as error:
+            log.warning("sink.abort_failed%s note=the stages go with their lease error=%s", what, error)
+    note = "appended rows stay in the stream" if appended else "nothing of it can be read"
+    log.warning("sink.aborted%s rows_appended=%d stages=%d note=%s", what, appended, len(stages), note)

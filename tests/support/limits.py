@@ -174,6 +174,18 @@ FIXED: Final = (
     ),
     Row("spark_liftlog.options:PARTITIONS_MAX", "partitions", "`minPartitions`, `maxPartitions`", "`invalid_setting`"),
     Row("spark_liftlog.options:BATCH_ROWS_MAX", "rows", "`batchRows`", "`invalid_setting`"),
+    Row(
+        "spark_liftlog.writing.sink_options:TIMEOUT_MS_MAX",
+        "milliseconds",
+        "`deliveryTimeoutMs` of Spark's sink",
+        "`invalid_setting`",
+    ),
+    Row(
+        "spark_liftlog.writing.sink_options:TXN_APP_ID_MAX",
+        "characters",
+        "`txnAppId` of Spark's sink",
+        "`invalid_setting`",
+    ),
     Row("spark_liftlog.session:ROWS_MAX", "rows", "shown of a stream in a notebook", "cut there"),
 )
 
@@ -186,6 +198,7 @@ NO_LIMIT: Final = frozenset(
         "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
         "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX EXAMPLE_CHARS_MAX TEXT_CHARS_MAX KINDS_MAX",
+        "IN_FLIGHT_MAX EPOCHS_MAX ERROR_LENGTH_MAX OFFSET_MAX",
     }
 )
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import InvalidName, InvalidSetting, LiftlogError, UnknownSetting
-from spark_liftlog.options import SINK_OPTIONS, SOURCE_OPTIONS, check_names, cores, sink_options, source_options
+from spark_liftlog.options import SOURCE_OPTIONS, check_names, cores, source_options
+from spark_liftlog.writing.sink_options import SINK_OPTIONS, sink_options
 
 
 def test_defaults_are_those_of_the_table() -> None:
@@ -39,7 +40,8 @@ def test_the_path_of_load_is_the_stream() -> None:
 
 
 def test_what_spark_passes_by_itself_is_let_by() -> None:
-    assert sink_options({"path": "s", "checkpointLocation": "/c", "queryName": "q"}).stream == "s"
+    sink = sink_options({"path": "s", "checkpointLocation": "/c", "queryName": "q"}, "stream")
+    assert (sink.stream, sink.checkpoint) == ("s", "/c")
     assert source_options({"stream": "s", "checkpointlocation": "/c", "queryname": "q"}, "stream").stream == "s"
 
 
@@ -69,7 +71,7 @@ def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | 
         source_options({"stream": "s", key: "x"}, "stream")
     assert caught.value.nearest == nearest
     assert repr(key) in str(caught.value)
-    assert (nearest or "startingOffsets") in str(caught.value)
+    assert (nearest or "in its place: ") in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["endingOffsets"])
@@ -87,7 +89,7 @@ def test_an_option_of_streams_is_refused_in_a_batch_read(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*SOURCE_OPTIONS} - {*SINK_OPTIONS}))
 def test_the_sink_refuses_what_only_the_source_has(name: str) -> None:
     with pytest.raises(UnknownSetting, match="liftlog sink has no option"):
-        sink_options({"stream": "s", name: "1"})
+        sink_options({"stream": "s", name: "1"}, "stream")
 
 
 @pytest.mark.parametrize(
@@ -157,9 +159,9 @@ def test_min_partitions_beyond_max_is_refused_and_beyond_the_default_raises_it()
 
 
 def test_without_a_stream_the_error_shows_how_to_name_one() -> None:
-    for read in (lambda: source_options({}, "batch"), lambda: sink_options({})):
-        with pytest.raises(InvalidSetting, match='option\\("stream", "orders"\\)'):
-            read()
+    with pytest.raises(InvalidSetting, match='option\\("stream", "orders"\\)'):
+        source_options({}, "batch")
+    assert sink_options({}, "batch").stream is None, "the column stream may name it"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../etc", "x" * 129])
@@ -170,10 +172,20 @@ def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
         source_options({"stream": "s", "consumer": name}, "stream")
 
 
+def test_the_users_page_has_every_sink_option_and_no_other() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    table = page.split("### Options of the sink")[1].split("\n\n**")[0]
+    documented = re.findall(r"^\| `(\w+)` \| (x?) ?\| (x?) ?\|", table, re.MULTILINE)
+    found = [
+        (name, {kind for kind, is_there in (("batch", b), ("stream", s)) if is_there}) for name, b, s in documented
+    ]
+    assert found == [(name, set(kinds)) for name, kinds in SINK_OPTIONS.items()]
+
+
 def test_internal_streams_can_be_read_but_not_written() -> None:
     assert source_options({"stream": "__offsets"}, "batch").stream == "__offsets"
     with pytest.raises(LiftlogError):
-        sink_options({"stream": "__offsets"})
+        sink_options({"stream": "__offsets"}, "batch")
 
 
 def test_the_users_page_has_every_option_and_no_other() -> None:
@@ -189,6 +201,42 @@ def test_the_users_page_has_every_option_and_no_other() -> None:
             except UnknownSetting:
                 accepted = False
             assert accepted == bool(is_there), f"{name} in a {kind} read"
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"partitioner": "hash"}, "option partitioner='hash': must be key or roundRobin"),
+        ({"deliveryGuarantee": "once"}, "must be exactly-once or at-least-once"),
+        ({"txnAppId": "etl"}, "option txnVersion is missing"),
+        ({"txnVersion": "1"}, "option txnAppId is missing"),
+        ({"txnAppId": "", "txnVersion": "1"}, "must be text of 1 to 1024 characters"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "option txnVersion='-1': must be a whole number from 0"),
+        ({"txnAppId": "a", "txnVersion": "1", "deliveryGuarantee": "at-least-once"}, "means nothing with"),
+        ({"deadLetterStream": "s"}, "must be another stream than the one that is written"),
+        ({"deadLetterStream": "a b"}, "stream name 'a b'"),
+        ({"subject": "orders.>"}, "a record needs a concrete subject"),
+        ({"deliveryTimeoutMs": "0"}, "must be a whole number from 1 to 86400000"),
+        ({"sinkId": "s"}, "option 'sinkId' means something for writeStream only, this is write"),
+        ({"subscribe": "s"}, "has no option 'subscribe'; in its place: stream"),
+        ({"kafka.acks": "all"}, "has no option 'kafka.acks'; it belongs to another connector"),
+        ({"deadLeterStream": "d"}, "did you mean 'deadLetterStream'"),
+        ({"token": "secret"}, "option 'token': brokers have no authentication"),
+        ({"tls.ca": "f"}, "option 'tls.ca': brokers have no authentication"),
+    ],
+)
+def test_a_bad_sink_option_is_an_error_that_says_what_is_allowed(given: dict[str, str], says: str) -> None:
+    with pytest.raises(LiftlogError) as caught:
+        sink_options({"stream": "s", **given}, "batch")
+    assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_sink_takes_all_of_its_options() -> None:
+    found = sink_options({"stream": "s", "sinkId": "i", "onRepeatWithOtherRows": "KEEPFIRST"}, "stream")
+    assert (found.sink_id, found.on_repeat, found.is_exactly_once) == ("i", "keep_first", True)
+    found = sink_options({"path": "s", "txnappid": "a", "txnversion": "7", "partitioner": "roundRobin"}, "batch")
+    assert (found.txn_app_id, found.txn_version, found.partitioner) == ("a", 7, "roundRobin")
 
 
 VALID = {

@@ -1,19 +1,24 @@
-"""The sink's decisions: columns, partitions, pieces. Goal: K1, K2 of writer.py and the broker's hash."""
+"""The sink's decisions: columns, partitions, bad rows, checkpoints. Goal: K1, K2 of rows.py and the broker's hash."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from zlib import crc32
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
-from broker.api.errors import InvalidRecords, UnknownPartition
+from broker.api.errors import InvalidRecords, InvalidSetting, InvalidSubject, RecordTooLarge, UnknownPartition
+from broker.api.schema import HEADERS_TYPE
 from spark_liftlog.errors import ModeRefused
-from spark_liftlog.options import SinkOptions
 from spark_liftlog.schema import HEADERS
+from spark_liftlog.writing.digest import Sums, digest_of, together
 from spark_liftlog.writing.partitioner import partitions_for
-from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter, columns_of, pieces
+from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
+from spark_liftlog.writing.run import checkpoint_name
+from spark_liftlog.writing.sink_options import SinkOptions
+from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
 OPTIONS = SinkOptions(brokers="localhost:1", stream="s")
 VALUE = StructType([StructField("value", BinaryType())])
@@ -73,8 +78,88 @@ def test_a_partition_that_the_stream_does_not_have_is_refused(wrong: int) -> Non
         partitions_for(None, pa.array([0, wrong], pa.int32()), partition_count=3, turn=0)
 
 
-def test_rows_are_halved_until_they_are_small_or_one() -> None:
-    rows = pa.RecordBatch.from_pydict({"value": [b"x" * 100] * 64 + [b"y" * 5000]})
-    cut = list(pieces(rows, 1000))
-    assert pa.Table.from_batches(cut).to_pylist() == rows.to_pylist()
-    assert all(piece.nbytes <= 1000 or piece.num_rows == 1 for piece in cut)
+TARGET = Target(stream="s", partition_count=3, incarnation="i", record_bytes_max=10, subject="sub")
+
+
+def test_sizes_of_rows_are_the_brokers() -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"12345", None, b""], pa.binary()),
+            "key": pa.array([None, b"kk", b""], pa.binary()),
+            "headers": pa.array([None, [{"key": "h", "value": b"22"}, {"key": "é", "value": None}], []], HEADERS_TYPE),
+        }
+    )
+    assert row_bytes(rows, "sub").tolist() == [8, 10, 3]
+    assert row_bytes(rows.slice(1), "sub").tolist() == [10, 3]
+    rows = rows.append_column("subject", pa.array([None, "a.b.c", "x"]))
+    assert row_bytes(rows, "sub").tolist() == [8, 12, 1]
+
+
+def test_every_kind_of_bad_row_is_found_where_it_is() -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"v", None, b"v", b"v" * 99, b"v", b"v", None], pa.binary()),
+            "key": pa.array([None, None, None, None, None, None, b"tombstone"], pa.binary()),
+            "subject": pa.array(["a.b", None, "a..b", None, "a.*", "orders-1.é", None]),
+            "headers": pa.array([[{"key": None, "value": b"x"}], None, [], None, None, None, None], HEADERS_TYPE),
+        }
+    )
+    partitions = pa.array([0, 2, None, 1, 3, None, -1], pa.int32())
+    for at in (0, 1):
+        lengths = row_bytes(rows.slice(at), "sub")
+        found = {
+            (type(bad.error), int(row) + at)
+            for bad in bad_rows(rows.slice(at), partitions.slice(at), TARGET, lengths)
+            for row in bad.rows
+        }
+        assert found == {
+            *([(InvalidRecords, 0)] if at == 0 else []),
+            (InvalidRecords, 1),
+            (InvalidSubject, 2),
+            (RecordTooLarge, 3),
+            (InvalidSubject, 4),
+            (UnknownPartition, 4),
+            (RecordTooLarge, 5),
+            (RecordTooLarge, 6),
+            (UnknownPartition, 6),
+        }
+
+
+def test_a_digest_depends_on_the_rows_and_not_on_their_order() -> None:
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"bb", None, b"dddd"], pa.binary())})
+
+    def of(rows: pa.RecordBatch, stream: str = "s") -> Sums:
+        return digest_of(stream, rows, row_bytes(rows, ""))
+
+    whole = of(rows)
+    assert together([of(rows.slice(2)), of(rows.slice(0, 2))]) == together([whole])
+    assert of(rows.take(pa.array([3, 1, 0, 2]))) == whole
+    assert of(rows.slice(1)) != whole
+    assert of(rows, "other") != whole
+    other = pa.RecordBatch.from_pydict({"value": pa.array([b"a", b"bb", None, b"dddx"], pa.binary())})
+    assert of(other) != whole
+
+
+@pytest.mark.parametrize(
+    "location, name",
+    [
+        (None, "query q"),
+        ("/a/b/", "file:/a/b query q"),
+        ("file:///a/b", "file:/a/b query q"),
+        ("file:/a//c/../b", "file:/a/b query q"),
+        ("hdfs://nn:9000/a/b/", "hdfs://nn:9000/a/b query q"),
+        ("s3a://bucket/a", "s3a://bucket/a query q"),
+        ("a/b", f"file:{Path.cwd()}/a/b query q"),
+        ("a/b:c", f"file:{Path.cwd()}/a/b:c query q"),
+    ],
+)
+def test_one_checkpoint_has_one_name(location: str | None, name: str) -> None:
+    assert checkpoint_name("q", location) == name
+
+
+def test_a_column_and_an_option_that_say_the_same_are_refused() -> None:
+    schema = StructType([*VALUE, StructField("stream", StringType())])
+    with pytest.raises(InvalidSetting, match="option stream='s': the frame has a column 'stream', too"):
+        LiftlogWriter(OPTIONS, schema, overwrite=False)
+    with pytest.raises(InvalidSetting, match="no stream is named"):
+        LiftlogWriter(SinkOptions(brokers="b", stream=None), VALUE, overwrite=False)

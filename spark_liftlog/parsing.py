@@ -1,0 +1,136 @@
+"""Option values: found by name, read, refused. For the source and the sink alike.
+
+P1  An option is honoured or refused, never ignored: one that nobody knows, and one that belongs to another kind of
+    read or write, is an error that names it. Only what Spark itself passes is let by.
+P2  An error names the option, what was given, what is allowed, and the nearest name; an option of Spark's Kafka source,
+    what takes its place.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, Final, Literal, TypeAlias
+
+from broker.api.errors import InvalidSetting, NotSupported, UnknownSetting
+from broker.api.http import DEFAULT_PORT
+from broker.api.stream import check_name
+
+Kind: TypeAlias = Literal["batch", "stream"]
+OFFSET_MAX: Final = (1 << 63) - 1
+
+# `path` is the argument of load() and save(); the others are how Spark tells a sink about the query.
+_FROM_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
+_IN_PLACE: Final[Mapping[str, str]] = {
+    "subscribe": "stream (one name) or streams (names separated by commas)",
+    "subscribepattern": "streamPattern",
+    "assign": "partitions, with stream or streams",
+    "topic": "stream",
+    "includeheaders": "nothing: headers are always there, and .schema(…) leaves them out",
+    "groupidprefix": "consumer",
+    "kafka.bootstrap.servers": "brokers (HTTP addresses)",
+    "kafka.group.id": "consumer",
+    "kafka.partitioner.class": "partitioner",
+    "nats.host": "brokers (HTTP addresses of liftlog, not of NATS)",
+    "nats.pull.subscription.stream.name": "stream",
+    "nats.pull.subscription.durable.name": "consumer",
+    "nats.stream.name": "stream",
+}
+_FOREIGN: Final = ("kafka.", "kafkaconsumer.", "fetchoffset.", "nats.")
+
+
+def known(given: Mapping[str, str], names: Iterable[str], *, what: str) -> dict[str, str]:
+    """The given options under their proper names (P1).
+
+    Raises:
+        UnknownSetting: one that is none of them.
+        NotSupported: one that the broker has to know first.
+    """
+    names = tuple(names)
+    proper = {name.lower(): name for name in names}
+    found = {}
+    for key, value in given.items():
+        lower = key.lower()
+        if lower in proper:
+            found[proper[lower]] = value
+        elif lower in ("token", "tls") or lower.startswith("tls."):
+            raise NotSupported(
+                f"option {key!r}: brokers have no authentication and no TLS yet; keep their ports to yourself"
+            )
+        elif lower not in _FROM_SPARK:
+            nearest = proper.get(next(iter(difflib.get_close_matches(lower, proper, n=1)), ""))
+            if lower in _IN_PLACE:
+                hint = f"; in its place: {_IN_PLACE[lower]}"
+            elif lower.startswith(_FOREIGN):
+                hint = "; it belongs to another connector, and nothing here takes its place"
+            elif nearest:
+                hint = f"; did you mean {nearest!r}?"
+            else:
+                hint = f"; it has {', '.join(names)}"
+            raise UnknownSetting(f"{what} has no option {key!r}{hint}", key=key, nearest=nearest)
+    return found
+
+
+def of_kind(options: Iterable[str], kinds: Mapping[str, Set[str]], kind: Kind, words: tuple[str, str]) -> None:
+    """Refuse options of the other kind of read or write. `words`: spark's names for batch and stream."""
+    this, other = words if kind == "batch" else words[::-1]
+    for name in options:
+        if kind not in kinds[name]:
+            raise UnknownSetting(
+                f"option {name!r} means something for {other} only, this is {this}", key=name, nearest=None
+            )
+
+
+def stream_in(options: Mapping[str, str], given: Mapping[str, str], *, internal: bool) -> str | None:
+    """The one stream that the option or the path names; None: neither does. Raises InvalidSetting, InvalidName."""
+    path = next((value for key, value in given.items() if key.lower() == "path"), None)
+    name = options.get("stream", path)
+    if name is None:
+        return None
+    if path is not None and path != name:
+        raise invalid("stream", name, f"load(), save() or start() names another stream, {path!r}")
+    return check_name(name, internal=internal)
+
+
+def brokers_in(options: Mapping[str, str]) -> str:
+    """The addresses, without blanks."""
+    value = options.get("brokers", f"localhost:{DEFAULT_PORT}")
+    addresses = [address.strip() for address in value.split(",")]
+    if not all(addresses):
+        raise invalid("brokers", value, "must be HTTP addresses separated by commas, host:port,host:port")
+    return ",".join(addresses)
+
+
+def whole(options: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
+    """A whole number; None: not given."""
+    value = options.get(name)
+    if value is None:
+        return None
+    text = value.strip()
+    # isdecimal alone lets other scripts' digits through; 20 digits hold every number within a limit.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and least <= int(text) <= greatest):
+        raise invalid(name, value, f"must be a whole number from {least} to {greatest}", limit=[least, greatest])
+    return int(text)
+
+
+def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """`true` or `false`."""
+    return one_of(options, name, ("true", "false") if default else ("false", "true")) == "true"
+
+
+def one_of(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """One of some words, in any case; the first is the default."""
+    value = options.get(name)
+    if value is None:
+        return allowed[0]
+    for word in allowed:
+        if value.strip().lower() == word.lower():
+            return word
+    rule = " or ".join(sorted(allowed, key=lambda word: word != "true") if "true" in allowed else allowed)
+    raise invalid(name, value, f"must be {rule}", limit=list(allowed))
+
+
+def invalid(name: str, value: str, rule: str, **fields: Any) -> InvalidSetting:
+    """The error for a value."""
+    shown = value if len(value) <= 200 else value[:200] + "…"
+    return InvalidSetting(f"option {name}={shown!r}: {rule}", key=name, value=shown, **fields)

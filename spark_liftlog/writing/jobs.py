@@ -1,0 +1,108 @@
+"""Batch writes, exactly once: a sink for one job, or for the transactions of one application.
+
+    job           sink spark-job-<uuid>, for one batch, made with the writer: every task and retry has the same
+    transaction   sink spark-txn-<hash of stream and txnAppId>, its batch ids are the user's txnVersions (Delta's names)
+
+A job that is run again appends again: nothing tells it from another one. With txnAppId and txnVersion it does not: a
+version that was written, or is below one that was, is skipped with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.api.errors import SinkBatchRegressed, SinkFenced, StageLost, UnknownSink
+from broker.client.http.brokers import Brokers
+from broker.client.sinks import Sink, Stage
+from spark_liftlog.writing.digest import as_text, together
+from spark_liftlog.writing.run import Run, Written, agreed, opened, sink_of
+from spark_liftlog.writing.sink_options import SinkOptions
+
+log = logging.getLogger("spark_liftlog")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One `df.write`.
+
+    Attributes:
+        version: The txnVersion; None: no transaction is named.
+    """
+
+    run: Run
+    version: int | None
+
+    @classmethod
+    def of(cls, options: SinkOptions) -> Job:
+        """A new job."""
+        owner = uuid.uuid4().hex
+        if options.txn_app_id is None:
+            return cls(Run(sink=f"spark-job-{owner}", owner=owner, one_shot=True), None)
+        named = f"{options.stream or ''}\0{options.txn_app_id}".encode()
+        return cls(Run(sink=f"spark-txn-{hashlib.sha256(named).hexdigest()[:40]}", owner=owner), options.txn_version)
+
+    def is_done(self, brokers: Brokers, deadline_s: float) -> bool:
+        """Whether the transaction was written before, so that nothing need be staged."""
+        if self.version is None:
+            return False
+        sink = sink_of(brokers, self.run, deadline_s)
+        try:
+            return _is_past(sink, self.version)
+        except UnknownSink:
+            return False
+
+    def commit(self, messages: Sequence[Any], brokers: Brokers, deadline_s: float) -> None:
+        """Make what the tasks staged visible, once.
+
+        Raises:
+            LiftlogError: it is not, or nobody knows; a job without a transaction must not simply be run again then if
+                the error's field `sent` is true.
+        """
+        written = [message for message in messages if isinstance(message, Written)]
+        stages = [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages]
+        if self.version is None and not stages:
+            return
+        if any(message.is_skipped for message in written):
+            # Another job wrote this version meanwhile: the rest of the rows is not there, so nothing may be decided.
+            sink = opened(brokers, self.run, deadline_s)
+            if self.version is None or not _is_past(sink, self.version):
+                raise StageLost(f"sink {self.run.sink!r} was reset while transaction {self.version} was written")
+            self._skip(sink, stages)
+            return
+        known = agreed(written)
+        sink = (
+            opened(brokers, self.run, deadline_s) if known is None else sink_of(brokers, self.run, deadline_s, known[1])
+        )
+        try:
+            done = sink.commit(
+                self.version or 0,
+                stages,
+                digest=as_text(together(message.digest for message in written)),
+                on_repeat_with_other_rows="refuse" if self.version is None else "keep_first",
+            )
+        except SinkBatchRegressed:
+            if self.version is None:
+                raise
+        except SinkFenced:
+            # Another job of the application has committed since. If it was this version, or a later one, all is well.
+            if self.version is None or not _is_past(sink, self.version):
+                raise
+        else:
+            if self.version is None or done.outcome == "committed":
+                return
+        self._skip(sink, stages)
+
+    def _skip(self, sink: Sink, stages: list[Stage]) -> None:
+        if stages:
+            sink.abort(stages)
+        log.warning("sink.skipped sink=%s txn_version=%d note=written before", self.run.sink, self.version)
+
+
+def _is_past(sink: Sink, version: int) -> bool:
+    last = sink.describe().last
+    return last is not None and (last.batch_id > version or (last.batch_id == version and last.is_complete))

@@ -1,0 +1,169 @@
+"""Rows of a task on their way to brokers: collected per partition into pieces worth a request, then sent.
+
+    Appending   each piece is an append, and can be read at once              at least once
+    Staging     each piece is a part of a stage, hidden until its commit      exactly once
+
+L1  A piece is at most `PIECE_BYTES` of columns, or one row: far below what a broker takes.
+L2  What a task holds back over all partitions is bounded: `PENDING_BYTES_MAX`.
+L3  Pieces of one partition are in the order in which their rows came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from broker.api.errors import LiftlogError
+from broker.client.sinks import Sink, Stage
+from broker.client.writing.append import Appender
+from broker.client.writing.outgoing import pieces
+from spark_liftlog.writing.rows import Target
+
+APPEND_BYTES: Final = 4 << 20
+STAGE_BYTES: Final = 16 << 20
+PENDING_BYTES_MAX: Final = 32 << 20
+"""Held back by a task over all partitions: bounds its memory where there are many partitions."""
+IN_FLIGHT_MAX: Final = 8
+"""Parts of one task that are under way: an answer waits for an fsync, which several may share."""
+
+Key: TypeAlias = tuple[str, int]
+
+
+class Collecting:
+    """What both have in common: rows per partition, until they are worth a request."""
+
+    def __init__(self, piece_bytes: int) -> None:
+        self._piece_bytes = piece_bytes
+        self._pending: dict[Key, list[pa.RecordBatch]] = {}
+        self._bytes: dict[Key, int] = {}
+        self._targets: dict[Key, Target] = {}
+
+    def add(self, target: Target, partition: int, rows: pa.RecordBatch) -> None:
+        """Take rows of one partition, in order; send what has become enough."""
+        key = (target.stream, partition)
+        self._targets[key] = target
+        for piece in pieces(rows, self._piece_bytes):
+            waiting = self._pending.get(key)
+            if waiting and (
+                self._bytes[key] + piece.nbytes > self._piece_bytes or not waiting[0].schema.equals(piece.schema)
+            ):
+                self._send(key)
+            self._pending.setdefault(key, []).append(piece)
+            self._bytes[key] = self._bytes.get(key, 0) + piece.nbytes
+        if sum(self._bytes.values()) > PENDING_BYTES_MAX:
+            for largest in sorted(self._bytes, key=lambda key: -self._bytes[key]):
+                self._send(largest)
+                if sum(self._bytes.values()) <= PENDING_BYTES_MAX // 2:
+                    break
+
+    def _send(self, key: Key) -> None:
+        batches = self._pending.pop(key)
+        self._bytes.pop(key)
+        self._sent(key, batches)
+
+    def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
+        raise NotImplementedError
+
+
+class Appending(Collecting):
+    """Appends pieces one after the other."""
+
+    def __init__(self, appender: Appender) -> None:
+        super().__init__(APPEND_BYTES)
+        self._appender = appender
+
+    def finish(self) -> None:
+        """Append what waits. Raises what the broker says; rows may have been appended then."""
+        for key in sorted(self._pending):
+            self._send(key)
+
+    def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
+        incarnation = self._targets[key].incarnation
+        self._appender.append(key[0], key[1], batches, incarnation=incarnation, at_least_once=True)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A stage that is being written."""
+
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    parts: int = 0
+    rows: int = 0
+
+
+class Staging(Collecting):
+    """Stores pieces as parts of stages, several at a time; one stage per partition, named at random.
+
+    A task that is tried again, or run twice, makes other stages; which ones count is the driver's to say.
+
+    Args:
+        sink: Open.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(STAGE_BYTES)
+        self._sink = sink
+        self._stages: dict[Key, _Open] = {}
+        self._threads = ThreadPoolExecutor(IN_FLIGHT_MAX, thread_name_prefix="liftlog-stage")  # started when needed
+        self._under_way: set[Future[int]] = set()
+
+    def finish(self) -> tuple[Stage, ...]:
+        """Store what waits, and end every stage. Durable when it returns. Raises what the broker says."""
+        for key, stage in sorted(self._stages.items()):
+            if key not in self._pending:
+                empty = pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())})
+                self._submit(key, stage, [empty], is_last=True)
+        for key in sorted(self._pending):
+            stage = self._stages.setdefault(key, _Open())
+            batches = self._pending.pop(key)
+            self._submit(key, stage, batches, is_last=True)
+        self._bytes.clear()
+        self._wait(0)
+        self._threads.shutdown()
+        return tuple(
+            Stage(stream=key[0], partition=key[1], stage=stage.name, parts=stage.parts, rows=stage.rows)
+            for key, stage in sorted(self._stages.items())
+        )
+
+    def discard(self) -> None:
+        """Drop what was staged, as far as brokers answer: what remains goes with its lease. Never raises."""
+        self._threads.shutdown(cancel_futures=True)
+        named = [
+            Stage(stream=key[0], partition=key[1], stage=stage.name, parts=stage.parts, rows=stage.rows)
+            for key, stage in sorted(self._stages.items())
+        ]
+        if named:
+            with contextlib.suppress(LiftlogError):
+                self._sink.abort(named)
+
+    def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
+        self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=False)
+
+    def _submit(self, key: Key, stage: _Open, batches: list[pa.RecordBatch], *, is_last: bool) -> None:
+        self._wait(IN_FLIGHT_MAX - 1)
+        self._under_way.add(
+            self._threads.submit(
+                self._sink.send_part,
+                batches,
+                key[0],
+                key[1],
+                stage.name,
+                stage.parts,
+                is_last=is_last,
+                incarnation=self._targets[key].incarnation,
+            )
+        )
+        stage.parts += 1
+        stage.rows += sum(batch.num_rows for batch in batches)
+
+    def _wait(self, count: int) -> None:
+        """Until at most `count` parts are under way. Raises what one of them met."""
+        while len(self._under_way) > count:
+            done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
+            for part in done:
+                part.result()

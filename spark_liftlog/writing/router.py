@@ -1,0 +1,182 @@
+"""Which rows of a task go to which partition of which stream, and what becomes of rows that cannot be written.
+
+    batch ── column stream ──► rows of one stream ── bad rows ──► rows of one partition ──► outlet
+             (or the option)                          └──► error, or the dead letter stream
+
+    partition of a row: its column `partition`; else the hash of its key; else the task's turn, batch by batch
+
+K3  Rows of one task and one partition keep their order.
+K4  Each row that came in goes out once: to its stream, or to the dead letter stream.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker.api.errors import InvalidName, InvalidRecords, LiftlogError, UnknownStream
+from broker.api.schema import HEADERS_TYPE
+from broker.api.stream import check_name
+from spark_liftlog.writing.digest import NOTHING, digest_of, together
+from spark_liftlog.writing.partitioner import partitions_for
+from spark_liftlog.writing.rows import ARROW, Bad, Target, bad_rows, row_bytes
+from spark_liftlog.writing.sink_options import SinkOptions
+
+ERROR_HEADER: Final = "Liftlog-Error"
+STREAM_HEADER: Final = "Liftlog-Stream"
+ROW_HEADER: Final = "Liftlog-Row"
+CUT_HEADER: Final = "Liftlog-Value-Bytes"
+"""How long the value was, of a row whose value the dead letter stream could not take whole."""
+ERROR_LENGTH_MAX: Final = 1000
+RECORD_COLUMNS: Final = ("value", "key", "subject", "headers")
+
+
+class Outlet(Protocol):
+    """Takes rows of one partition."""
+
+    def add(self, target: Target, partition: int, rows: pa.RecordBatch) -> None:
+        """Take them, in order."""
+
+
+class Router:
+    """Splits the batches of one task.
+
+    Args:
+        columns: Where in a batch each record column is.
+        find: A stream as it is now. Raises UnknownStream.
+        task: Number of the Spark partition, for errors.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, int], options: SinkOptions, find: Callable[[str], Target], outlet: Outlet, task: int
+    ) -> None:
+        self._columns = columns
+        self._options = options
+        self._find = find
+        self._outlet = outlet
+        self._task = task
+        self._targets: dict[str, Target] = {}
+        self._turn = random.randrange(1 << 16)
+        self._letters = 0
+        self.row_count = 0
+        self.bad_count = 0
+        self.digest = NOTHING
+
+    @property
+    def incarnations(self) -> dict[str, str]:
+        """Of the streams that were written to."""
+        return {name: target.incarnation for name, target in self._targets.items()}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Send the rows of a batch on their way.
+
+        Raises:
+            LiftlogError: a row that cannot be written, and no dead letter stream; its text says which row.
+        """
+        if batch.num_rows == 0:
+            return
+        arrays = {name: batch.column(index).cast(ARROW[name]) for name, index in self._columns.items()}
+        streams, partitions = arrays.pop("stream", None), arrays.pop("partition", None)
+        if self._options.subject is not None:
+            arrays["subject"] = pa.repeat(self._options.subject, batch.num_rows)
+        rows = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+        if streams is None:
+            assert self._options.stream is not None, "a frame without a column stream needs the option"
+            self._add(self._options.stream, rows, partitions, np.arange(batch.num_rows))
+        else:
+            for stream, places in _by_value(streams):
+                chosen = None if partitions is None else partitions.take(pa.array(places))
+                self._add(stream, _taken(rows, places), chosen, places)
+        self.row_count += batch.num_rows
+        self._turn += 1
+
+    def _add(self, stream: str | None, rows: pa.RecordBatch, partitions: Any, places: Any) -> None:
+        """The rows of one stream; `places` says where in the batch they are."""
+        try:
+            target = self._target(stream)
+        except (UnknownStream, InvalidName, InvalidRecords) as error:
+            self._refuse(stream, rows, [Bad(np.arange(rows.num_rows), error)], places)
+            return
+        lengths = row_bytes(rows, target.subject)
+        bad = list(bad_rows(rows, partitions, target, lengths))
+        if bad:
+            is_good = self._refuse(stream, rows, bad, places)
+            good = np.flatnonzero(is_good)
+            rows, lengths = rows.take(pa.array(good)), lengths[good]
+            partitions = None if partitions is None else partitions.take(pa.array(good))
+        if rows.num_rows == 0:
+            return
+        self.digest = together((self.digest, digest_of(target.stream, rows, lengths)))
+        by_key = self._options.partitioner == "key" and "key" in rows.schema.names
+        if partitions is None and not by_key:
+            self._outlet.add(target, self._turn % target.partition_count, rows)
+            return
+        keys = rows.column("key") if by_key else None
+        numbers = partitions_for(keys, partitions, partition_count=target.partition_count, turn=self._turn)
+        for partition in np.unique(numbers):
+            chosen = np.flatnonzero(numbers == partition)
+            self._outlet.add(target, int(partition), _taken(rows, chosen))
+
+    def _target(self, stream: str | None) -> Target:
+        if stream is None:
+            raise InvalidRecords("column stream is null: every row must name its stream", column="stream")
+        found = self._targets.get(stream)
+        if found is None:
+            found = self._targets[stream] = self._find(check_name(stream))
+        return found
+
+    def _refuse(self, stream: str | None, rows: pa.RecordBatch, bad: Iterable[Bad], places: Any) -> Any:
+        """Raise for the first bad row, or write bad rows as dead letters; returns which rows are good."""
+        worst = min(bad, key=lambda one: int(places[one.rows[0]]))
+        if self._options.dead_letter_stream is None:
+            row = self.row_count + int(places[worst.rows[0]])
+            error = worst.error
+            raise type(error)(f"row {row} of task {self._task}: {error}", **{**error.fields, "row": row})
+        is_good = np.ones(rows.num_rows, np.bool_)
+        for one in bad:
+            fresh = one.rows[is_good[one.rows]]
+            is_good[one.rows] = False
+            if len(fresh):
+                self._write_letters(stream, rows.take(pa.array(fresh)), one.error, self.row_count + places[fresh])
+        return is_good
+
+    def _write_letters(self, stream: str | None, rows: pa.RecordBatch, error: LiftlogError, numbers: Any) -> None:
+        name = self._options.dead_letter_stream
+        target = self._target(name)
+        value_bytes_max = target.record_bytes_max // 2
+        letters = []
+        for row, number in zip(rows.to_pylist(), numbers, strict=True):
+            value, key = row["value"] or b"", row.get("key")
+            headers = [
+                {"key": ERROR_HEADER, "value": f"LIFTLOG_{error.reason.upper()}: {error}"[:ERROR_LENGTH_MAX].encode()},
+                {"key": STREAM_HEADER, "value": (stream or "").encode()},
+                {"key": ROW_HEADER, "value": f"{self._task}/{number}".encode()},
+            ]
+            if len(value) > value_bytes_max:
+                headers.append({"key": CUT_HEADER, "value": str(len(value)).encode()})
+            key = None if key is None else key[: target.record_bytes_max // 8]
+            letters.append({"value": value[:value_bytes_max], "key": key, "headers": headers})
+        schema = pa.schema([("value", pa.binary()), ("key", pa.binary()), ("headers", HEADERS_TYPE)])
+        self._outlet.add(
+            target, self._letters % target.partition_count, pa.RecordBatch.from_pylist(letters, schema=schema)
+        )
+        self._letters += 1
+        self.bad_count += len(letters)
+
+
+def _by_value(column: Any) -> Iterable[tuple[str | None, Any]]:
+    """Each distinct value of a column, and where it is."""
+    encoded = column.dictionary_encode()
+    indices = pc.fill_null(encoded.indices, -1).to_numpy()
+    for code in np.unique(indices):
+        value = None if code < 0 else encoded.dictionary[int(code)].as_py()
+        yield value, np.flatnonzero(indices == code)
+
+
+def _taken(rows: pa.RecordBatch, places: Any) -> pa.RecordBatch:
+    return rows if len(places) == rows.num_rows else rows.take(pa.array(places))

@@ -1,0 +1,180 @@
+"""Who writes: the sink, the run of it, its checkpoint. Told by Spark to a task, and by the tasks to the driver.
+
+Spark makes a stream's writer anew for every micro-batch, in a process that knows neither query nor run. Tasks do: they
+find both among the local properties of their job. So a task opens the sink for its run, which is the same however
+often it is done, and tells the driver what it opened.
+
+    sink     option sinkId, else the query's id: the same over restarts, kept in the checkpoint
+    owner    the run's id: another one after each start
+    epoch    of the sink, given by the broker to the owner
+
+M1  A run commits under one epoch. If its tasks were given different ones, the sink was deleted or reset in between.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from broker.api.errors import LiftlogError, NotSupported, SinkFenced, StaleIncarnation, UnknownSink
+from broker.client.http.brokers import Brokers
+from broker.client.http.calls import Calls
+from broker.client.sinks import Sink, Stage
+from spark_liftlog.writing.digest import NOTHING, Sums
+
+QUERY_ID: Final = "sql.streaming.queryId"
+RUN_ID: Final = "spark.jobGroup.id"
+"""Of a micro-batch's job, Spark's job group is the run."""
+EPOCHS_MAX: Final = 256
+TIMEOUT_S: Final = 30.0
+
+_epochs: dict[tuple[str, str, str], int] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a sink.
+
+    Attributes:
+        checkpoint: Where the query keeps what it has done, and the query's id; None for a batch write.
+        one_shot: The sink is for one batch.
+    """
+
+    sink: str
+    owner: str
+    checkpoint: str | None = None
+    one_shot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(WriterCommitMessage):
+    """What one task wrote: with a run what it staged, without one what it appended.
+
+    Attributes:
+        row_count: Rows that came in; each is in a stage, or appended.
+        incarnations: Of the streams that it met.
+        is_skipped: The transaction was done before, nothing was staged.
+    """
+
+    task: int
+    row_count: int
+    run: Run | None = None
+    epoch: int = 0
+    stages: tuple[Stage, ...] = ()
+    incarnations: Mapping[str, str] | None = None
+    digest: Sums = NOTHING
+    is_skipped: bool = False
+
+
+def streaming_run(sink_id: str | None, checkpoint: str | None) -> Run:
+    """The run that this task belongs to.
+
+    Args:
+        sink_id: The option.
+        checkpoint: The option `checkpointLocation` as Spark hands it over; None where it comes from the session.
+    Raises:
+        NotSupported: Spark does not say.
+    """
+    context = TaskContext.get()
+    query, run = (None if context is None else context.getLocalProperty(name) for name in (QUERY_ID, RUN_ID))
+    if not query or not run:
+        raise NotSupported(
+            "Spark does not tell this task which streaming query and run it belongs to, without which rows cannot be"
+            " written exactly once: set the option deliveryGuarantee=at-least-once"
+        )
+    return Run(sink=sink_id or query, owner=run, checkpoint=checkpoint_name(query, checkpoint))
+
+
+def checkpoint_name(query: str, location: str | None) -> str:
+    """One text for one checkpoint: its normalised place, and the id of its query.
+
+    A copy of it has the same id in another place. Without a place only the id can be compared.
+    """
+    if not location:
+        return f"query {query}"
+    scheme, colon, rest = location.partition(":")
+    if not colon or "/" in scheme:
+        scheme, rest = "file", location
+    if scheme == "file":
+        rest = str(Path.cwd() / posixpath.normpath("/" + rest.lstrip("/") if rest.startswith("/") else rest))
+    else:
+        rest = rest.rstrip("/")
+    return f"{scheme}:{rest} query {query}"
+
+
+def task_number() -> int:
+    """The Spark partition that this task writes; -1 outside of a task."""
+    context = TaskContext.get()
+    return -1 if context is None else context.partitionId()
+
+
+def opened(brokers: Brokers, run: Run, deadline_s: float) -> Sink:
+    """The run's sink, open. A process asks once per run; workers serve batch after batch."""
+    sink = sink_of(brokers, run, deadline_s)
+    known = (str(brokers), run.sink, run.owner)
+    with _lock:
+        sink.epoch = _epochs.get(known)
+    if sink.epoch is None:
+        sink.open(one_shot=run.one_shot)
+        assert sink.epoch is not None, "open gives an epoch"
+        with _lock:
+            if len(_epochs) >= EPOCHS_MAX:
+                _epochs.clear()
+            _epochs[known] = sink.epoch
+    return sink
+
+
+def forget(brokers: Brokers, run: Run) -> None:
+    """Ask anew: what was known of the run's epoch did not hold."""
+    with _lock:
+        _epochs.pop((str(brokers), run.sink, run.owner), None)
+
+
+def sink_of(brokers: Brokers, run: Run, deadline_s: float, epoch: int | None = None) -> Sink:
+    """The run's sink, with the epoch that is known."""
+    calls = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
+    return Sink(calls, run.sink, owner=run.owner, epoch=epoch)
+
+
+def agreed(messages: Sequence[Any]) -> tuple[Run, int] | None:
+    """The run and the epoch of all tasks; None: none of them staged for a run.
+
+    Raises:
+        SinkFenced: tasks were given different epochs (M1).
+        StaleIncarnation: a stream was deleted and created again between two tasks.
+    """
+    written = [message for message in messages if isinstance(message, Written) and message.run is not None]
+    if not written:
+        return None
+    first = written[0]
+    incarnations: dict[str, str] = {}
+    for message in written:
+        if (message.run, message.epoch) != (first.run, first.epoch):
+            raise SinkFenced(
+                f"sink {first.run.sink if first.run else ''!r}: task {first.task} was given epoch {first.epoch}, task"
+                f" {message.task} epoch {message.epoch}: the sink was deleted or reset while the batch was written",
+                epoch=message.epoch,
+                asked=first.epoch,
+            )
+        for stream, incarnation in (message.incarnations or {}).items():
+            if incarnations.setdefault(stream, incarnation) != incarnation:
+                raise StaleIncarnation(
+                    f"stream {stream!r} was deleted and created again while the batch was written",
+                    stream=stream,
+                    incarnation=incarnation,
+                )
+    assert first.run is not None, "chosen so"
+    return first.run, first.epoch
+
+
+def is_stale(error: LiftlogError) -> bool:
+    """Whether an epoch that is kept in this process may be the reason."""
+    return isinstance(error, SinkFenced | UnknownSink)

@@ -1,0 +1,117 @@
+"""The options of the sink: names, defaults, limits, errors.
+
+    option                  sink             default            values
+    brokers                 batch  stream    localhost:9293     HTTP addresses, comma separated
+    stream (or the path)    batch  stream    column stream      a stream's name
+    subject                 batch  stream    the stream's       a NATS subject, for frames without such a column
+    partitioner             batch  stream    key                key, roundRobin
+    deliveryGuarantee       batch  stream    exactly-once       exactly-once, at-least-once
+    sinkId                         stream    the query's id     a name; the state of the sink is kept under it
+    onRepeatWithOtherRows          stream    refuse             refuse, keepFirst
+    txnAppId, txnVersion    batch            none               text; a whole number from 0
+    deadLetterStream        batch  stream    none: an error     a stream's name
+    deliveryTimeoutMs       batch  stream    120000             1 to 86,400,000
+
+As for the source: honoured or refused, never ignored (P1 of parsing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from broker.api.errors import InvalidSetting
+from broker.api.stream import check_name, check_subject
+from spark_liftlog.parsing import OFFSET_MAX, Kind, brokers_in, invalid, known, of_kind, one_of, stream_in, whole
+
+TIMEOUT_MS: Final = 120_000
+TIMEOUT_MS_MAX: Final = 86_400_000
+TXN_APP_ID_MAX: Final = 1024
+
+_BOTH: Final = frozenset(("batch", "stream"))
+_BATCH: Final = frozenset(("batch",))
+_STREAM: Final = frozenset(("stream",))
+SINK_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
+    "brokers": _BOTH,
+    "stream": _BOTH,
+    "subject": _BOTH,
+    "partitioner": _BOTH,
+    "deliveryGuarantee": _BOTH,
+    "sinkId": _STREAM,
+    "onRepeatWithOtherRows": _STREAM,
+    "txnAppId": _BATCH,
+    "txnVersion": _BATCH,
+    "deadLetterStream": _BOTH,
+    "deliveryTimeoutMs": _BOTH,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """The sink's options, checked. The table above says what they mean.
+
+    Attributes:
+        stream: None: the frame's column stream names it.
+        sink_id: None: the query's id.
+        checkpoint: What Spark says of the query's checkpoint; None where its place comes from the session.
+    """
+
+    brokers: str
+    stream: str | None
+    subject: str | None = None
+    partitioner: str = "key"
+    is_exactly_once: bool = True
+    sink_id: str | None = None
+    on_repeat: Literal["refuse", "keep_first"] = "refuse"
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    dead_letter_stream: str | None = None
+    delivery_timeout_s: float = TIMEOUT_MS / 1000
+    checkpoint: str | None = None
+
+
+def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
+    """Check the options of a write.
+
+    Raises:
+        UnknownSetting: an option that the sink does not have, or not for this kind of write.
+        InvalidSetting: a value of a wrong form or beyond its limit, or options that contradict each other.
+        InvalidName, InvalidSubject: as they say.
+    """
+    options = known(given, tuple(SINK_OPTIONS), what="the liftlog sink")
+    of_kind(options, SINK_OPTIONS, kind, words=("write", "writeStream"))
+    stream = stream_in(options, given, internal=False)
+    subject, sink_id = options.get("subject"), options.get("sinkId")
+    guarantee = one_of(options, "deliveryGuarantee", ("exactly-once", "at-least-once"))
+    letters = options.get("deadLetterStream")
+    if letters is not None and check_name(letters) == stream:
+        raise invalid("deadLetterStream", letters, "must be another stream than the one that is written")
+    app, version = options.get("txnAppId"), whole(options, "txnVersion", 0, OFFSET_MAX)
+    if (app is None) != (version is None):
+        missing = "txnVersion" if version is None else "txnAppId"
+        raise InvalidSetting(
+            f"option {missing} is missing: txnAppId and txnVersion name a transaction together", key=missing, value=None
+        )
+    if app is not None and not 0 < len(app) <= TXN_APP_ID_MAX:
+        raise invalid("txnAppId", app, f"must be text of 1 to {TXN_APP_ID_MAX} characters")
+    is_exactly_once = guarantee == "exactly-once"
+    for name in ("sinkId", "txnAppId", "onRepeatWithOtherRows"):
+        if name in options and not is_exactly_once:
+            raise invalid(name, options[name], "means nothing with deliveryGuarantee=at-least-once")
+    return SinkOptions(
+        brokers=brokers_in(options),
+        stream=stream,
+        subject=None if subject is None else check_subject(subject, wildcards=False),
+        partitioner=one_of(options, "partitioner", ("key", "roundRobin")),
+        is_exactly_once=is_exactly_once,
+        sink_id=None if sink_id is None else check_name(sink_id, what="sink"),
+        on_repeat="keep_first"
+        if one_of(options, "onRepeatWithOtherRows", ("refuse", "keepFirst")) == "keepFirst"
+        else "refuse",
+        txn_app_id=app,
+        txn_version=version,
+        dead_letter_stream=letters,
+        delivery_timeout_s=(whole(options, "deliveryTimeoutMs", 1, TIMEOUT_MS_MAX) or TIMEOUT_MS) / 1000,
+        checkpoint=next((value for name, value in given.items() if name.lower() == "checkpointlocation"), None),
+    )

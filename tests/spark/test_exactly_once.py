@@ -1,0 +1,110 @@
+"""The exactly-once sink in Spark: checkpoints that lost their end, were copied, restored, half deleted.
+
+Method: run a query to its end, do to its checkpoint what a crash or a person would do, run it again, and read the
+stream with the plain client. What a killed driver leaves is made by hand here: a checkpoint whose last commit is
+missing is what remains of one that died after the sink's commit. (Real kills: test_kills.py.)
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from broker.client.client import Client
+from tests.spark.sink_tasks import found
+from tests.spark.streams import Stream
+
+
+def run_into(target: Stream, frame: DataFrame, checkpoint: str, **options: Any) -> None:
+    """All that there is, in micro-batches, until the end."""
+    writer = frame.writeStream.format("liftlog").options(brokers=target.address, checkpointLocation=checkpoint)
+    if "stream" not in frame.columns:
+        writer = writer.option("stream", target.name)
+    query = writer.options(**options).trigger(availableNow=True).start()
+    assert query.awaitTermination(120), "still running"
+
+
+def shuffled(source: Stream, spark: SparkSession) -> DataFrame:
+    """Rows that stand elsewhere at every execution."""
+    return source.follow(spark, maxOffsetsPerTrigger=60).repartition(2, F.rand()).select("value")
+
+
+def expected(source: Stream) -> list[str]:
+    return sorted(f"{partition}:{offset}".ljust(20) for partition, offset in source.expected())
+
+
+def test_replays_copies_and_backups_of_a_checkpoint(
+    spark: SparkSession, stream: Stream, client: Client, tmp_path: Path
+) -> None:
+    target = Stream.create(client, "once")
+    checkpoint, backup, copy = (str(tmp_path / name) for name in ("checkpoint", "backup", "copy"))
+    stream.append(30)
+    run_into(target, shuffled(stream, spark), checkpoint)
+    assert found(target) == expected(stream)
+    shutil.copytree(checkpoint, backup)
+
+    # Died after the sink's commit, before Spark's own: the last batch comes again, its rows placed otherwise.
+    last = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink()
+    stream.append(10)
+    run_into(target, shuffled(stream, spark), checkpoint)
+    assert (seen := found(target)) == expected(stream)
+
+    # A copy, run beside the original.
+    shutil.copytree(checkpoint, copy)
+    stream.append(10)
+    with pytest.raises(PySparkException, match=r"LIFTLOG_SINK_FORKED: .*/checkpoint query .*/copy query"):
+        run_into(target, shuffled(stream, spark), copy)
+    assert found(target) == seen
+
+    # A backup of before, put back.
+    shutil.rmtree(checkpoint)
+    shutil.copytree(backup, checkpoint)
+    with pytest.raises(PySparkException, match=r"LIFTLOG_SINK_BATCH_REGRESSED: .* has decided batch"):
+        run_into(target, shuffled(stream, spark), checkpoint)
+
+    # Offsets and commits deleted, the query's id kept: batch ids begin at 0 again.
+    for folder in ("offsets", "commits"):
+        shutil.rmtree(Path(checkpoint, folder))
+    with pytest.raises(PySparkException, match=r"LIFTLOG_SINK_BATCH_REGRESSED: .*, this is 0"):
+        run_into(target, shuffled(stream, spark), checkpoint)
+    assert found(target) == seen
+
+
+def test_rows_name_their_stream_and_bad_ones_become_dead_letters(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """Two streams and a dead letter stream in one micro-batch of two tasks."""
+    letters = Stream.create(client, "letters", partitions=1)
+    other = Stream.create(client, "routed", partitions=1)
+    stream.append(10)
+    name = F.when(F.col("partition") == 1, F.lit("routed")).when(F.col("partition") == 2, F.lit("no-such-stream"))
+    frame = stream.follow(spark, minPartitions=3).select("value", name.otherwise(F.lit(letters.name)).alias("stream"))
+    routed = frame.withColumn("stream", F.when(F.col("stream") != "letters", F.col("stream")))
+    run_into(other, routed, checkpoint, deadLetterStream="letters")
+    assert len(found(other)) == 10
+    assert len(found(letters)) == 20
+
+
+def test_foreach_batch_writes_once_with_a_transaction(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """Every batch twice, as if its driver had died in between; two writes in one function do not collide."""
+    targets = [Stream.create(client, f"foreach-{n}") for n in range(2)]
+    stream.append(20)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        for target in [*targets, *targets]:
+            options = {"brokers": target.address, "stream": target.name, "txnAppId": "foreach", "txnVersion": batch_id}
+            batch.select("value").write.format("liftlog").mode("append").options(**options).save()
+
+    query = stream.follow(spark, maxOffsetsPerTrigger=30).writeStream.foreachBatch(write)
+    query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination(120)
+    assert found(targets[0]) == found(targets[1]) == expected(stream)

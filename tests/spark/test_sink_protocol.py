@@ -1,0 +1,324 @@
+"""The exactly-once sink without Spark, against a real broker: orders of events that Spark shows only by chance.
+
+Method: write as tasks do and commit as the driver does, twice, too late, from two runs at once; then read the stream
+with the plain client.
+"""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from broker.client.client import Client
+from spark_liftlog.errors import LiftlogSparkError
+from spark_liftlog.writing.run import checkpoint_name
+from spark_liftlog.writing.sink_options import sink_options
+from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
+from tests.spark.sink_tasks import SCHEMA, Query, found, job, task, values
+from tests.spark.streams import Stream
+
+
+def test_nothing_is_seen_before_the_commit_and_all_after_it(stream: Stream) -> None:
+    query = Query(stream)
+    messages = [query.write(0, [values("a", "b"), values("c")]), query.write(1, [values("d")])]
+    assert found(stream) == []
+    query.commit(0, *messages)
+    assert found(stream) == ["a", "b", "c", "d"]
+
+
+def test_a_task_that_ran_twice_counts_once(stream: Stream) -> None:
+    """Speculation, or a retry whose first attempt did finish: only the message that Spark accepted is committed."""
+    query = Query(stream)
+    query.write(0, [values("a", "b")])
+    query.batch(0, values("a", "b"))
+    query.write(1, [values("late")])
+    assert found(stream) == ["a", "b"]
+
+
+def test_a_replayed_batch_with_its_rows_elsewhere_is_not_written_again(stream: Stream) -> None:
+    Query(stream).batch(0, values("a", "b"), values("c"))
+    again = Query(stream, run="run-2")
+    again.batch(0, values("a"), values("c", "b"))
+    assert found(stream) == ["a", "b", "c"]
+    again.batch(1, values("d"))
+    assert found(stream) == ["a", "b", "c", "d"]
+
+
+def test_a_replay_with_another_number_of_rows_is_refused_or_dropped_if_chosen(stream: Stream) -> None:
+    Query(stream).batch(0, values("a", "b"))
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_ROWS_DIFFER: .*batch 0 with 2 rows, .* has 3"):
+        Query(stream, run="run-2").batch(0, values("a", "b", "c"))
+    Query(stream, run="run-3", onRepeatWithOtherRows="keepFirst").batch(0, values("a", "b", "c"))
+    assert found(stream) == ["a", "b"]
+
+
+def test_a_commit_that_failed_half_way_is_completed_by_the_next_run(stream: Stream) -> None:
+    """Decided, and the answer lost: Spark calls abort, and then the next run comes with other stages."""
+    query = Query(stream)
+    messages = [query.write(0, [values("a", "b")])]
+    query.commit(0, *messages)
+    query.abort(0, *messages)
+    Query(stream, run="run-2").batch(0, values("b", "a"))
+    assert found(stream) == ["a", "b"]
+
+
+def test_an_aborted_batch_leaves_nothing_and_can_be_written_anew(stream: Stream) -> None:
+    query = Query(stream)
+    messages = [None, query.write(1, [values("a")])]
+    query.abort(0, *messages)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_STAGE_LOST"):
+        query.commit(0, query.write(0, [values("b")]), messages[1])  # type: ignore[arg-type]
+    assert found(stream) == []
+    query.batch(0, values("a"), values("b"))
+    assert found(stream) == ["a", "b"]
+
+
+def test_a_zombie_of_an_older_run_adds_nothing(stream: Stream) -> None:
+    """Its tasks write on after the next run has begun: before and after that run's first commit."""
+    old, new = Query(stream, run="old"), Query(stream, run="new")
+    old.batch(0, values("a"))
+    zombie = old.write(0, [values("z")])
+    new.batch(1, values("b"))
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_FENCED"):
+        old.write(1, [values("z")])
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_FENCED"):
+        old.commit(1, zombie)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_FENCED"):
+        old.commit(2, zombie)
+    new.batch(2, values("c"))
+    assert found(stream) == ["a", "b", "c"]
+
+
+def test_a_zombie_task_that_opens_first_does_not_stop_the_run(stream: Stream) -> None:
+    Query(stream, run="old").batch(0, values("a"))
+    new = Query(stream, run="new")
+    message = new.write(0, [values("b")])
+    Query(stream, run="older, never opened").write(0, [values("z")])
+    new.commit(1, message)
+    assert found(stream) == ["a", "b"]
+
+
+def test_a_copied_checkpoint_is_refused_and_a_moved_one_can_be_adopted(stream: Stream, client: Client) -> None:
+    Query(stream, query="forked").batch(0, values("a"))
+    copy = Query(stream, query="forked", run="run-2", checkpoint="/elsewhere/ck")
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_FORKED: .*file:/ck query forked.*file:/elsewhere/ck"):
+        copy.batch(1, values("b"))
+    assert found(stream) == ["a"]
+    client.sink("forked").adopt(checkpoint_name("forked", "/elsewhere/ck"))
+    copy.batch(1, values("b"))
+    assert found(stream) == ["a", "b"]
+
+
+def test_a_restored_checkpoint_is_refused_until_the_sink_is_reset(stream: Stream, client: Client) -> None:
+    """A backup from before: batch ids begin again below what was decided."""
+    query = Query(stream, query="restored")
+    for batch_id in range(3):
+        query.batch(batch_id, values(f"{batch_id}"))
+    back = Query(stream, query="restored", run="run-2")
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_BATCH_REGRESSED: .*decided batch 2, this is 1"):
+        back.batch(1, values("other"))
+    assert found(stream) == ["0", "1", "2"]
+    client.sink("restored").reset(1)
+    Query(stream, query="restored", run="run-3").batch(1, values("other"))
+    assert found(stream) == ["0", "1", "2", "other"]
+
+
+def test_two_queries_that_share_a_sink_id_are_told_apart(stream: Stream) -> None:
+    Query(stream, query="one", sinkId="shared").batch(0, values("a"))
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_FORKED: sink 'shared' belongs to .*query one"):
+        Query(stream, query="two", sinkId="shared", checkpoint="/other").batch(1, values("b"))
+
+
+def test_an_empty_batch_is_decided_too(stream: Stream) -> None:
+    """As after a repartitioning of the checkpoint: batch N + 1 without rows. Its replay with rows is a difference."""
+    query = Query(stream)
+    query.batch(0, values("a"))
+    query.batch(1, values())
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_ROWS_DIFFER"):
+        Query(stream, run="run-2").batch(1, values("b"))
+
+
+def test_a_stream_made_anew_in_mid_batch_is_refused(stream: Stream, client: Client) -> None:
+    query = Query(stream)
+    messages = [query.write(0, [values("a")])]
+    client.delete_stream(stream.name)
+    client.create_stream(stream.name, partitions=3)
+    messages.append(query.write(1, [values("b")]))
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_STALE_INCARNATION"):
+        query.commit(0, *messages)
+    assert found(stream) == []
+
+
+def test_a_sink_that_was_deleted_under_the_batch_is_refused(stream: Stream, client: Client) -> None:
+    """The worker that knows the old epoch, and the one that opens anew, cannot make one batch."""
+    query = Query(stream, query="deleted")
+    message = query.write(0, [values("a")])
+    client.sink("deleted").delete()
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_(UNKNOWN_SINK|SINK_FENCED|STAGE_LOST)"):
+        query.commit(0, message)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_UNKNOWN_SINK"):
+        query.write(1, [values("b")])
+    fresh = query.write(1, [values("b")])
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_FENCED: .*deleted or reset while the batch"):
+        query.commit(0, message, fresh)
+    assert found(stream) == []
+
+
+def test_many_rows_of_many_tasks_and_parts_arrive_whole_and_in_order(stream: Stream) -> None:
+    """More than one part per stage; each partition's rows in the order of the task."""
+    query = Query(stream)
+    big = [
+        values(*(f"{number:05d}".ljust(4000, ".") for number in range(at, at + 1000))) for at in range(0, 12_000, 1000)
+    ]
+    query.commit(0, query.write(0, big))
+    table = stream.client.read(stream.name).to_table()
+    assert table.num_rows == 12_000
+    for partition in range(3):
+        rows = table.filter(pa.compute.equal(table.column("partition"), partition)).column("value").to_pylist()
+        assert rows == sorted(rows)
+
+
+def test_a_paused_stream_is_waited_for_and_then_named(stream: Stream, client: Client) -> None:
+    client.pause(stream.name)
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_STREAM_PAUSED: .*gave up after"):
+        Query(stream, deliveryTimeoutMs="500").batch(0, values("a"))
+    client.resume(stream.name)
+    Query(stream, run="run-2").batch(0, values("a"))
+    assert found(stream) == ["a"]
+
+
+# --- rows that cannot be written, and rows of several streams ---------------------------------------------------
+
+
+def written(stream: Stream, rows: pa.RecordBatch, **options: str) -> None:
+    given = {"brokers": stream.address, **options}
+    schema = StructType([*SCHEMA, StructField("partition", IntegerType())])
+    writer = LiftlogStreamWriter(sink_options(given, "stream"), schema, overwrite=False)
+    with task(7, query=f"{stream.name}-rows", run="run"):
+        message = writer.write(iter([rows.slice(0, 1), rows.slice(1)]))
+    writer.commit([message], 0)
+
+
+def small(client: Client) -> Stream:
+    """A stream that takes small records only."""
+    return Stream.create(client, f"small-{uuid.uuid4().hex}", partitions=1, record_bytes_max=2000)
+
+
+def mixed(stream: Stream, other: Stream) -> pa.RecordBatch:
+    """Six rows, of which two can be written."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"good", b"nowhere", b"no stream", b"x" * 3000, b"no partition", b"fine"], pa.binary()),
+            "stream": pa.array([stream.name, "no-such-stream", None, other.name, stream.name, other.name]),
+            "partition": pa.array([2, 0, 0, 0, 9, None], pa.int32()),
+        }
+    )
+
+
+def test_a_row_goes_to_the_stream_and_partition_that_it_names(stream: Stream, client: Client) -> None:
+    other = small(client)
+    written(stream, mixed(stream, other).take(pa.array([0, 5])))
+    assert found(stream) == ["good"]
+    assert found(other) == ["fine"]
+    assert client.read(stream.name, partitions=[2]).to_table().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "row, says",
+    [
+        (1, "LIFTLOG_UNKNOWN_STREAM: row 1 of task 7: .*no-such-stream"),
+        (2, "LIFTLOG_INVALID_RECORDS: row 1 of task 7: column stream is null"),
+        (3, "LIFTLOG_RECORD_TOO_LARGE: row 1 of task 7: 30[0-9]+ bytes: .*at most 2000"),
+        (4, "LIFTLOG_UNKNOWN_PARTITION: row 1 of task 7: column partition: 9 is no partition"),
+    ],
+)
+def test_a_bad_row_fails_with_its_place_and_reason(stream: Stream, client: Client, row: int, says: str) -> None:
+    other = small(client)
+    rows = mixed(stream, other)
+    with pytest.raises(LiftlogSparkError, match=says):
+        written(stream, rows.take(pa.array([0, row, 4])))
+    assert found(stream) == found(other) == []
+
+
+def test_bad_rows_go_to_the_dead_letter_stream_if_chosen(stream: Stream, client: Client) -> None:
+    other = small(client)
+    letters = Stream.create(client, f"{stream.name}-letters", partitions=1, record_bytes_max=1600)
+    written(stream, mixed(stream, other), deadLetterStream=letters.name)
+    assert (found(stream), found(other)) == (["good"], ["fine"])
+    rows = client.read(letters.name).to_table().to_pylist()
+    told = {dict(row["headers"])["Liftlog-Row"]: dict(row["headers"]) for row in map(_pairs, rows)}
+    assert set(told) == {b"7/1", b"7/2", b"7/3", b"7/4"}
+    assert told[b"7/1"]["Liftlog-Error"].startswith(b"LIFTLOG_UNKNOWN_STREAM")
+    assert told[b"7/3"]["Liftlog-Value-Bytes"] == b"3000"
+    assert told[b"7/4"]["Liftlog-Stream"] == stream.name.encode()
+    assert sorted(len(row["value"]) for row in rows) == [7, 9, 12, 800]
+
+
+def _pairs(row: dict[str, object]) -> dict[str, object]:
+    return {**row, "headers": [(entry["key"], entry["value"]) for entry in row["headers"]]}  # type: ignore[attr-defined]
+
+
+# --- batch writes ----------------------------------------------------------------------------------------------
+
+
+def run_job(writer: LiftlogWriter, *tasks: pa.RecordBatch) -> None:
+    """As Spark does: the same writer, pickled, in each task; its own for the commit."""
+    messages = [pickle.loads(pickle.dumps(writer)).write(iter([rows])) for rows in tasks]
+    writer.commit(messages)
+
+
+def test_a_job_is_written_once_whatever_its_tasks_repeat(stream: Stream) -> None:
+    writer = job(stream)
+    pickle.loads(pickle.dumps(writer)).write(iter([values("a")]))
+    run_job(writer, values("a"), values("b"))
+    assert found(stream) == ["a", "b"]
+    run_job(job(stream), values("a"))
+    assert found(stream) == ["a", "a", "b"], "another job is another one"
+
+
+def test_a_commit_whose_answer_was_lost_may_be_repeated(stream: Stream) -> None:
+    writer = job(stream)
+    messages = [writer.write(iter([values("a")]))]
+    writer.commit(messages)
+    writer.commit(messages)
+    assert found(stream) == ["a"]
+
+
+def test_a_transaction_is_written_once_and_lower_ones_are_skipped(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_job(job(stream, txnAppId="etl", txnVersion="5"), values("a"), values("b"))
+    run_job(job(stream, txnAppId="etl", txnVersion="5"), values("a"), values("b"))
+    run_job(job(stream, txnAppId="etl", txnVersion="4"), values("c"))
+    assert "sink.skipped" in caplog.text
+    run_job(job(stream, txnAppId="other", txnVersion="4"), values("d"))
+    run_job(job(stream, txnAppId="etl", txnVersion="7"), values("e"))
+    assert found(stream) == ["a", "b", "d", "e"]
+
+
+def test_two_jobs_of_one_transaction_at_once_write_it_once(stream: Stream) -> None:
+    """Both have staged before either commits; either may be the first."""
+    for version, first in (("1", 0), ("2", 1)):
+        jobs = [job(stream, txnAppId="race", txnVersion=version) for _ in range(2)]
+        messages = [[one.write(iter([values(f"v{version}")]))] for one in jobs]
+        jobs[first].commit(messages[first])
+        jobs[1 - first].commit(messages[1 - first])
+    assert found(stream) == ["v1", "v2"]
+
+
+def test_a_job_without_rows_leaves_no_sink(stream: Stream, client: Client) -> None:
+    run_job(job(stream), values())
+    assert found(stream) == []
+
+
+def test_at_least_once_appends_at_once(stream: Stream) -> None:
+    writer = job(stream, deliveryGuarantee="at-least-once")
+    message = writer.write(iter([values("a")]))
+    assert found(stream) == ["a"]
+    writer.abort([message])
+    writer.commit([message])
+    assert found(stream) == ["a"]
