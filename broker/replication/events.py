@@ -2,6 +2,8 @@
 
 Offsets are half-open: an `end` is the first offset that is not in it. Brokers are names. A *generation* counts the
 leaderships and recoveries of a replica: what began in an earlier one speaks of a log that may be another by now.
+
+What is made for each append is not frozen, since a frozen one takes four times as long to make. Nobody changes one.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class Altered:
     fsync_interval_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Appended:
     """Records [first, next) are in the log; or a repeat of some was found there.
 
@@ -216,7 +218,7 @@ class Sync:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     """Records below this are committed: readers may have them."""
 
@@ -228,7 +230,7 @@ class Wake:
     """Who waits for news of the partition is to look."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """Tell who waits. `error`: of the fsync that failed."""
 

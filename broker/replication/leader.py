@@ -159,6 +159,8 @@ class Leader:
             if event.durable_end == event.next and self.in_sync is None and not (self._for_all or self._for_leader):
                 self._group_ends.clear()  # it came alone: all of the log is committed
                 self.durable_end = self.high_watermark = event.next
+                if len(event.awaited) == 1:
+                    return Commit(event.next), WAKE, Answer(event.awaited[0][0], STORED)
                 return (Commit(event.next), WAKE, *[Answer(ticket, STORED) for ticket, _ in event.awaited])
             self._group_ends.extend(event.group_ends)
         else:

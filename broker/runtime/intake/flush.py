@@ -174,25 +174,24 @@ class Flusher:
         full = self._intake.full()
         dirty = self._intake.dirty()
         now: list[Slot] = []
-        lingering = 0
+        others = len(dirty)
         for builder in dirty:
             slot: Slot = builder.tag
             try:
                 if full and slot.is_full:
                     self._flush(slot, force=True)
                 elif slot.scheduled is None and not slot.in_flight:
-                    if builder.awaited_count or not slot.linger_s:
+                    if slot.linger_s and not builder.awaited_count:
+                        others -= 1
+                        if not slot.lingers:
+                            self._linger(slot)
+                    else:
                         now.append(slot)
-                        continue
-                    lingering += 1
-                    if not slot.lingers:
-                        self._linger(slot)
             except Exception:  # N6
                 self._note_bug(slot)
-        alone = len(dirty) - lingering == 1
         for slot in now:
             try:
-                self._flush(slot, alone=alone)
+                self._flush(slot, alone=others == 1)
             except Exception:  # N6
                 self._note_bug(slot)
         if refusals := self._intake.refusals():

@@ -107,6 +107,7 @@ class Partition:
         self.partition = partition
         self.incarnation = info.incarnation
         self.log = partition_log
+        self._records = partition_log.log  # asked without a detour where a call counts
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.record_count = 0
@@ -225,11 +226,13 @@ class Partition:
         """
         if self.removed or self._is_closed:
             self.check_open(decided=decided)
-        partition_log, room, core = self.log, self.room, self._core
+        partition_log, records, room, core = self.log, self._records, self.room, self._core
         if room is not None:
             room.check()
         now_us = time.time_ns() // 1000
         before: tuple[Effect, ...] = ()
+        failure: LiftlogError | None = None
+        durable_end = -1
         try:
             with self._lock:
                 epoch = core.epoch
@@ -237,32 +240,27 @@ class Partition:
                     self._refuse(leader_epoch)
                 if self._told_of is not self._info:
                     before = self._news()
-                if partition_log.failure is not None and not self.removed:
+                if records.failure is not None and not self.removed:
                     before += self._recover(now_us)
                 if isinstance(batches, StoredGroup):
                     result = partition_log.append_group(batches, leader_epoch=epoch, now_us=now_us)
                 else:
                     result = partition_log.append(batches, leader_epoch=epoch, now_us=now_us)
-                first, end = result.first_offset, result.next_offset
-                durable_end = -1
-                failure: LiftlogError | None = None
+                first, end, byte_count, is_repeat = result
                 if (
                     here
+                    and self._sync_took_s <= QUICK_S
                     and self.fsync_each_batch
                     and not (core.is_syncing or self._sync_queued)
-                    and self._sync_took_s <= QUICK_S
                 ):
                     begun = time.perf_counter()
                     try:
-                        durable_end = partition_log.sync()
+                        durable_end = records.sync()
                     except Exception as error:  # who waits must hear whatever happens
                         failure = self._failure_of(error)
                     self._sync_took_s = time.perf_counter() - begun
-                effects = core.step(
-                    Appended(
-                        first, end, () if result.duplicate else (end,), (((result, on_durable), acks),), durable_end
-                    )
-                )
+                group_ends = () if is_repeat else (end,)
+                effects = core.step(Appended(first, end, group_ends, (((result, on_durable), acks),), durable_end))
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))
                     effects = (*(effect for effect in effects if type(effect) is not Sync), *told)
@@ -278,11 +276,11 @@ class Partition:
             raise
         if before:
             self._do(before)
-        if not result.duplicate:  # else it may still not be durable: then it is answered when it is
-            self.record_count += result.next_offset - result.first_offset
-        self.byte_count += result.bytes
+        if not is_repeat:  # else it may still not be durable: then it is answered when it is
+            self.record_count += end - first
+        self.byte_count += byte_count
         if room is not None:
-            room.took(result.bytes)
+            room.took(byte_count)
         if self._open_logs is not None:
             self._open_logs.touch(partition_log)
         if partition_log.lacks_subjects:
@@ -314,13 +312,15 @@ class Partition:
             kind = type(effect)
             if kind is Answer:
                 result, tell = effect.ticket  # type: ignore[union-attr]
-                is_stored = effect.outcome is STORED  # type: ignore[union-attr]
                 try:
-                    tell(result, self.log.high_watermark if is_stored else self._error_of(effect, result))  # type: ignore[arg-type]
+                    if effect.outcome is STORED:  # type: ignore[union-attr]
+                        tell(result, self._records.high_watermark)
+                    else:
+                        tell(result, self._error_of(effect, result))  # type: ignore[arg-type]
                 except Exception:
                     log.exception("partition.callback_bug partition=%s", self)
             elif kind is Commit:
-                self.log.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
+                self._records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
             elif kind is Wake:
                 self._hub.note(self)
             else:
