@@ -8,6 +8,7 @@
     maxOffsetsPerTrigger          stream    no limit             records, 1 to 2^63 - 1
     minPartitions          batch  stream    1                    input partitions, 1 to 100,000
     maxPartitions          batch  stream    2 x cores            input partitions, 1 to 100,000
+    resolve                batch            auto                 auto, plan, read: when "latest" is looked up
     failOnDataLoss         batch  stream    true                 true, false
     consumer                      stream    spark-<uuid>         a name; progress is stored under it
     commitOffsets                 stream    true                 true, false
@@ -29,7 +30,7 @@ from typing import Any, Final, TypeAlias
 from broker.api.errors import InvalidSetting
 from broker.api.plain import parse_json
 from broker.api.stream import check_name
-from spark_liftlog.parsing import OFFSET_MAX, Kind, brokers_in, invalid, known, of_kind, stream_in, truth, whole
+from spark_liftlog.parsing import OFFSET_MAX, Kind, brokers_in, invalid, known, of_kind, one_of, stream_in, truth, whole
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -48,6 +49,7 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "maxOffsetsPerTrigger": frozenset(("stream",)),
     "minPartitions": _BOTH,
     "maxPartitions": _BOTH,
+    "resolve": frozenset(("batch",)),
     "failOnDataLoss": _BOTH,
     "consumer": frozenset(("stream",)),
     "commitOffsets": frozenset(("stream",)),
@@ -72,6 +74,7 @@ class SourceOptions:
     max_offsets_per_trigger: int | None
     min_partitions: int
     max_partitions: int
+    resolve: str
     fail_on_data_loss: bool
     consumer: str | None
     commit_offsets: bool
@@ -108,6 +111,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         max_offsets_per_trigger=whole(options, "maxOffsetsPerTrigger", 1, OFFSET_MAX),
         min_partitions=minimum or 1,
         max_partitions=maximum or max(minimum or 1, 2 * cores()),
+        resolve=one_of(options, "resolve", ("auto", "plan", "read")),
         fail_on_data_loss=truth(options, "failOnDataLoss", default=True),
         consumer=None if consumer is None else check_name(consumer, what="consumer"),
         commit_offsets=truth(options, "commitOffsets", default=True),

@@ -2,9 +2,8 @@
 
 advance.py        From where the query stands to where its next batch ends: the decisions, without
                   the network.
-batch_reader.py   A batch read: where it starts and ends is asked once, when it is planned.
-cluster.py        What the driver asks of the brokers: heads, positions, publishing. Executors do
-                  not come here.
+batch_reader.py   A batch read: where it starts and ends is asked when it is planned.
+cluster.py        What the driver asks of the brokers: heads, positions, publishing.
 driver.py         The driver's side of a streaming read: what `stream_reader.py` asks, independent
                   of Spark.
 heads.py          What there is to read, always at hand: one long poll in the background, answers
@@ -18,6 +17,7 @@ prefetch.py       Reading ahead of Spark: a thread makes the next batch while Sp
 progress.py       Publishing how far a query is: best effort, in the background, never ahead of what
                   is done.
 query_lag.py      How far behind a streaming query is, from the progress that Spark keeps of it.
+refresh.py        A frame that is planned once and read again: what it has grown by is asked then.
 stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in driver.py.
 task.py           What an executor does: read the ranges of one input partition. HTTP only, nothing
                   of the driver's.

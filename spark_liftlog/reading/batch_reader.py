@@ -1,12 +1,14 @@
-"""A batch read: where it starts and ends is asked once, when it is planned.
+"""A batch read: where it starts and ends is asked when it is planned; its end again when it is read, if need be.
 
-A frame that Spark plans twice (a self-join, a second action) asks again: with endingOffsets=latest
-the second plan may see more. Name the offsets where that matters.
+Spark plans a frame once, however often it is used. In a micro-batch (the static side of a join), and with resolve=read
+everywhere, its tasks ask where its open ends are now (refresh.py).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -14,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from broker.api.errors import InvalidSetting
 from spark_liftlog.errors import shown_to_spark
-from spark_liftlog.options import SourceOptions
+from spark_liftlog.options import LATEST, SourceOptions, Where
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.plan import Range, plan
 from spark_liftlog.reading.positions import resolve_where
+from spark_liftlog.reading.refresh import Opening, opened
 from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.schema import Projection
 
@@ -38,14 +41,25 @@ class LiftlogReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         cluster = Cluster(self._options.brokers)
         try:
-            tasks = plan(
-                self._ranges(cluster),
-                partitions_min=self._options.min_partitions,
-                partitions_max=self._options.max_partitions,
-            )
+            ranges = self._ranges(cluster)
         finally:
             cluster.close()
-        return [TaskRanges(ranges) for ranges in tasks]
+        options = self._options
+        tasks = plan(ranges, partitions_min=options.min_partitions, partitions_max=options.max_partitions)
+        open_ranges = [r for r in ranges if r.is_open]
+        if not open_ranges:
+            return [TaskRanges(task) for task in tasks]
+        opening = Opening(
+            always=options.resolve == "read",
+            from_earliest=options.starting_offsets == "earliest",
+            added={},
+        )
+        found: list[InputPartition] = [TaskRanges(task, opening) for task in opened(tasks, open_ranges)]
+        if options.starting_offsets == "earliest" and options.ending_offsets == "latest":
+            counts = Counter(r.stream for r in ranges)
+            known = {r.stream: (r.incarnation, counts[r.stream]) for r in ranges}
+            found[-1] = TaskRanges(found[-1].value, replace(opening, added=known))
+        return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
@@ -94,6 +108,11 @@ class LiftlogReader(DataSourceReader):
                     end=end,
                     address=heads.partitions[key].leader,
                     byte_count=max(0, start.bytes_ahead - ends[key].bytes_ahead),
+                    is_open=options.resolve != "plan" and _is_latest(options.ending_offsets, key[1]),
                 )
             )
         return ranges
+
+
+def _is_latest(where: Where, partition: int) -> bool:
+    return (where if isinstance(where, str) else where[partition]) in ("latest", LATEST)

@@ -1,4 +1,4 @@
-"""What the driver asks of the brokers: heads, positions, publishing. Executors do not come here.
+"""What the driver asks of the brokers: heads, positions, publishing. Of these, executors ask for heads alone.
 
 Three calls, each one bulk request whatever the number of partitions:
 
@@ -59,11 +59,11 @@ class Cluster:
     """The brokers of a query's source. Opens nothing until it is asked.
 
     Args:
-        addresses: HTTP addresses, separated by commas.
+        brokers: HTTP addresses, separated by commas; or connections that are there.
     """
 
-    def __init__(self, addresses: str) -> None:
-        self._brokers = Brokers(addresses)
+    def __init__(self, brokers: str | Brokers) -> None:
+        self._brokers = Brokers(brokers) if isinstance(brokers, str) else brokers
         self._has_answered = False
 
     def watch(

@@ -36,6 +36,7 @@ class Range:
         incarnation: Which incarnation of the stream the offsets count in.
         address: HTTP address of the leader when it was planned; executors ask there first.
         byte_count: About how many bytes they are, for the balance of tasks.
+        is_open: The range ends where the partition ends when it is read (refresh.py).
     """
 
     stream: str
@@ -45,6 +46,7 @@ class Range:
     end: int
     address: str = ""
     byte_count: int = 0
+    is_open: bool = False
 
     @property
     def record_count(self) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
@@ -26,8 +27,10 @@ from broker.client.reading.gathering import Gathering
 from broker.client.reading.reused_memory import Memory
 from spark_liftlog.errors import for_spark
 from spark_liftlog.reading.advance import Head, expired, truncated
+from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.prefetch import read_ahead
+from spark_liftlog.reading.refresh import QUERY_ID, Opening, grown
 from spark_liftlog.schema import GATHERED_BYTES, Projection, joined
 
 DEADLINE_S: Final = 120.0
@@ -41,10 +44,15 @@ _lock = threading.Lock()
 
 
 class TaskRanges(InputPartition):
-    """What one task reads. Spark's own `InputPartition(None)` (an empty batch plan) has no ranges."""
+    """What one task reads. Spark's own `InputPartition(None)` (an empty batch plan) has no ranges.
 
-    def __init__(self, ranges: Sequence[Range]) -> None:
+    Args:
+        opening: How the ranges may have grown since they were planned; None: they are what they are.
+    """
+
+    def __init__(self, ranges: Sequence[Range], opening: Opening | None = None) -> None:
         super().__init__(tuple(ranges))
+        self.opening = opening
 
 
 def session(brokers: str) -> FetchSession:
@@ -68,15 +76,29 @@ def read_task(
     interrupt = Interrupt()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for wanted in partition.value or ():
+        for wanted in ranges:
             shape = projection.shape(wanted.stream, wanted.partition)
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
             yield from _records(wanted, gathering, brokers, fail_on_data_loss, interrupt)
 
     try:
+        ranges = _now(partition, brokers)
         yield from read_ahead(joined(batches(), rows_max=batch_rows), interrupt)
     except LiftlogError as error:
         raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
+
+
+def _now(partition: InputPartition, brokers: str) -> list[Range]:
+    """The ranges of a task, grown if it is one of a micro-batch, or was told to ask."""
+    ranges: list[Range] = list(partition.value or ())
+    opening: Opening | None = getattr(partition, "opening", None)
+    context = TaskContext.get()
+    is_streaming = context is not None and context.getLocalProperty(QUERY_ID) is not None
+    if opening is None or not (opening.always or is_streaming):
+        return [wanted for wanted in ranges if wanted.record_count]
+    streams = sorted({wanted.stream for wanted in ranges} | set(opening.added))
+    _, heads = Cluster(session(brokers).brokers).heads_now(streams)
+    return grown(ranges, opening, heads)
 
 
 def _records(

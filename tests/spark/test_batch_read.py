@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from broker.api.schema import HEADERS_TYPE
 from broker.client.client import Client
@@ -174,3 +174,52 @@ def test_large_records_do_not_break_a_batch(spark: SparkSession, stream: Stream)
     stream.append(12, partitions=[0, 1], size=2 << 20)
     lengths = stream.read(spark).selectExpr("length(value) AS n").collect()
     assert [row.n for row in lengths] == [2 << 20] * 24
+
+
+def test_a_static_side_of_a_join_sees_what_is_appended_meanwhile(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """Also partitions that were added, and after a trim. With resolve=plan it stays what it was: Spark's cache."""
+    names = Stream.create(client, "names", partitions=1)
+
+    def name(number: int, partition: int = 0) -> None:
+        rows = [{"key": str(number).encode(), "value": b"name"}]
+        client.append(names.name, partition, rows)
+
+    def static(resolve: str) -> DataFrame:
+        frame = names.read(spark, resolve=resolve).selectExpr("string(key) AS id", "string(value) AS name")
+        return frame.withColumnRenamed("name", resolve)
+
+    rows: dict[str, tuple[str | None, str | None]] = {}
+
+    def collect(batch: DataFrame, _: int) -> None:
+        rows.update({row.id: (row.auto, row.plan) for row in batch.collect()})
+
+    name(0)
+    events = stream.follow(spark).selectExpr("trim(string(value)) AS id").selectExpr("split(id, ':')[1] AS id")
+    joined = events.join(static("auto"), "id", "left").join(static("plan"), "id", "left")
+    query = joined.writeStream.foreachBatch(collect).option("checkpointLocation", checkpoint).start()
+    try:
+        stream.append(1, partitions=[0])
+        eventually(lambda: "0" in rows, timeout_s=120, what="the first batch")
+        name(1)
+        client.add_partitions(names.name, 2)
+        name(2, partition=1)
+        stream.append(2, partitions=[0])
+        eventually(lambda: {"1", "2"} <= rows.keys(), timeout_s=120, what="the next batch")
+    finally:
+        query.stop()
+    assert rows == {"0": ("name", "name"), "1": ("name", None), "2": ("name", None)}
+
+
+def test_a_view_that_resolves_when_it_is_read_sees_what_is_appended(spark: SparkSession, stream: Stream) -> None:
+    stream.append(2)
+    views = {resolve: stream.read(spark, resolve=resolve) for resolve in ("auto", "read")}
+    for name, frame in views.items():
+        frame.createOrReplaceTempView(name)
+        assert spark.sql(f"SELECT count(*) AS n FROM {name}").first() == Row(n=6)
+    stream.append(1)
+    stream.client.trim(stream.name, before=1, partitions=[0])
+    assert places(spark.table("read")) == stream.expected()[1:]
+    with pytest.raises(PySparkException, match=r"LIFTLOG_RECORDS_EXPIRED: .*records 0 to 0"):
+        spark.table("auto").collect()

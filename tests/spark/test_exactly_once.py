@@ -53,7 +53,7 @@ def test_replays_copies_and_backups_of_a_checkpoint(
     last = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink()
-    stream.append(10)
+    stream.append(30)
     run_into(target, shuffled(stream, spark), checkpoint)
     assert (seen := found(target)) == expected(stream)
 

@@ -247,6 +247,7 @@ VALID = {
     "maxOffsetsPerTrigger": "1",
     "minPartitions": "1",
     "maxPartitions": "1",
+    "resolve": "read",
     "failOnDataLoss": "true",
     "consumer": "c",
     "commitOffsets": "true",

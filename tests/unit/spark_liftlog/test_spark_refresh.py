@@ -1,0 +1,71 @@
+"""Plans that grow: R1 to R3 of refresh.py, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.api.errors import StaleIncarnation, UnknownStream
+from spark_liftlog.reading.advance import Head, Heads
+from spark_liftlog.reading.plan import Range, plan
+from spark_liftlog.reading.refresh import Opening, grown, opened
+
+
+def ranges(*ends: int) -> list[Range]:
+    return [
+        Range(stream="s", partition=partition, incarnation="i", start=0, end=end, byte_count=end << 20, is_open=True)
+        for partition, end in enumerate(ends)
+    ]
+
+
+def heads(*partitions: tuple[int, int], incarnation: str = "i") -> Heads:
+    return Heads(
+        incarnations={"s": incarnation},
+        partitions={("s", number): Head(*at, 1) for number, at in enumerate(partitions)},
+    )
+
+
+def read(planned: list[Range], now: Heads, *, tasks: int = 3, from_earliest: bool = True) -> list[tuple[int, int, int]]:
+    cut = plan(planned, partitions_min=tasks, partitions_max=tasks)
+    last = len(opened(cut, planned)) - 1
+    found = []
+    for number, task in enumerate(opened(cut, planned)):
+        added = {"s": ("i", len(planned))} if number == last else {}
+        opening = Opening(always=True, from_earliest=from_earliest, added=added)
+        found += [(piece.partition, piece.start, piece.end) for piece in grown(task, opening, now)]
+    return sorted(found)
+
+
+def covered(pieces: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    return [(partition, offset) for partition, start, end in pieces for offset in range(start, end)]
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 5])
+def test_what_was_appended_and_added_is_read_once(tasks: int) -> None:
+    pieces = covered(read(ranges(60, 0, 90), heads((0, 75), (0, 2), (0, 90), (3, 7)), tasks=tasks))
+    assert pieces == [
+        *((0, n) for n in range(75)),
+        *((1, n) for n in range(2)),
+        *((2, n) for n in range(90)),
+        *((3, n) for n in range(3, 7)),
+    ]
+
+
+def test_an_empty_plan_has_a_task_that_looks() -> None:
+    assert read(ranges(0, 0), heads((0, 3), (0, 0))) == [(0, 0, 3)]
+
+
+def test_what_retention_took_is_left_out_where_the_plan_begins_at_earliest() -> None:
+    now = heads((50, 60), (0, 90))
+    assert covered(read(ranges(60, 90), now)) == [*((0, n) for n in range(50, 60)), *((1, n) for n in range(90))]
+    assert (0, 0) in covered(read(ranges(60, 90), now, from_earliest=False)), "named offsets stay: the read fails"
+
+
+def test_everything_that_was_planned_may_be_gone() -> None:
+    assert covered(read(ranges(60), heads((80, 82)))) == [(0, 80), (0, 81)]
+
+
+def test_another_stream_of_the_name_is_an_error() -> None:
+    with pytest.raises(StaleIncarnation, match="incarnation i, now it is j"):
+        read(ranges(60), heads((0, 60), incarnation="j"))
+    with pytest.raises(UnknownStream):
+        read(ranges(0), Heads(incarnations={}, partitions={}))
