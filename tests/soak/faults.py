@@ -36,7 +36,7 @@ class Rule:
     """What is to fail next.
 
     Attributes:
-        call: `write`, `fsync`, `truncate` (a file becomes shorter), `extend` (longer), `open`, `replace`.
+        call: `read`, `write`, `fsync`, `truncate` (a file becomes shorter), `extend` (longer), `open`, `replace`.
         match: Found in the path.
         count: So many calls fail.
         number: errno.
@@ -116,6 +116,20 @@ class FaultyOs(ModuleType):
             if file is not None:
                 file.pages.opened -= 1
             os.close(fd)
+
+    def pread(self, fd: int, size: int, position: int) -> bytes:
+        self._maybe_fail_read(fd)
+        return os.pread(fd, size, position)
+
+    def preadv(self, fd: int, blocks: Any, position: int, flags: int = 0) -> int:
+        self._maybe_fail_read(fd)
+        return os.preadv(fd, blocks, position, flags)
+
+    def _maybe_fail_read(self, fd: int) -> None:
+        file = self._open.get(fd)
+        if file is not None and self._rules:
+            with self._lock:
+                self._maybe_fail("read", file.pages.path)
 
     def write(self, fd: int, data: Any) -> int:
         file = self._open.get(fd)

@@ -283,6 +283,19 @@ class Operator:
             time.sleep(0.5)
             self.faults("clear")
 
+    def fail_reads(self) -> None:
+        """Reads fail for a while: of readers, compaction, coalescing, scrub, and of a log that recovers."""
+        match, what = self.rng.choice([(SEGMENTS, "segments"), (SEGMENTS, "segments"), (SMALL_FILES, "small files")])
+        count, share = self.rng.choice([1, 3, 100]), self.rng.choice([0.2, 1.0])
+        recovers = self.rng.random() < 0.4
+        then = "; an fsync fails" * recovers
+        self.story.tell(f"disk: {count} reads of {what} fail, {share:.0%} of those{then}")
+        self.ledger.harmed_s = time.monotonic()
+        self.faults("fail", call="read", match=match, count=count, share=share)
+        if recovers:
+            self.faults("fail", call="fsync", match=f"/{self.any_stream()}/.*{SEGMENTS}")
+        time.sleep(self.rng.choice([0.1, 0.5]))
+
     def fail_syncs(self) -> None:
         count, evict = self.rng.choice([1, 1, 3]), self.rng.random() < 0.7
         first, delay_s = self.rng.random() < 0.8, self.rng.choice([0.0, 0.1, 0.3, 0.5])
@@ -384,6 +397,7 @@ OPERATIONS: dict[str, tuple[float, Callable[[Operator], None]]] = {
     "fill_disk": (3, Operator.fill_disk),
     "fail_writes": (6, Operator.fail_writes),
     "refuse_many": (4, Operator.refuse_many),
+    "fail_reads": (5, Operator.fail_reads),
     "fail_syncs": (12, Operator.fail_syncs),
     "fail_small_files": (4, Operator.fail_small_files),
     "evict": (3, Operator.evict),

@@ -25,6 +25,7 @@ from broker.api.errors import (
     NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
+    StorageFailed,
     UnknownPartition,
     UnknownStream,
 )
@@ -94,6 +95,10 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         level = logging.WARNING if error.is_readers else logging.ERROR
         log.log(level, "http.answer_cut path=%s remote=%s error=%s", request.path, request.remote, error)
         abort(request)
+    except StorageFailed as error:
+        serving.meters.cut_answers.labels("storage").inc()
+        log.error("http.answer_cut path=%s remote=%s error=%s", request.path, request.remote, error)
+        raise
     except ConnectionError:  # the client went away
         abort(request)
     finally:
@@ -286,6 +291,6 @@ ENDPOINTS: Final = (
                 ),
             )
         },
-        errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, NotReady, BadBatch),
+        errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, NotReady, BadBatch, StorageFailed),
     ),
 )

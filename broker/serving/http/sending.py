@@ -26,6 +26,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.serving.contract.endpoint import Serving
+from broker.storage.disk import storage_error
 from broker.storage.read import FileRange
 
 SMALL_BYTES_MAX: Final = 64 << 10
@@ -124,11 +125,20 @@ def read_ranges(ranges: Sequence[FileRange]) -> bytes:
 
     Raises:
         AnswerCut: a file is shorter than the plan says.
+        StorageFailed: the disk does not give them.
     """
     parts = []
     for part in ranges:
-        data = os.pread(part.fd, part.length, part.position)
+        data = read_piece(part, part.length, part.position)
         if len(data) != part.length:
             raise AnswerCut(f"{part.path}: only {len(data)} of {part.length} bytes are there at {part.position}")
         parts.append(data)
     return b"".join(parts)
+
+
+def read_piece(part: FileRange, size: int, position: int) -> bytes:
+    """Up to `size` bytes of a range's file. Raises StorageFailed."""
+    try:
+        return os.pread(part.fd, size, position)
+    except OSError as error:
+        raise storage_error(error, f"read {part.path}") from error

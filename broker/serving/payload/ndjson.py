@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes
 from broker.api.errors import LiftlogError
 from broker.api.legible import iso_time, readable
 from broker.serving.contract.endpoint import Serving, begin_answer
-from broker.serving.http.sending import STALLED_S, AnswerCut
+from broker.serving.http.sending import STALLED_S, AnswerCut, read_piece
 from broker.storage.read import FileRange, ReadPlan
 
 CHUNK_BYTES: Final = 256 << 10
@@ -101,8 +100,8 @@ def _batches(ranges: list[FileRange]) -> Iterator[pa.RecordBatch]:
         at, stop = part.position, part.position + part.length
         while at < stop:
             where = f"{part.path} at {at}: "
-            length = message_bytes(os.pread(part.fd, HEADER_BYTES, at), where=where)
-            yield decode_batch(os.pread(part.fd, min(length, stop - at), at), where=where)
+            length = message_bytes(read_piece(part, HEADER_BYTES, at), where=where)
+            yield decode_batch(read_piece(part, min(length, stop - at), at), where=where)
             at += length
 
 

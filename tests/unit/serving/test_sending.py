@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -175,6 +176,24 @@ def test_a_disk_error_cuts_the_answer(server_of_4_mb: Server, monkeypatch: pytes
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
         server.api.read("big")
     eventually(lambda: not open_segments(), what="the plan is closed")
+
+
+@pytest.mark.parametrize("kind", ["arrow", "json"])
+def test_a_disk_error_before_the_answer_has_begun_is_storage_failed(
+    server: Server, api: Api, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.create("small")
+    api.append("small", values(10, 100))
+
+    def fail(*args: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.serving.http.sending.os", SimpleNamespace(pread=fail))
+        answer = api.get(f"/v1/streams/small/partitions/0/records?format={kind}")
+        assert (answer.status, answer.json()["reason"]) == (503, "storage_failed")
+    assert "http.answer_cut" in caplog.text
+    assert api.get(f"/v1/streams/small/partitions/0/records?format={kind}").status == 200
 
 
 def test_shutting_down_lets_long_polls_go_and_big_answers_end(tmp_path: Path) -> None:
