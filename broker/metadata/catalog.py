@@ -1,4 +1,4 @@
-"""The catalog: which streams exist, with which settings, and under which leader epoch.
+"""The catalog: which streams exist, with which settings, and who keeps and leads their partitions.
 
 A deterministic state machine. `apply` takes one command, a JSON object, and returns a JSON result;
 it never raises and reads no clock and no random source: ids and times are in the command. The same
@@ -7,10 +7,9 @@ commands in the same order give the same catalog on every broker, so it can be r
 A command is judged before it is written to a journal: one that would be refused is not written. `apply`
 judges it again, so a journal that holds a refused one all the same gives everybody the same catalog.
 
-Commands (`"v": 1`, `"kind"`, `"request_id"`, and):
-    register_broker  broker_id, incarnation, http, grpc       a broker started: ends the leaderships of its former self;
-                     epoch_seen (optional)                    the greatest leader epoch in its logs
+Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`, `partition_commands.py`):
     create_stream    name, incarnation, created_us, settings, internal
+                     replication_factor, min_insync_replicas  (optional) its partitions are placed on so many brokers
     alter_stream     name, settings
     set_state        name, paused and/or read_only
     add_partitions   name, partitions                         the new count
@@ -23,17 +22,19 @@ Results: {"ok": ...} or {"error": problem}.
 Invariants
 M1  A name has at most one live incarnation; a re-created stream gets another.
 M2  Leader epochs only grow: each registration of a broker takes the next one, and all partitions that
-    it leads have it. (So a broker's start is one command, not one per partition.) It is above any epoch in the broker's
-    logs, also where the catalog is an older one than they, restored from a backup.
+    it leads by it have it. (So a broker's start is one command, not one per partition.) It is above any epoch in the
+    broker's logs, also where the catalog is an older one than they, restored from a backup. A stream without a
+    replication factor is not placed: it belongs to the one broker that there is, and its epoch is the registration.
 M3  Of streams whose subjects overlap at most one sends acks, or a publisher would read the answer of
     whichever is first; members of one queue group share messages and may all send them.
 M4  A command with a request id that was applied already returns the first result, also after a restore. (One that
     was refused was not applied: it is judged again.)
 M5  Producer ids count from 1 and are never given out twice. Under a name the id stays and its epoch grows with each
     registration, which fences the earlier ones; without a name the epoch is 0.
-M6  A deleted incarnation is remembered, also in snapshots, until its folder is known to be gone.
+M6  A deleted incarnation is remembered, also in snapshots, until its folders are known to be gone, on every broker.
+M7  A command takes effect as a whole or is refused, and then changes nothing. `judge` says beforehand which.
 
-Design: docs/architecture.md.
+Design: docs/architecture.md, docs/metadata.md.
 """
 
 from __future__ import annotations
@@ -53,14 +54,18 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.stream import UNALTERABLE, StreamSettings, check_name, settings_from
+from broker.metadata import broker_commands, fields, partition_commands
+from broker.metadata.cluster import Cluster
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
 
 __all__ = ["COMMAND_VERSION", "PRODUCER_NAMES_MAX", "BrokerInfo", "Catalog", "StreamInfo", "differing", "info_from"]
 
 COMMAND_VERSION: Final = 1
+SNAPSHOT_VERSION: Final = 2
 REQUESTS_REMEMBERED: Final = 1024
 PRODUCER_NAMES_MAX: Final = 10_000
+_CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS}
 _MOVED: Final = (
     "from {before} to {after} partitions: a key that was in one partition may be in another from now on, so its order"
     " across the change is not kept"
@@ -72,8 +77,7 @@ class Catalog:
     """The state. Read it freely; only `apply` and `restore` change it."""
 
     streams: dict[str, StreamInfo] = field(default_factory=dict)
-    brokers: dict[str, BrokerInfo] = field(default_factory=dict)
-    epoch_last: int = 0
+    cluster: Cluster = field(default_factory=Cluster)
     producer_id_last: int = 0
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> (id, epoch)
     deleted: dict[str, str] = field(default_factory=dict)  # incarnation -> name of the stream (M6)
@@ -86,6 +90,16 @@ class Catalog:
         if not self._is_trial:
             for info in self.streams.values():
                 self._note_subjects(None, info)
+
+    @property
+    def brokers(self) -> dict[str, BrokerInfo]:
+        """The registered brokers."""
+        return self.cluster.brokers
+
+    @property
+    def epoch_last(self) -> int:
+        """The last number that was given to a registration or a leader epoch."""
+        return self.cluster.epoch_last
 
     def apply(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Apply one command and return its result. Never raises."""
@@ -114,8 +128,7 @@ class Catalog:
         """
         trial = Catalog(
             streams=dict(self.streams),
-            brokers=dict(self.brokers),
-            epoch_last=self.epoch_last,
+            cluster=self.cluster.copy(),
             producer_id_last=self.producer_id_last,
             producers=dict(self.producers),
             deleted=dict(self.deleted),
@@ -134,8 +147,11 @@ class Catalog:
         if command.get("v") != COMMAND_VERSION:
             raise InvalidRequest(f"command version {command.get('v')!r}, this release knows {COMMAND_VERSION}")
         match command["kind"]:
-            case "register_broker":
-                return self._register(command)
+            case kind if kind in _CLUSTER_KINDS:
+                result = _CLUSTER_KINDS[kind](self.cluster, command)
+                for incarnation in result.get("forgotten", ()):
+                    self.deleted.pop(incarnation, None)
+                return result
             case "create_stream":
                 return self._create(command)
             case "alter_stream":
@@ -153,18 +169,6 @@ class Catalog:
             case kind:
                 raise InvalidRequest(f"unknown command {kind!r}")
 
-    def _register(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        info = BrokerInfo(
-            broker_id=command["broker_id"],
-            incarnation=command["incarnation"],
-            http=command["http"],
-            grpc=command["grpc"],
-            leader_epoch=max(self.epoch_last, command.get("epoch_seen", -1)) + 1,
-        )
-        self.brokers[info.broker_id] = info
-        self.epoch_last = info.leader_epoch
-        return {"leader_epoch": info.leader_epoch}
-
     def _create(self, command: Mapping[str, Any]) -> dict[str, Any]:
         name, internal = command["name"], bool(command.get("internal", False))
         check_name(name, internal=internal)
@@ -179,15 +183,25 @@ class Catalog:
                 )
             return {"stream": existing.as_dict(), "created": False}
         effective, warnings = self._acks(name, settings)
+        incarnation, factor = fields.text(command, "incarnation"), fields.whole(command, "replication_factor", 0)
+        if incarnation in self.deleted:
+            raise InvalidRequest(f"incarnation {incarnation} of a stream is being deleted", incarnation=incarnation)
         info = StreamInfo(
             name=name,
-            incarnation=command["incarnation"],
+            incarnation=incarnation,
             created_us=command["created_us"],
             settings=settings,
             internal=internal,
             reply_acks_effective=effective,
             warnings=tuple(warnings + advice_on(settings)),
         )
+        if factor:
+            least = fields.whole(command, "min_insync_replicas", 2 if factor >= 3 else 1, least=1)
+            if least > factor:
+                raise InvalidSetting(f"min_insync_replicas={least} of {factor} replicas", key="min_insync_replicas")
+            _check_fsync(settings, factor)
+            places = self.cluster.place_replicas(settings.partitions, factor)
+            self.cluster.add_stream(incarnation, places, first=0, min_insync=least)
         self._set(info)
         return {"stream": info.as_dict(), "created": True}
 
@@ -202,7 +216,13 @@ class Catalog:
                     key=key,
                     value=new,
                 )
+        _check_fsync(settings, self._factor(existing))
         return self._put(existing, settings)
+
+    def _factor(self, info: StreamInfo) -> int:
+        """How many replicas its first partition has; 0: it is not placed."""
+        first = self.cluster.partitions.get((info.incarnation, 0))
+        return 0 if first is None else len(first.target or first.replicas)
 
     def _put(self, existing: StreamInfo, settings: StreamSettings, *extra: str) -> dict[str, Any]:
         effective, warnings = self._acks(existing.name, settings)
@@ -250,6 +270,10 @@ class Catalog:
         settings = settings_from({"partitions": after}, base=existing.settings)
         if after == before:
             return {"stream": existing.as_dict()}
+        if factor := self._factor(existing):
+            least = self.cluster.partitions[existing.incarnation, 0].min_insync_replicas
+            places = self.cluster.place_replicas(after - before, factor)
+            self.cluster.add_stream(existing.incarnation, places, first=before, min_insync=min(least, factor))
         moved = settings.partition_by != "subject_suffix"
         return self._put(existing, settings, *([_MOVED.format(before=before, after=after)] if moved else []))
 
@@ -263,11 +287,14 @@ class Catalog:
         info = self._outer(command["name"], "delete")
         del self.streams[info.name]
         self.deleted[info.incarnation] = info.name
+        self.cluster.drop_stream(info.incarnation)
         self._note_subjects(info, None)
         return {"stream": info.as_dict()}
 
     def _forget_deleted(self, command: Mapping[str, Any]) -> dict[str, Any]:
         gone = set(command["incarnations"])
+        for left in self.cluster.leftovers.values():
+            gone -= {incarnation for incarnation, _ in left}
         self.deleted = {incarnation: name for incarnation, name in self.deleted.items() if incarnation not in gone}
         return {}
 
@@ -329,37 +356,37 @@ class Catalog:
     def snapshot(self) -> dict[str, Any]:
         """The whole state as JSON values."""
         return {
-            "v": COMMAND_VERSION,
+            "v": SNAPSHOT_VERSION,
             "epoch_last": self.epoch_last,
             "streams": [info.as_dict() for _, info in sorted(self.streams.items())],
-            "brokers": [
-                {k: getattr(b, k) for k in ("broker_id", "incarnation", "http", "grpc", "leader_epoch")}
-                for _, b in sorted(self.brokers.items())
-            ],
+            "cluster": self.cluster.snapshot(),
             "producer_id_last": self.producer_id_last,
             "producers": [[name, *self.producers[name]] for name in sorted(self.producers)],
-            "deleted": self.deleted,
+            "deleted": dict(self.deleted),
             "requests": [[request_id, result] for request_id, result in self._requests.items()],
         }
 
     @classmethod
     def restore(cls, snapshot: Mapping[str, Any]) -> Catalog:
         """The state that `snapshot` described."""
-        if snapshot["v"] != COMMAND_VERSION:
-            raise InvalidRequest(f"catalog version {snapshot['v']!r}, this release knows {COMMAND_VERSION}")
+        if snapshot["v"] != SNAPSHOT_VERSION:
+            raise InvalidRequest(f"catalog version {snapshot['v']!r}, this release knows {SNAPSHOT_VERSION}")
         streams = {value["name"]: info_from(value) for value in snapshot["streams"]}
-        brokers = {value["broker_id"]: BrokerInfo(**value) for value in snapshot["brokers"]}
-        named = snapshot.get("producers", [])
+        named = snapshot["producers"]
         return cls(
             streams=streams,
-            brokers=brokers,
-            epoch_last=snapshot["epoch_last"],
-            producer_id_last=snapshot.get("producer_id_last", 0),
+            cluster=Cluster.restore(snapshot["cluster"], epoch_last=snapshot["epoch_last"]),
+            producer_id_last=snapshot["producer_id_last"],
             producers={name: (producer_id, epoch) for name, producer_id, epoch in named},
-            deleted=dict(snapshot.get("deleted", {})),
+            deleted=dict(snapshot["deleted"]),
             _producer_epochs={producer_id: epoch for _, producer_id, epoch in named},
-            _requests=OrderedDict(snapshot.get("requests", [])),
+            _requests=OrderedDict(snapshot["requests"]),
         )
+
+
+def _check_fsync(settings: StreamSettings, factor: int) -> None:
+    if factor > 1 and settings.fsync != "batch":
+        raise InvalidSetting(f"fsync={settings.fsync} of {factor} replicas is not supported yet", key="fsync")
 
 
 def _request_id(command: Mapping[str, Any]) -> str:

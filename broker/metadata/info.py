@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.api.errors import StaleIncarnation
@@ -66,13 +66,30 @@ def info_from(value: Mapping[str, Any]) -> StreamInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerInfo:
-    """One registered broker: its current incarnation and the leader epoch of all it leads."""
+    """One registered broker.
+
+    Attributes:
+        incarnation: What its process calls itself: how it finds out that a registration is its own.
+        registration: The number of its present registration, and the leader epoch of what it led by that.
+        rack: Empty: none.
+        is_live: It has a session. `is_stopping`: it is about to end it.
+        renewal: So often its session was renewed.
+    """
 
     broker_id: str
     incarnation: str
     http: str
     grpc: str
-    leader_epoch: int
+    registration: int
+    rack: str = ""
+    feature_level_max: int = 1
+    is_live: bool = True
+    is_stopping: bool = False
+    renewal: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values: the fields."""
+        return asdict(self)
 
 
 def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[Any, Any]]:

@@ -1,0 +1,158 @@
+"""Commands of brokers: they start, live, fail, stop and go. Each function takes one, and returns its result.
+
+    form_cluster       cluster_id                          once
+    register_broker    broker_id, incarnation, http, grpc  a process has started: its former self leads nothing any more
+                       rack, after, feature_level_max      (optional) after: the registration that it replaces, or 0
+                       epoch_seen                          (optional) the greatest leader epoch in its logs
+                       sound, behind                       {stream: [partition]}: folders that are whole; and those of
+                                                           them that may lack what was fsynced. Any other is lost
+    renew_sessions     renewals {broker_id: registration}  these live; who was taken for dead is back
+    fail_broker        broker_id, registration, renewal    its session lapsed (renewal: as it stood), or it has stopped
+    stop_broker        broker_id, registration             it is about to: its leaderships go to others
+    remove_broker      broker_id                           for good; it has no replicas any more
+    confirm_deleted    broker_id, partitions               folders of deleted or moved replicas are gone
+    set_feature_level  level                               once every broker knows it
+
+A `stream` is the incarnation of one. A session is the controller's to measure. The catalog only counts renewals: a
+lapse that was judged before one, and is applied after it, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.api.errors import InvalidRequest
+from broker.metadata import fields
+from broker.metadata.cluster import FEATURE_LEVEL, Cluster
+from broker.metadata.info import BrokerInfo
+from broker.metadata.partition import Who
+
+Handler = Callable[[Cluster, Mapping[str, Any]], dict[str, Any]]
+
+
+def _form(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    cluster_id = fields.text(command, "cluster_id")
+    if cluster.cluster_id not in (None, cluster_id):
+        raise InvalidRequest(f"this is cluster {cluster.cluster_id}, not {cluster_id}", cluster_id=cluster.cluster_id)
+    cluster.cluster_id = cluster_id
+    return {"cluster_id": cluster_id}
+
+
+def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    broker = fields.text(command, "broker_id")
+    level = fields.whole(command, "feature_level_max", FEATURE_LEVEL)
+    sound, behind = fields.places(command, "sound"), fields.places(command, "behind")
+    known = cluster.brokers.get(broker)
+    before = known.registration if known else 0
+    if "after" in command and fields.whole(command, "after") != before:
+        raise InvalidRequest(f"broker {broker} has registration {before} by now", registration=before)
+    if level < cluster.feature_level:
+        raise InvalidRequest(f"broker {broker} knows feature level {level}, the cluster has {cluster.feature_level}")
+    own = [(at, state) for at, state in cluster.partitions.items() if broker in state.replicas]
+    if own and "sound" not in command:
+        raise InvalidRequest(f"broker {broker} has replicas here, and does not say what it has of them", key="sound")
+    number = max(cluster.epoch_last, fields.whole(command, "epoch_seen", -1, least=-1)) + 1
+    info = BrokerInfo(
+        broker_id=broker,
+        incarnation=fields.text(command, "incarnation"),
+        http=fields.text(command, "http"),
+        grpc=fields.text(command, "grpc"),
+        registration=number,
+        rack=fields.text(command, "rack", ""),
+        feature_level_max=level,
+    )
+    live = cluster.who(without=broker)
+    who = Who(registrations={**live.registrations, broker: number}, stopping=live.stopping)
+    changed, lost = {}, []
+    for at, state in own:
+        after = state.registered(broker)
+        if at not in sound and broker in {*state.opened, *state.isr, *state.last_isr}:
+            after = after.left(broker, lost=True)
+            lost.append([*at])
+        elif at in behind:
+            after = after.left(broker)
+        if state.leader == broker:
+            after = after.deposed(number)
+        changed[at] = after.settled(number, who)
+    cluster.commit(changed, number)
+    cluster.brokers[broker] = info
+    cluster.epoch_last = number
+    return {"registration": number, "leader_epoch": number, "lost": sorted(lost)}
+
+
+def _renew(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    renewals = fields.numbered(command, "renewals")
+    live = sorted(b for b, n in renewals.items() if b in cluster.brokers and cluster.brokers[b].registration == n)
+    back = [broker for broker in live if not cluster.brokers[broker].is_live]
+    renewed = {
+        broker: replace(cluster.brokers[broker], is_live=True, renewal=cluster.brokers[broker].renewal + 1)
+        for broker in live
+    }
+    if back:
+        who = cluster.who()
+        who = replace(who, registrations={**who.registrations, **{b: renewed[b].registration for b in back}})
+        own = {at: state for at, state in cluster.partitions.items() if not set(back).isdisjoint(state.replicas)}
+        epoch = cluster.epoch_last + 1
+        cluster.commit({at: state.settled(epoch, who) for at, state in own.items()}, epoch, fresh=set(own))
+    cluster.brokers.update(renewed)
+    return {"live": live, "refused": sorted(set(renewals) - set(live))}
+
+
+def _fail(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    info = cluster.present(command)
+    if info.renewal != fields.whole(command, "renewal", info.renewal):
+        raise InvalidRequest(f"broker {info.broker_id} has renewed its session", renewal=info.renewal)
+    moved = cluster.take_out(
+        info.broker_id, [at for at, s in cluster.partitions.items() if info.broker_id in s.replicas]
+    )
+    cluster.brokers[info.broker_id] = replace(info, is_live=False, is_stopping=False)
+    return {"moved": moved}
+
+
+def _stop(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    info = cluster.present(command)
+    who = cluster.who()
+    who = replace(who, stopping={*who.stopping, info.broker_id})
+    moved = cluster.hand_over((at for at, s in cluster.partitions.items() if s.leader == info.broker_id), who)
+    cluster.brokers[info.broker_id] = replace(info, is_stopping=True)
+    return {"moved": moved}
+
+
+def _remove(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    broker = fields.text(command, "broker_id")
+    info = cluster.brokers.get(broker)
+    if info is None:
+        raise InvalidRequest(f"no broker {broker!r} is registered")
+    assigned = sum(broker in {*s.replicas, *(s.target or ())} for s in cluster.partitions.values())
+    if info.is_live or assigned:
+        why = "lives" if info.is_live else f"is assigned {assigned} partitions"
+        raise InvalidRequest(f"broker {broker} {why}: stop it, and reassign what it has", partitions=assigned)
+    del cluster.brokers[broker]
+    return {"forgotten": cluster.confirm(broker, cluster.leftovers.get(broker, frozenset()))}
+
+
+def _confirm_deleted(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    return {"forgotten": cluster.confirm(fields.text(command, "broker_id"), fields.places(command, "partitions"))}
+
+
+def _set_feature_level(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
+    level = fields.whole(command, "level", least=cluster.feature_level)
+    behind = sorted(b.broker_id for b in cluster.brokers.values() if b.feature_level_max < level)
+    if behind or level > FEATURE_LEVEL:
+        raise InvalidRequest(f"feature level {level} is not known to {', '.join(behind) or 'this release'}")
+    cluster.feature_level = level
+    return {"feature_level": level}
+
+
+KINDS: Final[Mapping[str, Handler]] = {
+    "form_cluster": _form,
+    "register_broker": _register,
+    "renew_sessions": _renew,
+    "fail_broker": _fail,
+    "stop_broker": _stop,
+    "remove_broker": _remove,
+    "confirm_deleted": _confirm_deleted,
+    "set_feature_level": _set_feature_level,
+}

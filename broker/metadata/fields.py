@@ -1,0 +1,97 @@
+"""Fields of a command, checked. What was read from a journal or from another broker may be anything.
+
+Each function raises InvalidRequest, which names the field, for a value that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.api.errors import InvalidRequest
+from broker.api.plain import is_int64
+from broker.metadata.partition import Place
+
+
+def text(command: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    """A text; without a default it is required and not empty."""
+    value = command.get(key, default)
+    if not isinstance(value, str) or (default is None and not value):
+        raise _unfit(key, value, "a text")
+    return value
+
+
+def whole(command: Mapping[str, Any], key: str, default: int | None = None, *, least: int = 0) -> int:
+    """A whole number of 64 bits, at least `least`."""
+    value = command.get(key, default)
+    if not is_int64(value) or value < least:
+        raise _unfit(key, value, f"a whole number from {least}")
+    return int(value)
+
+
+def flag(command: Mapping[str, Any], key: str) -> bool:
+    """True or false; false if it is not there."""
+    value = command.get(key, False)
+    if not isinstance(value, bool):
+        raise _unfit(key, value, "true or false")
+    return value
+
+
+def names(command: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Texts, each once, in their order; at least one."""
+    value = command.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+        raise _unfit(key, value, "a list of names")
+    if len(set(value)) < len(value):
+        raise _unfit(key, value, "a list of names, each once")
+    return tuple(value)
+
+
+def place(command: Mapping[str, Any]) -> Place:
+    """`stream` (the stream's incarnation) and `partition`."""
+    return text(command, "stream"), whole(command, "partition")
+
+
+def places(command: Mapping[str, Any], key: str) -> frozenset[Place]:
+    """Partitions by incarnation of their stream: {incarnation: [number, ...]}; none if it is not there."""
+    value = command.get(key, {})
+    fits = isinstance(value, Mapping) and all(
+        isinstance(incarnation, str) and isinstance(numbers, list) and all(is_int64(number) for number in numbers)
+        for incarnation, numbers in value.items()
+    )
+    if not fits:
+        raise _unfit(key, value, "an object of lists of partitions")
+    return frozenset((incarnation, number) for incarnation, numbers in value.items() for number in numbers)
+
+
+def replicas(command: Mapping[str, Any], key: str) -> dict[Place, int]:
+    """Replicas: [[incarnation of the stream, partition, step-outs], ...]; at least one, each partition once."""
+    value = command.get(key)
+    if not isinstance(value, list) or not value or not all(_is_replica(each) for each in value):
+        raise _unfit(key, value, "a list of [stream, partition, step-outs]")
+    found = {(stream, number): step_outs for stream, number, step_outs in value}
+    if len(found) < len(value):
+        raise _unfit(key, value, "a list of partitions, each once")
+    return found
+
+
+def numbered(command: Mapping[str, Any], key: str) -> dict[str, int]:
+    """Whole numbers by name."""
+    value = command.get(key)
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) and is_int64(v) for k, v in value.items()):
+        raise _unfit(key, value, "an object of whole numbers")
+    return dict(value)
+
+
+def _is_replica(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and isinstance(value[0], str)
+        and is_int64(value[1])
+        and is_int64(value[2])
+    )
+
+
+def _unfit(key: str, value: Any, wanted: str) -> InvalidRequest:
+    return InvalidRequest(f"malformed command: {key} is {value!r:.100}, not {wanted}", key=key)

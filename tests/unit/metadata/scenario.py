@@ -1,0 +1,131 @@
+"""The verbs of the scripts in tests/golden/catalog: commands of the cluster, on one stream `s` with one partition.
+
+register a [sound=yes] [behind=yes] [after=3]    with its folder, or without
+renew a b, fail a, stop a, remove a
+create 3 min=2, add-partition, delete, confirm a
+opened a, elect-first, preferred, unclean a, min-insync 1, reassign a,b,d [min=2]
+alter a add=b | remove=b [epoch=1] [pe=2] [incarnation=1,0]
+report b at=100, step-out a why=damage
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from broker.metadata.catalog import Catalog
+
+AT = ("i1", 0)
+PARTITION: dict[str, Any] = {"stream": "i1", "partition": 0}
+ALL: dict[str, Any] = {"partitions": {"i1": [0]}}
+
+
+class Scenario:
+    """A catalog, and the verbs that change it."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.commands: list[dict[str, Any]] = []
+
+    def run(self, verb: str, words: list[str], values: dict[str, str]) -> list[str]:
+        command = {"v": 1, **self.command(verb, words, values)}
+        self.commands.append(command)
+        result = self.catalog.apply(command)
+        self.catalog = Catalog.restore(json.loads(json.dumps(self.catalog.snapshot())))
+        if "error" in result:
+            return [f"{result['error']['reason']}: {result['error']['detail']}"]
+        told = {k: v for k, v in result["ok"].items() if v and k not in ("state", "stream", "created")}
+        return [f"{key} {json.dumps(value)}" for key, value in told.items()]
+
+    def command(self, verb: str, words: list[str], values: dict[str, str]) -> dict[str, Any]:
+        state = self.catalog.cluster.partitions.get(AT)
+        broker = words[0] if words else ""
+        info = self.catalog.brokers.get(broker)
+        by = {"broker_id": broker, "registration": info.registration if info else 0}
+        step_outs = state.step_outs_of(broker) if state else 0
+        match verb:
+            case "register":
+                optional: dict[str, Any] = {"after": int(values["after"])} if "after" in values else {}
+                for key in ("sound", "behind"):
+                    optional[key] = {"i1": [0]} if key in values else {}
+                return {
+                    "kind": "register_broker",
+                    "broker_id": broker,
+                    "incarnation": f"{broker}'s process",
+                    "http": f"{broker}:9293",
+                    "grpc": f"{broker}:9292",
+                    "rack": values.get("rack", ""),
+                    **optional,
+                }
+            case "renew":
+                known = self.catalog.brokers
+                return {"kind": "renew_sessions", "renewals": {word: known[word].registration for word in words}}
+            case "fail":
+                return {"kind": "fail_broker", **by, **({"renewal": int(values["renewal"])} if values else {})}
+            case "stop":
+                return {"kind": "stop_broker", **by}
+            case "remove":
+                return {"kind": "remove_broker", "broker_id": broker}
+            case "create":
+                return {
+                    "kind": "create_stream",
+                    "name": "s",
+                    "incarnation": "i1",
+                    "created_us": 1,
+                    "settings": {},
+                    "replication_factor": int(words[0]),
+                    **({"min_insync_replicas": int(values["min"])} if "min" in values else {}),
+                }
+            case "delete":
+                return {"kind": "delete_stream", "name": "s"}
+            case "confirm":
+                return {"kind": "confirm_deleted", "broker_id": broker, **ALL}
+            case "opened":
+                return {"kind": "report_opened", **by, "replicas": [[*AT, step_outs]]}
+            case "step-out":
+                return {"kind": "step_out", **by, "replicas": [[*AT, step_outs]], "why": values["why"]}
+            case "elect-first":
+                return {"kind": "elect_first", **ALL}
+            case "preferred":
+                return {"kind": "elect_preferred", **ALL}
+            case "unclean":
+                return {"kind": "elect_unclean", **PARTITION, "broker_id": broker}
+            case "min-insync":
+                return {"kind": "set_min_insync", "stream": "i1", "min_insync_replicas": int(words[0])}
+            case "reassign":
+                least = {"min_insync_replicas": int(values["min"])} if "min" in values else {}
+                return {"kind": "reassign", **PARTITION, "replicas": words[0].split(","), **least}
+        assert state is not None
+        if verb == "report":
+            epoch = {"leader_epoch": int(values.get("epoch", state.leader_epoch))}
+            return {"kind": "report_leader", **by, **PARTITION, **epoch, "at_ms": int(values["at"]), "window_ms": 2_000}
+        assert verb == "alter", verb
+        command: dict[str, Any] = {
+            "kind": "alter_isr",
+            **PARTITION,
+            "broker_id": broker,
+            "leader_epoch": int(values.get("epoch", state.leader_epoch)),
+            "partition_epoch": int(values.get("pe", state.partition_epoch)),
+        }
+        if "remove" in values:
+            return {**command, "remove": values["remove"]}
+        member = self.catalog.brokers[values["add"]]
+        present = f"{member.registration},{state.step_outs_of(member.broker_id)}"
+        numbers = [int(number) for number in values.get("incarnation", present).split(",")]
+        return {**command, "add": [member.broker_id, *numbers]}
+
+    def state(self) -> str:
+        cluster = self.catalog.cluster
+        dead = [b for b, info in sorted(cluster.brokers.items()) if not info.is_live]
+        lines = []
+        for (_, number), state in sorted(cluster.partitions.items()):
+            words = [f"{number}: {state.leader or 'nobody'} leads epoch {state.leader_epoch}"]
+            words.append(f"isr={','.join(state.isr) or '-'} last={','.join(state.last_isr) or '-'}")
+            words.append(f"of {','.join(state.replicas)} min={state.min_insync_replicas} pe={state.partition_epoch}")
+            words += [f"to {','.join(state.target)}"] if state.target else []
+            lines.append("  ".join(words))
+        if dead:
+            lines.append(f"dead: {','.join(dead)}")
+        for broker, left in sorted(cluster.leftovers.items()):
+            lines.append(f"{broker} has to delete {','.join(f'{s}/{n}' for s, n in sorted(left))}")
+        return "\n".join([*lines, f"last number {cluster.epoch_last}"])
