@@ -14,7 +14,7 @@ cdef struct Slot:
     int partition
     int partition_count
     bint reply_acks
-    bint awaits_by_default
+    int awaits_by_default       # AWAITS_*
     Py_ssize_t record_bytes_max
     Py_ssize_t batch_bytes
     Py_ssize_t batch_records
@@ -102,7 +102,7 @@ cdef class Builder:
         self.slot.partition = partition
         self.slot.partition_count = partition_count
         self.slot.reply_acks = reply_acks
-        self.slot.awaits_by_default = default_ack != "none"
+        self.slot.awaits_by_default = ACK_VALUES[default_ack.encode()]
         self.slot.record_bytes_max = record_bytes_max
         self.slot.batch_bytes = batch_bytes
         self.slot.batch_records = batch_records
@@ -144,7 +144,7 @@ cdef class Builder:
         check_builder(self.slot.partition, partition_count, default_ack, self.slot.batch_bytes_hard)
         self.slot.partition_count = partition_count
         self.slot.reply_acks = reply_acks
-        self.slot.awaits_by_default = default_ack != "none"
+        self.slot.awaits_by_default = ACK_VALUES[default_ack.encode()]
         self.slot.record_bytes_max = record_bytes_max
         self.slot.batch_bytes = batch_bytes
         self.slot.batch_records = batch_records
@@ -183,6 +183,7 @@ cdef class PendingBatch:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
         awaited_count: Answers that `acks` will give.
+        leader_count: Of these, to records whose publishers are content with what is durable on the leader.
         max_timestamp_us: Latest timestamp among them.
         condition_count, id_count, minds_ids, minds_subjects, last_id: See `Conditional`.
         settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id,
@@ -226,6 +227,10 @@ cdef class PendingBatch:
     @property
     def awaited_count(self):
         return (count_awaited(self.columns) if self.columns != NULL else 0) + self.told_count
+
+    @property
+    def leader_count(self):
+        return count_rows(&self.columns.awaited_leader) if self.columns != NULL else 0
 
     @property
     def condition_count(self):
@@ -463,42 +468,54 @@ cdef class PendingBatch:
         put_hex(at + 32, crc32c(message), 8)  # its own digits are zeros until now
         return message
 
-    def acks(self, int64_t first_offset, *, bint duplicate=False):
+    def acks(self, int64_t first_offset, leader=None, *, bint duplicate=False):
         """Acks of the awaited records, as one blob of PUBs for the connection.
 
         Args:
             first_offset: Of the batch, as it was appended.
+            leader: Only to those who are content with the leader, or only to all others; None: to everybody.
             duplicate: Say that the records were there already.
         """
         cdef bytes tail = ack_tail(self.partition, duplicate=True) if duplicate else self.ack_end
-        cdef bytes blob = self.answer_all(self.ack_head, tail, first_offset, True)
-        return blob + self.dropped_answers(None) if self.told_count else blob
+        return self.answers(self.ack_head, tail, first_offset, True, leader, None)
 
-    def errors(self, int code, int err_code, str description):
+    def errors(self, int code, int err_code, str description, leader=None):
         """The same blob with a JetStream error for each awaited record: nothing was stored."""
         cdef bytes body = error_body(self.stream, code, err_code, description)
-        cdef bytes blob = self.answer_all(body, b"", 0, False)
-        return blob + self.dropped_answers(body) if self.told_count else blob
+        return self.answers(body, b"", 0, False, leader, body)
 
-    cdef bytes answer_all(self, bytes head, bytes tail, int64_t first_offset, bint numbered):
+    cdef bytes answers(self, bytes head, bytes tail, int64_t first_offset, bint numbered, object leader, bytes error):
+        """`error`: what those of the dropped records are told; None: what becomes each."""
+        cdef bytes blob = b""
+        if self.columns != NULL and leader is not True and self.columns.awaited.size:
+            blob = self.answer_rows(&self.columns.awaited, head, tail, first_offset, numbered)
+        if self.columns != NULL and leader is not False and self.columns.awaited_leader.size:
+            blob += self.answer_rows(&self.columns.awaited_leader, head, tail, first_offset, numbered)
+        if self.told_count and leader is not True:
+            blob += self.dropped_answers(error)
+        return blob
+
+    cdef bytes answer_rows(self, const Buffer* rows, bytes head, bytes tail, int64_t first_offset, bint numbered):
         cdef Py_ssize_t size
         cdef bytes blob
         cdef const char* head_data = head
         cdef const char* tail_data = tail
         cdef Py_ssize_t head_size = len(head), tail_size = len(tail)
         cdef char* to
-        if self.columns == NULL or self.columns.awaited.size == 0:
-            return b""
-        if count_awaited(self.columns) < NOGIL_ANSWERS_MIN:
-            size = write_answers(NULL, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+        if count_rows(rows) < NOGIL_ANSWERS_MIN:
+            size = write_answers(NULL, self.columns, rows, head_data, head_size, tail_data, tail_size,
+                                 first_offset, numbered)
             blob = PyBytes_FromStringAndSize(NULL, size)
             to = blob
-            write_answers(to, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+            write_answers(to, self.columns, rows, head_data, head_size, tail_data, tail_size,
+                          first_offset, numbered)
             return blob
         with nogil:
-            size = write_answers(NULL, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+            size = write_answers(NULL, self.columns, rows, head_data, head_size, tail_data, tail_size,
+                                 first_offset, numbered)
         blob = PyBytes_FromStringAndSize(NULL, size)
         to = blob
         with nogil:
-            write_answers(to, self.columns, head_data, head_size, tail_data, tail_size, first_offset, numbered)
+            write_answers(to, self.columns, rows, head_data, head_size, tail_data, tail_size,
+                          first_offset, numbered)
         return blob

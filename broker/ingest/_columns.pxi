@@ -60,7 +60,8 @@ cdef struct Columns:
     Texts header_value
     Texts reply
     Py_ssize_t header_rows
-    Buffer awaited              # int32: rows whose publisher awaits an ack
+    Buffer awaited              # int32: rows whose publisher awaits an ack for a committed record
+    Buffer awaited_leader       # int32: likewise, for one that is durable on the leader
     Buffer conditions           # Condition: rows with an id or expectations
     Py_ssize_t id_count
     Py_ssize_t expected_id_count
@@ -171,7 +172,7 @@ cdef void clear_texts(Texts* column) noexcept nogil:
 cdef void clear(Columns* columns) noexcept nogil:
     columns.rows = columns.byte_count = columns.weight = columns.header_rows = 0
     columns.max_timestamp_us = INT64_MIN
-    columns.timestamps.size = columns.awaited.size = columns.conditions.size = 0
+    columns.timestamps.size = columns.awaited.size = columns.awaited_leader.size = columns.conditions.size = 0
     columns.id_count = columns.expected_id_count = columns.expected_subject_count = 0
     clear_texts(&columns.subject)
     clear_texts(&columns.key)
@@ -189,7 +190,7 @@ cdef Py_ssize_t texts_capacity(const Texts* column) noexcept nogil:
 cdef Py_ssize_t capacity_of(const Columns* columns) noexcept nogil:
     return (
         <Py_ssize_t>sizeof(Columns) + columns.timestamps.capacity + columns.awaited.capacity
-        + columns.conditions.capacity
+        + columns.awaited_leader.capacity + columns.conditions.capacity
         + texts_capacity(&columns.subject) + texts_capacity(&columns.key) + texts_capacity(&columns.value)
         + texts_capacity(&columns.headers) + texts_capacity(&columns.header_key)
         + texts_capacity(&columns.header_value) + texts_capacity(&columns.reply)
@@ -205,6 +206,7 @@ cdef void free_texts(Texts* column) noexcept nogil:
 cdef void free_columns(Columns* columns) noexcept nogil:
     release(&columns.timestamps)
     release(&columns.awaited)
+    release(&columns.awaited_leader)
     release(&columns.conditions)
     free_texts(&columns.subject)
     free_texts(&columns.key)

@@ -2,8 +2,12 @@
 #
 # A body is laid out first, so that it is allocated once and every column is copied once, to its place.
 
+cdef inline Py_ssize_t count_rows(const Buffer* rows) noexcept nogil:
+    return rows.size // <Py_ssize_t>sizeof(int32_t)
+
+
 cdef inline Py_ssize_t count_awaited(const Columns* columns) noexcept nogil:
-    return columns.awaited.size // <Py_ssize_t>sizeof(int32_t)
+    return count_rows(&columns.awaited) + count_rows(&columns.awaited_leader)
 
 
 cdef struct Place:
@@ -131,16 +135,16 @@ cdef inline char* put_bytes(char* to, const char* data, Py_ssize_t size) noexcep
     return to + size
 
 
-cdef Py_ssize_t write_answers(char* to, const Columns* columns, const char* head, Py_ssize_t head_size,
+cdef Py_ssize_t write_answers(char* to, const Columns* columns, const Buffer* rows, const char* head, Py_ssize_t head_size,
                               const char* tail, Py_ssize_t tail_size, int64_t first_offset,
                               bint numbered) noexcept nogil:
-    """Write one PUB per awaited record; with `to` NULL only tell the size.
+    """Write one PUB for each record of `rows`; with `to` NULL only tell the size.
 
     The body is head, and if numbered the sequence number, `,"offset":`, the offset and tail.
     """
-    cdef const int32_t* awaited = <const int32_t*>columns.awaited.data
+    cdef const int32_t* awaited = <const int32_t*>rows.data
     cdef const int32_t* ends = <const int32_t*>columns.reply.ends.data
-    cdef Py_ssize_t i, row, reply_size, size, total = 0, count = count_awaited(columns)
+    cdef Py_ssize_t i, row, reply_size, size, total = 0, count = count_rows(rows)
     cdef uint64_t offset
     cdef int offset_digits = 0, seq_digits = 0
     for i in range(count):

@@ -35,7 +35,7 @@ cdef struct Connection:
     Py_ssize_t record_bytes_max
     bint oversize
     bint tombstone
-    bint awaits
+    int awaits                  # AWAITS_*
     # What came of it all
     Buffer operations           # struct Operation
     Buffer operation_text
@@ -129,10 +129,12 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
                 return REFUSED_EXPECTED_LAST_NO_SEQUENCE
     self.awaits = slot.awaits_by_default
     if options.ack.size != OPTION_ABSENT:
-        if span_is(block, &options.ack, b"all", 3) or span_is(block, &options.ack, b"leader", 6):
-            self.awaits = True
+        if span_is(block, &options.ack, b"all", 3):
+            self.awaits = AWAITS_ALL
+        elif span_is(block, &options.ack, b"leader", 6):
+            self.awaits = AWAITS_LEADER
         elif span_is(block, &options.ack, b"none", 4):
-            self.awaits = False
+            self.awaits = AWAITS_NONE
         else:
             return REFUSED_BAD_ACK
     if options.tombstone.size != OPTION_ABSENT:
@@ -146,7 +148,8 @@ cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t sub
         return REFUSED_TOO_LARGE
     if slot.columns != NULL and slot.columns.weight + weight(self) > slot.batch_bytes_hard and slot.columns.rows:
         return REFUSED_BATCH_FULL
-    self.awaits = self.awaits and slot.reply_acks and self.message.reply_size > 0
+    if not slot.reply_acks or self.message.reply_size == 0:
+        self.awaits = AWAITS_NONE
     return STORED
 
 
@@ -236,12 +239,15 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
         size += columns.header_key.data.size + columns.header_value.data.size
     elif mark(&columns.headers, row, False, columns.header_rows) < 0:
         return -1
-    if self.awaits:
+    if self.awaits != AWAITS_NONE:
         if not is_answerable(self):
             self.unanswerable += 1
         else:
             row_number = <int32_t>row
-            if append(&columns.awaited, <const char*>&row_number, sizeof(int32_t)) < 0:
+            if append(
+                &columns.awaited if self.awaits == AWAITS_ALL else &columns.awaited_leader,
+                <const char*>&row_number, sizeof(int32_t)
+            ) < 0:
                 return -1
     if message.has_headers:
         note_condition(self, columns)

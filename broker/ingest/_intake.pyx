@@ -82,6 +82,10 @@ cdef Py_ssize_t ANSWER_ARGUMENT_BYTES = rules.ANSWER_ARGUMENT_BYTES
 cdef Py_ssize_t RECORD_WEIGHT_BYTES = rules.RECORD_WEIGHT_BYTES
 cdef Py_ssize_t HEADER_WEIGHT_BYTES = rules.HEADER_WEIGHT_BYTES
 cdef int64_t NO_SEQUENCE = rules.NO_SEQUENCE
+cdef int AWAITS_NONE = rules.AWAITS_NONE
+cdef int AWAITS_ALL = rules.AWAITS_ALL
+cdef int AWAITS_LEADER = rules.AWAITS_LEADER
+cdef dict ACK_VALUES = rules.ACK_VALUES
 assert rules.SEQUENCE_DIGITS_MAX == 18  # as read_number has it
 cdef Py_ssize_t SCRATCH_BYTES_KEPT = 64 << 10
 

@@ -77,6 +77,15 @@ cdef void hash_ahead(const Table* table, const Columns* columns, Py_ssize_t firs
             prefetch(table.index + (hashes[i - first].first & table.index_mask))
 
 
+cdef inline bint is_among(const Buffer* rows, Py_ssize_t* at, Py_ssize_t row) noexcept nogil:
+    """Whether a row is in a list of rows. `at`: where the last call stood; rows are asked for in ascending order."""
+    cdef const int32_t* list_of = <const int32_t*>rows.data
+    cdef Py_ssize_t count = count_rows(rows)
+    while at[0] < count and list_of[at[0]] < row:
+        at[0] += 1
+    return at[0] < count and list_of[at[0]] == row
+
+
 cdef int judge_subject(Settling* self, Hash subject, int64_t expected, Dropped* verdict) noexcept nogil:
     """Sets the kind of the verdict if the record is not to be stored. Returns 0; -1: no memory."""
     cdef int64_t last
@@ -103,12 +112,11 @@ cdef int judge_subject(Settling* self, Hash subject, int64_t expected, Dropped* 
 cdef int settle_rows(Settling* self, const Columns* columns, const char* last, Py_ssize_t last_size) noexcept nogil:
     """Judge every condition in order; note the ids of what stays. `last`: the id before. Returns 0; -1: no memory."""
     cdef const Condition* conditions = <const Condition*>columns.conditions.data
-    cdef const int32_t* awaited = <const int32_t*>columns.awaited.data
     cdef const int64_t* times = <const int64_t*>columns.timestamps.data
     cdef const Condition* condition
     cdef const char* text = NULL
     cdef const char* expected
-    cdef Py_ssize_t i, size = 0, expected_size, awaits = 0, awaited_count = count_awaited(columns), gone = 0
+    cdef Py_ssize_t i, size = 0, expected_size, for_all = 0, for_leader = 0, gone = 0
     cdef int64_t offset, found, at = -1
     cdef int32_t before = -1
     cdef Put put
@@ -176,9 +184,9 @@ cdef int settle_rows(Settling* self, const Columns* columns, const char* last, P
             last = text
             last_size = size
             continue
-        while awaits < awaited_count and awaited[awaits] < condition.row:
-            awaits += 1
-        is_awaited = awaits < awaited_count and awaited[awaits] == condition.row
+        is_awaited = is_among(&columns.awaited, &for_all, condition.row) or is_among(
+            &columns.awaited_leader, &for_leader, condition.row
+        )
         verdict.row = condition.row
         verdict.told = is_awaited if verdict.kind == REPEAT else condition.may_be_told
         if note_dropped(self, columns, &verdict) < 0:
@@ -208,33 +216,35 @@ cdef Columns* without(const Columns* columns, const Buffer* dropped) noexcept no
     cdef const Dropped* end = <const Dropped*>(dropped.data + dropped.size)
     cdef const Condition* condition = <const Condition*>columns.conditions.data
     cdef const Condition* last_condition = condition + count_conditions(columns)
-    cdef const int32_t* awaited = <const int32_t*>columns.awaited.data
-    cdef const int32_t* last_awaited = awaited + count_awaited(columns)
     cdef Columns* kept = take_columns()
-    cdef Py_ssize_t row
+    cdef Buffer* awaiting
+    cdef Py_ssize_t row, for_all = 0, for_leader = 0
     cdef bint is_gone
     if kept == NULL:
         return NULL
     for row in range(columns.rows):
         is_gone = gone < end and gone.row == row
+        awaiting = NULL
+        if is_among(&columns.awaited, &for_all, row):
+            awaiting = &kept.awaited
+        elif is_among(&columns.awaited_leader, &for_leader, row):
+            awaiting = &kept.awaited_leader
         if is_gone:
             gone += 1
         elif copy_row(
             kept, columns, row,
-            condition if condition < last_condition and condition.row == row else NULL,
-            awaited < last_awaited and awaited[0] == row,
+            condition if condition < last_condition and condition.row == row else NULL, awaiting,
         ) < 0:
             give_columns(kept)
             return NULL
         if condition < last_condition and condition.row == row:
             condition += 1
-        if awaited < last_awaited and awaited[0] == row:
-            awaited += 1
     return kept
 
 
 cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Condition* condition,
-                  bint is_awaited) noexcept nogil:
+                  Buffer* awaiting) noexcept nogil:
+    """`awaiting`: the list of rows that its copy belongs to; NULL: none."""
     cdef Py_ssize_t at = to.rows, first = 0, end = 0, header, shift
     cdef int64_t time_us = (<const int64_t*>source.timestamps.data)[row]
     cdef int32_t row_number = <int32_t>at
@@ -261,7 +271,7 @@ cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Cond
         or copy_text(&to.reply, &source.reply, row, at) < 0
     ):
         return -1
-    if is_awaited and append(&to.awaited, <const char*>&row_number, sizeof(int32_t)) < 0:
+    if awaiting != NULL and append(awaiting, <const char*>&row_number, sizeof(int32_t)) < 0:
         return -1
     if condition != NULL:
         moved = condition[0]

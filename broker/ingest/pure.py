@@ -294,7 +294,7 @@ class Intake:
                     value=None if message.tombstone else bytes(message.value),
                     headers=message.headers,
                     reply=line.reply or None,
-                    awaited=message.awaits and answerable,
+                    awaits=message.awaits if answerable else rules.AWAITS_NONE,
                     may_be_told=message.reply_acks and bool(line.reply) and answerable,
                     msg_id=message.msg_id,
                     expected_id=message.expected_id,

@@ -18,7 +18,15 @@ import pyarrow as pa
 from broker.api.batch import BatchHeader, encode_batch
 from broker.api.schema import SCHEMA
 from broker.ingest.answers import ack_head, ack_tail, error_body, publish
-from broker.ingest.rules import BATCH_BYTES_HARD, HEADER_WEIGHT_BYTES, RECORD_WEIGHT_BYTES
+from broker.ingest.rules import (
+    ACK_VALUES,
+    AWAITS_ALL,
+    AWAITS_LEADER,
+    AWAITS_NONE,
+    BATCH_BYTES_HARD,
+    HEADER_WEIGHT_BYTES,
+    RECORD_WEIGHT_BYTES,
+)
 from broker.ingest.settings import check_builder, check_place
 from broker.ingest.settling import (
     DUPLICATE,
@@ -43,7 +51,7 @@ class Row:
 
     Attributes:
         headers: None without a header block.
-        awaited: Its publisher gets an ack.
+        awaits: `rules.AWAITS_ALL` or `AWAITS_LEADER`: its publisher gets an ack, and when.
         may_be_told: Its publisher gets an error, if it comes to that.
         msg_id, expected_id: Of its headers; empty: none.
         expected_sequence: Of the record before it; -1: any.
@@ -57,13 +65,18 @@ class Row:
     value: bytes | None
     headers: list[tuple[bytes, bytes]] | None
     reply: bytes | None
-    awaited: bool
+    awaits: int
     may_be_told: bool
     wire_bytes: int
     msg_id: bytes
     expected_id: bytes
     expected_sequence: int
     expected_subject_sequence: int
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its publisher gets an ack."""
+        return self.awaits != AWAITS_NONE
 
     @property
     def is_conditional(self) -> bool:
@@ -122,7 +135,7 @@ class Builder:
         self.partition = partition
         self.partition_count = partition_count
         self._reply_acks = reply_acks
-        self._awaits_by_default = default_ack != "none"
+        self._awaits_by_default = ACK_VALUES[default_ack.encode()]
         self._record_bytes_max = record_bytes_max
         self._batch_bytes = batch_bytes
         self._batch_records = batch_records
@@ -165,7 +178,7 @@ class Builder:
         check_builder(self.partition, partition_count, default_ack, self._batch_bytes_hard)
         self.partition_count = partition_count
         self._reply_acks = reply_acks
-        self._awaits_by_default = default_ack != "none"
+        self._awaits_by_default = ACK_VALUES[default_ack.encode()]
         self._record_bytes_max = record_bytes_max
         self._batch_bytes = batch_bytes
         self._batch_records = batch_records
@@ -201,6 +214,7 @@ class PendingBatch:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
         awaited_count: Answers that `acks` will give.
+        leader_count: Of these, to records whose publishers are content with what is durable on the leader.
         max_timestamp_us: Latest timestamp among them.
         condition_count, id_count, minds_ids, minds_subjects, last_id: See `Conditional`.
         settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id,
@@ -222,6 +236,10 @@ class PendingBatch:
 
     def __repr__(self) -> str:
         return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
+
+    @property
+    def leader_count(self) -> int:
+        return sum(row.awaits == AWAITS_LEADER for row in self._rows)
 
     @property
     def condition_count(self) -> int:
@@ -317,29 +335,38 @@ class PendingBatch:
         )
         return bytes(encode_batch(_to_arrow(self._rows, first_offset), header))
 
-    def acks(self, first_offset: int, *, duplicate: bool = False) -> bytes:
+    def acks(self, first_offset: int, leader: bool | None = None, *, duplicate: bool = False) -> bytes:
         """Acks of the awaited records, as one blob of PUBs for the connection; then what the dropped ones are told.
 
         Args:
             first_offset: Of the batch, as it was appended.
+            leader: Only to those who are content with the leader, or only to all others; None: to everybody.
             duplicate: Say that the records were there already.
         """
         head, tail = ack_head(self.stream), ack_tail(self.partition, duplicate=duplicate)
         acks = [
-            publish(row.reply, b'%b%d,"offset":%d%b' % (head, offset + 1, offset, tail))
-            for offset, row in enumerate(self._rows, first_offset)
-            if row.awaited and row.reply is not None
+            publish(row.reply or b"", b'%b%d,"offset":%d%b' % (head, offset + 1, offset, tail))
+            for offset, row in self._awaited(first_offset, leader)
         ]
-        told = [(row, verdict) for row, verdict in self._dropped if is_told(row, verdict)]
-        acks += [publish(row.reply or b"", verdict_body(self.stream, self.partition, verdict)) for row, verdict in told]
+        acks += [
+            publish(row.reply or b"", verdict_body(self.stream, self.partition, verdict))
+            for row, verdict in self._told(leader)
+        ]
         return b"".join(acks)
 
-    def errors(self, code: int, err_code: int, description: str) -> bytes:
+    def errors(self, code: int, err_code: int, description: str, leader: bool | None = None) -> bytes:
         """The same blob with a JetStream error for each awaited record: nothing was stored."""
         body = error_body(self.stream, code, err_code, description)
-        rows = [row for row in self._rows if row.awaited]
-        rows += [row for row, verdict in self._dropped if is_told(row, verdict)]
-        return b"".join(publish(row.reply, body) for row in rows if row.reply is not None)
+        rows = [row for _, row in self._awaited(0, leader)] + [row for row, _ in self._told(leader)]
+        return b"".join(publish(row.reply or b"", body) for row in rows)
+
+    def _awaited(self, first_offset: int, leader: bool | None) -> list[tuple[int, Row]]:
+        """Those who are content with the leader come behind the others."""
+        kinds = [AWAITS_ALL] * (leader is not True) + [AWAITS_LEADER] * (leader is not False)
+        return [(at, row) for kind in kinds for at, row in enumerate(self._rows, first_offset) if row.awaits == kind]
+
+    def _told(self, leader: bool | None) -> list[tuple[Row, Verdict]]:
+        return [told for told in self._dropped if is_told(*told)] if leader is not True else []
 
 
 def _to_arrow(rows: list[Row], first_offset: int) -> pa.RecordBatch:

@@ -67,7 +67,7 @@ class Message:
     key: bytes | None = None
     headers: Headers | None = None
     tombstone: bool = False
-    awaits: bool = False
+    awaits: int = rules.AWAITS_NONE
     msg_id: bytes = b""
     expected_id: bytes = b""
     expected_sequence: int = -1
@@ -161,8 +161,8 @@ def _judge(
     weight = weight_of(message.wire_bytes, len(headers))
     if builder.record_count and builder._weight + weight > builder._batch_bytes_hard:
         return answers.BATCH_FULL
-    awaits = builder._awaits_by_default if ack is None else rules.ACK_VALUES[ack]
-    message.awaits = awaits and builder._reply_acks and bool(message.line.reply)
+    if builder._reply_acks and message.line.reply:
+        message.awaits = builder._awaits_by_default if ack is None else rules.ACK_VALUES[ack]
     return "stored"
 
 

@@ -49,8 +49,12 @@ MSG_ID: Final = b"Nats-Msg-Id"
 INBOX: Final = b"_INBOX."
 SYSTEM: Final = b"$"
 
-ACK_VALUES: Final = {b"all": True, b"leader": True, b"none": False}
-"""Value of `Liftlog-Ack` -> is an ack awaited."""
+AWAITS_NONE: Final = 0
+AWAITS_ALL: Final = 1
+AWAITS_LEADER: Final = 2
+"""What a message waits for: no ack, one for a committed record, one for a record that is durable on the leader."""
+ACK_VALUES: Final = {b"all": AWAITS_ALL, b"leader": AWAITS_LEADER, b"none": AWAITS_NONE}
+"""Value of `Liftlog-Ack`, and of the setting `acks`."""
 SEQUENCE_DIGITS_MAX: Final = 18
 NO_SEQUENCE: Final = (1 << 63) - 1
 """What an expected sequence counts as that is no number, or has too many digits: none is that long."""

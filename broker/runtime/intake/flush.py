@@ -9,7 +9,8 @@ shares with the other partitions that linger: a timer and a thread of the pool a
 that gathers during a sync waits for at most `CYCLE_S`. What comes alone and is awaited is synced by this thread: who
 waits for acks sends no more than a window meanwhile, and who does not is not kept waiting at the socket.
 
-N1  A record is acked only after the fsync (or, with fsync=interval, the append) that covers it.
+N1  A record is acked only when it is committed, or with `Liftlog-Ack: leader` after the fsync (with fsync=interval: the
+    append) of this broker that covers it. What is told of records that were not stored waits for the former (N4).
 N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
     so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
 N3  A refused or failed record is answered and counted; the rest of its batch is not touched.
@@ -24,6 +25,7 @@ N7  A record whose ack is awaited waits for no tick, nor for the fsyncs of what 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections import deque
@@ -35,6 +37,7 @@ from broker.api.errors import LiftlogError, ReadOnly, StorageFailed, StreamPause
 from broker.ingest import Builder, Intake, PendingBatch
 from broker.ingest.answers import error_answer
 from broker.metadata.catalog import StreamInfo
+from broker.replication.events import Acks
 from broker.runtime.metrics import BATCH_RECORDS
 from broker.runtime.partitions.partition import Outcome, Partition
 from broker.runtime.partitions.sync import SyncPool, SyncRow
@@ -54,6 +57,7 @@ BUG_INTERVAL_S = 1.0
 TICK_SLOTS = 8
 """So many are flushed in one turn of the loop when a tick comes, in some 0.5 ms; in between the socket is read (N7)."""
 
+ALL = Acks.ALL
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
 """Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
 
@@ -118,7 +122,7 @@ class Flusher:
         self._ticked_bytes = 0  # of these
         self._ticks: dict[float, dict[Slot, None]] = {}  # by how long they linger: who is flushed then
         self._row = SyncRow(pool)
-        self._synced: deque[tuple[Slot, PendingBatch, int, bytes, Outcome, SyncRow | None]] = deque()
+        self._synced: deque[tuple[Slot, Callable[[], None]]] = deque()
         self._is_waking = False
         self._resume = asyncio.Event()
         self._resume.set()
@@ -245,30 +249,26 @@ class Flusher:
 
         def durable(result: AppendResult, outcome: Outcome) -> None:  # in any thread: of who learns what became of it
             nonlocal is_answered
-            if not isinstance(outcome, int):
-                blob = _error_blob(pending, outcome)
-            else:
-                blob = pending.acks(result.first_offset) if pending.awaited_count else b""
+            blob = _blob(pending, result, outcome, whose) if pending.awaited_count else b""
             if is_appending and threading.get_ident() == thread:
                 is_answered = True  # before it counts as under way; in a later append of this thread it does
                 self._answer(pending, blob, outcome)
                 return
-            self._synced.append((slot, pending, result.bytes, blob, outcome, row))
-            if self._is_waking:
-                return
-            self._is_waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._take_synced)
-            except RuntimeError:
-                log.error("intake.ack_after_close partition=%s", slot.partition)
+            self._hand_over(slot, functools.partial(self._on_durable, slot, pending, result.bytes, blob, outcome, row))
 
         thread = threading.get_ident()
         waits = self._pending_bytes > self._ticked_bytes or slot.ticked
         awaited = pending.awaited_count  # of all, or of few: then who sends them waits for acks
+        acks, on_leader, whose = ALL, None, None
+        if pending.leader_count:
+            if awaited == pending.leader_count and not pending.condition_count:
+                acks = Acks.LEADER
+            else:  # the two are told apart
+                on_leader, whose = functools.partial(self._on_leader, slot, pending, thread), False
         is_awaited = awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
         here = alone and not waits and is_awaited
         try:
-            result = slot.partition.append_now([pending], durable, here=here, row=row)
+            result = slot.partition.append_now([pending], durable, acks=acks, on_leader=on_leader, here=here, row=row)
         except LiftlogError as error:
             self._failed(slot, pending, error)
             return
@@ -287,6 +287,27 @@ class Flusher:
             slot.idle.clear()
             self._pending_bytes += result.bytes
 
+    def _on_leader(
+        self, slot: Slot, pending: PendingBatch, thread: int, result: AppendResult, outcome: Outcome
+    ) -> None:
+        """In any thread: answer those for whom it is enough that a batch is durable on this broker."""
+        blob = _blob(pending, result, outcome, True)
+        if threading.get_ident() == thread:
+            self._send(blob)
+        else:
+            self._hand_over(slot, functools.partial(self._send, blob))
+
+    def _hand_over(self, slot: Slot, then: Callable[[], None]) -> None:
+        """From any thread: have this done by the intake thread, in order."""
+        self._synced.append((slot, then))
+        if self._is_waking:
+            return
+        self._is_waking = True
+        try:
+            self._loop.call_soon_threadsafe(self._take_synced)
+        except RuntimeError:
+            log.error("intake.ack_after_close partition=%s", slot.partition)
+
     def _answer(self, pending: PendingBatch, blob: bytes, outcome: Outcome) -> None:
         """Send the answers to a batch that was appended, and count it."""
         if blob:
@@ -301,7 +322,7 @@ class Flusher:
             counts["refused_subject_unknown"] += unsure
         if not isinstance(outcome, int):
             counts["append_failed_records"] += pending.record_count
-        elif blob:
+        else:
             counts["acks_sent"] += pending.awaited_count
         BATCH_RECORDS.observe(pending.record_count)
 
@@ -323,11 +344,11 @@ class Flusher:
         """What threads of the pool have synced. One wake-up of the loop serves all that came until it looks."""
         self._is_waking = False  # before it looks: who comes later wakes it anew
         while self._synced:
-            synced = self._synced.popleft()
+            slot, then = self._synced.popleft()
             try:
-                self._on_durable(*synced)
+                then()
             except Exception:  # N6
-                self._note_bug(synced[0])
+                self._note_bug(slot)
 
     def _on_durable(
         self,
@@ -392,6 +413,13 @@ def _builder_settings(info: StreamInfo) -> dict[str, Any]:
         "batch_bytes": settings.batch_bytes,
         "batch_records": settings.batch_records,
     }
+
+
+def _blob(pending: PendingBatch, result: AppendResult, outcome: Outcome, leader: bool | None) -> bytes:
+    """What publishers are told of a batch. `leader`: as `PendingBatch.acks` takes it."""
+    if isinstance(outcome, int):
+        return pending.acks(result.first_offset, leader)
+    return pending.errors(*error_answer(outcome), leader)
 
 
 def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:

@@ -79,6 +79,7 @@ BUILD_PAUSE_S = 5.0
 QUICK_S = 0.002
 """Of P6."""
 OnDurable = Callable[[AppendResult, Outcome], None]
+_Ticket = tuple[AppendResult, OnDurable]
 ME = "self"
 """This broker, as long as there is no other."""
 
@@ -88,6 +89,8 @@ class Partition:
 
     Args:
         leader_epoch: Under which it is led from the start; -1: not before `lead`.
+        to_others: Does the effects that need the catalog or other replicas. None: there are none, and it is a fault of
+            ours if one comes.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Partition:
         hub: ChangeHub,
         room: Room | None = None,
         open_logs: OpenLogs | None = None,
+        to_others: Callable[[Effect], None] | None = None,
     ) -> None:
         self.stream = info.name
         self.partition = partition
@@ -117,6 +121,7 @@ class Partition:
         self._pool = pool
         self._appender = appender
         self._hub = hub
+        self._to_others = to_others or self._needs_others
         self._open_logs = open_logs
         self.room = room  # None: a stream of the broker's own, for which the reserve is
         self._lock = threading.RLock()
@@ -203,6 +208,7 @@ class Partition:
         on_durable: OnDurable,
         *,
         acks: Acks = Acks.ALL,
+        on_leader: OnDurable | None = None,
         decided: bool = False,
         here: bool = False,
         row: SyncRow | None = None,
@@ -214,6 +220,7 @@ class Partition:
             on_durable: Called once, from another thread or before this returns, with what was appended and the high
                 watermark or the error (P1).
             acks: What `on_durable` waits for.
+            on_leader: Called likewise, and before it, when the records are durable on this broker.
             decided: The group of a sink's decision (P3).
             here: It may be synced before this returns (P6).
             row: It is synced with that, which the caller submits, as nobody awaits it (P7).
@@ -260,7 +267,10 @@ class Partition:
                         failure = self._failure_of(error)
                     self._sync_took_s = time.perf_counter() - begun
                 group_ends = () if is_repeat else (end,)
-                effects = core.step(Appended(first, end, group_ends, (((result, on_durable), acks),), durable_end))
+                awaited: tuple[tuple[_Ticket, Acks], ...] = (((result, on_durable), acks),)
+                if on_leader is not None:
+                    awaited = (((result, on_leader), Acks.LEADER), *awaited)
+                effects = core.step(Appended(first, end, group_ends, awaited, durable_end))
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))
                     effects = (*(effect for effect in effects if type(effect) is not Sync), *told)
@@ -323,10 +333,14 @@ class Partition:
                 self._records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
             elif kind is Wake:
                 self._hub.note(self)
-            else:
-                assert kind is Sync, f"{effect} needs other brokers"
+            elif kind is Sync:
                 if syncs:
                     self._submit()
+            else:
+                self._to_others(effect)
+
+    def _needs_others(self, effect: Effect) -> None:
+        raise AssertionError(f"{self}: {effect} needs other brokers, and there are none")
 
     def _submit(self) -> None:
         with self._lock:

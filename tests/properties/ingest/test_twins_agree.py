@@ -37,6 +37,7 @@ header_name = st.text(st.characters(codec="utf-8", exclude_characters="\r\n:"), 
 option = st.sampled_from(
     [
         ("Liftlog-Ack", "all"),
+        ("Liftlog-Ack", "leader"),
         ("Liftlog-Ack", "none"),
         ("Liftlog-Ack", "often"),
         ("Liftlog-Tombstone", "1"),
@@ -180,7 +181,9 @@ def play(twin: ModuleType, wire: bytes, steps: list[tuple[str, int]]) -> list[An
                     if batch.record_count:
                         batch.note_subjects(subjects, end)
                     seen.append((sorted(subjects.slots.tolist()), subjects.counts.tolist()))
-                    seen += [batch.acks(end), batch.errors(1, 2, "x")]
+                    seen.append(batch.leader_count)
+                    for leader in (None, True, False):
+                        seen += [batch.acks(end, leader), batch.errors(1, 2, "x", leader)]
                 if batch.record_count:
                     seen.append(bytes(batch.compose(first_offset=end, leader_epoch=1, high_watermark=0)))
                     table.last_id = batch.last_id

@@ -45,6 +45,30 @@ def test_only_awaited_records_are_acked_each_with_its_own_offset(twin: ModuleTyp
     assert acks == [(b"r1", {**common, "seq": 10, "offset": 9}), (b"r3", {**common, "seq": 12, "offset": 11})]
 
 
+def replies(blob: bytes) -> list[bytes]:
+    return [reply for reply, _ in answers_in(blob)]
+
+
+@pytest.mark.parametrize("default", ["all", "leader"])
+def test_acks_of_the_leader_and_acks_of_all_are_told_apart(twin: ModuleType, default: str) -> None:
+    kinds = ["all", None, "leader", "none", "leader", None]
+    wires = [
+        msg("a", reply=f"r{at}") if kind is None else hmsg("a", b"", ("Liftlog-Ack", kind), reply=f"r{at}")
+        for at, kind in enumerate(kinds)
+    ]
+    batch = taken(twin, *wires, msg("a"), hmsg("a", b"", ("Liftlog-Ack", "leader"), reply="$JS.x"), default_ack=default)
+    by_leader = [b"r%d" % at for at, kind in enumerate(kinds) if (kind or default) == "leader"]
+    by_all = [b"r%d" % at for at, kind in enumerate(kinds) if (kind or default) == "all"]
+    assert (batch.awaited_count, batch.leader_count) == (5, len(by_leader))
+    for answers_to in (lambda who: batch.acks(7, who), lambda who: batch.errors(500, 10047, "x", who)):
+        assert replies(answers_to(True)) == by_leader
+        assert replies(answers_to(False)) == by_all
+        assert replies(answers_to(None)) == by_all + by_leader
+    assert [json.loads(body)["offset"] for _, body in answers_in(batch.acks(7, True))] == [
+        7 + int(reply[1:]) for reply in by_leader
+    ]
+
+
 @pytest.mark.parametrize("first", [0, 8, 9, 98, 99, 10**9 - 1, 2**63 - 200])
 def test_numbers_of_any_length_make_a_body_of_the_announced_length(twin: ModuleType, first: int) -> None:
     batch = taken(twin, *[msg("a", reply="r")] * 150)

@@ -97,6 +97,23 @@ def test_a_repeat_is_answered_with_the_first_offset_and_not_stored(publisher: Pu
     assert publisher.publish(hmsg("b", b"3", (ID, "y"), reply="r")) == ([b"3"], {"r": ack(2, duplicate=False)})
 
 
+def test_a_repeat_is_told_with_those_who_wait_for_all_replicas(publisher: Publisher) -> None:
+    """The first try may have promised it. What is stored keeps what it waits for, wherever it moves."""
+    publisher.publish(hmsg("a", b"0", (ID, "x")))
+    leader = ("Liftlog-Ack", "leader")
+    batch = publisher.settle(
+        hmsg("a", b"1", leader, reply="r1"),
+        hmsg("a", b"2", (ID, "x"), leader, reply="r2"),
+        hmsg("a", b"3", (ID, "y"), leader, reply="r3"),
+        hmsg("a", b"4", (SEQUENCE, "9"), ("Liftlog-Ack", "none"), reply="r4"),
+        msg("a", b"5", reply="r5"),
+    )
+    assert (batch.record_count, batch.awaited_count, batch.leader_count) == (3, 5, 2)
+    assert [reply for reply, _ in answers_in(batch.acks(1, True))] == [b"r1", b"r3"]
+    assert [reply for reply, _ in answers_in(batch.acks(1, False))] == [b"r5", b"r2", b"r4"]
+    assert [reply for reply, _ in answers_in(batch.errors(503, 1, "x", True))] == [b"r1", b"r3"]
+
+
 def test_of_two_equal_ids_in_one_batch_the_second_is_a_repeat_of_the_first(publisher: Publisher) -> None:
     wires = [
         msg("a", b"0"),

@@ -32,8 +32,8 @@ __all__ = ["pool"]  # a fixture
 class Intake:
     """A flusher with two streams, `a` on sid 1 and `b` on sid 2."""
 
-    def __init__(self, pool: SyncPool, appender: ThreadPoolExecutor) -> None:
-        parser = load()
+    def __init__(self, pool: SyncPool, appender: ThreadPoolExecutor, implementation: str = "auto") -> None:
+        parser = load(implementation)
         self.loop = asyncio.new_event_loop()
         self.sent: list[bytes] = []
         self.at_send: list[tuple[int, int, int]] = []
