@@ -59,6 +59,7 @@ from broker.runtime.partitions.streams import Streams
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.service import SinkService
+from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageLimits
 from broker.serving.http.app import build_app
 from broker.serving.http.connections import ConnectionLimits
@@ -193,6 +194,10 @@ class Broker:
     def _register(self) -> None:
         """Become the leader of all partitions (B1)."""
         grpc = self.config.grpc
+        stages = [
+            StageLog(self._disk, main, boot_id=self._folder.boot_id(), clock=lambda: time.time_ns() // 1000)
+            for main in self._streams.all_partitions()
+        ]
         registered = self._streams.store.execute(
             {
                 "v": COMMAND_VERSION,
@@ -201,7 +206,7 @@ class Broker:
                 "incarnation": uuid.uuid4().hex,
                 "http": self.http_address,
                 "grpc": f"{grpc.host}:{grpc.port}",
-                "epoch_seen": self._streams.epoch_seen(),
+                "epoch_seen": max([self._streams.epoch_seen(), *(hidden.epoch_seen() for hidden in stages)]),
             }
         )
         self._streams.lead(registered["leader_epoch"])

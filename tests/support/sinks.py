@@ -21,7 +21,7 @@ from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import COMMITS_STREAM, settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.partitions.partition import Partition
-from broker.runtime.partitions.sync import Syncable
+from broker.runtime.partitions.sync import SyncTarget
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
@@ -41,7 +41,7 @@ SINK = "query-1"
 class InlinePool:
     """An fsync pool without threads."""
 
-    def submit(self, partition: Syncable) -> None:
+    def submit(self, partition: SyncTarget) -> None:
         while partition.run_sync():
             pass
 

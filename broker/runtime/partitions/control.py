@@ -17,6 +17,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -87,7 +88,7 @@ class Control:
     def retry_offline(self) -> None:
         """Have the streams tried again that are offline because the disk refused. From any thread; does not wait."""
         if self._streams.refused_by_disk():
-            asyncio.run_coroutine_threadsafe(self._retry_offline(), self._loop)
+            asyncio.run_coroutine_threadsafe(self._retry_offline(), self._loop).add_done_callback(_log_failed_retry)
 
     async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
         """Create a stream, or find that it exists with the same settings.
@@ -325,3 +326,10 @@ class Control:
             log.warning("catalog.not_forgotten count=%d error=%s", len(self._forgettable), error)
         else:
             self._forgettable.clear()
+
+
+def _log_failed_retry(retry: Future[None]) -> None:
+    """Nobody awaits it: a failure would be seen nowhere."""
+    error = None if retry.cancelled() else retry.exception()
+    if error is not None and not isinstance(error, NotReady):
+        log.error("stream.retry_bug error=%r", error, exc_info=error)

@@ -317,27 +317,36 @@ class Partition:
         raise NotLeader(f"{self}: judged in leader epoch {leader_epoch}, it is {self._core.epoch}")
 
     def _do(self, effects: Sequence[Effect], *, syncs: bool = True) -> None:
-        """Do what the core wants, without the lock. `syncs`: a sync is the pool's; else the caller sees to it."""
+        """Do what the core wants, without the lock. `syncs`: a sync is the pool's; else the caller sees to it.
+
+        Each effect is tried, whatever becomes of those before it: somebody waits for his answer. But nobody is told of
+        success by answers behind an effect that has failed.
+        """
+        refused: LiftlogError | None = None
         for effect in effects:
             kind = type(effect)
             if kind is Answer:
                 result, tell = effect.ticket  # type: ignore[union-attr]
                 try:
-                    if effect.outcome is STORED:  # type: ignore[union-attr]
+                    if effect.outcome is STORED and refused is None:  # type: ignore[union-attr]
                         tell(result, self._records.high_watermark)
                     else:
-                        tell(result, self._error_of(effect, result))  # type: ignore[arg-type]
+                        tell(result, refused or self._error_of(effect, result))  # type: ignore[arg-type]
                 except Exception:
                     log.exception("partition.callback_bug partition=%s", self)
-            elif kind is Commit:
-                self._records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
-            elif kind is Wake:
-                self._hub.note(self)
-            elif kind is Sync:
-                if syncs:
+                continue
+            try:
+                if kind is Commit:
+                    self._records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
+                elif kind is Wake:
+                    self._hub.note(self)
+                elif kind is not Sync:
+                    self._to_others(effect)
+                elif syncs:
                     self._submit()
-            else:
-                self._to_others(effect)
+            except Exception as error:
+                log.exception("partition.effect_bug partition=%s effect=%s", self, effect)
+                refused = StorageFailed(f"{self}: {effect} failed: {error!r}")
 
     def _needs_others(self, effect: Effect) -> None:
         raise AssertionError(f"{self}: {effect} needs other brokers, and there are none")

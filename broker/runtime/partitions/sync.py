@@ -29,7 +29,7 @@ Outcome = int | LiftlogError
 """The durable end, or why there is none."""
 
 
-class Syncable(Protocol):
+class SyncTarget(Protocol):
     """What the pool works on."""
 
     def run_sync(self) -> bool:
@@ -38,33 +38,54 @@ class Syncable(Protocol):
 
 
 class SyncPool:
-    """A few threads and a queue of dirty partitions, each in it at most once."""
+    """A few threads and a queue of dirty partitions, each in it at most once.
+
+    After `close` whoever submits something does it himself: what is submitted is done, or its owner hears why not.
+    """
 
     def __init__(self, threads: int) -> None:
         self.thread_count = threads
-        self._queue: queue.SimpleQueue[Syncable | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[SyncTarget | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # over `_is_closed` and what it says of the queue's end
+        self._is_closed = False
         self._threads = [threading.Thread(target=self._work, name=f"fsync-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, partition: Syncable) -> None:
+    def submit(self, partition: SyncTarget) -> None:
         """Sync this partition soon. The caller sees to it that it is not queued twice."""
-        self._queue.put(partition)
+        if not self._put(partition):
+            while _synced(partition):
+                pass
+
+    def _put(self, partition: SyncTarget) -> bool:
+        with self._lock:
+            if not self._is_closed:
+                self._queue.put(partition)
+            return not self._is_closed
 
     def _work(self) -> None:
         while (partition := self._queue.get()) is not None:
-            try:
-                if partition.run_sync():
-                    self._queue.put(partition)
-            except Exception:
-                log.exception("fsync.bug partition=%s", partition)
+            while _synced(partition) and not self._put(partition):
+                pass
 
     def close(self) -> None:
         """Finish what is queued and stop the threads."""
-        for _ in self._threads:
-            self._queue.put(None)
+        with self._lock:
+            self._is_closed = True
+            for _ in self._threads:
+                self._queue.put(None)
         for thread in self._threads:
             thread.join()
+
+
+def _synced(partition: SyncTarget) -> bool:
+    """Sync it once. Returns whether there is more to do."""
+    try:
+        return partition.run_sync()
+    except Exception:
+        log.exception("fsync.bug partition=%s", partition)
+        return False
 
 
 class SyncRow:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
 from broker.api.batch import decode_batch, read_header
 from broker.api.encodable import Encodable
-from broker.api.errors import CorruptLog, NotLeader, StorageFailed
+from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
 from broker.runtime.partitions.partition import Partition
 from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
@@ -31,6 +31,7 @@ from broker.storage.inspect.scrub import Piece, scrub
 from broker.storage.log import PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings, write_identity
+from broker.storage.segments.epochs import load_epochs
 
 FOLDER: Final = "stages"
 SEGMENT_BYTES: Final = 64 << 20
@@ -57,6 +58,21 @@ class StageLog:
         self._clock = clock
         self._log: PartitionLog | None = None
         self._table: StageTable | None = None  # None: not read yet, or not to be trusted (G2)
+
+    def epoch_seen(self) -> int:
+        """The greatest leader epoch of any note; -1: there is none, or it cannot be read now."""
+        if not self.exists:
+            return -1
+        with self.lock, suppress(LiftlogError, OSError):  # whoever needs the stages is told
+            known = load_epochs(self._disk, self.folder)
+            if known is not None:
+                return known.latest
+            hidden, self._log = self.open(), None
+            try:
+                return hidden.leader_epoch
+            finally:
+                hidden.close(clean=False)
+        return -1
 
     def ready(self) -> StageTable:
         """The table, read anew where it cannot be trusted (G2). Under the lock.

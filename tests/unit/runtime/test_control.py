@@ -33,6 +33,7 @@ from broker.storage.disk.preallocate import AheadFile
 from broker.storage.log import PartitionLog
 from tests.support.effort import seeded
 from tests.support.logs import row_batch
+from tests.support.waiting import until
 
 
 class Intake:
@@ -381,6 +382,39 @@ async def test_a_log_that_was_restored_while_its_stream_was_offline_does_not_lea
                 broker.partitions("s")
     async with running(tmp_path) as broker:
         assert await append(broker, "s") == 3
+
+
+@pytest.mark.parametrize("damage", ["", "epochs"])
+async def test_a_catalog_from_a_backup_gives_out_no_epoch_that_is_in_a_log_of_stages(
+    tmp_path: Path, damage: str
+) -> None:
+    def stage(broker: Broker, name: str) -> None:
+        broker.sinks.store("s", 0).store([row_batch([b"v"])], sink="k", epoch=1, stage=name, part=0, is_last=True)
+
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {})
+    backup = (tmp_path / "data" / "catalog.log").read_bytes()
+    for life in range(3):
+        async with running(tmp_path) as broker:
+            await asyncio.to_thread(stage, broker, f"{life:032x}")
+            last = broker.partition("s", 0).leader_epoch
+    (tmp_path / "data" / "catalog.log").write_bytes(backup)
+    if damage:
+        (found,) = (tmp_path / "data" / "streams" / "s").glob(f"*/0/stages/{damage}")
+        found.write_bytes(b"?")
+    async with running(tmp_path) as broker:
+        assert broker.partition("s", 0).leader_epoch > last
+        await asyncio.to_thread(stage, broker, f"{3:032x}")
+
+
+async def test_a_retry_in_the_background_that_fails_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path) as broker:
+        looks = iter([[await broker.create_stream("s", {})]])  # and then it fails
+        monkeypatch.setattr(broker._streams, "refused_by_disk", lambda: next(looks))
+        await asyncio.to_thread(broker._control.retry_offline)
+        await until(lambda: "stream.retry_bug" in caplog.text, "it is logged")
 
 
 async def _round(broker: Broker) -> None:

@@ -290,6 +290,29 @@ def test_who_waits_is_told_of_a_recovery_whatever_ends_the_append_that_recovered
     assert isinstance(after.wait(), int)
 
 
+@pytest.mark.parametrize("here", [False, True])
+def test_a_commit_that_the_log_refuses_swallows_no_answer(
+    partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, here: bool
+) -> None:
+    """Who waits hears of it, and not of success: what is not committed may be lost."""
+
+    def refuse(offset: int) -> None:
+        raise AssertionError(f"high watermark {offset} beyond the log end")
+
+    waiters = [Waiter(), Waiter()]
+    with monkeypatch.context() as patch:
+        patch.setattr(partition.log.log, "advance_high_watermark", refuse)
+        for waiter in waiters:
+            partition.append_now([rows(b"a")], waiter, here=here)
+        pool.go.release(10)
+        assert all(isinstance(waiter.wait(), StorageFailed) for waiter in waiters)
+    assert "partition.effect_bug" in caplog.text
+    after = Waiter()
+    partition.append_now([rows(b"b")], after)
+    pool.go.release(10)
+    assert after.wait() == 3
+
+
 def test_a_new_leadership_lets_nobody_of_the_one_before_wait(partition: Partition, pool: HeldPool) -> None:
     """P8, and L4 of the core."""
     waiter, later = Waiter(), Waiter()

@@ -60,6 +60,30 @@ def test_closing_finishes_what_is_queued_and_every_thread() -> None:
     assert [one.left for one in ones] == [0] * 6
 
 
+def test_closing_finishes_who_has_more_to_sync_meanwhile() -> None:
+    """The thread that is at it puts it back behind the ends of the others."""
+    pool = SyncPool(2)
+    one = One(3)
+    pool.submit(one)
+    assert one.runs.acquire(timeout=WAIT_S)
+    closer = threading.Thread(target=pool.close)
+    closer.start()
+    while all(thread.is_alive() for thread in pool._threads):  # the other finds its end
+        pool._threads[0].join(0.01)
+    one.go.release(3)
+    closer.join(WAIT_S)
+    assert (closer.is_alive(), one.left) == (False, 0)
+
+
+def test_what_is_submitted_to_a_closed_pool_is_done() -> None:
+    pool = SyncPool(1)
+    pool.close()
+    one = One(2)
+    one.go.release(2)
+    pool.submit(one)
+    assert one.left == 0
+
+
 def test_a_bug_is_logged_and_the_thread_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     pool = SyncPool(1)
     one = One()
