@@ -3,6 +3,7 @@
 start.py        the command: the app, or what is missing for it
 main.py         the app, its global options, errors to exit codes (exits.py)
 options.py      options that several commands share; values with units
+lazy.py         the table of all commands; a command is imported when it runs
 output.py       tables for people, JSON for programs, notes on stderr
 
 commands/       the commands that talk to a broker or look into its files

@@ -15,14 +15,13 @@ import typer
 
 from broker import __version__
 from broker.api.errors import DiskFull, LiftlogError
-from broker.cli.commands import broker, changes, consumer, log, publish, sink, stream, tail
-from broker.cli.doctor import command as doctor
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
-from broker.cli.local import down, up
+from broker.cli.lazy import Root
 from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
 from broker.cli.output import make_writable, printable
 
 app = typer.Typer(
+    cls=Root,
     name="liftlog",
     help="A durable, replayable log for NATS subjects, read as Arrow.",
     no_args_is_help=True,
@@ -53,19 +52,6 @@ def _globals(
 ) -> None:
     ctx.obj = Globals(brokers=brokers, nats=nats, json=json, retry_s=retry_s)
 
-
-app.command("up")(up.up)
-app.command("down")(down.down)
-app.command("broker")(broker.broker)
-for name, command in changes.COMMANDS.items():
-    stream.app.command(name)(command)
-app.add_typer(stream.app, name="stream")
-app.command("publish")(publish.publish)
-app.command("tail")(tail.tail)
-app.add_typer(consumer.app, name="consumer")
-app.add_typer(sink.app, name="sink")
-app.add_typer(log.app, name="log")
-app.command("doctor")(doctor.doctor)
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 

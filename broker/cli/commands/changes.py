@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -13,7 +12,7 @@ from broker.cli.output import json_out, note, table
 
 
 def pause(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
-    """Stop capturing and appending until `resume`; reads go on."""
+    """Stop capturing and appending; reads go on. `resume` ends the pause."""
     with client_of(ctx, brokers) as client:
         stream = client.pause(name)
     show_change(ctx, stream, json, f"stream {name} is {stream.state}")
@@ -33,7 +32,7 @@ def read_only(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Refuse every record with an error; reads go on."""
+    """Refuse every new record with an error; reads go on. `--off` ends that."""
     with client_of(ctx, brokers) as client:
         stream = client.set_read_only(name, not off)
     show_change(ctx, stream, json, f"stream {name} is {stream.state}")
@@ -76,13 +75,3 @@ def add_partitions(
     with client_of(ctx, brokers) as client:
         stream = client.add_partitions(name, count)
     show_change(ctx, stream, json, f"stream {name} has {len(stream.partitions)} partitions")
-
-
-COMMANDS: Final[dict[str, Callable[..., None]]] = {
-    "pause": pause,
-    "resume": resume,
-    "read-only": read_only,
-    "trim": trim,
-    "add-partitions": add_partitions,
-}
-"""Name -> function; `main` puts them beside those of `broker.cli.commands.stream`."""

@@ -10,14 +10,11 @@ import typer
 from broker.cli.options import Brokers, Json, client_of, is_json, position
 from broker.cli.output import json_out, note, table, time_text
 
-app = typer.Typer(help="Consumers: list, describe, reset, delete.", no_args_is_help=True, rich_markup_mode=None)
-
 Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.", show_default=False)]
 
 
-@app.command("list")
 def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> None:
-    """All consumers and their lag, a line for each stream that they read."""
+    """List all consumers and their lag in each stream."""
     with client_of(ctx, brokers) as client:
         consumers = client.consumers()
     if is_json(ctx, json):
@@ -40,9 +37,8 @@ def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> No
     table(["consumer", "stream", "partitions", "lag", "committed (UTC)"], rows, empty="no consumers yet")
 
 
-@app.command()
 def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
-    """One consumer: its offset and lag in each partition."""
+    """Show the offset and lag of one consumer in each partition."""
     with client_of(ctx, brokers) as client:
         consumer = client.consumer(name)
     if is_json(ctx, json):
@@ -66,7 +62,6 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
     )
 
 
-@app.command()
 def reset(
     ctx: typer.Context,
     name: Name,
@@ -94,7 +89,6 @@ def reset(
     )
 
 
-@app.command()
 def delete(
     ctx: typer.Context,
     name: Name,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from broker.storage.inspect.places import Place
     from broker.storage.inspect.repair import RepairAction, RepairReport
 
-app = typer.Typer(help="Files of a log: verify, dump, repair, export.", no_args_is_help=True, rich_markup_mode=None)
-
 Path = Annotated[
     str,
     typer.Argument(
@@ -31,9 +29,8 @@ Path = Annotated[
 ]
 
 
-@app.command()
 def verify(ctx: typer.Context, path: Path, json: Json = False) -> None:
-    """Check every batch, index and small file. Changes nothing; exit code 1 if anything is wrong."""
+    """Check every batch, index and small file. Nothing is changed. The exit code is 1 if anything is wrong."""
     from broker.storage.disk import OsDisk
     from broker.storage.inspect.inspection import inspect_partition
     from broker.storage.inspect.places import find_places, used_by
@@ -60,14 +57,13 @@ def verify(ctx: typer.Context, path: Path, json: Json = False) -> None:
         raise typer.Exit(FAILED)
 
 
-@app.command()
 def repair(
     ctx: typer.Context,
     path: Path,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Do now what the next start would do: cut torn tails, rebuild what can be derived, note losses."""
+    """Repair a log as the next start would. Torn tails are cut, indexes are rebuilt, losses are noted."""
     import time
 
     from broker.storage.disk import OsDisk
@@ -97,7 +93,6 @@ def repair(
         raise typer.Exit(FAILED)
 
 
-@app.command()
 def dump(
     ctx: typer.Context,
     path: Path,
@@ -109,7 +104,7 @@ def dump(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what is stored: a line for each batch, or with --records for each record."""
+    """Show what is stored, a line for each batch or record. Records are shown with --records."""
     from broker.cli.commands.dump import batch_lines, record_lines
     from broker.storage.inspect.places import find_places
 
@@ -130,7 +125,6 @@ def dump(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@app.command()
 def export(
     ctx: typer.Context,
     source: Annotated[
@@ -164,7 +158,7 @@ def export(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Write records as Parquet: from files, or with --brokers from a running broker."""
+    """Write records as Parquet, from files or from a broker. Without --brokers SOURCE is a path."""
     from broker.cli.commands.export import Wanted, export_parquet, sources_at, sources_of
     from broker.cli.options import brokers_of, client_of, globals_of, position
     from broker.storage.inspect.places import find_places

@@ -14,16 +14,11 @@ from broker.cli.output import json_out, note, pairs, table, time_text
 if TYPE_CHECKING:
     from broker.client.sinks import Stage
 
-app = typer.Typer(
-    help="Exactly-once sinks: list, describe, reset, adopt, delete.", no_args_is_help=True, rich_markup_mode=None
-)
-
 Name = Annotated[str, typer.Argument(metavar="SINK", help="Id of the sink.", show_default=False)]
 
 
-@app.command("list")
 def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> None:
-    """All sinks, one a line, with the batch that each committed last."""
+    """List all sinks and the last batch of each."""
     with client_of(ctx, brokers) as client:
         sinks = client.sinks()
     if is_json(ctx, json):
@@ -47,9 +42,8 @@ def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> No
     )
 
 
-@app.command()
 def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
-    """One sink: its last batch, and where the rows of that went."""
+    """Show the last batch of one sink and where its rows went."""
     with client_of(ctx, brokers) as client:
         sink = client.sink(name).describe()
     if is_json(ctx, json):
@@ -86,7 +80,6 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
         table(["stream", "partition", "stages", "rows"], _by_partition(last.stages), empty="no rows")
 
 
-@app.command()
 def reset(
     ctx: typer.Context,
     name: Name,
@@ -95,7 +88,7 @@ def reset(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Let a sink go on with any batch id. Committed batches stay; a batch that is written again is there twice."""
+    """Let a sink go on with any batch id. Committed batches stay. A batch that is written again is stored twice."""
     if not yes:
         typer.confirm(
             f"let sink {name} write from batch {to} on, also what it has written before?", abort=True, err=True
@@ -108,7 +101,6 @@ def reset(
         note(f"sink {name} goes on with batch {to}; only a run that opens it from now on may commit")
 
 
-@app.command()
 def adopt(
     ctx: typer.Context,
     name: Name,
@@ -116,7 +108,7 @@ def adopt(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Give a sink to another checkpoint, because it was moved. What was decided stays, and counts."""
+    """Give a sink to another checkpoint, because it was moved. Decisions that were made stay in force."""
     with client_of(ctx, brokers) as client:
         sink = client.sink(name).adopt(checkpoint)
     if is_json(ctx, json):
@@ -125,7 +117,6 @@ def adopt(
         note(f"sink {name} belongs to checkpoint {checkpoint}")
 
 
-@app.command()
 def delete(
     ctx: typer.Context,
     name: Name,
@@ -134,7 +125,7 @@ def delete(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Forget a sink. What it committed stays; a query that repeats its last batch afterwards writes it twice."""
+    """Forget a sink. Its committed records stay. A query that repeats its last batch afterwards stores it twice."""
     if not yes:
         typer.confirm(f"forget sink {name}, and which batch it committed last?", abort=True, err=True)
     with client_of(ctx, brokers) as client:

@@ -18,15 +18,12 @@ from broker.cli.output import bytes_text, json_out, note, pairs, table, time_tex
 if TYPE_CHECKING:
     from broker.client.http.answers import StreamDescription
 
-app = typer.Typer(help="Streams: create, change, pause, trim, delete.", no_args_is_help=True, rich_markup_mode=None)
-
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the stream.", show_default=False)]
 
 
-@app.command()
 @takes(FIXED, CHANGEABLE)
 def create(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
-    """Create a stream. One that exists with the same settings is left as it is."""
+    """Create a stream. A stream that exists with the same settings stays as it is."""
     values = _given(settings)
     with client_of(ctx, brokers) as client:
         made = client.create_stream(name, **values)
@@ -34,14 +31,13 @@ def create(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json =
     show_change(ctx, made, json, f"stream {name} {said}")
 
 
-@app.command("list")
 def list_(
     ctx: typer.Context,
     internal: Annotated[bool, typer.Option("--internal", help="Include the streams of liftlog itself.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """All streams, one a line."""
+    """List all streams."""
     with client_of(ctx, brokers) as client:
         streams = client.streams(internal=internal)
     if is_json(ctx, json):
@@ -65,9 +61,8 @@ def list_(
     )
 
 
-@app.command()
 def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
-    """One stream: settings, warnings, partitions."""
+    """Show the settings, warnings and partitions of one stream."""
     with client_of(ctx, brokers) as client:
         stream = client.describe(name)
     if is_json(ctx, json):
@@ -101,10 +96,10 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
     )
 
 
-@app.command()
 @takes(CHANGEABLE)
 def alter(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
-    """Change settings of a stream; the others stay. Subject and partitions are fixed."""
+    """Change settings of a stream. Settings that are not named stay. The subject and the way records are spread over
+    partitions cannot be changed."""
     values = _given(settings)
     if not values:
         raise typer.BadParameter("name at least one setting to change", param_hint="settings")
@@ -113,7 +108,6 @@ def alter(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = 
     show_change(ctx, changed, json, f"stream {name} changed: {', '.join(sorted(values))}")
 
 
-@app.command()
 def delete(
     ctx: typer.Context,
     name: Name,

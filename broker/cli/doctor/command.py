@@ -42,7 +42,7 @@ def doctor(
     nats: Nats = None,
     json: Json = False,
 ) -> None:
-    """Check folder, disk, limits, ports, NATS, clocks and versions. Exit code 1 if something is wrong."""
+    """Check folder, disk, limits, ports, NATS, clocks and versions. The exit code is 1 if something is wrong."""
     from broker.api.errors import LiftlogError
     from broker.cli.commands.broker import assigned
     from broker.cli.doctor.checks import OK, WRONG, Check, as_json, worst_of

@@ -24,11 +24,14 @@ from typer.testing import CliRunner
 
 from broker import __version__
 from broker.cli.commands.publish import generated, headers_of, lines
+from broker.cli.lazy import COMMANDS
 from broker.cli.local.datafolder import DataFolder, Record
 from broker.cli.local.processes import Identity
 from broker.cli.main import app
 from broker.cli.output import table
 from broker.storage import DataFolder as BrokersFolder
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "cli.md").read_text()
@@ -118,6 +121,14 @@ def test_help_works_everywhere(name: str) -> None:
     result = CliRunner().invoke(app, [*name.split(), "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.output
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_the_table_of_commands_has_the_first_sentence_of_each(name: str) -> None:
+    """Help of a group is made from the table, that of a command from its docstring."""
+    *group, last = name.split()
+    place = COMMANDS[group[0]].leaves[last] if group else COMMANDS[last]  # type: ignore[union-attr]
+    assert f"{' '.join(LEAVES[name].help.split())} ".startswith(f"{place.help} ")
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
@@ -406,7 +417,7 @@ def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:
         "import os, signal, sys\n"
         "class Interrupted:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'broker.cli.doctor.command': os.kill(os.getpid(), signal.SIGINT)\n"
+        "        if name == 'broker.cli.main': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupted())\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from broker.cli.start import main\n"
