@@ -1,5 +1,6 @@
 # make quickstart   the main job end to end, on a fresh machine      make test    every test that CI runs
 # make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
+# make check        what to run before a commit: lint, and the quick tests that start no process, in a minute
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
 # make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
 # make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
@@ -14,7 +15,8 @@ ROUNDS ?= 50
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint bench prop fuzz soak chaos clean
+unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile what it imports
+.PHONY: help install quickstart check test lint bench prop fuzz soak chaos clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -36,6 +38,9 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint
+	$(BIN)/python -m pytest -q -n 2 -m "not process and not slow" tests/unit
 
 test: lint
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -n 2

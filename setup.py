@@ -2,7 +2,7 @@
 
 With a compiler the intake parser and the client's gathering are compiled. Without one the install goes on, warns that
 they are slow, and the wheel is tagged as pure. `LIFTLOG_REQUIRE_EXTENSION=1` turns that warning into an error;
-`LIFTLOG_PURE=1` does not try.
+`LIFTLOG_PURE=1` does not try. `LIFTLOG_COMPILE_ARGS="-O0 -g0"` compiles quickly what nobody will run for long.
 
 The extensions are built before setuptools asks what kind of wheel this will be, in a folder that is new
 and goes again: whether there are extensions is then a fact, not a guess from there being a compiler,
@@ -65,7 +65,7 @@ def described() -> list[Extension]:
             [source],
             define_macros=[("LIFTLOG_SOURCES", f'"{sources_digest(Path(source).parent)}"')],
             depends=[str(path) for path in sorted(Path(source).parent.glob("*.pxi"))],
-            extra_compile_args=["-O3", "-g0"],
+            extra_compile_args=os.environ.get("LIFTLOG_COMPILE_ARGS", "-O3 -g0").split(),
         )
         for name, source in SOURCES.items()
     ]

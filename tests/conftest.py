@@ -3,14 +3,16 @@
 Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_SEED, and then other ones. Nothing
              is timed: the machine may stand still for seconds.
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
-processes    With several workers (`pytest -n 2`) the tests that start processes are two groups, each of which one
-             worker runs, one after the other. Beside them goes what needs a core and little else.
+processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
+             `make check` leaves them out. With several workers they are two groups, each of which one worker runs,
+             one after the other; the other files follow, the long ones first.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -40,13 +42,52 @@ GROUPS = {
     "examples": "spark",
     "notebooks": "spark",
 }
-"""Of the folders of tests with processes: no two Sparks at once, and each group takes about as long as the other."""
+"""The folders of tests with processes. No two Sparks run at once, and each group takes about as long as the other."""
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
+"""Audit events of a process that is started."""
 SECTION_CHARS_MAX = 3_000
 REASON_CHARS_MAX = 600
 
 
+def _folder(item: pytest.Item) -> str:
+    return item.nodeid.removeprefix("tests/").partition("/")[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _folder(item) in GROUPS:
+            item.add_marker(pytest.mark.process)
+    if hasattr(config, "workerinput"):  # groups first, then properties, so that no worker ends with a long file
+        order = [*GROUPS, "properties"]
+        items.sort(key=lambda item: order.index(_folder(item)) if _folder(item) in order else len(order))
+
+
+class NoProcess:
+    """While a test runs that is not marked `process`, nothing may be started. An audit hook cannot be removed."""
+
+    def __init__(self) -> None:
+        self.running = ""
+        sys.addaudithook(self.hear)
+
+    def hear(self, event: str, _: tuple[object, ...]) -> None:
+        if self.running and event in STARTS:
+            raise RuntimeError(f"{self.running} starts a process ({event}): mark it with pytest.mark.process")
+
+
+_no_process = NoProcess()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    _no_process.running = "" if item.get_closest_marker("process") else item.nodeid
+    try:
+        return (yield)
+    finally:
+        _no_process.running = ""
+
+
 class ByResource(LoadScopeScheduling):
-    """Gives a worker all tests of a group with processes, or all of one file."""
+    """Gives a worker all tests of a group with processes, or all of one file, in the order of the collection."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -55,6 +96,7 @@ class ByResource(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByResource:
+    config.option.loadscopereorder = False
     return ByResource(config, log)
 
 

@@ -17,12 +17,14 @@ import spark_liftlog
 from broker.client.client import Client, connect
 from tests.spark.streams import Stream
 from tests.support.processes import BrokerProcess
+from tests.support.spark_home import unpacked
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_HOME"] = str(unpacked(folder))
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("liftlog-tests")
@@ -32,6 +34,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.metricsEnabled", "false")
+        .config("spark.python.authenticate.socketTimeout", "120s")  # the machine may stand still for seconds
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
     )

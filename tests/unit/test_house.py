@@ -17,13 +17,7 @@ from broker.ingest.rules import COUNTERS
 ROOT = Path(__file__).parents[2]
 
 
-def test_import_contracts_hold() -> None:
-    """The table of docs/architecture.md, as contracts in pyproject.toml."""
-    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
+@pytest.mark.process
 @pytest.mark.parametrize(
     "module,unwanted",
     [

@@ -17,7 +17,7 @@ from broker.storage.segments.checkpoint import PARTITION_FILE, LogSettings
 from tests.properties.storage.test_compaction import held_bytes
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
 from tests.support.logs import FOLDER, commit, create_log, open_log
-from tests.support.simdisk import MODES, Crashed, SimDisk
+from tests.support.simdisk import MODES, Crashed, SimDisk, modes_at
 
 SMALL = LogSettings(segment_bytes=6_000)
 COMPACTION = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_ms=0)
@@ -186,7 +186,7 @@ def test_a_power_cut_at_any_step_loses_nothing_and_shows_nothing_twice() -> None
         disk, model, ends = SimDisk(crash_at=crash_at, seed=crash_at, runs_ahead=True), Model(), [0]
         with suppress(Crashed):
             scenario(disk, model, ends)
-        for mode in MODES:
+        for mode in modes_at(crash_at):
             found = disk.after_crash(mode, seed=crash_at)
             if not found.exists(f"{FOLDER}/{PARTITION_FILE}"):
                 continue

@@ -17,7 +17,7 @@ from broker.storage.segments.checkpoint import PARTITION_FILE, LogSettings
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
 from tests.support.effort import examples
 from tests.support.logs import FOLDER, commit, create_log, open_log, plan_bytes
-from tests.support.simdisk import MODES, Crashed, SimDisk
+from tests.support.simdisk import MODES, Crashed, SimDisk, modes_at
 
 RETENTION_MS = 1_000
 SETTINGS = CompactionSettings(min_cleanable_dirty_percent=0, delete_retention_ms=RETENTION_MS)
@@ -133,7 +133,7 @@ def test_a_power_cut_at_any_step_loses_nothing_and_brings_nothing_back() -> None
         disk, model = SimDisk(crash_at=crash_at, seed=crash_at, runs_ahead=True), Model()
         with suppress(Crashed):
             scenario(disk, model)
-        for mode in MODES:
+        for mode in modes_at(crash_at):
             found = disk.after_crash(mode, seed=crash_at)
             if not found.exists(f"{FOLDER}/{PARTITION_FILE}"):
                 continue

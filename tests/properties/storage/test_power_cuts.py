@@ -35,10 +35,9 @@ from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import Shape
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
-from tests.support.effort import EFFORT
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log
 from tests.support.published import expecting, publish
-from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
+from tests.support.simdisk import Crashed, Mode, SimDisk, modes_at
 
 SETTINGS = LogSettings(segment_bytes=6_000)
 RECORDS = 20
@@ -326,7 +325,7 @@ def test_a_power_cut_at_any_write_keeps_s1_to_s6(name: str, runs_ahead: bool) ->
         disk = prepared(runs_ahead, crash_at=step)
         with pytest.raises(Crashed):
             workload.do(disk)
-        for mode in MODES if EFFORT > 1 else (MODES[step % 5], MODES[(step + 2) % 5]):
+        for mode in modes_at(step):
             check_cut(disk, mode, step, workload, reference)
 
 

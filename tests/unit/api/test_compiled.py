@@ -12,6 +12,8 @@ import pytest
 
 from broker.api.compiled import sources_digest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 SHOW = (
     "import broker.client.reading.gathering as g, broker.client.reading.checking as c, broker.ingest as i\n"

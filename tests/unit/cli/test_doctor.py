@@ -303,6 +303,7 @@ def _doctor(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, di
     return result.exit_code, json.loads(result.stdout)
 
 
+@pytest.mark.process
 def test_a_running_broker_is_found_well(pair: tuple[NatsServer, BrokerProcess]) -> None:
     nats, broker = pair
     data = str(broker.folder / "data")
@@ -320,6 +321,7 @@ def test_a_running_broker_is_found_well(pair: tuple[NatsServer, BrokerProcess]) 
     assert found["fsync"]["values"]["median_ms"] > 0
 
 
+@pytest.mark.process
 def test_the_environment_that_other_commands_use_is_looked_at_too(
     pair: tuple[NatsServer, BrokerProcess], tmp_path: Path
 ) -> None:
@@ -354,6 +356,7 @@ def test_the_environment_that_other_commands_use_is_looked_at_too(
     assert len(given["nats"]) == 1
 
 
+@pytest.mark.process
 def test_a_partition_whose_folder_is_gone_is_named(pair: tuple[NatsServer, BrokerProcess], tmp_path: Path) -> None:
     _, broker = pair
     copy = tmp_path / "data"

@@ -15,6 +15,8 @@ import pytest
 
 from tests.unit.client.rawserver import RawServer, Reply, Request
 
+pytestmark = pytest.mark.process
+
 HEAVY = {"numpy", "pyarrow", "pandas", "polars", "pyspark", "aiohttp", "nats", "asyncio", "prometheus_client", "xxhash"}
 """Arrow and what it brings, loops, and what only the broker needs."""
 SCRIPT = """

@@ -372,6 +372,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
     broker.stop()
 
 
+@pytest.mark.process
 def test_export_from_a_running_broker_is_what_the_files_give_after_it(running: BrokerProcess, tmp_path: Path) -> None:
     with connect(running.address) as client:
         client.create_stream("orders", partitions=2)

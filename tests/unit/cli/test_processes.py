@@ -17,6 +17,8 @@ import pytest
 
 from broker.cli.local.processes import Identity, Process, start
 
+pytestmark = pytest.mark.process
+
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
     sys.executable,

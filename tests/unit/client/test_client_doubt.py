@@ -46,6 +46,8 @@ from tests.unit.client.logs import Log
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.client.test_client_producer import producer_to
 
+pytestmark = pytest.mark.slow
+
 ROWS: Final = pa.table({"value": [b"a"]})
 APPENDED: Final = {"first_offset": 0, "next_offset": 1, "record_count": 1, "leader_epoch": 0}
 STREAM: Final[dict[str, Any]] = {

@@ -397,6 +397,7 @@ def test_an_interrupt_ends_a_read_that_waits() -> None:
         assert found == []
 
 
+@pytest.mark.process
 def test_a_child_never_uses_its_parents_connections() -> None:
     """The parent's session has an idle connection and a half-read answer; the child reads on with both."""
     log = Log.of(2000, per_batch=10, value_bytes=2000)

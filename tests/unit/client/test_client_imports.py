@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ALWAYS_ABSENT = {"nats", "aiohttp", "grpc", "pandas", "polars", "pyspark", "pysyncobj"}
 
 

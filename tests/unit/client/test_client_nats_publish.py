@@ -25,6 +25,8 @@ from broker.client.nats_connection import flush
 from broker.client.nats_publish import PublishInterrupted, PublishReport, publish, publish_async
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port, running
 
+pytestmark = pytest.mark.process
+
 Cluster = tuple[NatsServer, BrokerProcess]
 
 

@@ -218,6 +218,7 @@ def test_a_closed_producer_takes_nothing(client: Client, new_stream: NewStream) 
         producer.send(b"y")
 
 
+@pytest.mark.process
 def test_a_producer_is_not_used_after_a_fork(client: Client, new_stream: NewStream) -> None:
     with client.producer(new_stream()) as producer:
         producer.send(b"x").result(60)

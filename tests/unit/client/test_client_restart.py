@@ -17,6 +17,8 @@ from broker.api.errors import Retryable
 from broker.client.client import Client, connect
 from tests.support.processes import BrokerProcess, eventually
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:

@@ -16,6 +16,8 @@ import pytest
 from tests.unit.ingest.twins import SETTINGS, builder
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = {
     "plain": msg("a", b"x" * 40, reply="r"),
     "empty": msg("a", b"", reply="r"),

@@ -30,6 +30,7 @@ def test_the_best_implementation_is_chosen() -> None:
         load("fast")
 
 
+@pytest.mark.process
 def test_without_the_extension_asking_for_it_says_what_to_do() -> None:
     code = (
         "import sys; sys.modules['broker.ingest._intake'] = None\n"

@@ -17,6 +17,8 @@ from broker.api.batch import decode_batch
 from tests.unit.ingest.twins import builder
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

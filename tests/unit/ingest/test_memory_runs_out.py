@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("broker.ingest._intake")
 
 SCRIPT = """

@@ -21,6 +21,8 @@ from broker.client.nats_connection import flush
 from tests.support.processes import NatsServer
 from tests.unit.ingest.twins import builder
 
+pytestmark = pytest.mark.process
+
 WAIT_S = 60
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 PARTS = ("broker", "spark_liftlog", "pyspark_liftlog", "pyproject.toml", "setup.py", "LICENSE")
 COMPILERS = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
@@ -43,7 +45,11 @@ def wheel_of(tree: Path, **environment: str) -> tuple[Path, str]:
     done = subprocess.run(
         [*command, "--wheel-dir", str(tree.parent / "wheels")],
         cwd=tree,
-        env={**{name: value for name, value in os.environ.items() if name != "LIFTLOG_PURE"}, **environment},
+        env={
+            **{name: value for name, value in os.environ.items() if name != "LIFTLOG_PURE"},
+            "LIFTLOG_COMPILE_ARGS": "-O0 -g0",
+            **environment,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

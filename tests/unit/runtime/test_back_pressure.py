@@ -42,6 +42,7 @@ async def _publish(url: str, count: int) -> None:
     await client.close()
 
 
+@pytest.mark.process
 def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(tmp_path: Path, pool: HeldPool) -> None:
     server = NatsServer(tmp_path).start()
     driver = IntakeDriver(load(None, {}, {"nats.urls": [server.url], "intake.pending_bytes_max": 1 << 20}), pool)

@@ -33,6 +33,8 @@ from tests.support.waiting import until
 from tests.unit.ingest.twins import TWIN_IDS
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 
+pytestmark = pytest.mark.slow
+
 VALUE = b"x" * 30
 MESSAGES = {
     "plain": msg("s.1", VALUE, reply="half"),

@@ -17,6 +17,8 @@ from broker.ingest import Builder, Intake
 from broker.runtime.intake.nats_seam import ParserSeam, WideTransport, barrier, make_client
 from tests.support.processes import NatsServer, frozen
 
+pytestmark = pytest.mark.process
+
 
 def _no() -> bool:
     return False

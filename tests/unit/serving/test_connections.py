@@ -167,6 +167,7 @@ def test_who_sends_what_is_no_http_again_and_again_fills_no_log(
     assert "count=20" in caplog.records[-1].getMessage()
 
 
+@pytest.mark.process
 def test_over_tls_what_is_no_http_is_answered_too(tmp_path: Path) -> None:
     """There is no half-close under TLS: the answer is sent and the connection closed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

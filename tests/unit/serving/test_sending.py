@@ -219,6 +219,7 @@ def test_a_long_poll_ends_with_its_client(server: Server, api: Api) -> None:
     eventually(lambda: not server.backend._hub._waiter_count, what="it ends")
 
 
+@pytest.mark.process
 def test_over_tls_the_same_bytes_arrive(tmp_path: Path) -> None:
     """There is no sendfile under TLS: asyncio copies instead."""
     certificate = make_certificate(tmp_path)

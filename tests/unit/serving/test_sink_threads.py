@@ -20,6 +20,8 @@ from broker.client import Client, Stage, connect
 from tests.support.processes import eventually
 from tests.unit.serving.server import Api, Server
 
+pytestmark = pytest.mark.slow
+
 ROWS = 12
 BATCHES = 25
 

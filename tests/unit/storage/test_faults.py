@@ -379,6 +379,7 @@ def test_a_trim_that_the_full_disk_refused_is_not_done_until_it_is_written_down(
     assert values(reopened) == [b"5", b"6", b"7"]
 
 
+@pytest.mark.process
 def test_limit_of_the_file_size_on_the_real_disk_is_a_full_disk(tmp_path: Path) -> None:
     """EFBIG from a real kernel, in a process of its own: the limit holds for all its files."""
     script = f"""

@@ -114,6 +114,7 @@ def test_path_that_is_a_file_is_refused(tmp_path: Path, below: str) -> None:
         DataFolder.open(tmp_path / "file" / below, broker_id="b0")
 
 
+@pytest.mark.process
 def test_folder_in_use_names_the_process_and_is_free_once_that_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

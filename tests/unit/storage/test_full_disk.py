@@ -187,6 +187,7 @@ def fill(place: Path) -> None:
     assert os.statvfs(place).f_bavail == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("free", FREEING)
 def test_space_is_freed_on_a_real_file_system_that_is_full(small: Path, free: Callable[[PartitionLog], int]) -> None:
     disk = OsDisk(Spares(str(small)))
@@ -207,6 +208,7 @@ def test_space_is_freed_on_a_real_file_system_that_is_full(small: Path, free: Ca
     log.close()
 
 
+@pytest.mark.process
 def test_many_partitions_are_trimmed_on_a_full_file_system(small: Path) -> None:
     """More than there are spare files: what one frees is the next one's."""
     disk = OsDisk(Spares(str(small)))

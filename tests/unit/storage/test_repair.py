@@ -23,6 +23,8 @@ from broker.storage.segments.scan import scan
 from tests.support.logs import FOLDER, IDENTITY, check_log, commit, create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import MODES, Crashed, SimDisk
 
+pytestmark = pytest.mark.slow
+
 SMALL = LogSettings(segment_bytes=8_000)
 FIRST = f"{FOLDER}/{0:020d}"
 

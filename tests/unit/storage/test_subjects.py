@@ -19,6 +19,8 @@ from broker.api.schema import SCHEMA
 from broker.storage.memory.siphash import siphash, siphash_all, siphash_column
 from broker.storage.memory.subjects import NONE, SLOTS_MIN, SUBJECT_BYTES, UNKNOWN, SubjectTable, read_head
 
+pytestmark = pytest.mark.slow
+
 KEY = bytes(range(16))
 
 
