@@ -76,7 +76,7 @@ class Message:
 
     @property
     def wire_bytes(self) -> int:
-        """Its size (R2)."""
+        """Its size (`rules.R2`)."""
         return len(self.line.subject) + len(self.line.reply) + self.line.size
 
     def is_oversize(self, builder: Builder) -> bool:
@@ -87,7 +87,7 @@ def decide(message: Message, block: bytes | None, route: Route | None, intake: o
     """Set the fate of a message, and what is needed to store or answer it. Rules 1 and 2: is it ours at all?
 
     Args:
-        block: Its header block; None: it has none, or it was not looked at (R3).
+        block: Its header block; None: it has none, or it was not looked at (`rules.R3`).
         route: None: nobody wants it.
         intake: Builders of another are not touched.
     """
@@ -103,7 +103,7 @@ def decide(message: Message, block: bytes | None, route: Route | None, intake: o
         headers: Headers | None = []
     else:
         headers = parse_headers(block)
-    options = dict(reversed(headers or []))  # the first of each name (R1)
+    options = dict(reversed(headers or []))  # the first of each name (`rules.R1`)
     message.key = options.get(rules.KEY)
     builder: Builder | None = route.lead
     if route.by != FIXED:
@@ -167,7 +167,7 @@ def _judge(
 
 
 def _sequence(text: bytes) -> int:
-    """The number of `Nats-Expected-Last-*Sequence`; -1: there is none (R7)."""
+    """The number of `Nats-Expected-Last-*Sequence`; -1: there is none (`rules.R7`)."""
     if not text:
         return -1
     if len(text) > rules.SEQUENCE_DIGITS_MAX or not text.isdigit():

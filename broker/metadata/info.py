@@ -16,7 +16,7 @@ class StreamInfo:
 
     Attributes:
         settings: As asked for.
-        reply_acks_effective: Whether it sends acks (M3); may be off though asked for.
+        reply_acks_effective: Whether it sends acks (`catalog.M3`); may be off though asked for.
         warnings: What its creator should know, one sentence each.
         paused: Captures nothing and takes no appends until it is resumed; reads go on.
         read_only: Answers every record with an error; reads go on.

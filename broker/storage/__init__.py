@@ -1,12 +1,16 @@
 """One partition's log on one disk. Has never heard of leaders, NATS, event loops or clocks.
 
 log.py          PartitionLog: records that are judged, appended and noted; what everyone else uses
+remembered.py   what is remembered beside the records: read when needed, kept in state files
+tracking.py     last records of subjects: how their table comes to be
 segment_log.py  Log: bytes, offsets and leader epochs; all that a follower needs
+log_reader.py   its part that reads: plans, verified messages, times
 read.py         from offsets and times to ranges of files
 recovery.py     what is kept, cut or lost at an unclean open
 rows.py         rows that are already Arrow, and commit groups that are read while they are appended
 folder.py       the data folder of a broker: owner and lock
 
+writing/        its parts that write: append, sync, checkpoint, truncate, let go, replace
 disk/           what storage asks of a disk, and the real one
 segments/       the files of one log: segments, indexes, checkpoint, epochs
 memory/         what decides later appends: producers, message ids, last records of subjects

@@ -154,7 +154,7 @@ def recover(
     segments = list_segments(disk, folder)
     known = checkpoint or _from_names(segments)
     _sweep(disk, folder, segments)
-    kept = next(iter(list_states(disk, folder)), known.log_start_offset)  # T3 of `state`
+    kept = next(iter(list_states(disk, folder)), known.log_start_offset)  # `state_files.T3`
     while len(segments) > 1 and segments[1].base_offset <= min(known.log_start_offset, kept):
         segments.pop(0).unlink(disk)
     if segments and (known.tail is None or known.tail.base_offset != segments[-1].base_offset):
@@ -253,7 +253,9 @@ class _Recovery:
         """A segment with another after it: fsynced, so none of it is cut (R1)."""
         found = self._read(segment, FIRST_POSITION, segment.base_offset)
         self._note(segment, found)
-        batches = found.batches[found.batches["next_offset"] <= next_base]  # what goes on is the next one's: J3
+        batches = found.batches[
+            found.batches["next_offset"] <= next_base
+        ]  # what goes on is the next one's: `joining.J3`
         expected = segment.base_offset
         for batch in batches:
             self.lost(expected, int(batch["first_offset"]))

@@ -54,7 +54,7 @@ def newest_of(records: dict[int, Keyed]) -> dict[bytes, tuple[int, bytes | None]
 
 def check_compacted(log: PartitionLog) -> None:
     """What holds of every log, compacted or not: dense ranges, index = segment, plain readers can read it."""
-    view = log.log.view()
+    view = log.log.state.view()
     expected: int | None = None
     for segment in view.segments:
         file = log.disk.open(segment.path, readonly=True)

@@ -108,7 +108,7 @@ def check_log(log: PartitionLog, disk: Disk) -> None:
     """What holds of every log that nobody damaged: order of the offsets, index = segment, plain readers can read."""
     assert 0 <= log.log_start_offset <= log.high_watermark <= log.log_end_offset
     assert log.durable_end <= log.log_end_offset
-    view = log.log.view()
+    view = log.log.state.view()
     expected: int | None = None
     for segment in view.segments:
         file = disk.open(segment.path, readonly=True)

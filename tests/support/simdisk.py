@@ -147,7 +147,7 @@ class SimFile:
         block[: len(data)] = data
         return len(data)
 
-    def hasten(self, size: int, position: int) -> None:
+    def start_writeback(self, size: int, position: int) -> None:
         self._check()  # what is not synced may be on the plates or not, with it as without
 
     def forget(self, size: int, position: int) -> None:

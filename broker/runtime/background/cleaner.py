@@ -2,7 +2,7 @@
 
 Every `checkpoint_interval_ms` the partitions that moved write their checkpoint, those to which little was appended in
 every `REST_ROUNDS`th round only: each is a file, its fsync and that of its folder, and says no more than from where a
-start after a crash has to read (K1). Every `interval_ms` old
+start after a crash has to read (`checkpoint.K1`). Every `interval_ms` old
 segments are sealed or removed; partitions with `fsync = interval` are handed to the fsync pool when due.
 Nothing here is waited for by an append or a fetch.
 

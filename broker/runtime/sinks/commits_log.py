@@ -72,7 +72,7 @@ class CommitsLog:
             return self._read()
 
     def write(self, change: Change) -> SinkState | Removed:
-        """Append what `change` makes of the ledger, which is asked with nothing in between (D5); durable on return.
+        """Append what `change` makes of the ledger, asked with nothing in between (`ledger.D5`); durable on return.
 
         Raises:
             NotLeader, StorageFailed, DiskFull: not known; the ledger tells when it is read the next time.

@@ -10,7 +10,8 @@ C1  Nothing is finished before its decision is committed; nothing is answered be
 C3  An idle driver's pinned stages are let go only after every epoch given so far was fenced in `__commits`.
 C6  A stream is gone only if the catalog says so. One that is not open here is waited for.
 
-The ledger on the disk: broker.runtime.sinks.commits_log (C2, C4, C5). In the background: broker.runtime.sinks.rounds.
+The ledger on the disk: `commits_log.C2`, `commits_log.C4`, `commits_log.C5`.
+In the background: broker.runtime.sinks.rounds.
 Protocol and states: docs/sinks.md.
 Rules: broker.sinks.ledger (D), broker.sinks.stages (T), broker.runtime.sinks.stages (G).
 """
@@ -219,7 +220,7 @@ class Sinks:
         digest: str = "",
         attributes: Mapping[str, str] | None = None,
     ) -> SinkState:
-        """Judge the commit again and append its decision, with nothing in between (D5)."""
+        """Judge the commit again and append its decision, with nothing in between (`ledger.D5`)."""
         now_us, batch_id = self.clock(), asked.batch_id
         decision = Decision(
             batch_id=batch_id,

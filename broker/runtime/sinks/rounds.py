@@ -6,7 +6,7 @@
 
 A partition gives its pins, the ledger judges them, the partition drops what was judged: three steps
 with nothing held in between, as they will be between brokers. So each drop names what was judged
-(G5), and an unknown sink or a newer epoch proves nothing (D7).
+(`stages.G5`), and an unknown sink or a newer epoch proves nothing (`ledger.D7`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SinkRounds:
         return [p for p in staged.pins if p.pinned_us <= due and ledger.is_open(p) and not ledger.is_named(p)]
 
     def drop(self, store: StageStore, leader_epoch: int, closed: Sequence[StagePinned]) -> None:
-        """Have a partition drop the stages of these pins, which were judged under its leader epoch (G5)."""
+        """Have a partition drop the stages of these pins, which were judged under its leader epoch (`stages.G5`)."""
         judged: dict[str, dict[str, int]] = {}
         for pin in closed:
             judged.setdefault(pin.sink, {})[pin.stage] = pin.epoch
@@ -78,11 +78,11 @@ class SinkRounds:
             log.info("sink.stages_dropped partition=%s stages=%d", store.main, count)
 
     def _fence_idle(self, sink: str, pins: Sequence[StagePinned]) -> None:
-        """C3: a driver pinned stages, and neither decided nor came back within the lease.
+        """`coordinator.C3`: a driver pinned stages, and neither decided nor came back within the lease.
 
         Every epoch given so far is fenced, not its owner's alone: a stage may be pinned by several, one after the
         other, and the decision of a lower one name it. An unknown sink gets a state for it, or nothing would ever
-        prove that the pin is over (D7).
+        prove that the pin is over (`ledger.D7`).
         """
         with self._sinks.locks.hold_if_free(sink) as held:
             ledger = self._sinks.commits.ledger()

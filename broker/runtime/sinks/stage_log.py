@@ -247,7 +247,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def _read_table(hidden: PartitionLog) -> StageTable:
-    """The table that the notes of a log give (T6)."""
+    """The table that the notes of a log give (`stages.T6`)."""
     table = StageTable()
     notes: list[Note] = []
     first = size = 0

@@ -7,7 +7,7 @@
                                      finished note in the hidden log (fsynced) ──► reported
 
 Every call here blocks until what it says is on disk.
-The hidden log: `broker.runtime.sinks.stage_log`, with G1 and G2; the
+The hidden log: `stage_log.G1`, `stage_log.G2`; the
 rules of stages: `broker.sinks.stages` (T).
 
 G3  A group is appended at most once. Unless this process pinned its stages, in this leadership, and never tried, the
@@ -37,7 +37,7 @@ from broker.sinks.stages import Stage, StageTable, too_much_at_once
 from broker.sinks.state import StageRef
 from broker.storage.disk import Disk
 from broker.storage.inspect.scrub import Piece
-from broker.storage.log import HASTE_BYTES, AppendResult, StoredGroup
+from broker.storage.log import WRITEBACK_BYTES, AppendResult, StoredGroup
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class StageStore:
                     self.main.room.check()
                 self._hidden.append([note], batches, decision=int(stage, 16))
             generation = self._hidden.generation
-            is_large = sum(batch.byte_count_max for batch in batches) >= HASTE_BYTES
+            is_large = sum(batch.byte_count_max for batch in batches) >= WRITEBACK_BYTES
             if is_large:  # or the part that comes next would be written before this one is answered
                 self._hidden.make_durable(generation)
         if not is_large:
@@ -166,7 +166,7 @@ class StageStore:
     def pin(self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int) -> list[StageRef]:
         """Keep stages for a decision of this epoch. Durable when it returns.
 
-        What an older epoch had pinned is pinned anew, and goes on to be looked for where it was (T4).
+        What an older epoch had pinned is pinned anew, and goes on to be looked for where it was (`stages.T4`).
 
         Args:
             stages: Each with the number of its parts, None if the driver does not say.

@@ -73,7 +73,7 @@ class File(Protocol):
         Of a part of the file Linux may let nothing go: its memory is in larger pieces.
         """
 
-    def hasten(self, size: int, position: int) -> None:
+    def start_writeback(self, size: int, position: int) -> None:
         """Let the disk begin with what was written there, where the system can, so that `sync` finds less to do.
 
         Nothing is durable by it, and it says nothing of errors: `sync` does.

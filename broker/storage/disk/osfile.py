@@ -70,7 +70,7 @@ class OsFile:
             done += more
         return done
 
-    def hasten(self, size: int, position: int) -> None:
+    def start_writeback(self, size: int, position: int) -> None:
         if _sync_file_range is not None:
             _sync_file_range(self._fd, position, size, _WRITE_ONLY)
 

@@ -63,7 +63,7 @@ class OverlayFile:
         block[: len(data)] = data
         return len(data)
 
-    def hasten(self, size: int, position: int) -> None:
+    def start_writeback(self, size: int, position: int) -> None:
         """Nothing goes to a disk."""
 
     def forget(self, size: int, position: int) -> None:

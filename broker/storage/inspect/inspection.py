@@ -87,7 +87,7 @@ class Bounded:
         self.close, self.fileno = file.close, file.fileno
         self.trim = file.trim
         self.pread_cold, self.pread_into = file.pread_cold, file.pread_into
-        self.forget, self.hasten, self.rewrite = file.forget, file.hasten, file.rewrite
+        self.forget, self.start_writeback, self.rewrite = file.forget, file.start_writeback, file.rewrite
 
     def size(self) -> int:
         return min(self._bytes_max, self._file.size())

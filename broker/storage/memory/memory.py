@@ -70,7 +70,7 @@ class Memory:
             memory.ids = IdTable.restore(sections[IDS])
         carried = sections.get(SUBJECTS) if settings.subjects_max else None
         if carried is not None and (head := read_head(carried)).next_offset > log_end_offset:
-            carried = SubjectTable(head.key).snapshot(0)  # U3 of `subjects`
+            carried = SubjectTable(head.key).snapshot(0)  # `remembered.U3`
         memory.carried = carried
         return memory
 

@@ -3,7 +3,7 @@
     before   0.arrows [0, 40)   40.arrows [40, 70)   70.arrows [70, 90)
     after    0.arrows [0, 90)
 
-    1  the new file is written beside the first, and fsynced          rewrite.py, W6
+    1  the new file is written beside the first, and fsynced          `rewriting.W6`
     2  an empty file `join-<0>-<90>` is made, and its name fsynced     from here on an overlap is expected
     3  the new file is renamed over the first; the folder is fsynced   here it happens
     4  the other segments are removed; the folder is fsynced

@@ -139,10 +139,10 @@ class Chain:
             self.cut(end)
             raise (found if error.errno in NO_SPACE else Untrusted(found)) from error
 
-    def hasten(self, begin: int, end: int) -> None:
+    def start_writeback(self, begin: int, end: int) -> None:
         """Let the disk begin with these bytes of the tail's file: the fsync is to come."""
         assert self.file is not None
-        self.file.hasten(end - begin, begin)
+        self.file.start_writeback(end - begin, begin)
 
     def cut(self, end: int) -> None:
         """Take back what was written to the tail's file behind `end`.
@@ -248,7 +248,7 @@ class Chain:
         """Put the durable file `staged` in the place of sealed segments. False: one of them is gone meanwhile.
 
         It gets the name of the first; the files of the others are still there. The old index goes first: beside
-        the new file it would lie. Whoever finds none scans anew (I1).
+        the new file it would lie. Whoever finds none scans anew (`index.I1`).
         """
         first = old[0]
         number = self.segments.index(first) if first in self.segments else len(self.segments)

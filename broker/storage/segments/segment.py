@@ -83,7 +83,7 @@ class Segment:
         return self._size
 
     def index(self, disk: Disk) -> IndexView | None:
-        """The index; None when the index file is missing or wrong and has to be rebuilt (I1)."""
+        """The index; None when the index file is missing or wrong and has to be rebuilt (`index.I1`)."""
         live = self.live
         if live is not None:
             return live.view()
@@ -123,7 +123,7 @@ class Segment:
     def write_index(self, disk: Disk, entries: Entries, *, have: int = 0, sealed: bool = True) -> None:
         """Write to the index file what it lacks beyond `have` entries, and the footer of a sealed segment.
 
-        Not fsynced: an index is derivable, and one that did not survive is known by its CRC (I1).
+        Not fsynced: an index is derivable, and one that did not survive is known by its CRC (`index.I1`).
         """
         file = disk.open(self.index_path, create=True)
         try:

@@ -45,7 +45,7 @@ def batch_over_http(ids: list[str], now_us: int) -> RowBatch:
 class IdsMachine(LifeOfALog):
     """See the module."""
 
-    LARGE = ("broker.storage.log.IDS_KEPT_AT_ONCE", 0)
+    LARGE = ("broker.storage.remembered.IDS_KEPT_AT_ONCE", 0)
 
     def __init__(self) -> None:
         super().__init__(LogSettings(segment_bytes=6_000, dedup_window_ms=WINDOW_MS, dedup_ids_max=IDS_MAX))
@@ -73,7 +73,7 @@ class IdsMachine(LifeOfALog):
             elif "error" in answer:
                 assert answer["error"]["err_code"] == 10167
                 assert text
-                assert len(self.log._known().ids) >= IDS_MAX
+                assert len(self.log.remembered.known().ids) >= IDS_MAX
             else:
                 assert (answer.get("duplicate", False), answer["offset"]) == (False, len(self.records))
                 self.take(text, self.now_us)
@@ -81,7 +81,7 @@ class IdsMachine(LifeOfALog):
 
     @rule(ids=st.lists(ID, min_size=1, max_size=3))
     def append_over_http(self, ids: list[str]) -> None:
-        if len(self.log._known().ids) > IDS_MAX:
+        if len(self.log.remembered.known().ids) > IDS_MAX:
             ids = [""]  # they count beyond the bound, so it cannot be shown to hold
         result = self.log.append([batch_over_http(ids, self.now_us)], leader_epoch=0, now_us=self.now_us)
         assert result.first_offset == len(self.records)
@@ -136,7 +136,7 @@ class IdsMachine(LifeOfALog):
         self.patch.undo()
         if not hasattr(self, "log"):
             return
-        table = self.log._known().ids
+        table = self.log.remembered.known().ids
         for text, (offset, time_us) in self.known.items():
             assert table.find(text.encode(), self.since_us) == (offset if time_us > self.since_us else -1)
         self.check_stored("value", [text.encode() for text, _ in self.records])

@@ -196,7 +196,7 @@ def track_subjects(disk: SimDisk) -> None:
         append(log, 2, epoch=5)
         assert last_of_the_subject(log) == log.log_end_offset
         if i == 1:
-            log._is_state_due = True
+            log.remembered.is_due = True
             log.checkpoint()
         commit(log)
         log.roll_if_due(1 << 60)

@@ -147,7 +147,7 @@ class ProducersMachine(Restarts):
             if known is None or stamp.epoch > known.epoch or (stamp.sequence == 0 and stamp.epoch == known.epoch):
                 known = self.known[producer_id] = Known(stamp.epoch, {}, used_us)
             known.groups[stamp.sequence] = (first, after)
-        if producer_id in self.expired and producer_id not in self.log._known().producers._producers:
+        if producer_id in self.expired and producer_id not in self.log.remembered.known().producers._producers:
             self.known.pop(producer_id, None)  # what is left of it is from before it was forgotten, and may stay so
 
     def reopen(self, high_watermark: int) -> None:
@@ -158,7 +158,7 @@ class ProducersMachine(Restarts):
 
     def use(self, producer_id: int) -> None:
         """After a restart an id may be kept for longer than it should; never for less."""
-        table = self.log._known().producers
+        table = self.log.remembered.known().producers
         found = table._producers.get(producer_id)
         if found is not None:
             assert found.last_used_us <= self.now_us

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from broker.api.schema import HEADERS_TYPE, SCHEMA
-from broker.storage import log as log_module
+from broker.storage import tracking
 from broker.storage.log import StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogSettings
@@ -47,7 +47,7 @@ def batch_over_http(subjects: list[str], now_us: int) -> RowBatch:
 class SubjectsMachine(LifeOfALog):
     """See the module."""
 
-    LARGE = ("broker.storage.log.SUBJECTS_KEPT_AT_ONCE", -1)
+    LARGE = ("broker.storage.remembered.SUBJECTS_KEPT_AT_ONCE", -1)
 
     def __init__(self) -> None:
         super().__init__(LogSettings(segment_bytes=6_000, dedup_window_ms=50, subjects_max=SUBJECTS_MAX))
@@ -57,7 +57,7 @@ class SubjectsMachine(LifeOfALog):
     @property
     def live(self) -> bool:
         """Whether the last record of every subject is known at once."""
-        memory = self.log._memory
+        memory = self.log.remembered.memory
         return memory is not None and memory.subjects is not None
 
     def last(self, subject: str) -> int:
@@ -82,7 +82,7 @@ class SubjectsMachine(LifeOfALog):
         was_live = self.live
         with pytest.MonkeyPatch.context() as patch:
             if not at_once:
-                patch.setattr(log_module, "BUILT_AT_ONCE_BYTES", -1)
+                patch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
             told = publish(self.log, headers, self.now_us, subjects=[subject for subject, _ in messages])
         for (subject, _), expected, answer in zip(messages, wanted, told, strict=True):
             last = self.last(subject)
@@ -115,8 +115,8 @@ class SubjectsMachine(LifeOfALog):
     @rule(piece=st.sampled_from([1, 1, 1 << 20]), left=st.sampled_from([-1, 1 << 20]))
     def build_a_piece(self, piece: int, left: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log_module, "PIECE_BYTES", piece)
-            patch.setattr(log_module, "BUILT_AT_ONCE_BYTES", left)
+            patch.setattr(tracking, "PIECE_BYTES", piece)
+            patch.setattr(tracking, "BUILT_AT_ONCE_BYTES", left)
             assert self.log.build_subjects() == self.log.lacks_subjects
 
     @rule()

@@ -83,7 +83,7 @@ class Rounds:
         self.now_s += 5.0
         self.turns.note([self.partition])
         self.cleaner._checkpoint(self.turns, [self.partition], self.now_s)
-        found = self.partition.log.log._checkpointed
+        found = self.partition.log.log._checkpoints.written
         return found is not None and found.recovery_point == self.partition.log.log_end_offset
 
 
@@ -120,11 +120,11 @@ def test_a_partition_that_falls_quiet_while_it_rests_gets_its_checkpoint_all_the
 
 def test_what_moves_without_an_append_does_not_wait(rounds: Rounds) -> None:
     rounds.partition.trim(1)
-    found = rounds.partition.log.log._checkpointed
+    found = rounds.partition.log.log._checkpoints.written
     assert found is not None
-    rounds.partition.log.log.lost_ranges = ((0, 1),)  # a read found damage
+    rounds.partition.log.log.state.lost_ranges = ((0, 1),)  # a read found damage
     rounds.next()
-    found = rounds.partition.log.log._checkpointed
+    found = rounds.partition.log.log._checkpoints.written
     assert found is not None
     assert found.lost_ranges == ((0, 1),)
 

@@ -17,7 +17,7 @@ import pytest
 from broker.api.errors import StorageFailed
 from broker.ingest import PendingBatch
 from broker.runtime.partitions.partition import Outcome, Partition
-from broker.storage import log as log_module
+from broker.storage import tracking
 from broker.storage.log import AppendResult
 from tests.support.published import batch_from_nats, expecting, with_id
 from tests.support.simdisk import SimDisk
@@ -117,8 +117,8 @@ def test_a_large_log_is_read_for_its_subjects_while_appends_go_on(
     partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asks in between is sent away, nobody is told anything wrong, and then everybody is told."""
-    monkeypatch.setattr(log_module, "BUILT_AT_ONCE_BYTES", 4_000)
-    monkeypatch.setattr(log_module, "PIECE_BYTES", 1_500)
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 4_000)
+    monkeypatch.setattr(tracking, "PIECE_BYTES", 1_500)
     pool.go.release(100_000)
     for _ in range(40):
         partition.append([rows(b"http")]).result(60)
@@ -151,7 +151,7 @@ def test_a_large_log_is_read_for_its_subjects_while_appends_go_on(
 def test_a_log_that_cannot_be_read_for_its_subjects_takes_appends_and_is_tried_again(
     partition: Partition, pool: HeldPool, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "BUILT_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
     monkeypatch.setattr("broker.runtime.partitions.partition.BUILD_PAUSE_S", 0.0)
     pool.go.release(100_000)
     partition.append([rows(b"http")]).result(60)
@@ -160,7 +160,7 @@ def test_a_log_that_cannot_be_read_for_its_subjects_takes_appends_and_is_tried_a
     partition.append([rows(b"http")]).result(60)
     assert partition.log.lacks_subjects
     disk.heal()
-    monkeypatch.setattr(log_module, "BUILT_AT_ONCE_BYTES", 1 << 20)
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 1 << 20)
     deadline = time.monotonic() + 60
     while b"10163" in (answer := asked(partition, "new", 0)[1]):
         assert time.monotonic() < deadline

@@ -493,12 +493,12 @@ def test_a_question_that_began_before_segments_were_joined_is_asked_again() -> N
     for offset in (0, 25, 45):
         log = trickled(20, segments=3)
         records = verified_records(log)
-        view = log.log.view()
+        view = log.log.state.view()
         for segment in view.segments:
             assert view.index(segment)
         settle(log)
-        views = [log.log.view(), view]
-        log.log.view = views.pop  # type: ignore[method-assign]
+        views = [log.log.state.view(), view]
+        log.log.state.view = views.pop  # type: ignore[method-assign]
         with log.read(offset) as plan:
             assert sent_records(plan) == records
         assert views == []

@@ -259,12 +259,12 @@ def test_a_reader_with_the_old_file_open_reads_it_to_its_end() -> None:
 
 def test_a_question_that_began_before_a_segment_was_replaced_is_asked_again() -> None:
     log = filled([[(b"a", b"1"), (b"b", b"1")], [(b"a", b"2")]])
-    view = log.log.view()
+    view = log.log.state.view()
     for segment in view.segments:
         assert view.index(segment)
     run(log)
-    views = [log.log.view(), view]
-    log.log.view = views.pop  # type: ignore[method-assign]
+    views = [log.log.state.view(), view]
+    log.log.state.view = views.pop  # type: ignore[method-assign]
     with log.read(0) as plan:
         assert [offset for offset, _, _ in sent_records(plan)] == [1, 2]
     assert views == []

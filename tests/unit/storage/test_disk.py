@@ -74,9 +74,9 @@ def test_a_disk_may_begin_with_bytes_before_they_are_synced(place: tuple[Disk, s
     file = disk.open(f"{folder}/a", create=True)
     file.write(b"x" * 10_000)
     for size, position in ((10_000, 0), (5, 3), (100, 9_990), (7, 50_000)):
-        file.hasten(size, position)
+        file.start_writeback(size, position)
     file.write(b"y")
-    file.hasten(1, 10_000)
+    file.start_writeback(1, 10_000)
     file.sync()
     assert file.pread(3, 9_998) == b"xxy"
     file.close()

@@ -15,8 +15,8 @@ from broker.api.errors import DiskFull, LiftlogError, StorageFailed
 from broker.api.schema import END_OF_STREAM
 from broker.storage.disk import File
 from broker.storage.log import PartitionLog
-from broker.storage.segment_log import Log
 from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.writing.sync import Syncer
 from tests.support.logs import create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import SimDisk, SimFile
 
@@ -161,15 +161,15 @@ def test_a_sync_beside_a_roll_that_was_told_the_error_does_not_either(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G3, the other order: the sync knows its file and has not asked yet when the roll is told."""
-    log, begins = create_log(disk), Log._sync_begins
+    log, begins = create_log(disk), Syncer._sync_begins
     append(log)
 
-    def begins_and_rolls(records: Log) -> tuple[int, File | None]:
+    def begins_and_rolls(records: Syncer) -> tuple[int, File | None]:
         found = begins(records)
         roll_in_vain(log, disk)
         return found
 
-    monkeypatch.setattr(Log, "_sync_begins", begins_and_rolls)
+    monkeypatch.setattr(Syncer, "_sync_begins", begins_and_rolls)
     with pytest.raises(StorageFailed):
         log.sync()
     monkeypatch.undo()
@@ -184,7 +184,7 @@ def test_a_tail_that_is_given_up_beside_a_failing_sync_is_not_durable(
     for value in (b"x", b"y"):
         append(log, value)
     told, go_on, scanned = threading.Event(), threading.Event(), threading.Event()
-    tail = log.log.view().segments[-1]
+    tail = log.log.state.view().segments[-1]
 
     def sync(file: SimFile) -> None:
         try:

@@ -271,13 +271,13 @@ def test_an_append_that_comes_while_the_log_is_closed_costs_the_clean_mark_and_n
     disk: SimDisk, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a stream is deleted, or a broker stops, under a publisher: the log was just synced."""
-    keep_state = log._keep_state
+    keep_state = log.remembered.keep
 
     def late(**how: bool) -> None:
         append(log, b"late")
         keep_state(**how)
 
-    monkeypatch.setattr(log, "_keep_state", late)
+    monkeypatch.setattr(log.remembered, "keep", late)
     log.close(clean=True)
     found = open_log(disk)
     assert not found.recovery.clean
@@ -331,7 +331,7 @@ def test_segments_that_vanish_under_an_open_log_are_lost_not_a_crash(disk: SimDi
     for i in range(8):
         append(log, b"%d" % i)
     commit(log)
-    disk.unlink(log.log.view().segments[1].path)
+    disk.unlink(log.log.state.view().segments[1].path)
     assert [record[0] for record in read_records(log, 0)] == [0, 1, 4, 5, 6, 7]
     assert log.lost_ranges == ((2, 4),)
 
@@ -342,7 +342,7 @@ def test_file_that_changes_all_the_time_is_an_error_not_a_loop(disk: SimDisk, lo
     commit(log)
     log.roll_if_due(1 << 60)
 
-    path = log.log.view().segments[0].path
+    path = log.log.state.view().segments[0].path
     real = disk.open
 
     def fickle(name: str, *, create: bool = False, readonly: bool = False):  # type: ignore[no-untyped-def]

@@ -422,12 +422,12 @@ def test_readers_of_what_is_taken_back_get_an_answer_and_no_wrong_record(leader:
     log.follow(3)
     copy(leader, log, epoch=3)
     log.advance_high_watermark(log.sync())
-    view = log.log.view()
+    view = log.log.state.view()
     log.truncate(6)
     copy(leader, log, epoch=3, end=8)
     views = [view]
-    fresh = log.log.view
-    log.log.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
+    fresh = log.log.state.view
+    log.log.state.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
     with pytest.raises(OffsetOutOfRange):
         log.read(12)
     with log.read(6, stored=True) as plan:
@@ -488,7 +488,7 @@ def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(
     log.advance_high_watermark(12)
     log.log.checkpoint()
     path = f"{FOLDER}/{0:020d}.arrows"
-    position = int(log.log.view().segments[0].index(disk).positions[5])  # type: ignore[union-attr]
+    position = int(log.log.state.view().segments[0].index(disk).positions[5])  # type: ignore[union-attr]
     disk.flip(path, 8 * (position + 300))
     log = open_log(disk.after_crash("kept"), settings=SETTINGS, boot_id="next")
     assert log.log_end_offset < 12

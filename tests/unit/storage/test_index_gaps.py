@@ -15,8 +15,8 @@ from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from broker.storage.segment_log import Log
 from broker.storage.segments.index import footer_of, sealed_entries
+from broker.storage.writing.state import LogState
 from tests.support.compacting import keyed_batch
 from tests.support.logs import FOLDER, commit, create_log, open_log, read_records, verified_records
 from tests.support.simdisk import SimDisk
@@ -123,7 +123,7 @@ def test_beside_a_batch_that_is_lost_the_others_are_read() -> None:
         for lack in range(BATCHES):
             disk = closed_log()
             log = open_log(disk)
-            entry = log.log.view().index(log.log.view().segments[1]).entries[lost]
+            entry = log.log.state.view().index(log.log.state.view().segments[1]).entries[lost]
             disk.flip(f"{FOLDER}/{2 * BATCHES:020d}.arrows", 8 * (int(entry["position"]) + 900))
             offset = 2 * (BATCHES + lost)
             scrub(log, offset, bytes_max=1)
@@ -148,6 +148,6 @@ def forge_lossy(disk: SimDisk, lack: int) -> None:
 
 def test_an_index_that_is_whole_is_looked_at_once_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(closed_log())
-    monkeypatch.setattr(Log, "_repair", None)
+    monkeypatch.setattr(LogState, "repair", None)
     assert found(log) == EXPECTED
-    assert all(log.log.view().index(segment).is_complete for segment in log.log.view().segments)
+    assert all(log.log.state.view().index(segment).is_complete for segment in log.log.state.view().segments)

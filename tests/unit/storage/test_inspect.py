@@ -352,7 +352,7 @@ def test_in_use_the_active_segment_is_read_up_to_the_recovery_point_and_no_furth
     log.checkpoint()
     point = log.log_end_offset
     log.append([row_batch([b"x" * 300] * 2)], leader_epoch=1, now_us=0)
-    path = log.log.view().segments[-1].path
+    path = log.log.state.view().segments[-1].path
     disk.names[path].content.extend(b"half a batch")
     found = inspect_partition(disk, FOLDER, in_use=True)
     assert found.findings == []
@@ -378,7 +378,7 @@ def test_in_use_a_last_segment_that_was_sealed_and_written_anew_since_the_checkp
     found = inspect_partition(disk, FOLDER, in_use=True)
     assert found.findings == []
     assert (found.batches, found.log_end_offset) == (1, 20)
-    index = log.log.view().segments[-1].index_path
+    index = log.log.state.view().segments[-1].index_path
     disk.names[index].content[20] ^= 1
     assert _kinds(inspect_partition(disk, FOLDER, in_use=True)) == ["wrong_index"]
 

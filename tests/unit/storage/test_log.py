@@ -158,8 +158,8 @@ def test_segments_roll_by_bytes_and_never_within_an_append(disk: SimDisk) -> Non
     for _ in range(10):
         log.append([row_batch([bytes(600)]), row_batch([bytes(600)])], leader_epoch=0, now_us=0)
     commit(log)
-    assert all(segment.size(disk) <= 5_000 + len(END_OF_STREAM) for segment in log.log.view().segments)
-    assert all(segment.base_offset % 2 == 0 for segment in log.log.view().segments)
+    assert all(segment.size(disk) <= 5_000 + len(END_OF_STREAM) for segment in log.log.state.view().segments)
+    assert all(segment.base_offset % 2 == 0 for segment in log.log.state.view().segments)
     check_log(log, disk)
 
 
@@ -168,7 +168,7 @@ def test_batch_over_the_segment_size_gets_a_segment_of_its_own(disk: SimDisk) ->
     fill(log, 1)
     fill(log, 1, size=50_000)
     fill(log, 1)
-    assert [segment.base_offset for segment in log.log.view().segments] == [0, 1, 2]
+    assert [segment.base_offset for segment in log.log.state.view().segments] == [0, 1, 2]
 
 
 def test_segments_roll_by_age_of_their_first_append(log: PartitionLog) -> None:
@@ -196,7 +196,7 @@ def test_age_survives_a_restart(disk: SimDisk, log: PartitionLog) -> None:
 def test_sealed_segment_ends_with_the_marker_and_the_active_one_does_not(disk: SimDisk) -> None:
     log = create_log(disk, settings=LogSettings(segment_bytes=3_000))
     fill(log, 4)
-    *sealed, active = (disk.read_file(segment.path) for segment in log.log.view().segments)
+    *sealed, active = (disk.read_file(segment.path) for segment in log.log.state.view().segments)
     assert sealed
     assert all(data.endswith(END_OF_STREAM) for data in sealed)
     assert not active.endswith(END_OF_STREAM)
@@ -394,7 +394,7 @@ def rolled(disk: SimDisk, **limits: int) -> PartitionLog:
     for offset in range(13):
         log.append([row_batch([bytes(100)], [offset * 1_000_000])], leader_epoch=0, now_us=0)
     commit(log)
-    assert [segment.base_offset for segment in log.log.view().segments] == [0, 2, 4, 6, 8, 10, 12]
+    assert [segment.base_offset for segment in log.log.state.view().segments] == [0, 2, 4, 6, 8, 10, 12]
     return log
 
 
@@ -575,7 +575,7 @@ def test_trim_to_the_end_that_was_cut_short_by_a_crash_is_no_clean_state() -> No
             fill(log, 1)
             commit(log)
             assert [record[0] for record in verified_records(log)] == list(range(start, end + 1))
-            assert len({segment.base_offset for segment in log.log.view().segments}) == log.segment_count
+            assert len({segment.base_offset for segment in log.log.state.view().segments}) == log.segment_count
     assert steps == disk.steps
 
 

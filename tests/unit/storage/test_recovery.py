@@ -5,12 +5,13 @@ Files are damaged by hand here, one way at a time; `tests/properties/storage` do
 
 from __future__ import annotations
 
+import errno
 import random
 
 import pytest
 
 from broker.api.batch import BatchHeader, encode_batch, seal
-from broker.api.errors import CorruptLog, UnknownFormatVersion
+from broker.api.errors import CorruptLog, StorageFailed, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import Checkpoint, LogSettings, seal_json
@@ -43,7 +44,7 @@ class Damaged:
 
     def append(self, *values: bytes, group: int = 1) -> None:
         result = self.log.append([row_batch(values) for _ in range(group)], leader_epoch=1, now_us=0)
-        end = self.log.log.view().segments[-1].size(self.disk)
+        end = self.log.log.state.view().segments[-1].size(self.disk)
         self.places.append((end - result.bytes, end))
 
     def content(self, path: str = SEGMENT) -> bytearray:
@@ -282,7 +283,7 @@ def test_missing_segment_is_lost() -> None:
         made.append(b"%d" % i)
     commit(made.log)
     made.log.close()
-    bases = [segment.base_offset for segment in made.log.log.view().segments]
+    bases = [segment.base_offset for segment in made.log.log.state.view().segments]
     assert len(bases) == 4
     made.disk.unlink(f"{FOLDER}/{bases[0]:020d}.arrows")
     made.disk.unlink(f"{FOLDER}/{bases[2]:020d}.arrows")
@@ -554,7 +555,7 @@ def test_log_without_its_checkpoint_is_recovered_from_the_segments(damage: str) 
         commit(made.log)
     made.log.trim(4)
     made.log.checkpoint()
-    start = made.log.log.view().segments[0].base_offset
+    start = made.log.log.state.view().segments[0].base_offset
     if damage == "missing":
         made.disk.unlink(CHECKPOINT)
     else:
@@ -634,3 +635,15 @@ def test_recovery_on_a_full_disk_serves_what_is_there() -> None:
     log.append([row_batch([b"4"])], leader_epoch=1, now_us=0)
     commit(log)
     assert [record[0] for record in verified_records(log)] == [0, 2, 3, 4]
+
+
+def test_an_open_fails_where_the_epochs_cannot_be_read() -> None:
+    """A log that did not know its epochs would take appends of leaders that are long deposed."""
+    damaged = Damaged()
+    damaged.append(b"a")
+    commit(damaged.log)
+    disk = damaged.disk.after_crash("kept")
+    disk.fail("read_file", errno.EIO, path="epochs")
+    with pytest.raises(StorageFailed):
+        open_log(disk, boot_id="next")
+    assert open_log(disk, boot_id="next").leader_epoch == 1

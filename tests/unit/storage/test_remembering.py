@@ -224,7 +224,7 @@ def test_a_state_beyond_what_is_left_of_the_log_does_not_count_for_its_successor
     for sequence in range(3):
         append(log, sequence)
     log.sync()
-    log._keep_state(at_close=True)
+    log.remembered.keep(at_close=True)
     assert list_states(disk, FOLDER) == [9, 0], "T5"
     path = f"{FOLDER}/{0:020d}.arrows"
     disk.flip(path, 8 * (len(disk.names[path].content) - 20))

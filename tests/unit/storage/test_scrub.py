@@ -45,7 +45,7 @@ def path_of(base: int) -> str:
 
 def flip_batch(disk: SimDisk, log: PartitionLog, offset: int) -> None:
     """One bit in the body of the batch that begins at `offset`."""
-    view = log.log.view()
+    view = log.log.state.view()
     segment = view.segments[view.segment_of(offset)]
     index = view.index(segment)
     disk.flip(segment.path, (int(index.positions[index.find(offset)]) + 900) * 8 + 3)
@@ -125,13 +125,13 @@ def test_a_segment_that_is_replaced_under_a_scrub_is_not_marked(disk: SimDisk) -
         log.append([keyed_batch([(b"k", b"v"), (b"l", b"w"), (None, b"x")])], leader_epoch=1, now_us=0)
         commit(log)
         assert log.roll_if_due(1 << 60)
-    before = log.log.view()
+    before = log.log.state.view()
     report = compact(log)
     assert report is not None
     assert report.segments_rewritten
-    stale, log.log.view = log.log.view, lambda: before  # type: ignore[method-assign]
+    stale, log.log.state.view = log.log.state.view, lambda: before  # type: ignore[method-assign]
     views = [before, before]
-    log.log.view = lambda: views.pop() if views else stale()  # type: ignore[method-assign]
+    log.log.state.view = lambda: views.pop() if views else stale()  # type: ignore[method-assign]
     pieces = scrubbed(log)
     assert all(piece.lost == () for piece in pieces)
     assert log.lost_ranges == ()
@@ -139,10 +139,10 @@ def test_a_segment_that_is_replaced_under_a_scrub_is_not_marked(disk: SimDisk) -
 
 
 def test_a_segment_that_retention_took_under_a_scrub_is_not_marked(disk: SimDisk, log: PartitionLog) -> None:
-    views = [log.log.view()]
+    views = [log.log.state.view()]
     log.trim(8)
-    fresh = log.log.view
-    log.log.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
+    fresh = log.log.state.view
+    log.log.state.view = lambda: views.pop() if views else fresh()  # type: ignore[method-assign]
     piece = scrub(log, 0)
     assert piece is not None
     assert piece.next_offset > 8

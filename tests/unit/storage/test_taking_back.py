@@ -81,4 +81,4 @@ def test_a_refused_batch_whose_ids_made_the_table_grow_is_stored_when_it_comes_a
 def test_ids_that_are_out_of_their_window_are_gone_before_the_table_grows(log: PartitionLog, twin: ModuleType) -> None:
     for turn in range(1, 40):
         publish(log, twin, range(50 * turn, 50 * turn + 50), now_us=turn * WINDOW_US)
-    assert log._known().ids.capacity <= 2 * CAPACITY_MIN
+    assert log.remembered.known().ids.capacity <= 2 * CAPACITY_MIN

@@ -14,7 +14,7 @@ import pytest
 
 from broker.api.errors import DiskFull, StorageFailed
 from broker.api.schema import HEADERS_TYPE, SCHEMA
-from broker.storage import log as log_module
+from broker.storage import tracking
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import SUBJECTS, list_states, load_state, state_name
 from broker.storage.memory.subjects import read_head
@@ -74,7 +74,7 @@ def test_a_log_that_is_never_asked_has_no_state_and_no_table(disk: SimDisk, log:
     assert list_states(disk, FOLDER) == []
     log.append([row_batch([b"x"])], leader_epoch=0, now_us=0)
     publish(log, [(b"", with_id("a"))], 0)
-    assert log._known().subjects is None
+    assert log.remembered.known().subjects is None
     assert not log.lacks_subjects
 
 
@@ -119,8 +119,8 @@ def test_what_was_told_is_known_again(disk: SimDisk, log: PartitionLog, how: str
 def test_a_large_log_is_read_beside_the_appends_and_nobody_waits(
     disk: SimDisk, log: PartitionLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "BUILT_AT_ONCE_BYTES", 2_500)
-    monkeypatch.setattr(log_module, "PIECE_BYTES", 1_500)
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 2_500)
+    monkeypatch.setattr(tracking, "PIECE_BYTES", 1_500)
     for i in range(20):
         publish(log, [(b"", ())], 0, subjects=[f"s.{i % 4}"])
     assert ask(log, "s.0") is None
@@ -147,7 +147,7 @@ def test_the_state_goes_on_while_the_table_is_built(
     publish(log, [(b"", ())], 0, subjects=["b"])
     commit(log)
     log = open_log(disk.after_kill(), settings=SETTINGS)
-    monkeypatch.setattr(log_module, "BUILT_AT_ONCE_BYTES", -1)
+    monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", -1)
     assert ask(log, "b") is None
     assert log.roll_if_due(1 << 62)
     assert log.log_end_offset == 2
@@ -266,7 +266,7 @@ def test_a_state_beyond_what_is_left_of_the_log_does_not_count_for_its_successor
     publish(log, [(b"", ())], 0, subjects=["b"])
     assert put(log, "a", 1) == 0
     log.sync()
-    log._keep_state(at_close=True)
+    log.remembered.keep(at_close=True)
     assert list_states(disk, FOLDER) == [3, 0], "T5"
     path = f"{FOLDER}/{0:020d}.arrows"
     disk.flip(path, 8 * (len(disk.names[path].content) - 20))

@@ -67,8 +67,8 @@ def test_a_damaged_one_does_not_come_and_is_noted(disk: SimDisk, log: PartitionL
 
 def test_a_length_that_rotted_is_damage(disk: SimDisk, log: PartitionLog) -> None:
     whole = in_turn(log, 0, 24)
-    segment = log.log.view().segments[0]
-    position = int(log.log.view().index(segment).positions[2])
+    segment = log.log.state.view().segments[0]
+    position = int(log.log.state.view().index(segment).positions[2])
     for bit in (3, 29):  # a little longer than it is, and longer than the file
         disk.flip(segment.path, (position + 48) * 8 + bit)
         assert in_turn(log, 0, 24) == whole[:2] + whole[3:]

@@ -54,7 +54,7 @@ def failed_log(*, durable: int, visible: int, runs_ahead: bool = False) -> tuple
 
 
 def position_of(log: PartitionLog, number: int) -> tuple[str, int]:
-    segment = log.log.view().segments[-1]
+    segment = log.log.state.view().segments[-1]
     index = segment.index(log.disk)
     assert index is not None
     return segment.path, int(index.positions[number])
@@ -175,7 +175,7 @@ def test_a_damaged_tail_whose_repair_could_not_be_fsynced_is_written_again_too()
     disk.flip(path, 8 * (position + 900))
     disk.fail("sync", errno.EIO, path=".arrows")
     with pytest.raises(StorageFailed):
-        log.repair_segment(log.log.view().segments[-1])
+        log.repair_segment(log.log.state.view().segments[-1])
     log.recover(0)
     assert (log.log_end_offset, log.durable_end) == (2, 2)
     log = open_log(disk.after_crash("lost"), boot_id="next")

@@ -1,0 +1,98 @@
+"""Read a log: plans of what to send, verified messages, times. A part of `Log`; `read.py` has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from broker.api.errors import BadBatch, CorruptLog
+from broker.storage.read import LogView, ReadPlan, bytes_between, find_time, plan_read, verified_messages
+from broker.storage.rewrite.reused_blocks import Turn, messages_in_turn
+from broker.storage.segments.segment import Segment
+from broker.storage.writing.state import LogState
+
+BATCHES_READ_BYTES: Final = 4 << 20
+
+
+class LogReader:
+    """See the module."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+
+    def read(
+        self, offset: int, *, end: int | None = None, max_bytes: int | None = None, stored: bool = False
+    ) -> ReadPlan:
+        """Find the batches that hold [offset, min(end, high watermark)).
+
+        Args:
+            offset: In [log start, high watermark]; at the high watermark the plan is empty.
+            end: Exclusive; the last batch may go past it.
+            max_bytes: At least one batch comes, if there is any; further ones while they fit.
+            stored: Up to the log end, committed or not: for a follower.
+        Returns:
+            A plan; close it. Where it stops short, `next_offset` says where to go on.
+        Raises:
+            OffsetOutOfRange: with `log_start_offset` and `high_watermark`.
+            CorruptLog: the files change while they are read.
+        """
+        return self._state.ask(
+            lambda view: plan_read(view.stored() if stored else view, offset, end=end, max_bytes=max_bytes)
+        )
+
+    def batches(self, offset: int, end: int | None = None) -> Iterator[memoryview]:
+        """The verified messages that hold [offset, min(end, high watermark)), in order.
+
+        Damaged ones are not yielded: they are noted in `lost_ranges`.
+
+        Raises:
+            OffsetOutOfRange: as `read`.
+        """
+        return self.messages(offset, end)
+
+    def batches_in_turn(self, offset: int, end: int) -> Iterator[Turn]:
+        """As `batches`, with their headers: each in the memory of the one before, and the caller's to change."""
+        return messages_in_turn(self._state.ask, self._state.repair, offset, end)
+
+    def messages(self, offset: int, end: int | None, *, whole: bool = False) -> Iterator[memoryview]:
+        """Verified messages of [offset, min(end, high watermark)); `whole`: of all that is stored, committed or not,
+        also below the log start."""
+
+        def seen(view: LogView) -> LogView:
+            return replace(view.stored(), log_start_offset=0) if whole else view
+
+        repaired = -1
+        while True:
+            messages: list[memoryview] = []
+            damaged: Segment | None = None
+            with self._state.ask(
+                lambda view, at=offset: plan_read(seen(view), at, end=end, max_bytes=BATCHES_READ_BYTES)  # type: ignore[misc]
+            ) as plan:
+                next_offset, is_empty = plan.next_offset, not plan.ranges
+                for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
+                    try:
+                        for message, after in verified_messages(file, place):
+                            messages.append(message)
+                            offset = after
+                    except BadBatch:
+                        damaged = segment
+                        break
+            yield from messages
+            if is_empty:
+                return
+            if damaged is None:
+                offset = next_offset
+            elif repaired == offset:
+                raise CorruptLog(f"{damaged.path}: damaged, and scanning it anew did not help", path=damaged.path)
+            else:
+                repaired = offset
+                self._state.repair(damaged)
+
+    def offset_for_time(self, timestamp_us: int) -> int | None:
+        """The earliest committed offset whose timestamp is at or after `timestamp_us`, exactly; None when none is."""
+        return self._state.ask(lambda view: find_time(view, timestamp_us))
+
+    def bytes_between(self, start: int, end: int) -> int:
+        """Stored bytes of [start, end), to whole batches."""
+        return self._state.ask(lambda view: bytes_between(view, start, end))

@@ -1,0 +1,287 @@
+"""What a log remembers beside its records: the tables of `Memory`, read when they are needed, kept in
+state files.
+
+    roll     the tables as of the roll    so that the next open reads one segment at most; large ones
+                                          soon after it
+    close    the tables as of the end     so that it reads none
+
+The tables are read when the first append with a stamp or an id, or the first roll, needs them. A log
+without a state file has neither and does none of this (`state_files.T1`).
+
+U1  A live table tells of all records below the log end. An append that fails leaves it as it was.
+U2  What was ever told of subjects holds after a restart: the state file has it, or the log above
+    `next_offset` of the file's table; so nothing above that is written anew with fewer records
+    (`rewritable_end`). Retention may take it: then there is none. So may damage: what is lost counts
+    as removed.
+U3  Whatever is not certain (a table that may have missed an append, a log that has lost its tail) is
+    dropped, and read anew.
+
+The log's append lock covers all of it, where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from broker.api.batch import BatchHeader
+from broker.api.errors import LiftlogError
+from broker.storage.disk import storage_error
+from broker.storage.memory.memory import Memory
+from broker.storage.memory.producers import Stamp
+from broker.storage.memory.state_files import PRODUCERS, SUBJECTS, StateFiles, state_name
+from broker.storage.memory.subjects import read_head
+from broker.storage.read import group_start
+from broker.storage.segment_log import Log
+from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.writing.let_go import goes_to
+
+IDS_KEPT_AT_ONCE: Final = 1 << 14
+"""A roll writes a table of so many ids itself, half a megabyte; a larger one is left to the next
+checkpoint."""
+SUBJECTS_KEPT_AT_ONCE: Final = 1 << 14
+"""A roll writes a table of so many subjects itself, as with ids."""
+
+
+class Remembered:
+    """See the module.
+
+    Attributes:
+        memory: The tables; None: not read yet.
+        latest_us: The clock, as last told: who is found in the log by its batches counts as used then.
+        is_due: A state file is to be written by the next checkpoint (`keep_due`).
+        is_ahead: The table of subjects tells of what is being appended.
+        is_wanted: Somebody asks for subjects for the first time, and all must be durable before.
+    """
+
+    def __init__(self, log: Log, now_us: int) -> None:
+        self.log = log
+        self.states = StateFiles(log.disk, log.folder)
+        self.memory: Memory | None = None
+        self.latest_us = now_us
+        self.is_due = False
+        self.is_ahead = False
+        self.is_wanted = False
+        self._told: tuple[int, int | None] | None = None  # a state file, and up to where it tells of subjects
+
+    # --- the tables -----------------------------------------------------------------------------------------
+
+    def known(self) -> Memory:
+        """The tables as of the log end; without ids that came while ids were not minded."""
+        memory = self.memory
+        if memory is None or memory.end != self.log.log_end_offset:
+            with self.log.guarded("read state"):
+                memory = self.memory = self.read(self.log.log_end_offset, self.states.offsets)
+        return memory
+
+    def forget(self) -> None:
+        """They are read again when they are needed."""
+        self.memory = None
+        self.is_wanted = False
+
+    def read(self, end: int, offsets: Sequence[int]) -> Memory:
+        """The tables of all below `end`: what a state file says, the first of `offsets` that is whole, and the log from
+        there on. OSError passes through.
+        """
+        log, start = self.log, -1
+        sections: Mapping[str, bytes] = {}
+        for offset in offsets:
+            found = self.states.load(offset) if offset >= 0 else None
+            if found is not None and PRODUCERS in found:
+                sections, start = found, offset
+                break
+            if offset >= 0:
+                log.recovery.notes.append(f"{self.log.folder}/{state_name(offset)} is damaged: passed over")
+            start = 0
+        memory = Memory.restore(sections, self.log.settings, end)
+        segments = log.chain.segments
+        start = max(start, segments[0].base_offset) if segments and start >= 0 else end
+        if start < end:
+            window_us = self.log.settings.dedup_window_ms * 1_000
+            for message in log.messages(start, end, whole=True):
+                memory.learn(message, start, end, now_us=self.latest_us, window_us=window_us)
+        memory.end = end
+        return memory
+
+    def sections_of(self, memory: Memory, offset: int) -> dict[str, bytes]:
+        return memory.snapshot(
+            offset, self.log.settings, log_start_offset=self.log.log_start_offset, now_us=self.latest_us
+        )
+
+    def needs_stamp(self, header: BatchHeader) -> bool:
+        """Whether the producer stamp of a stored batch may still decide an append, also if the state files are lost."""
+        stamp = Stamp(header.producer_id, header.producer_epoch, header.sequence)
+        with self.log.lock:
+            return self.known().producers.needs(stamp, self.log.high_watermark)
+
+    def update_settings(self, settings: LogSettings) -> None:
+        """Take other limits from now on."""
+        with self.log.lock:
+            before = self.log.settings
+            if (settings.dedup_window_ms == 0, settings.subjects_max == 0) != (
+                before.dedup_window_ms == 0,
+                before.subjects_max == 0,
+            ):
+                self.forget()  # what is known is another matter now: read it anew
+            self.log.settings = settings
+
+    # --- taken back -----------------------------------------------------------------------------------------
+
+    def after_recovery(self) -> None:
+        """What was lost may be told of: by a table, or by a state file."""
+        self.states.forget()
+        self.forget()
+        try:
+            self.cut(self.log.log_end_offset)
+        except OSError as error:
+            raise storage_error(error, f"open {self.log.folder}") from error
+
+    def cut(self, end: int) -> None:
+        """Before records at or above `end` go, or after: no state file tells of them. One stays, so that it is known
+        that there is something to tell (`state_files.T1`): if need be one of what the log below tells.
+        """
+        self.forget()  # the log may be as long again, with others in their places
+        with self.log.guarded("write state"):
+            there = self.states.offsets
+            if not there or there[0] <= end:
+                return
+            if there[-1] > end:
+                self.states.put(end, self.sections_of(self.read(end, (-1,)), end))
+            self.states.drop_above(end)
+            self.log.disk.sync_dir(self.log.folder)  # before the next append: a file may come back after a power cut
+
+    def reset(self, to: int) -> None:
+        """Before the log begins anew at `to`: there is nothing to tell. OSError passes through."""
+        memory = Memory().snapshot(to, self.log.settings, log_start_offset=to, now_us=self.latest_us)
+        self.states.put(to, memory)
+        self.forget()
+
+    # --- state files ----------------------------------------------------------------------------------------
+
+    def has_states(self) -> bool:
+        with self.log.guarded("read state"):
+            return bool(self.states.offsets)
+
+    def begin(self) -> None:
+        """`state_files.T1`: there is nothing to tell yet, so any durable offset does."""
+        self.known()
+        with self.log.guarded("write state"):
+            self.save(self.log.durable_end)
+
+    def begin_ids(self) -> Memory:
+        """Before the first id of a log is written (`state_files.T1`)."""
+        self.begin()
+        return self.known()
+
+    def save(self, offset: int, *, anew: bool = False, frees: bool = False) -> None:
+        self._write(self.sections_of(self.known(), offset), offset, anew=anew, frees=frees)
+        self.is_due = False
+
+    def _write(self, sections: Mapping[str, bytes], offset: int, *, anew: bool = False, frees: bool = False) -> None:
+        high_watermark = self.log.high_watermark
+        if self.states.save(offset, sections, high_watermark=high_watermark, anew=anew, frees=frees):
+            self._told = (offset, _told_to(sections))
+
+    def keep(self, *, at_close: bool = False) -> None:
+        """At a roll or a close, if there is anything to keep. Where it fails the older file stands
+        (`state_files.T3`)."""
+        log = self.log
+        with self.log.lock:
+            if log.failure is not None or log.durable_end < log.log_end_offset:
+                return
+            if at_close and self.memory is None:
+                return
+            try:
+                states = self.states.offsets
+                if states and states[0] != log.log_end_offset:
+                    if not at_close and self._is_large():
+                        self.is_due = True
+                    else:
+                        self.save(log.log_end_offset)
+            except (OSError, LiftlogError) as error:
+                log.recovery.notes.append(f"{self.log.folder}: no new state file: {error}")
+
+    def _is_large(self) -> bool:
+        """Whether a state file is too much work for a roll, or comes too early."""
+        if self.is_ahead:
+            return True
+        memory = self.known()
+        return len(memory.ids) > IDS_KEPT_AT_ONCE or (
+            memory.subjects is not None and len(memory.subjects) > SUBJECTS_KEPT_AT_ONCE
+        )
+
+    def keep_due(self) -> None:
+        """What a roll has left to do. The caller holds the checkpoint lock; appends go on during the write.
+
+        Raises:
+            OSError, StorageFailed, DiskFull: the older file stands.
+        """
+        log = self.log
+        with self.log.lock:
+            if not self.is_due or log.failure is not None:
+                return
+            end, self.is_due = log.log_end_offset, False
+            try:
+                sections = self.sections_of(self.known(), end)
+            except BaseException:
+                self.is_due = True
+                raise
+        try:
+            log.sync()  # `state_files.T2`
+            self._write(sections, end, anew=True)  # it may tell more than one that a roll has written
+        except BaseException:
+            self.is_due = True
+            raise
+
+    def keep_what_goes(self, start: int) -> None:
+        """Before the segments below `start` go, write what only they would tell (`state_files.T3`), in
+        a file that no truncation takes: with more replicas one of what is committed.
+
+        Raises:
+            StorageFailed, DiskFull: nothing may go.
+        """
+        log = self.log
+        with log.sync_lock, self.log.lock, log.guarded("write state"):
+            states = self.states.offsets
+            if not states or log.failure is not None or self.kept_offset() >= goes_to(log.state, start):
+                return
+            log.sync_now()
+            high_watermark = log.high_watermark
+            end = log.ask(lambda view: group_start(view, high_watermark))
+            if self.log.settings.is_sole_replica or end == log.log_end_offset:
+                self.save(log.durable_end, frees=True)
+            else:
+                memory = self.read(end, [offset for offset in states if offset <= end] or (-1,))
+                sections = self.sections_of(memory, end)
+                self.states.put(end, sections, high_watermark=high_watermark, frees=True)
+
+    def kept_offset(self) -> int:
+        """Offset of the newest state file that stays whatever is taken back; -1: there is none. OSError passes
+        through."""
+        limit = self.log.log_end_offset if self.log.settings.is_sole_replica else self.log.high_watermark
+        return next((offset for offset in self.states.offsets if offset <= limit), -1)
+
+    def told_by_state(self) -> int:
+        """Below it, segments may go without another state file (`state_files.T3`)."""
+        with self.log.lock, self.log.guarded("read state"):
+            return self.kept_offset() if self.states.offsets else self.log.log_end_offset
+
+    def rewritable_end(self) -> int:
+        """Below it, sealed segments may be written anew with fewer records: no scan has to tell of them
+        (`state_files.T3`, U2)."""
+        log = self.log
+        with self.log.lock, log.guarded("read state"):
+            if not self.states.offsets:
+                return log.log_end_offset
+            kept = self.kept_offset()
+            if self._told is None or self._told[0] != kept:
+                sections = self.states.load(kept) if kept >= 0 else None
+                self._told = (kept, _told_to(sections) if sections is not None else 0)
+            end = kept if self.log.settings.dedup_window_ms else log.log_end_offset
+            told_to = self._told[1]
+            return max(0, end if told_to is None else min(end, told_to))
+
+
+def _told_to(sections: Mapping[str, bytes]) -> int | None:
+    """Up to where a state file tells of subjects; None: they are not tracked."""
+    return read_head(sections[SUBJECTS]).next_offset if SUBJECTS in sections else None

@@ -1,0 +1,80 @@
+"""The checkpoint of a log: what is in its file, and when it is written anew. Its rules: `checkpoint.K1`
+to `checkpoint.K3`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
+from broker.storage.writing.leader_epochs import LeaderEpochs
+from broker.storage.writing.state import LogState
+
+
+class Checkpoints:
+    """See the module.
+
+    Attributes:
+        written: What the file says; None: there is none.
+        is_marked_clean: It says that the log was closed cleanly.
+    """
+
+    def __init__(self, state: LogState, epochs: LeaderEpochs, boot_id: str) -> None:
+        self._state = state
+        self._epochs = epochs
+        self._boot_id = boot_id
+        self.written: Checkpoint | None = None
+        self.is_marked_clean = False
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether there is something new for `checkpoint` to write."""
+        found, state = self.written, self._state
+        return found is None or (
+            found.high_watermark,
+            found.log_start_offset,
+            found.recovery_point,
+            found.lost_ranges,
+        ) != (state.high_watermark, state.log_start_offset, state.durable_end, state.lost_ranges)
+
+    def keep(self, *, clean: bool = False, withdraw: bool = False) -> None:
+        """Write down how far the log is, so that the next open starts there. Nothing new: nothing is written.
+
+        Args:
+            clean: Also set the clean mark, if the log is wholly durable; an append may have come since it was synced.
+            withdraw: Take the clean mark away although nothing is new: an append is about to come
+                (`checkpoint.K2`). Otherwise it stays as long as it holds, so thousands of idle logs are
+                written neither after a start nor at a stop.
+        Raises:
+            StorageFailed, DiskFull: the old checkpoint stands.
+        """
+        with self._state.checkpoint_lock, self._state.guarded("checkpoint"):
+            with self._state.lock:
+                point = self.point(clean=clean and self._state.durable_end == self._state.log_end_offset)
+            found = self.written
+            if clean or withdraw or found is None or point != replace(found, clean_boot_id=None):
+                self.write(point)
+
+    def point(self, *, clean: bool = False, flush: bool = True) -> Checkpoint:
+        """What there is to write now. `flush`: bring the tail's index file up to it."""
+        state = self._state
+        assert not clean or state.durable_end == state.log_end_offset, "a clean mark on a log that is not durable"
+        return Checkpoint(
+            high_watermark=state.high_watermark,
+            log_start_offset=state.log_start_offset,
+            recovery_point=state.durable_end,
+            leader_epoch=self._epochs.latest,
+            tail=state.chain.point(flush=flush),
+            lost_ranges=state.lost_ranges,
+            clean_boot_id=self._boot_id if clean else None,
+        )
+
+    def write(self, point: Checkpoint, *, frees: bool = False) -> None:
+        """Write it, unless the file says so already. OSError passes through; the old one stands."""
+        if point != self.written:
+            self._state.disk.replace_file(f"{self._state.folder}/{CHECKPOINT_FILE}", point.encode(), frees=frees)
+            self.note(point)
+
+    def note(self, point: Checkpoint | None) -> None:
+        """This is in the file."""
+        self.written = point
+        self.is_marked_clean = point is not None and point.clean_boot_id is not None

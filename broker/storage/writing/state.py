@@ -1,0 +1,230 @@
+"""What the parts of a log share: where it begins and ends, its files, its locks, and whether it has
+failed.
+
+    log start          high watermark   durable end   log end
+        | seg | seg | seg      |             |           |
+        [---- committed -------)             |           |
+        [---- fsynced -----------------------)           |
+        [---- appended ----------------------------------)
+
+The parts (`append.py`, `sync.py`, ...) change it; none of them is known here. Readers hold no lock:
+they work on a `LogView`, whose parts are replaced, never changed.
+
+L2  log start <= high watermark <= log end, durable end <= log end. None of them moves back but in
+    `truncate` and `reset`, and the log end in `recover`, down to the high watermark at the least.
+L3  After a failed fsync, or a write that could not be taken back, the log is failed: it appends and
+    syncs nothing until `recover`. Reads go on.
+L4  Locks are taken in this order: checkpoint, sync, append. Whoever holds one may take it again.
+
+Trouble with files:
+
+- one that can be derived is missing or wrong, or a batch that was fsynced is damaged: scanned anew,
+  lost ranges noted (`repair`); the question that met it is asked again (`ask`). Lost ranges are for a
+  sole replica: with more, whoever finds one has the records fetched anew.
+- the disk refuses and nothing has changed: an error of the tree (`guarded`);
+- what a file holds is not known any more: the log is failed until it is recovered.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
+from broker.storage.disk import Disk, storage_error
+from broker.storage.read import LogView, NeedsRepair
+from broker.storage.recovery import Ranges, Recovered, RecoveryReport, merge_ranges
+from broker.storage.segments.chain import Chain, Untrusted
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.segments.index import GrowingIndex
+from broker.storage.segments.segment import Segment
+
+REPAIRS_PER_CALL_MAX: Final = 8
+T = TypeVar("T")
+
+
+class LogState:
+    """See the module.
+
+    Attributes:
+        identity: Which partition this is.
+        settings: When it rolls and what it keeps.
+        log_start_offset: First offset that can be read.
+        log_end_offset: The next offset that will be given out.
+        durable_end: First offset that is not known to be on disk; the recovery point.
+        high_watermark: First offset that is not committed.
+        group_ends: Where commit groups above the high watermark end, ascending. What an open found
+            above it counts as one group.
+        lost_ranges: Half-open ranges of offsets, at or above the log start, that were fsynced and
+            cannot be read any more.
+        recovery: What the last open or `recover` found and did.
+        failure: Why appends are refused; None while the log is well.
+        cuts: So often records were taken back. Who has read a while, and acts on it, compares.
+        checkpoint_lock, sync_lock, lock: L4. Who does something with several calls holds them meanwhile.
+    """
+
+    def __init__(self, disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> None:
+        self.identity = identity
+        self.settings = settings
+        self.folder = folder
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.durable_end = 0
+        self.high_watermark = 0
+        self.group_ends: list[int] = []
+        self.lost_ranges: Ranges = ()
+        self.recovery = RecoveryReport()
+        self.failure: LiftlogError | None = None
+        self.cuts = 0
+        self.is_closed = False
+        self.disk = disk
+        self.chain = Chain(disk, folder, [], None)
+        self.checkpoint_lock = threading.RLock()
+        self.sync_lock = threading.RLock()
+        self.lock = threading.RLock()
+        self._high_watermark_lock = threading.Lock()
+
+    # --- where it begins and ends ---------------------------------------------------------------------
+
+    def begin_from(self, found: Recovered) -> None:
+        """Take what recovery found."""
+        self.recovery = found.report
+        self.chain = Chain(self.disk, self.folder, found.segments, found.tail)
+        self.log_start_offset = found.log_start_offset
+        self.log_end_offset = self.durable_end = found.log_end_offset
+        with self._high_watermark_lock:  # who was told of a sync may have moved it meanwhile
+            self.high_watermark = min(max(self.high_watermark, found.high_watermark), found.log_end_offset)
+        self.lost_ranges = found.lost_ranges
+        self.group_as_one()
+
+    def group_as_one(self) -> None:
+        """What stands above the high watermark counts as one commit group."""
+        self.group_ends = [self.log_end_offset] if self.log_end_offset > self.high_watermark else []
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """Commit what is below `offset`; one that is not greater changes nothing."""
+        assert offset <= self.log_end_offset, f"high watermark {offset} beyond the log end {self.log_end_offset}"
+        with self._high_watermark_lock:
+            if offset > self.high_watermark:
+                self.high_watermark = offset
+                ends = self.group_ends
+                del ends[: bisect_right(ends, offset)]
+
+    def lower(self, to: int) -> None:
+        """Take back what is above, in memory and before the files: who reads finds nothing there any more."""
+        self.cuts += 1
+        with self._high_watermark_lock:
+            self.high_watermark = min(self.high_watermark, to)
+        self.group_ends = [end for end in self.group_ends if end <= to]
+        self.lost_ranges = below(self.lost_ranges, to)
+        self.log_end_offset = self.durable_end = to
+
+    def note_roll(self) -> None:
+        """A sealed segment was fsynced whole, with all before it (`chain.C2`, `chain.C4`)."""
+        self.durable_end = self.log_end_offset
+
+    # --- questions ------------------------------------------------------------------------------------------
+
+    def view(self) -> LogView:
+        """The log at this moment."""
+        # In this order: what a later attribute holds covers what an earlier one says.
+        high_watermark, end, segments = self.high_watermark, self.log_end_offset, self.chain.segments
+        start = self.log_start_offset
+        return LogView(self.identity, self.disk, segments, start, high_watermark, end, self.lost_ranges)
+
+    def ask(self, question: Callable[[LogView], T]) -> T:
+        """Ask again after each repair, or when a segment went away after the view was taken."""
+        for _ in range(REPAIRS_PER_CALL_MAX + len(self.chain.segments)):  # a power cut may take every index file
+            view = self.view()
+            try:
+                return question(view)
+            except NeedsRepair as damage:
+                self.repair(damage.segment, around_errors=damage.around_errors)
+            except FileNotFoundError as error:
+                for segment in view.segments:
+                    if segment.path == error.filename:
+                        self.repair(segment)
+            except OSError as error:
+                raise storage_error(error, f"read in {self.folder}") from error
+        raise CorruptLog(f"{self.folder}: damaged, and scanning it anew did not help", path=self.folder)
+
+    def repair(self, segment: Segment, *, around_errors: bool = False) -> None:
+        """Scan a segment anew: its index is written, what is lost is noted.
+
+        One that is not ours any more is left alone. `around_errors`: what the disk cannot read is damaged; else that
+        is an error.
+        """
+        with self.lock:
+            if segment not in self.chain.segments:
+                return
+            was_tail = segment is self.chain.tail
+            if was_tail:
+                self.check_writable()  # `recover` is about to write it again
+            with self.guarded("scan"):
+                lost = self.chain.repair(segment, self.log_end_offset, around_errors=around_errors)
+            if was_tail and self.chain.tail is None:
+                self.note_roll()
+            self.lost_ranges = merge_ranges([*self.lost_ranges, *lost], log_start_offset=self.log_start_offset)
+
+    def awake(self) -> GrowingIndex | None:
+        """The tail's index, its file open; None: there is no tail."""
+        try:
+            return self.chain.awake()
+        except NeedsRepair as damage:
+            self.repair(damage.segment)
+            return self.chain.awake()
+
+    # --- trouble --------------------------------------------------------------------------------------------
+
+    def guarded(self, doing: str) -> _Guard:
+        """What `error_of` says of what the disk raises within."""
+        return _Guard(self, doing)
+
+    def failing(self, doing: str) -> _Guard:
+        """As `guarded`, where what the disk holds is not known after any error of it: then the log is failed."""
+        return _Guard(self, doing, fails=True)
+
+    def fail(self, error: LiftlogError) -> LiftlogError:
+        """Accept nothing until `recover` (L3). Returns the error."""
+        if self.failure is None:
+            self.failure = error
+        return error
+
+    def check_writable(self) -> None:
+        """Raise why nothing is accepted, if so."""
+        failure = self.failure
+        if failure is not None:
+            cls = DiskFull if isinstance(failure, DiskFull) else StorageFailed
+            raise cls(f"{failure.message} (nothing is accepted until the log has recovered)", **failure.fields)
+
+    def error_of(self, error: OSError | Untrusted, doing: str, *, fails: bool = False) -> LiftlogError:
+        """Trouble of the disk as an error of the tree; the log is failed when a file is not to be trusted."""
+        if isinstance(error, Untrusted):
+            return self.fail(error.error)
+        found = storage_error(error, f"{doing} in {self.folder}")
+        return self.fail(found) if fails else found
+
+
+class _Guard:
+    """What `guarded` returns. (A class: a generator would take four times as long to enter.)"""
+
+    __slots__ = ("_doing", "_fails", "_log")
+
+    def __init__(self, log: LogState, doing: str, *, fails: bool = False) -> None:
+        self._log = log
+        self._doing = doing
+        self._fails = fails
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, (OSError, Untrusted)):
+            raise self._log.error_of(error, self._doing, fails=self._fails) from error
+
+
+def below(ranges: Ranges, end: int) -> Ranges:
+    """The parts of ranges that lie below an offset."""
+    return tuple((start, min(stop, end)) for start, stop in ranges if start < end)

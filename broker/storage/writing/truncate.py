@@ -1,0 +1,76 @@
+"""Take back records that a new leader does not have, and cut a commit group that is not whole.
+
+Both may go below the recovery point and the high watermark. In this order, each step on disk before
+the next: the mark of compaction; the checkpoint, lowered; the epochs; then the segments from the
+newest on, and the end of the one that the cut is in.
+
+L5  What is taken back is taken back on disk first, in an order in which a crash leaves the log as it
+    was, or shorter; and all of it is on disk before the next append.
+
+The caller holds all three locks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker.storage.rewrite.clean_state import lower_clean_state
+from broker.storage.segments.checkpoint import Checkpoint
+from broker.storage.writing.checkpoints import Checkpoints
+from broker.storage.writing.leader_epochs import LeaderEpochs
+from broker.storage.writing.state import LogState, below
+
+
+def check_takes_back(state: LogState, epochs: LeaderEpochs, doing: str) -> None:
+    """Raise why nothing may be taken back, if so: the log is failed, or leads."""
+    state.check_writable()
+    if epochs.led is not None:
+        raise epochs.refusal(doing)
+
+
+def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: int) -> None:
+    """Take back what stands from `to` on, where a commit group begins.
+
+    Raises:
+        DiskFull, StorageFailed: nothing was changed, or the log is failed and `recover` finds it as it
+            was, or shorter.
+    """
+    if to >= state.log_end_offset:
+        return
+    with state.guarded("truncate"):
+        lower_clean_state(state.disk, state.folder, to)
+        point = checkpoints.point(flush=False)
+        checkpoints.write(
+            replace(
+                point,
+                high_watermark=min(point.high_watermark, to),
+                recovery_point=min(point.recovery_point, to),
+                lost_ranges=below(point.lost_ranges, to),
+                tail=point.tail if point.tail is not None and point.tail.base_offset < to else None,
+            )
+        )
+        cut = epochs.write(epochs.known().items, end=to)
+    epochs.put(cut)
+    state.lower(to)
+    with state.failing("truncate"):
+        state.chain.end_at(to)
+
+
+def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: int, *, last_epoch: int) -> None:
+    """Begin anew and empty at `to`. The start is on disk before any file goes.
+
+    Args:
+        last_epoch: The leader epoch of the record before `to`; -1: not known.
+    Raises:
+        DiskFull, StorageFailed: as `truncate`.
+    """
+    with state.guarded("reset"):
+        lower_clean_state(state.disk, state.folder, 0)
+        checkpoints.write(Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to))
+        before = epochs.write([(last_epoch, to - 1)] if last_epoch >= 0 and to else [], end=to)
+    state.log_start_offset = to
+    epochs.put(before)
+    state.lower(to)
+    state.high_watermark = to
+    with state.failing("reset"):
+        state.chain.end_at(to, is_all=True)
