@@ -17,7 +17,7 @@
 Names are case-insensitive (Spark hands them over in lower
 case), values are text. A JSON of offsets is Kafka's: {"orders": {"0": 23, "1": -2}}, where -2 is
 earliest and -1 latest, and every partition of the stream is named.
-They are honoured or refused, never ignored: P1 of parsing.py.
+They are honoured or refused, never ignored: `parsing.P1`.
 """
 
 from __future__ import annotations

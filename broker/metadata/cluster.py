@@ -10,7 +10,8 @@ Invariants
 C1  The registrations of a broker only grow, and so do leader epochs, over the whole cluster.
 C2  A registration, the end of the former leaderships and the loss of folders are one command. So is a broker's failure.
 C3  Nobody is taken out of an ISR for a report alone if it is the last live member.
-C4  A refusal of `alter_isr` is final (P4), unless it is `not_ready`: then it named what this catalog has not seen yet.
+C4  A refusal of `alter_isr` is final (`partition.P4`), unless it is `not_ready`: then it
+    named what this catalog has not seen yet.
 C5  What a broker has to delete stays on its list until it has confirmed that, or is removed.
 
 Design: docs/metadata.md.
@@ -136,7 +137,7 @@ class Cluster:
         return state
 
     def replica_incarnation(self, broker: str, state: PartitionState) -> tuple[int, int] | None:
-        """The present incarnation of a replica (P5); None: the broker is not registered."""
+        """The present incarnation of a replica (`partition.P5`); None: the broker is not registered."""
         info = self.brokers.get(broker)
         return None if info is None else (info.registration, state.step_outs_of(broker))
 
@@ -159,7 +160,7 @@ class Cluster:
 
         Args:
             epoch: What those that moved have.
-            fresh: Partitions that take a partition epoch although nothing else may have changed (P4).
+            fresh: Partitions that take a partition epoch although nothing else may have changed (`partition.P4`).
         """
         bumped = set(fresh)
         for state in changed.values():
@@ -205,7 +206,7 @@ class Cluster:
 
 
 def _check(state: PartitionState) -> None:
-    """P1 and P2, as far as a state shows them. A command that would break them has no effect."""
+    """`partition.P1` and `partition.P2`, as far as a state shows them. What would break them has no effect."""
     is_sound = (
         (state.leader is None or state.leader in state.isr)
         and {*state.isr, *state.last_isr, *state.opened} <= set(state.replicas)

@@ -46,7 +46,8 @@ def _report(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         cluster.reports[at] = (epoch, said)
         return {"moved": [], "reports": len(said)}
     live = set(cluster.who(without=state.leader).registrations)
-    shared = [at for at, s in cluster.partitions.items() if state.leader in s.isr and not live.isdisjoint(s.isr)]  # C3
+    # `cluster.C3`
+    shared = [at for at, s in cluster.partitions.items() if state.leader in s.isr and not live.isdisjoint(s.isr)]
     return {"moved": cluster.take_out(state.leader, shared), "reports": len(said)}
 
 

@@ -12,7 +12,7 @@
     deadLetterStream        batch  stream    none: an error     a stream's name
     deliveryTimeoutMs       batch  stream    120000             1 to 86,400,000
 
-As for the source: honoured or refused, never ignored (P1 of parsing.py).
+As for the source: honoured or refused, never ignored (`parsing.P1`).
 """
 
 from __future__ import annotations
