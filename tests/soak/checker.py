@@ -7,6 +7,7 @@ K4  What a reader saw is still there, or gone for one of the reasons of K1.
 K5  Each batch of the sink that was committed is there once, whole, of one attempt.
 K6  What was refused by an error that says that nothing is stored, is not.
 K7  Logs begin no later than the operator and retention may have made them begin.
+K8  Each record that was published with the last sequence of its subject names the record before it (`chain.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from broker.client import Client
 from broker.client.http.answers import PartitionDescription
+from tests.soak.chain import check_chain
 from tests.soak.ledger import History, Ledger, Message, Violation
 from tests.soak.reader import identity_of
 from tests.soak.sink import ROWS
@@ -69,6 +71,7 @@ def check(client: Client, ledger: Ledger) -> dict[str, int]:
                 one, stored = by_id[message.identity]
                 _violate(ledger, message, f"K6: {_place(one, stored.offset)} holds a record that was refused")
     figures["sink batches"] = _check_sink(client, ledger)
+    figures["links"] = check_chain(client)
     return dict(figures)
 
 

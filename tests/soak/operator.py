@@ -152,6 +152,8 @@ class Operator:
     def _some_settings(self, stream: str) -> dict[str, Any]:
         history = self.ledger.histories[stream]
         values = {key: self.rng.choice(KEPT[key]) for key in self.rng.sample(sorted(KEPT), self.rng.randint(1, 3))}
+        if stream == "chain" and values.get("subjects_max") == 0:
+            values["subjects_max"] = 1  # with 0 its publishers would be refused
         if history.may_expire and self.rng.random() < 0.5:
             key = self.rng.choice(sorted(EXPIRING))
             values[key] = self.rng.choice(EXPIRING[key])
@@ -418,6 +420,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "keyed": {"subject": "keyed", "cleanup": "compact", "min_cleanable_dirty_percent": 1, **_SMALL},
     "loose": {"subject": "loose", "fsync": "interval", "fsync_interval_ms": 50, **_SMALL},
     "brief": {"subject": "brief", **_SMALL},
+    "chain": {"subject": "chain", **_SMALL},
     "http": {"partitions": 2, **_SMALL},
     "sunk": {"partitions": 2, **_SMALL},
 }

@@ -46,7 +46,9 @@ class Writer:
     def next_message(self) -> Message:
         self._count += 1
         stream, key = self.rng.choice(self.streams), f"k{self.rng.randrange(8)}"
-        return self.ledger.new(Message(f"{self.name}-{self._count}", stream, self.rng.choice(SIZES), key, repeats=True))
+        return self.ledger.new(
+            Message(f"{self.name}-{self._count}", stream, self.rng.choice(self.sizes), key, repeats=True)
+        )
 
     def headers(self, message: Message) -> dict[str, str]:
         return {ID_HEADER: message.identity, "Nats-Msg-Id": message.identity, "Liftlog-Key": message.key}
@@ -65,7 +67,7 @@ class JetStreamPublisher(Writer):
 
     async def run(self, url: str, window: int) -> None:
         client = await nats.connect(
-            url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore, pending_size=64 << 20
+            url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=ignore, pending_size=64 << 20
         )
         stream = client.jetstream()
 
@@ -89,8 +91,8 @@ class JetStreamPublisher(Writer):
         await client.close()
 
 
-async def _ignore(error: Exception) -> None:
-    pass
+async def ignore(error: Exception) -> None:
+    """What nats-py tells besides."""
 
 
 class RawPublisher(Writer):
@@ -189,44 +191,3 @@ class BurstPublisher(RawPublisher):
 
     def next_count(self, waiting_count: int, window: int) -> int:
         return 0 if waiting_count or self.rng.random() < 0.8 else self.rng.randint(1, window)
-
-
-class Publishers:
-    """All of them, in a thread with a loop of its own."""
-
-    def __init__(self, port: int, ledger: Ledger, streams: Sequence[str], seed: str, effort: float) -> None:
-        pause_s = 0.02 / effort
-        self.writers: list[Writer] = [
-            JetStreamPublisher("j0", ledger, streams, seed, pause_s * 4),
-            JetStreamPublisher("j1", ledger, streams[:1], seed, pause_s * 8),
-            RawPublisher("r0", ledger, streams, seed, pause_s / 4),
-            BurstPublisher("b0", ledger, BURSTS, seed, pause_s * 2),
-        ]
-        self._port = port
-        self._ledger = ledger
-        self._thread = threading.Thread(target=self._run, name="publishers", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        async def everyone() -> None:
-            url = f"nats://127.0.0.1:{self._port}"
-            runs = []
-            for writer in self.writers:
-                if isinstance(writer, JetStreamPublisher):
-                    runs.append(writer.run(url, 16))
-                elif isinstance(writer, RawPublisher):
-                    runs.append(writer.run(self._port, 400 if isinstance(writer, BurstPublisher) else 64))
-            await asyncio.gather(*runs)
-
-        try:
-            asyncio.run(everyone())
-        except Exception as error:
-            self._ledger.violate(f"a publisher ended: {error!r}")
-
-    def stop(self) -> None:
-        """Publish nothing new, wait until all is acked or given up."""
-        for writer in self.writers:
-            writer.stop.set()
-        self._thread.join(150)
-        if self._thread.is_alive():
-            self._ledger.violate("publishers do not come to an end")

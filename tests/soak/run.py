@@ -21,7 +21,7 @@ from tests.soak.faults import Faults
 from tests.soak.ledger import History, Ledger, Story, Violation
 from tests.soak.operator import CAPTURED, OPERATIONS, STREAMS, WRITTEN, Operator, World, check_log
 from tests.soak.producer import IdempotentWriter, PlainWriter
-from tests.soak.publisher import Publishers
+from tests.soak.publishers import Publishers
 from tests.soak.reader import Reader
 from tests.soak.sink import SinkWriter
 from tests.support.processes import BrokerProcess, NatsServer
