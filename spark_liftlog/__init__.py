@@ -14,6 +14,7 @@ Spark finds the format by itself when this distribution is installed (module `py
     errors.py      LIFTLOG_<REASON>
 
     reading/       the source: what the driver plans, and what a task reads
+    progress/      how far a query is, and how far behind
     writing/       the sink: rows of a frame become records of a stream
 
 Names are loaded when they are asked for: importing this costs and risks nothing.
@@ -27,18 +28,21 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from broker.client.client import connect
     from spark_liftlog.datasource import LiftlogDataSource
-    from spark_liftlog.reading.query_lag import Lag, lag
+    from spark_liftlog.progress.lag_listener import LagListener, show_progress
+    from spark_liftlog.progress.query_lag import Lag, lag
     from spark_liftlog.session import configure, register
 
-__all__ = ["Lag", "LiftlogDataSource", "configure", "connect", "lag", "register"]
+__all__ = ["Lag", "LagListener", "LiftlogDataSource", "configure", "connect", "lag", "register", "show_progress"]
 
 _HOMES: Final = {
-    "Lag": "spark_liftlog.reading.query_lag",
+    "Lag": "spark_liftlog.progress.query_lag",
+    "LagListener": "spark_liftlog.progress.lag_listener",
     "LiftlogDataSource": "spark_liftlog.datasource",
     "configure": "spark_liftlog.session",
     "connect": "broker.client.client",
-    "lag": "spark_liftlog.reading.query_lag",
+    "lag": "spark_liftlog.progress.query_lag",
     "register": "spark_liftlog.session",
+    "show_progress": "spark_liftlog.progress.lag_listener",
 }
 
 

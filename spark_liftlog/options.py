@@ -1,61 +1,101 @@
 """The options of the source: names, defaults, limits, errors, in one place. The sink's: writing/sink_options.py.
 
-    option                 source           default              values
-    brokers                batch  stream    localhost:9293       HTTP addresses, comma separated
-    stream (or the path)   batch  stream    required             a stream's name
-    startingOffsets        batch  stream    earliest | latest    earliest, latest (stream only), JSON
-    endingOffsets          batch            latest               latest, JSON
-    maxOffsetsPerTrigger          stream    no limit             records, 1 to 2^63 - 1
-    minPartitions          batch  stream    1                    input partitions, 1 to 100,000
-    maxPartitions          batch  stream    2 x cores            input partitions, 1 to 100,000
-    resolve                batch            auto                 auto, plan, read: when "latest" is looked up
-    failOnDataLoss         batch  stream    true                 true, false
-    consumer                      stream    spark-<uuid>         a name; progress is stored under it
-    commitOffsets                 stream    true                 true, false
-    batchRows              batch  stream    65536                rows, 1 to 1,048,576
+    option                              source           default              values
+    brokers                             batch  stream    localhost:9293       HTTP addresses, comma separated
+    stream (or the path)                batch  stream    one of these four    a stream's name
+    streams                             batch  stream                         names, comma separated
+    streamPattern                       batch  stream                         regular expression for whole names
+    partitions                          batch  stream    all                  {"orders": [0, 1]}
+    startingOffsets                     batch  stream    earliest | latest    earliest, latest, committed, JSON
+    startingTimestamp                   batch  stream                         milliseconds since 1970 UTC
+    startingOffsetsByTimestamp          batch  stream                         JSON of milliseconds
+    startingOffsetsByTimestampStrategy  batch  stream    error                error, latest
+    endingOffsets                       batch            latest               latest, JSON
+    endingTimestamp                     batch                                 milliseconds since 1970 UTC
+    endingOffsetsByTimestamp            batch                                 JSON of milliseconds
+    maxOffsetsPerTrigger                       stream    no limit             records, 1 to 2^63 - 1
+    maxBytesPerTrigger                         stream    no limit             bytes, 1 to 2^63 - 1; 10m, 1g
+    minOffsetsPerTrigger                       stream    none                 records, 1 to 2^63 - 1
+    maxTriggerDelay                            stream    15m                  500ms, 30s, 15m, 1h
+    minPartitions                       batch  stream    1                    input partitions, 1 to 100,000
+    maxPartitions                       batch  stream    2 x cores            input partitions, 1 to 100,000
+    maxRecordsPerPartition              batch  stream    no limit             records, 1 to 2^63 - 1
+    resolve                             batch            auto                 auto, plan, read
+    failOnDataLoss                      batch  stream    true                 true, false
+    consumer                                   stream    spark-<uuid>         a name; progress is stored under it
+    commitOffsets                              stream    true                 true, false
+    batchRows                           batch  stream    65536                rows, 1 to 1,048,576
 
-Names are case-insensitive (Spark hands them over in lower
-case), values are text. A JSON of offsets is Kafka's: {"orders": {"0": 23, "1": -2}}, where -2 is
-earliest and -1 latest, and every partition of the stream is named.
+Names are case-insensitive (Spark hands them over in lower case), values are text. A JSON of offsets is Kafka's:
+{"orders": {"0": 23, "1": -2}}, where -2 is earliest and -1 latest, and every partition of each stream is named.
 They are honoured or refused, never ignored: `parsing.P1`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from broker.api.errors import InvalidSetting
 from broker.api.plain import parse_json
 from broker.api.stream import check_name
-from spark_liftlog.parsing import OFFSET_MAX, Kind, brokers_in, invalid, known, of_kind, one_of, stream_in, truth, whole
+from spark_liftlog.parsing import (
+    OFFSET_MAX,
+    Kind,
+    brokers_in,
+    byte_count,
+    duration_s,
+    invalid,
+    known,
+    of_kind,
+    one_of,
+    stream_in,
+    truth,
+    whole,
+)
+from spark_liftlog.reading.selection import Selection
+from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
 
-EARLIEST: Final = -2
-LATEST: Final = -1
 PARTITIONS_MAX: Final = 100_000
 BATCH_ROWS_MAX: Final = 1 << 20
+TRIGGER_DELAY_S: Final = 900.0
 
-Where: TypeAlias = str | dict[int, int]
-"""`earliest`, `latest`, or per partition an offset, EARLIEST or LATEST."""
+Resolve: TypeAlias = Literal["auto", "plan", "read"]
 
 _BOTH: Final = frozenset(("batch", "stream"))
+_BATCH: Final = frozenset(("batch",))
+_STREAM: Final = frozenset(("stream",))
 _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "brokers": _BOTH,
     "stream": _BOTH,
+    "streams": _BOTH,
+    "streamPattern": _BOTH,
+    "partitions": _BOTH,
     "startingOffsets": _BOTH,
-    "endingOffsets": frozenset(("batch",)),
-    "maxOffsetsPerTrigger": frozenset(("stream",)),
+    "startingTimestamp": _BOTH,
+    "startingOffsetsByTimestamp": _BOTH,
+    "startingOffsetsByTimestampStrategy": _BOTH,
+    "endingOffsets": _BATCH,
+    "endingTimestamp": _BATCH,
+    "endingOffsetsByTimestamp": _BATCH,
+    "maxOffsetsPerTrigger": _STREAM,
+    "maxBytesPerTrigger": _STREAM,
+    "minOffsetsPerTrigger": _STREAM,
+    "maxTriggerDelay": _STREAM,
     "minPartitions": _BOTH,
     "maxPartitions": _BOTH,
-    "resolve": frozenset(("batch",)),
+    "maxRecordsPerPartition": _BOTH,
+    "resolve": _BATCH,
     "failOnDataLoss": _BOTH,
-    "consumer": frozenset(("stream",)),
-    "commitOffsets": frozenset(("stream",)),
+    "consumer": _STREAM,
+    "commitOffsets": _STREAM,
     "batchRows": _BOTH,
 }
 SOURCE_OPTIONS: Final = tuple(_SOURCE)
+_WHICH: Final = ("stream", "streams", "streamPattern")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +104,20 @@ class SourceOptions:
 
     Attributes:
         consumer: None: a name is made with the first offset.
-        max_offsets_per_trigger: None: no limit.
+        max_offsets_per_trigger, max_bytes_per_trigger, min_offsets_per_trigger, max_records_per_partition: None: none.
     """
 
     brokers: str
-    stream: str
-    starting_offsets: Where
-    ending_offsets: Where
+    selection: Selection
+    starting: Where
+    ending: Where
     max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
     min_partitions: int
     max_partitions: int
+    max_records_per_partition: int | None
     resolve: str
     fail_on_data_loss: bool
     consumer: str | None
@@ -86,31 +130,38 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
 
     Raises:
         UnknownSetting: an option that the source does not have, or not for this kind of read.
-        InvalidSetting: a value of a wrong form or beyond its limit, or no stream.
+        InvalidSetting: a value of a wrong form or beyond its limit, options that contradict each other, or no stream.
         InvalidName: a stream or consumer name that cannot be one.
     """
     options = known(given, SOURCE_OPTIONS, what="the liftlog source")
     of_kind(options, _SOURCE, kind, words=("spark.read", "spark.readStream"))
-    stream = stream_in(options, given, internal=True)
-    if stream is None:
-        raise InvalidSetting(
-            """no stream is named: .option("stream", "orders"), or of a table in SQL: FROM t WITH (stream='orders')""",
-            key="stream",
-            value=None,
-        )
+    selection = _selection(options, given)
     minimum = whole(options, "minPartitions", 1, PARTITIONS_MAX)
     maximum = whole(options, "maxPartitions", 1, PARTITIONS_MAX)
     if minimum is not None and maximum is not None and minimum > maximum:
         raise invalid("minPartitions", str(minimum), f"must not exceed maxPartitions={maximum}")
     consumer = options.get("consumer")
+    starting = _where(options, "starting", selection, kind)
+    if starting == "committed" and consumer is None:
+        raise invalid("startingOffsets", "committed", "the option consumer must name whose progress that is")
+    least = whole(options, "minOffsetsPerTrigger", 1, OFFSET_MAX)
+    most = whole(options, "maxOffsetsPerTrigger", 1, OFFSET_MAX)
+    if least is not None and most is not None and least > most:
+        raise invalid("minOffsetsPerTrigger", str(least), f"must not exceed maxOffsetsPerTrigger={most}")
+    if "maxTriggerDelay" in options and least is None:
+        raise invalid("maxTriggerDelay", options["maxTriggerDelay"], "means something with minOffsetsPerTrigger only")
     return SourceOptions(
         brokers=brokers_in(options),
-        stream=stream,
-        starting_offsets=_where(options, "startingOffsets", stream, kind),
-        ending_offsets=_where(options, "endingOffsets", stream, kind),
-        max_offsets_per_trigger=whole(options, "maxOffsetsPerTrigger", 1, OFFSET_MAX),
+        selection=selection,
+        starting=starting,
+        ending=_where(options, "ending", selection, kind),
+        max_offsets_per_trigger=most,
+        max_bytes_per_trigger=byte_count(options, "maxBytesPerTrigger"),
+        min_offsets_per_trigger=least,
+        max_trigger_delay_s=duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
         min_partitions=minimum or 1,
         max_partitions=maximum or max(minimum or 1, 2 * cores()),
+        max_records_per_partition=whole(options, "maxRecordsPerPartition", 1, OFFSET_MAX),
         resolve=one_of(options, "resolve", ("auto", "plan", "read")),
         fail_on_data_loss=truth(options, "failOnDataLoss", default=True),
         consumer=None if consumer is None else check_name(consumer, what="consumer"),
@@ -138,32 +189,109 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _where(options: Mapping[str, str], name: str, stream: str, kind: Kind) -> Where:
-    starts = name == "startingOffsets"
-    value = options.get(name)
+def _selection(options: Mapping[str, str], given: Mapping[str, str]) -> Selection:
+    """Which streams and partitions; exactly one option says which streams, or `partitions` alone does."""
+    stream = stream_in(options, given, internal=True)
+    named = [name for name in _WHICH if name in options or (name == "stream" and stream is not None)]
+    if len(named) > 1:
+        raise invalid(named[1], options[named[1]], f"{named[0]} is given, too: one of {', '.join(_WHICH)} is enough")
+    partitions = _partitions(options)
+    if not named and partitions is None:
+        raise InvalidSetting(
+            """no stream is named: .option("stream", "orders"), or of a table in SQL: FROM t WITH (stream='orders')""",
+            key="stream",
+            value=None,
+        )
+    pattern = options.get("streamPattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise invalid("streamPattern", pattern, f"is no regular expression: {error}") from None
+        if partitions is not None:
+            raise invalid("partitions", options["partitions"], "streamPattern is given, too: name the streams")
+        return Selection(pattern=pattern)
+    names = [stream] if stream is not None else [n.strip() for n in options.get("streams", "").split(",") if n.strip()]
+    if not named:
+        names = list(partitions or {})
+    if not names:
+        raise invalid("streams", options["streams"], "must be names, separated by commas")
+    for name in names:
+        check_name(name, internal=True)
+    if len(set(names)) < len(names):
+        raise invalid("streams", options["streams"], "a name occurs twice")
+    if unknown := sorted(set(partitions or {}) - set(names)):
+        raise invalid("partitions", options["partitions"], f"stream {unknown[0]!r} is none of those that are read")
+    return Selection(names=tuple(sorted(names)), partitions=partitions)
+
+
+def _partitions(options: Mapping[str, str]) -> dict[str, frozenset[int]] | None:
+    text = options.get("partitions")
+    if text is None:
+        return None
+    found = _json("partitions", text, form := 'must be JSON such as {"orders": [0, 1]}')
+    for numbers in found.values():
+        is_list = isinstance(numbers, list) and len(numbers) > 0
+        if not is_list or not all(type(n) is int and 0 <= n < PARTITIONS_MAX for n in numbers):
+            raise invalid("partitions", text, form)
+    return {name: frozenset(numbers) for name, numbers in found.items()}
+
+
+def _where(options: Mapping[str, str], side: str, selection: Selection, kind: Kind) -> Where:
+    """Where a read starts or ends: by offsets, or by time; one option says it."""
+    names = (f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
+    given = [name for name in names if name in options]
+    if len(given) > 1:
+        raise invalid(given[1], options[given[1]], f"{given[0]} is given, too: one of them is enough")
+    strategy = one_of(options, "startingOffsetsByTimestampStrategy", ("error", "latest"))
+    is_by_time = bool(given) and given[0] != names[0]
+    if "startingOffsetsByTimestampStrategy" in options and side == "starting" and not is_by_time:
+        raise invalid("startingOffsetsByTimestampStrategy", strategy, "means something with a starting timestamp only")
+    if side == "ending":
+        strategy = "latest"
+    if names[1] in options:
+        return ByTime(at_ms=whole(options, names[1], 0, OFFSET_MAX // 1000) or 0, strategy=strategy)
+    if names[2] in options:
+        return ByTime(at_ms=_by_partition(options, names[2], selection, frozenset(), kind), strategy=strategy)
+    value = options.get(names[0])
     if value is None:
-        return "earliest" if starts and kind == "batch" else "latest"
-    text = value.strip()
-    allowed = ("earliest", "latest") if kind == "stream" else ("earliest",) if starts else ("latest",)
-    if text.lower() in allowed:
-        return text.lower()
-    form = f'must be {" or ".join(allowed)} or JSON such as {{"{stream}": {{"0": 42, "1": 7}}}}'
-    if not text.startswith("{"):
-        raise invalid(name, value, form, limit=list(allowed))
-    try:
-        streams = parse_json(text, object_pairs_hook=_without_repeats)
-    except ValueError as error:
-        raise invalid(name, value, f"{form}; it is no JSON: {error}") from None
-    if set(streams) != {stream}:
-        raise invalid(name, value, f"{form}; it names {sorted(streams)}, the stream is {stream!r}")
-    symbolic = {EARLIEST, LATEST} if kind == "stream" else {EARLIEST} if starts else {LATEST}
-    return _partition_offsets(name, value, streams[stream], symbolic)
-
-
-def _partition_offsets(name: str, value: str, partitions: Any, symbolic: set[int]) -> dict[int, int]:
-    rule = "a partition is written as a number in quotes, an offset as a whole number from 0, or " + " or ".join(
-        f"{n} ({'earliest' if n == EARLIEST else 'latest'})" for n in sorted(symbolic)
+        return "earliest" if side == "starting" and kind == "batch" else "latest"
+    words = (
+        ("earliest", "latest", "committed")
+        if kind == "stream"
+        else ("earliest",)
+        if side == "starting"
+        else ("latest",)
     )
+    if value.strip().lower() in words:
+        return value.strip().lower()
+    if not value.strip().startswith("{"):
+        example = selection.names[0] if selection.names else "orders"
+        rule = f'must be {" or ".join(words)} or JSON such as {{"{example}": {{"0": 42, "1": 7}}}}'
+        raise invalid(names[0], value, rule, limit=list(words))
+    symbols = {EARLIEST, LATEST} if kind == "stream" else {EARLIEST} if side == "starting" else {LATEST}
+    return _by_partition(options, names[0], selection, frozenset(symbols), kind)
+
+
+def _by_partition(
+    options: Mapping[str, str], name: str, selection: Selection, symbols: frozenset[int], kind: Kind
+) -> ByPartition:
+    value = options[name]
+    example = selection.names[0] if selection.names else "orders"
+    found = _json(name, value, f'must be JSON such as {{"{example}": {{"0": 42, "1": 7}}}}')
+    if selection.pattern is None and set(found) != set(selection.names):
+        raise invalid(name, value, f"it names {sorted(found)}, the streams that are read are {list(selection.names)}")
+    what = "milliseconds since 1970" if "Timestamp" in name else "a whole number from 0"
+    rule = f"a partition is written as a number in quotes, its value is {what}" + "".join(
+        f", or {n} ({'earliest' if n == EARLIEST else 'latest'})" for n in sorted(symbols)
+    )
+    greatest = OFFSET_MAX // 1000 if "Timestamp" in name else OFFSET_MAX
+    return {stream: _numbers(name, value, found[stream], symbols, rule, greatest) for stream in sorted(found)}
+
+
+def _numbers(
+    name: str, value: str, partitions: Any, symbols: frozenset[int], rule: str, greatest: int
+) -> dict[int, int]:
     if not isinstance(partitions, dict) or not partitions:
         raise invalid(name, value, f"the stream's value must be an object of partitions; {rule}")
     found = {}
@@ -172,14 +300,20 @@ def _partition_offsets(name: str, value: str, partitions: Any, symbolic: set[int
             raise invalid(name, value, f"{partition!r} is no partition; {rule}")
         if int(partition) in found:
             raise invalid(name, value, f"partition {int(partition)} is named twice")
-        if (
-            isinstance(offset, bool)
-            or not isinstance(offset, int)
-            or not (offset in symbolic or 0 <= offset <= OFFSET_MAX)
-        ):
+        if type(offset) is not int or not (offset in symbols or 0 <= offset <= greatest):
             raise invalid(name, value, f"{offset!r} is no offset of partition {partition}; {rule}")
         found[int(partition)] = offset
     return dict(sorted(found.items()))
+
+
+def _json(name: str, value: str, form: str) -> dict[str, Any]:
+    try:
+        found = parse_json(value, object_pairs_hook=_without_repeats)
+    except ValueError as error:
+        raise invalid(name, value, f"{form}; it is no JSON: {error}") from None
+    if not isinstance(found, dict) or not found:
+        raise invalid(name, value, form)
+    return found
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ P2  An error names the option, what was given, what is allowed, and the nearest 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final, Literal, TypeAlias
 
@@ -134,3 +135,26 @@ def invalid(name: str, value: str, rule: str, **fields: Any) -> InvalidSetting:
     """The error for a value."""
     shown = value if len(value) <= 200 else value[:200] + "…"
     return InvalidSetting(f"option {name}={shown!r}: {rule}", key=name, value=shown, **fields)
+
+
+def byte_count(options: Mapping[str, str], name: str) -> int | None:
+    """Bytes, with k, m, g or t for powers of 1024; None: not given."""
+    value = options.get(name)
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,19})([kmgt]?)b?", value.strip().lower())
+    count = 0 if found is None else int(found[1]) << (10 * " kmgt".index(found[2] or " "))
+    if not 1 <= count <= OFFSET_MAX:
+        raise invalid(name, value, "must be bytes, 1 or more, such as 1048576, 512k, 10m or 1g")
+    return count
+
+
+def duration_s(options: Mapping[str, str], name: str, default_s: float) -> float:
+    """A time span in seconds."""
+    value = options.get(name)
+    if value is None:
+        return default_s
+    found = re.fullmatch(r"([0-9]{1,12}) ?(ms|s|m|h|d)", value.strip().lower())
+    if found is None:
+        raise invalid(name, value, "must be a time span such as 500ms, 30s, 15m, 1h or 1d")
+    return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]

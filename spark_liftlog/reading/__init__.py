@@ -1,5 +1,6 @@
 """The source: what the driver plans, and what a task reads.
 
+admission.py      How much of what there is goes into the next batch: the limits, together.
 advance.py        From where the query stands to where its next batch ends: the decisions, without
                   the network.
 batch_reader.py   A batch read: where it starts and ends is asked when it is planned.
@@ -14,11 +15,10 @@ positions.py      Option values and ranges, made concrete by asking the brokers 
                   stream alike.
 prefetch.py       Reading ahead of Spark: a thread makes the next batch while Spark takes the one
                   before.
-progress.py       Publishing how far a query is: best effort, in the background, never ahead of what
-                  is done.
-query_lag.py      How far behind a streaming query is, from the progress that Spark keeps of it.
 refresh.py        A frame that is planned once and read again: what it has grown by is asked then.
+selection.py      Which streams and partitions a read is about.
 stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in driver.py.
 task.py           What an executor does: read the ranges of one input partition. HTTP only, nothing
                   of the driver's.
+where.py          Where a read starts or ends, as options say it.
 """

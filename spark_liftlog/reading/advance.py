@@ -15,17 +15,22 @@ A *loss* is a difference between what the checkpoint remembers and what the log 
 A1  Without a loss no end is below its start, and an end is at most the high watermark.
 A2  After a loss that the user chose to survive, the batch's base says where it really begins.
 A3  Nothing new gives no step: the caller returns the start offset itself, text and all.
+A4  A partition that one answer does not tell of keeps its position: unknown is not gone. (It would come back as new.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from broker.api.errors import LiftlogError, StaleIncarnation, UnknownStream
+from broker.api.errors import LiftlogError, StaleIncarnation, UnknownPartition, UnknownStream
 from spark_liftlog.errors import HOW_TO_GO_ON, LogTruncated, RecordsExpired
 from spark_liftlog.reading.offsets import Key, Offset, Position
 from spark_liftlog.reading.plan import prorate
+
+Share: TypeAlias = Callable[[Mapping[Key, int]], dict[Key, int]]
+"""From the backlog of each partition to the records that a batch takes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,11 @@ class Step:
     base: Mapping[Key, int]
 
 
-def losses(start: Offset, heads: Heads) -> dict[Key, Loss]:
+def losses(start: Offset, heads: Heads, *, is_whole: bool = True) -> dict[Key, Loss]:
     """What of `start` the log cannot give any more, as far as heads alone can tell.
+
+    Args:
+        is_whole: All partitions of each stream are read: one without a position was added, and begins at 0.
 
     Two are not among it. A high watermark below the start: a view that is a moment old, or a leader
     that is still catching up, looks the same. A stream that is not in the heads: it may be deleted, or
@@ -90,6 +98,8 @@ def losses(start: Offset, heads: Heads) -> dict[Key, Loss]:
         if known is not None and known != now:
             error = recreated(stream, known, now, head.log_start_offset)
             found[stream, partition] = Loss(error, head.log_start_offset)
+        elif is_whole and known is not None and head.log_start_offset and (stream, partition) not in start.positions:
+            found[stream, partition] = Loss(expired((stream, partition), 0, head), head.log_start_offset)
     return found
 
 
@@ -99,6 +109,17 @@ def deleted(stream: str) -> UnknownStream:
         f"stream {stream!r} was deleted while the query had a position in it; create it again and set the option"
         " failOnDataLoss=false to go on with the new one, or start with a new checkpoint",
         stream=stream,
+    )
+
+
+def missing(key: Key) -> UnknownPartition:
+    """The stream is there, and has no such partition."""
+    stream, partition = key
+    return UnknownPartition(
+        f"stream {stream!r} has no partition {partition} any more, in which the query has a position; set the option"
+        " failOnDataLoss=false to go on without it, or start with a new checkpoint",
+        stream=stream,
+        partition=partition,
     )
 
 
@@ -146,7 +167,16 @@ def truncated(key: Key, offset: int, resume: int, head: Head) -> LogTruncated:
     )
 
 
-def step(start: Offset, heads: Heads, resume: Mapping[Key, int], *, limit: int | None) -> Step | None:
+def step(
+    start: Offset,
+    heads: Heads,
+    resume: Mapping[Key, int],
+    *,
+    limit: int | None,
+    added: Mapping[Key, int] | None = None,
+    held: Set[Key] = frozenset(),
+    share: Share | None = None,
+) -> Step | None:
     """The next batch, or None when there is nothing new (A3).
 
     Args:
@@ -154,26 +184,30 @@ def step(start: Offset, heads: Heads, resume: Mapping[Key, int], *, limit: int |
         heads: What there is to read.
         resume: Where partitions go on after a loss; overrides `start`.
         limit: Records for the whole batch.
+        added: Where partitions of streams begin that `start` does not know.
+        held: Partitions that cannot go on now.
+        share: How many records to take of each partition's backlog; None: by `limit`.
     """
+    added = added or {}
     begins: dict[Key, int] = {}
     base: dict[Key, int] = {}
-    for (stream, partition), head in sorted(heads.partitions.items()):
-        if stream not in start.incarnations:
-            continue
-        key = (stream, partition)
+    for key, head in sorted(heads.partitions.items()):
         known = start.positions.get(key)
-        if key in resume:
-            begins[key] = base[key] = resume[key]
+        if key in held or (key[0] not in start.incarnations and key not in added):
+            continue
+        if key in resume or key in added:
+            begins[key] = base[key] = resume[key] if key in resume else added[key]
         elif known is not None:
             begins[key] = known.offset
         else:  # a partition that was added while the query ran: all of it is new
             begins[key] = base[key] = head.log_start_offset
     backlogs = {key: max(0, heads.partitions[key].high_watermark - begin) for key, begin in begins.items()}
-    taken = prorate(backlogs, limit)
+    taken = prorate(backlogs, limit) if share is None else share(backlogs)
     if not taken and not base:
         return None
     ends = {key: begin + taken.get(key, 0) for key, begin in begins.items()}
-    incarnations = {stream: heads.incarnations[stream] for stream in start.incarnations if stream in heads.incarnations}
+    incarnations = dict(start.incarnations)
+    incarnations |= {stream: heads.incarnations[stream] for stream, _ in begins}
     return Step(start=start, incarnations=incarnations, begins=begins, ends=ends, base=base)
 
 
@@ -192,7 +226,11 @@ def unknown_epochs(it: Step, heads: Heads) -> dict[Key, int]:
 
 def finish(it: Step, heads: Heads, epochs: Mapping[Key, int]) -> Offset:
     """The end offset of a step, `epochs` being the answers to `unknown_epochs`."""
-    positions = {}
+    positions = {
+        key: at  # (A4)
+        for key, at in it.start.positions.items()
+        if key not in it.ends and it.incarnations[key[0]] == it.start.incarnations[key[0]]
+    }
     for key, end in it.ends.items():
         known = _known_epoch(it, heads, key)
         positions[key] = Position(end, epochs[key] if known is None else known)

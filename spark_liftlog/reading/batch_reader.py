@@ -16,17 +16,19 @@ from pyspark.sql.types import StructType
 
 from broker.api.errors import InvalidSetting
 from spark_liftlog.errors import shown_to_spark
-from spark_liftlog.options import LATEST, SourceOptions, Where
+from spark_liftlog.options import SourceOptions
 from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.offsets import Key
 from spark_liftlog.reading.plan import Range, plan
-from spark_liftlog.reading.positions import resolve_where
+from spark_liftlog.reading.positions import keys_of, resolve_where
 from spark_liftlog.reading.refresh import Opening, opened
 from spark_liftlog.reading.task import TaskRanges, read_task
+from spark_liftlog.reading.where import LATEST, ByTime, Where
 from spark_liftlog.schema import Projection
 
 
 class LiftlogReader(DataSourceReader):
-    """Reads [startingOffsets, endingOffsets) of every partition of a stream.
+    """Reads from the start to the end of every partition of the streams that are read.
 
     Args:
         options: Checked options.
@@ -45,17 +47,22 @@ class LiftlogReader(DataSourceReader):
         finally:
             cluster.close()
         options = self._options
-        tasks = plan(ranges, partitions_min=options.min_partitions, partitions_max=options.max_partitions)
+        tasks = plan(
+            ranges,
+            partitions_min=options.min_partitions,
+            partitions_max=options.max_partitions,
+            records_max=options.max_records_per_partition,
+        )
         open_ranges = [r for r in ranges if r.is_open]
         if not open_ranges:
             return [TaskRanges(task) for task in tasks]
         opening = Opening(
             always=options.resolve == "read",
-            from_earliest=options.starting_offsets == "earliest",
+            from_earliest=options.starting == "earliest",
             added={},
         )
         found: list[InputPartition] = [TaskRanges(task, opening) for task in opened(tasks, open_ranges)]
-        if options.starting_offsets == "earliest" and options.ending_offsets == "latest":
+        if options.starting == "earliest" and options.ending == "latest" and options.selection.partitions is None:
             counts = Counter(r.stream for r in ranges)
             known = {r.stream: (r.incarnation, counts[r.stream]) for r in ranges}
             found[-1] = TaskRanges(found[-1].value, replace(opening, added=known))
@@ -73,20 +80,12 @@ class LiftlogReader(DataSourceReader):
 
     def _ranges(self, cluster: Cluster) -> list[Range]:
         options = self._options
-        _, heads = cluster.heads_now([options.stream])
+        _, found = cluster.heads_now(options.selection.watched)
+        heads = options.selection.of(found)
+        keys = keys_of(cluster, options.selection, heads)
         starts, ends = (
-            resolve_where(
-                cluster,
-                options.stream,
-                heads,
-                where,
-                option=name,
-                fail_on_data_loss=options.fail_on_data_loss,
-            )
-            for name, where in (
-                ("startingOffsets", options.starting_offsets),
-                ("endingOffsets", options.ending_offsets),
-            )
+            resolve_where(cluster, keys, where, option=name, fail_on_data_loss=options.fail_on_data_loss)
+            for name, where in (("startingOffsets", options.starting), ("endingOffsets", options.ending))
         )
         ranges = []
         for key, start in starts.items():
@@ -108,11 +107,13 @@ class LiftlogReader(DataSourceReader):
                     end=end,
                     address=heads.partitions[key].leader,
                     byte_count=max(0, start.bytes_ahead - ends[key].bytes_ahead),
-                    is_open=options.resolve != "plan" and _is_latest(options.ending_offsets, key[1]),
+                    is_open=options.resolve != "plan" and _is_latest(options.ending, key),
                 )
             )
         return ranges
 
 
-def _is_latest(where: Where, partition: int) -> bool:
-    return (where if isinstance(where, str) else where[partition]) in ("latest", LATEST)
+def _is_latest(where: Where, key: Key) -> bool:
+    if isinstance(where, ByTime):
+        return False
+    return (where if isinstance(where, str) else where[key[0]][key[1]]) in ("latest", LATEST)

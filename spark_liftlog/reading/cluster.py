@@ -16,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, Retryable
 from broker.client.client import Client
 from broker.client.http import answers
+from broker.client.http.answers import PartitionLag
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path
 from broker.client.http.interrupt import Interrupt
+from broker.client.http.patience import Patience
 from broker.client.positions import Position as ClientPosition
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.offsets import Key, Position
@@ -33,7 +35,8 @@ DEADLINE_S: Final = 120.0
 TIMEOUT_S: Final = 10.0
 
 At: TypeAlias = str | Mapping[str, int]
-"""`earliest`, `latest`, `{"offset": n}` or `{"epoch": e}` (where the records of epochs up to e end)."""
+"""`earliest`, `latest`, `{"offset": n}`, `{"timestamp_us": t}` (the first record that is not older) or `{"epoch": e}`
+(where the records of epochs up to e end)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,7 @@ class Resolved:
         head: The partition then; its epoch and leader are not told here.
         bytes_ahead: About how many bytes lie from the offset to the high watermark.
         error: Why the position could not be resolved; `position` is then the head's log start.
+        is_beyond: No record is that late; `position` is then the head's high watermark.
     """
 
     position: Position
@@ -53,6 +57,7 @@ class Resolved:
     head: Head
     bytes_ahead: int
     error: LiftlogError | None
+    is_beyond: bool = False
 
 
 class Cluster:
@@ -98,11 +103,22 @@ class Cluster:
         return found.version, Heads(incarnations=incarnations, partitions=partitions)
 
     def resolve(self, positions: Sequence[tuple[Key, At]]) -> list[Resolved]:
-        """Resolve positions in one call, in their order.
+        """Resolve positions in one call, in their order; those that cannot be told now are asked again for a while.
 
         Raises:
             Retryable: nobody answered in time; Unavailable in general.
         """
+        found = self._resolve(positions)
+        patience = Patience(self._deadline_s, what="resolving positions", outages=self._brokers.outages)
+        while again := [n for n, one in enumerate(found) if isinstance(one.error, Retryable)]:
+            error = found[again[0]].error
+            assert error is not None, "chosen so"
+            patience.pause(error)
+            for number, one in zip(again, self._resolve([positions[n] for n in again]), strict=True):
+                found[number] = one
+        return found
+
+    def _resolve(self, positions: Sequence[tuple[Key, At]]) -> list[Resolved]:
         asked = [ClientPosition(stream, partition, at) for (stream, partition), at in positions]
         found = [_resolved(answer) for answer in self._client(self._deadline_s).resolve(asked)]
         assert len(found) == len(asked), "one answer for each position"
@@ -122,6 +138,10 @@ class Cluster:
         ]
         self._client(0).commit(consumer, offsets)
 
+    def committed(self, consumer: str) -> list[PartitionLag]:
+        """What a consumer has published. Raises UnknownConsumer."""
+        return list(self._client(self._deadline_s).consumer(consumer).partitions)
+
     def close(self) -> None:
         """Close idle connections. Idempotent."""
         self._brokers.pool.close()
@@ -135,11 +155,15 @@ class Cluster:
 
 
 def _resolved(found: answers.Resolved) -> Resolved:
-    start = found.log_start_offset or 0
+    start, is_beyond = found.log_start_offset or 0, found.offset is None and found.error is None
+    offset = found.offset
+    if offset is None:
+        offset = (found.high_watermark or 0) if is_beyond else start
     return Resolved(
-        position=Position(start if found.offset is None else found.offset, found.leader_epoch),
+        position=Position(offset, found.leader_epoch),
         incarnation=found.incarnation or "",
         head=Head(start, found.high_watermark or 0, -1),
         bytes_ahead=found.bytes_ahead or 0,
         error=found.error,
+        is_beyond=is_beyond,
     )

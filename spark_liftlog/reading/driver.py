@@ -18,21 +18,32 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.api.errors import InvalidSetting, NotReady, OffsetOutOfRange, Retryable, UnknownPartition, UnknownStream
+from broker.api.errors import (
+    InvalidSetting,
+    NotReady,
+    OffsetOutOfRange,
+    Retryable,
+    UnknownConsumer,
+    UnknownPartition,
+    UnknownStream,
+)
 from spark_liftlog.errors import BadOffset
 from spark_liftlog.options import SourceOptions
+from spark_liftlog.progress.publishing import Progress
+from spark_liftlog.progress.query_lag import report
 from spark_liftlog.reading import advance
+from spark_liftlog.reading.admission import Admission
 from spark_liftlog.reading.advance import Head, Heads, Loss
 from spark_liftlog.reading.cluster import DEADLINE_S, At, Cluster, Resolved
 from spark_liftlog.reading.heads import HeadWatch
-from spark_liftlog.reading.offsets import Key, Offset, decode, encode, starting_point
+from spark_liftlog.reading.offsets import Key, Offset, Position, decode, encode, starting_point
 from spark_liftlog.reading.plan import Range
-from spark_liftlog.reading.positions import resolve_where, weighed
-from spark_liftlog.reading.progress import Progress
-from spark_liftlog.reading.query_lag import report
+from spark_liftlog.reading.positions import keys_of, resolve_where, weighed
+from spark_liftlog.reading.where import ByTime
 
 SETTLE_S: Final = 5.0
 """How long a log may end below a position that was read before it counts as truncated."""
@@ -50,7 +61,8 @@ class StreamDriver:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._cluster = Cluster(options.brokers)
-        self._watch = HeadWatch(self._cluster, [options.stream])
+        self._watch = HeadWatch(self._cluster, options.selection)
+        self._admission = Admission(options, self._cluster)
         self._progress = Progress(self._cluster)
         self._frozen: Heads | None = None
         self._consumer = options.consumer or f"spark-{uuid.uuid4()}"
@@ -63,20 +75,32 @@ class StreamDriver:
         """Read up to what there is now, and no further (Trigger.AvailableNow)."""
         self._frozen = self._watch.fresh()
 
-    def latest(self, start_value: dict[str, Any], limit: int | None) -> dict[str, Any]:
-        """Where the batch that begins at `start_value` ends; `start_value` itself when there is nothing new."""
+    def latest(
+        self, start_value: dict[str, Any], *, rows_max: int | None = None, is_bounded: bool = True
+    ) -> dict[str, Any]:
+        """Where the batch that begins at `start_value` ends; `start_value` itself when there is nothing new.
+
+        Args:
+            rows_max: Records that the batch may have.
+            is_bounded: Whether the limits of the options count. Spark may ask for all that there is.
+        """
         start = decode(start_value)
         heads = self._frozen or self._watch.current()
+        self._admission.begin(heads, rows_max=rows_max, is_bounded=is_bounded, is_final=self._frozen is not None)
         if start is None:
-            end = self._first(start_value, heads, limit)
+            first = self._first(start_value, heads)
+            if first is None:
+                return start_value
+            end = first
         else:
-            self._check_stream(start)
+            self._check_streams(start)
             self.done(start_value)
             if self._idle is not None and self._idle[0] == start_value and self._idle[1] is heads:
                 return start_value
-            found = self._next(start, heads, limit)
+            found = self._next(start, heads)
             if found is None:
-                self._idle = (start_value, heads)
+                if not self._admission.is_waiting:
+                    self._idle = (start_value, heads)
                 self._ends = {key: at.offset for key, at in start.positions.items()}
                 return start_value
             end = found
@@ -96,12 +120,12 @@ class StreamDriver:
         start, end = decode(start_value), decode(end_value)
         if end is None or start_value == end_value:
             return []
-        self._check_stream(end)
         planned = []
         for key, (begin, stop) in _bounds(start, end).items():
             if stop > begin and (available := self._available(end, key, begin, stop)) is not None:
                 planned.append(available)
-        return weighed(self._cluster, planned)
+        sized, epochs = weighed(self._cluster, planned)
+        return [same for r in sized if (same := self._same_records(r, end, epochs)) is not None]
 
     def report(self) -> dict[str, Any] | None:
         """The lag behind the end that was returned last, as JSON."""
@@ -116,44 +140,103 @@ class StreamDriver:
         self._watch.close()
         self._cluster.close()
 
-    def _first(self, start_value: dict[str, Any], heads: Heads, limit: int | None) -> Offset:
-        """The first end of a query: it says itself where its batch begins (S1)."""
+    def _first(self, start_value: dict[str, Any], heads: Heads) -> Offset | None:
+        """The first end of a query: it says itself where its batch begins (S1). None: there is no stream yet."""
         options = self._options
+        where = starting_point(start_value)
+        if where == "committed":
+            return self._committed(heads)
         resolved = resolve_where(
             self._cluster,
-            options.stream,
-            heads,
-            starting_point(start_value, options.stream),
+            keys_of(self._cluster, options.selection, heads),
+            where,
             option="startingOffsets",
             fail_on_data_loss=options.fail_on_data_loss,
         )
-        incarnation = heads.incarnations[options.stream]
+        if not resolved:
+            return None
         for key, found in resolved.items():
-            if found.incarnation != incarnation:
-                raise advance.recreated(key[0], incarnation, found.incarnation, found.head.log_start_offset)
+            if found.incarnation != (known := heads.incarnations[key[0]]):
+                raise advance.recreated(key[0], known, found.incarnation, found.head.log_start_offset)
         first = Offset(
             consumer=self._consumer,
-            incarnations={options.stream: incarnation},
+            incarnations=heads.incarnations,
             positions={key: found.position for key, found in resolved.items()},
         )
         base = {key: found.position.offset for key, found in resolved.items()}
-        it = advance.step(first, heads, base, limit=limit)
+        it = advance.step(first, heads, base, limit=None, share=self._admission.share)
         assert it is not None, "a step with a base is never empty"
         return self._finish(it, heads)
 
-    def _next(self, start: Offset, heads: Heads, limit: int | None) -> Offset | None:
+    def _committed(self, heads: Heads) -> Offset:
+        """The first end of a query whose checkpoint is lost: it goes on where its progress was published.
+
+        What was published is checked like a checkpoint: what is gone since is a loss, never another beginning.
+
+        Raises:
+            UnknownConsumer: nothing was published for a stream that is read.
+        """
+        selection = self._options.selection
+        keys_of(self._cluster, selection, heads)
+        consumer = self._consumer
+        with suppress(UnknownConsumer):
+            found = [
+                p
+                for p in self._cluster.committed(consumer)
+                if selection.has(p.stream) and selection.takes((p.stream, p.partition))
+            ]
+            if found and {p.stream for p in found} >= set(selection.names):
+                start = Offset(
+                    consumer=consumer,
+                    incarnations={p.stream: p.incarnation or heads.incarnations[p.stream] for p in found},
+                    positions={(p.stream, p.partition): Position(p.offset, p.leader_epoch) for p in found},
+                )
+                resume, held = self._survived(start, heads)
+                base = {key: at.offset for key, at in start.positions.items() if key not in held} | resume
+                it = advance.step(start, heads, base, limit=None, held=held, share=self._admission.share)
+                if it is None:
+                    raise NotReady(f"consumer {consumer!r}: none of its streams can be read at present")
+                return self._finish(it, heads)
+        raise UnknownConsumer(
+            f"option startingOffsets='committed': consumer {consumer!r} has published no progress for {selection};"
+            " begin once with startingOffsets=earliest or latest",
+            consumer=consumer,
+        )
+
+    def _next(self, start: Offset, heads: Heads) -> Offset | None:
         start = replace(start, consumer=self._options.consumer or start.consumer)
-        resume = self._survived(start, heads)
-        if resume is None:
-            return None
-        it = advance.step(start, heads, resume, limit=limit)
+        resume, held = self._survived(start, heads)
+        added = self._added(start, heads)
+        it = advance.step(start, heads, resume, limit=None, added=added, held=held, share=self._admission.share)
         return None if it is None else self._finish(it, heads)
+
+    def _added(self, start: Offset, heads: Heads) -> dict[Key, int]:
+        """Where partitions of streams begin that the query has not met: found by the pattern, or named since."""
+        new = [key for key in sorted(heads.partitions) if key[0] not in start.incarnations]
+        where = self._options.starting
+        if not new:
+            return {}
+        if self._options.selection.pattern is not None or where == "committed":
+            return {key: heads.partitions[key].log_start_offset for key in new}
+        if not isinstance(where, str | ByTime):
+            where = {stream: offsets for stream, offsets in where.items() if stream not in start.incarnations}
+        found = resolve_where(
+            self._cluster,
+            new,
+            where,
+            option="startingOffsets",
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        return {key: one.position.offset for key, one in found.items()}
 
     def _finish(self, it: advance.Step, heads: Heads) -> Offset:
         asked: list[tuple[Key, At]] = [
             (key, {"offset": end}) for key, end in sorted(advance.unknown_epochs(it, heads).items())
         ]
         answers = self._cluster.resolve(asked)
+        for answer in answers:
+            if isinstance(answer.error, Retryable):
+                raise answer.error  # "unknown" would switch the comparison off for good
         epochs = {
             key: -1 if answer.error is not None else answer.position.leader_epoch
             for (key, _), answer in zip(asked, answers, strict=True)
@@ -162,13 +245,13 @@ class StreamDriver:
             self._verified[key] = (it.incarnations[key[0]], heads.partitions[key].leader_epoch)
         return advance.finish(it, heads, epochs)
 
-    def _survived(self, start: Offset, heads: Heads) -> dict[Key, int] | None:
-        """Where partitions go on that lost records; None: there is nothing to go on at yet.
+    def _survived(self, start: Offset, heads: Heads) -> tuple[dict[Key, int], set[Key]]:
+        """Where partitions go on that lost records, and which of them cannot go on now.
 
         Raises:
             LiftlogError: the loss, unless failOnDataLoss is false.
         """
-        found = advance.losses(start, heads)
+        found = advance.losses(start, heads, is_whole=self._options.selection.partitions is None)
         suspects = {
             key: at.offset
             for key, at in start.positions.items()
@@ -179,10 +262,12 @@ class StreamDriver:
         for _, loss in sorted(found.items()):
             self._lost(loss)
         resume = {key: loss.resume for key, loss in found.items() if loss.resume is not None}
-        return resume if len(resume) == len(found) else None
+        return resume, found.keys() - resume.keys()
 
     def _is_suspect(self, key: Key, offset: int, incarnation: str, heads: Heads) -> bool:
         """Whether the position must be compared with the log itself (S4)."""
+        if not (self._options.selection.has(key[0]) and self._options.selection.takes(key)):
+            return False
         head = heads.partitions.get(key)
         if head is None:
             return heads.incarnations.get(key[0]) in (None, incarnation)
@@ -225,6 +310,8 @@ class StreamDriver:
         at, head, known = start.positions[key], found.head, start.incarnations[key[0]]
         if isinstance(found.error, UnknownStream):
             return Loss(advance.deleted(key[0]), None)
+        if isinstance(found.error, UnknownPartition):
+            return Loss(advance.missing(key), None)
         if found.error is not None and not isinstance(found.error, OffsetOutOfRange):
             raise found.error
         if found.incarnation != known:
@@ -276,8 +363,25 @@ class StreamDriver:
             return None
         return Range(stream=stream, partition=partition, incarnation=known, start=begin, end=stop, address=head.leader)
 
+    def _same_records(self, r: Range, end: Offset, epochs: Mapping[Key, int]) -> Range | None:
+        """The range as far as its records are those that were planned; None: none of them is.
+
+        A batch of an earlier run may be read again, and the log have been rewritten since (S4).
+        """
+        key = (r.stream, r.partition)
+        at, epoch = end.positions[key], epochs[key]
+        if r.end != at.offset or -1 in (epoch, at.leader_epoch) or epoch == at.leader_epoch:
+            return r
+        head = self._watch.current().partitions.get(key) or Head(r.start, r.end, epoch)
+        resume = self._parting(key, at.leader_epoch, r.end, head)
+        self._lost(Loss(advance.truncated(key, r.end, resume, head), resume))
+        return replace(r, end=resume) if resume > r.start else None
+
     def _heads_with(self, key: Key) -> Heads | None:
         """Heads that tell of the partition, waited for while it is unavailable; None: it does not exist (any more)."""
+        if not (self._options.selection.has(key[0]) and self._options.selection.takes(key)):
+            _, heads = self._cluster.heads_now([key[0]])  # of a batch that was planned when it was still selected
+            return heads if key in heads.partitions else None
         began = time.monotonic()
         heads = self._watch.current()
         while key not in heads.partitions:
@@ -290,14 +394,21 @@ class StreamDriver:
             heads = self._watch.fresh()
         return heads
 
-    def _check_stream(self, offset: Offset) -> None:
-        if set(offset.incarnations) != {self._options.stream}:
+    def _check_streams(self, offset: Offset) -> None:
+        """Streams may be added to a query and left out; one that has none of its streams any more is another query."""
+        selection = self._options.selection
+        left_out = sorted(stream for stream in offset.incarnations if not selection.has(stream))
+        if not left_out or str(left_out) in self._warned:
+            return
+        if len(left_out) == len(offset.incarnations):
             raise InvalidSetting(
-                f"the checkpoint belongs to stream {', '.join(map(repr, sorted(offset.incarnations)))}, the query reads"
-                f" {self._options.stream!r}: use a checkpoint of its own",
+                f"the checkpoint belongs to stream {', '.join(map(repr, left_out))}, the query reads"
+                f" {selection}: use a checkpoint of its own",
                 key="stream",
-                value=self._options.stream,
+                value=str(selection),
             )
+        self._warned.add(str(left_out))
+        log.warning("source.streams_left_out streams=%s note=their positions are kept", ",".join(left_out))
 
 
 def _bounds(start: Offset | None, end: Offset) -> dict[Key, tuple[int, int]]:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from typing import Final
 
 from broker.client.http.interrupt import Interrupt
 from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.selection import Selection
 
 MAX_WAIT_MS: Final = 25_000
 PAUSE_S_MAX: Final = 2.0
@@ -36,12 +36,13 @@ class HeadWatch:
 
     Args:
         cluster: Whom to ask.
-        streams: Names; one that does not exist is simply not in the answer.
+        selection: Which; a stream that does not exist is simply not in the answer.
     """
 
-    def __init__(self, cluster: Cluster, streams: Sequence[str]) -> None:
+    def __init__(self, cluster: Cluster, selection: Selection) -> None:
         self._cluster = cluster
-        self._streams = tuple(streams)
+        self._selection = selection
+        self._streams = selection.watched
         self._changed = threading.Condition()
         self._heads: Heads | None = None
         self._thread: threading.Thread | None = None
@@ -60,7 +61,8 @@ class HeadWatch:
 
     def fresh(self) -> Heads:
         """What a broker says now; retried until its deadline. Raises Retryable."""
-        version, heads = self._cluster.heads_now(self._streams)
+        version, found = self._cluster.heads_now(self._streams)
+        heads = self._selection.of(found)
         with self._changed:
             self._heads = heads
             if self._thread is None and not self._interrupt.is_set:
@@ -83,7 +85,7 @@ class HeadWatch:
         while not self._interrupt.is_set:
             since, asked_at = version, time.monotonic()
             try:
-                version, heads = self._cluster.watch(
+                version, found = self._cluster.watch(
                     self._streams, since=since, max_wait_ms=MAX_WAIT_MS, interrupt=self._interrupt
                 )
             except Exception as error:  # the top of a thread that nobody would start again (V3)
@@ -98,6 +100,7 @@ class HeadWatch:
             if failures:
                 log.warning("watch.restored failures=%d", failures)
                 failures = 0
+            heads = self._selection.of(found)
             with self._changed:
                 self._heads = heads
                 self._changed.notify_all()

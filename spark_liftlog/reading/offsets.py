@@ -2,7 +2,8 @@
 
 Two forms, told apart by their keys. The first is what a new query starts from, a constant:
 
-    {"v": 1, "start": "latest"}                          or "earliest", or {"orders": {"0": 5, "1": -2}}
+    {"v": 1, "start": "latest"}                          or "earliest", "committed", {"orders": {"0": 5, "1": -2}}
+    {"v": 1, "start_time": {"at_ms": 1700000000000, "strategy": "error"}}           or at_ms: {"orders": {"0": …}}
 
 The second is a position: per stream its incarnation, per partition [next offset, leader epoch of
 the record before it]:
@@ -33,9 +34,10 @@ from typing import Any, Final, TypeAlias
 
 from broker.api.errors import UnknownFormatVersion
 from spark_liftlog.errors import BadOffset
-from spark_liftlog.options import EARLIEST, Where
+from spark_liftlog.reading.where import EARLIEST, ByPartition, ByTime, Where
 
 VERSION: Final = 1
+STRATEGIES: Final = ("error", "latest")
 
 Key: TypeAlias = tuple[str, int]
 """(stream, partition)."""
@@ -71,11 +73,21 @@ class Offset:
     base: Mapping[Key, int] = field(default_factory=dict)
 
 
-def symbolic(where: Where, stream: str) -> dict[str, Any]:
+def symbolic(where: Where) -> dict[str, Any]:
     """The constant that a new query starts from."""
     if isinstance(where, str):
         return {"v": VERSION, "start": where}
-    return {"v": VERSION, "start": {stream: {str(partition): at for partition, at in sorted(where.items())}}}
+    if isinstance(where, ByTime):
+        at = where.at_ms if isinstance(where.at_ms, int) else _as_json(where.at_ms)
+        return {"v": VERSION, "start_time": {"at_ms": at, "strategy": where.strategy}}
+    return {"v": VERSION, "start": _as_json(where)}
+
+
+def _as_json(places: ByPartition) -> dict[str, dict[str, int]]:
+    return {
+        stream: {str(partition): at for partition, at in sorted(partitions.items())}
+        for stream, partitions in sorted(places.items())
+    }
 
 
 def encode(offset: Offset) -> dict[str, Any]:
@@ -109,7 +121,7 @@ def decode(value: Any) -> Offset | None:
             f"the checkpoint holds an offset of format version {value['v']!r}, this release reads {VERSION}",
             version=value["v"],
         )
-    if set(value) == {"v", "start"}:
+    if set(value) in ({"v", "start"}, {"v", "start_time"}):
         return None
     if not {"v", "consumer", "streams"} <= set(value) <= {"v", "consumer", "streams", "base"}:
         raise _bad(value, f"its keys are {sorted(value)}")
@@ -138,19 +150,32 @@ def decode(value: Any) -> Offset | None:
     return Offset(consumer=value["consumer"], incarnations=incarnations, positions=positions, base=base)
 
 
-def starting_point(value: Mapping[str, Any], stream: str) -> Where:
-    """What a symbolic offset says of one stream: it, not today's option, is what the query began with.
+def starting_point(value: Mapping[str, Any]) -> Where:
+    """What a symbolic offset says: it, not today's option, is what the query began with.
 
     Raises:
-        BadOffset: not a symbolic offset, or one of another stream.
+        BadOffset: not a symbolic offset.
     """
+    if "start_time" in value:
+        time = value["start_time"]
+        if not isinstance(time, dict) or set(time) != {"at_ms", "strategy"} or time["strategy"] not in STRATEGIES:
+            raise _bad(value, "its start_time is not {at_ms, strategy}")
+        at = time["at_ms"]
+        return ByTime(
+            at_ms=_places(value, at, 0) if isinstance(at, dict) else _number(value, at, 0), strategy=time["strategy"]
+        )
     start = value.get("start")
-    if start in ("earliest", "latest"):
+    if start in ("earliest", "latest", "committed"):
         return str(start)
-    if not isinstance(start, dict) or set(start) != {stream}:
-        raise _bad(value, f"it says nothing of stream {stream!r}")
+    if not isinstance(start, dict):
+        raise _bad(value, "it says nothing of any stream")
+    return _places(value, start, EARLIEST)
+
+
+def _places(value: Any, found: Any, least: int) -> ByPartition:
     return {
-        _partition(value, partition): _number(value, at, EARLIEST) for partition, at in _items(value, start[stream])
+        stream: {_partition(value, partition): _number(value, at, least) for partition, at in _items(value, partitions)}
+        for stream, partitions in _items(value, found)
     }
 
 

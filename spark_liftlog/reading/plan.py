@@ -79,13 +79,16 @@ def prorate(backlogs: Mapping[Key, int], limit: int | None) -> dict[Key, int]:
     return shares
 
 
-def plan(ranges: Sequence[Range], *, partitions_min: int, partitions_max: int) -> list[list[Range]]:
+def plan(
+    ranges: Sequence[Range], *, partitions_min: int, partitions_max: int, records_max: int | None = None
+) -> list[list[Range]]:
     """Distribute ranges over tasks.
 
     Args:
         ranges: Any order; empty ones are left out. No two overlap.
         partitions_min: Tasks wanted at least.
         partitions_max: Tasks allowed, >= 1. Wins over `partitions_min`.
+        records_max: Records that a task may have, >= 1; wins over both. None: any number.
     Returns:
         Per task its pieces, in (stream, partition, offset) order. Empty when there is nothing to read.
     """
@@ -96,11 +99,16 @@ def plan(ranges: Sequence[Range], *, partitions_min: int, partitions_max: int) -
     weights = [max(r.byte_count, r.record_count) for r in full]
     wanted = max(partitions_min, -(-sum(weights) // TASK_BYTES))
     tasks_count = min(wanted, partitions_max, records)
-    cuts = _cuts(full, weights, tasks_count)
+    if records_max is not None and -(-records // records_max) >= tasks_count:
+        tasks_count = -(-records // records_max)
+        return _split(full, [records * (number + 1) // tasks_count for number in range(tasks_count)])
+    if records_max is not None:
+        weights = [r.record_count for r in full]  # equal shares are below the bound, whatever the bytes are
+    cuts = _cuts(full, weights, tasks_count, sliver=SLIVER if records_max is None else 0)
     return _split(full, cuts)
 
 
-def _cuts(ranges: list[Range], weights: list[int], tasks_count: int) -> list[int]:
+def _cuts(ranges: list[Range], weights: list[int], tasks_count: int, *, sliver: float) -> list[int]:
     """Where tasks end, counted in records from the first of the first range; strictly rising, the last is the end."""
     records = sum(r.record_count for r in ranges)
     share = sum(weights) / tasks_count
@@ -109,9 +117,9 @@ def _cuts(ranges: list[Range], weights: list[int], tasks_count: int) -> list[int
     for r, weight in zip(ranges, weights, strict=True):
         while len(cuts) < tasks_count - 1 and share * (len(cuts) + 1) <= weight_before + weight:
             beyond = share * (len(cuts) + 1) - weight_before
-            if beyond < SLIVER * share:
+            if beyond < sliver * share:
                 cut = records_before
-            elif weight - beyond < SLIVER * share:
+            elif weight - beyond < sliver * share:
                 cut = records_before + r.record_count
             else:
                 cut = records_before + round(r.record_count * beyond / weight)

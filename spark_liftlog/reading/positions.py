@@ -3,62 +3,91 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.api.errors import InvalidSetting, NotReady, OffsetOutOfRange
-from spark_liftlog.options import EARLIEST, LATEST, Where
-from spark_liftlog.reading.advance import Heads
+from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.cluster import At, Cluster, Resolved
 from spark_liftlog.reading.offsets import Key, Position
 from spark_liftlog.reading.plan import Range
+from spark_liftlog.reading.selection import Selection
+from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
 
 log = logging.getLogger("spark_liftlog")
 
 
-def partitions_of(cluster: Cluster, stream: str, heads: Heads) -> list[Key]:
-    """The stream's partitions, in order.
+def keys_of(cluster: Cluster, selection: Selection, heads: Heads) -> list[Key]:
+    """The partitions that are read, in order.
 
     Raises:
-        UnknownStream: it does not exist.
+        UnknownStream: a stream that is named does not exist.
+        UnknownPartition: a partition that is named does not.
         Retryable: it does, but cannot be read at present.
     """
-    if stream not in heads.incarnations:
-        (found,) = cluster.resolve([((stream, 0), "earliest")])
-        raise found.error or NotReady(f"stream {stream!r} has only just appeared", stream=stream)
-    return sorted(key for key in heads.partitions if key[0] == stream)
+    for stream in selection.names:
+        if stream not in heads.incarnations:
+            (found,) = cluster.resolve([((stream, 0), "earliest")])
+            raise found.error or NotReady(f"stream {stream!r} has only just appeared", stream=stream)
+    for stream, numbers in sorted((selection.partitions or {}).items()):
+        for number in sorted(numbers):
+            if (stream, number) not in heads.partitions:
+                (found,) = cluster.resolve([((stream, number), "earliest")])
+                raise found.error or NotReady(f"partition {number} of stream {stream!r} has only just appeared")
+    return sorted(heads.partitions)
 
 
 def resolve_where(
-    cluster: Cluster, stream: str, heads: Heads, where: Where, *, option: str, fail_on_data_loss: bool
+    cluster: Cluster, keys: Sequence[Key], where: Where, *, option: str, fail_on_data_loss: bool
 ) -> dict[Key, Resolved]:
-    """The positions that `startingOffsets` or `endingOffsets` stands for, for every partition of the stream.
+    """The positions that an option stands for, for every partition that is read.
 
     Args:
-        option: Which of the two, for errors.
+        option: `startingOffsets` or `endingOffsets`, for errors.
         fail_on_data_loss: False: an offset out of range becomes the nearest valid one, with a warning.
     Raises:
         UnknownStream: there is no such stream.
-        InvalidSetting: a JSON that leaves out a partition, or names one that the stream does not have.
-        OffsetOutOfRange: an offset that the log does not have.
+        InvalidSetting: a JSON that leaves out a partition, or names one that is not read.
+        OffsetOutOfRange: an offset that the log does not have, or a time after its last record.
     """
-    keys = partitions_of(cluster, stream, heads)
-    asked: list[tuple[Key, At]] = []
-    if isinstance(where, dict):
-        _check_partitions(stream, [partition for _, partition in keys], where, option)
-    for key in keys:
-        at = where if isinstance(where, str) else where[key[1]]
-        symbolic = {EARLIEST: "earliest", LATEST: "latest"}
-        asked.append((key, at if isinstance(at, str) else symbolic.get(at) or {"offset": at}))
+    asked = [(key, at) for key, at in zip(keys, _asked(keys, where, option), strict=True)]
     found: dict[Key, Resolved] = {}
     for (key, wanted), resolved in zip(asked, cluster.resolve(asked), strict=True):
-        if isinstance(wanted, str):
-            if resolved.error is not None:
-                raise resolved.error
-            found[key] = resolved
-        else:
+        if not isinstance(wanted, str) and "offset" in wanted:
             found[key] = _within(key, wanted["offset"], resolved, option, fail_on_data_loss)
+            continue
+        if resolved.error is not None:
+            raise resolved.error
+        if resolved.is_beyond and isinstance(where, ByTime) and where.strategy == "error":
+            raise _too_late(key, resolved.head)
+        found[key] = resolved
     return found
+
+
+def _too_late(key: Key, head: Head) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"option startingTimestamp: stream {key[0]!r} partition {key[1]} has no record that is as late; valid"
+        f" offsets are {head.log_start_offset} to {head.high_watermark};"
+        " startingOffsetsByTimestampStrategy=latest begins at the end of such partitions",
+        stream=key[0],
+        partition=key[1],
+        log_start_offset=head.log_start_offset,
+        high_watermark=head.high_watermark,
+    )
+
+
+def _asked(keys: Sequence[Key], where: Where, option: str) -> list[At]:
+    """What to ask for each partition."""
+    if isinstance(where, str):
+        return [where for _ in keys]
+    if isinstance(where, ByTime):
+        if isinstance(where.at_ms, int):
+            return [{"timestamp_us": where.at_ms * 1000} for _ in keys]
+        _check_partitions(keys, where.at_ms, option)
+        return [{"timestamp_us": where.at_ms[stream][partition] * 1000} for stream, partition in keys]
+    _check_partitions(keys, where, option)
+    symbolic: dict[int, At] = {EARLIEST: "earliest", LATEST: "latest"}
+    return [symbolic.get(at := where[stream][partition]) or {"offset": at} for stream, partition in keys]
 
 
 def _within(key: Key, wanted: int, resolved: Resolved, option: str, fail_on_data_loss: bool) -> Resolved:
@@ -83,27 +112,42 @@ def _within(key: Key, wanted: int, resolved: Resolved, option: str, fail_on_data
     return replace(resolved, position=Position(nearest), bytes_ahead=bytes_ahead, error=None)
 
 
-def _check_partitions(stream: str, there: Sequence[int], named: Mapping[int, int], option: str) -> None:
-    unknown = sorted(set(named) - set(there))
-    missing = sorted(set(there) - set(named))
-    if unknown or missing:
+def _check_partitions(keys: Sequence[Key], named: ByPartition, option: str) -> None:
+    there: dict[str, set[int]] = {}
+    for stream, partition in keys:
+        there.setdefault(stream, set()).add(partition)
+    for stream in sorted(there.keys() | named.keys()):
+        read, given = there.get(stream, set()), set(named.get(stream, {}))
+        if read == given:
+            continue
+        unknown, missing = sorted(given - read), sorted(read - given)
         what = f"partition {unknown[0]} does not exist" if unknown else f"partition {missing[0]} is not named"
+        have = f"the partitions {', '.join(map(str, sorted(read)))}" if read else "no partition that is read"
         raise InvalidSetting(
-            f"option {option}: {what}; stream {stream!r} has the partitions 0 to {there[-1]}, and each must be named",
-            key=option,
-            limit=[there[0], there[-1]],
+            f"option {option}: {what}; stream {stream!r} has {have}, and each must be named", key=option
         )
 
 
-def weighed(cluster: Cluster, ranges: Sequence[Range]) -> list[Range]:
-    """The ranges with about how many bytes each is: what balances the tasks. One call; raises as `resolve`."""
+def weighed(cluster: Cluster, ranges: Sequence[Range]) -> tuple[list[Range], dict[Key, int]]:
+    """The ranges with about how many bytes each is, what balances the tasks; and the epochs of their last records.
+
+    One call; raises as `resolve`.
+
+    Args:
+        ranges: One of each partition at most.
+    """
     full = [r for r in ranges if r.record_count > 0]
     asked: list[tuple[Key, At]] = []
     for r in full:
         key = (r.stream, r.partition)
         asked += [(key, {"offset": r.start}), (key, {"offset": r.end})]
     answers = cluster.resolve(asked)
-    return [
+    sized = [
         replace(r, byte_count=max(0, start.bytes_ahead - end.bytes_ahead))
         for r, start, end in zip(full, answers[::2], answers[1::2], strict=True)
     ]
+    epochs = {
+        (r.stream, r.partition): -1 if end.error is not None else end.position.leader_epoch
+        for r, end in zip(full, answers[1::2], strict=True)
+    }
+    return sized, epochs

@@ -23,7 +23,14 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from spark_liftlog.errors import shown_to_spark
@@ -38,7 +45,7 @@ log = logging.getLogger("spark_liftlog")
 
 
 class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows every partition of a stream.
+    """Follows every partition of the streams that are read.
 
     Args:
         options: Checked options.
@@ -54,11 +61,18 @@ class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_driver": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        return symbolic(self._options.starting_offsets, self._options.stream)
+        return symbolic(self._options.starting)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """One of the limits, for Spark to hand back; all of them are applied here (admission.py)."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     @shown_to_spark
     def prepareForTriggerAvailableNow(self) -> None:
@@ -66,7 +80,9 @@ class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @shown_to_spark
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        return self._running().latest(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        if isinstance(limit, ReadMaxRows):
+            return self._running().latest(start, rows_max=limit.max_rows)
+        return self._running().latest(start, is_bounded=not isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         try:
@@ -79,7 +95,12 @@ class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         options = self._options
         ranges = self._running().ranges(start, end)
-        tasks = plan(ranges, partitions_min=options.min_partitions, partitions_max=options.max_partitions)
+        tasks = plan(
+            ranges,
+            partitions_min=options.min_partitions,
+            partitions_max=options.max_partitions,
+            records_max=options.max_records_per_partition,
+        )
         return [TaskRanges(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -43,8 +43,8 @@ from broker.runtime.intake.nats_seam import make_client
 from broker.serving.endpoints.append import encode
 from broker.serving.payload.ndjson import _rows
 from spark_liftlog.options import sink_options, source_options
+from spark_liftlog.progress.query_lag import lag
 from spark_liftlog.reading import offsets as spark_offsets
-from spark_liftlog.reading.query_lag import lag
 from tests.fuzz.decoder import CORPUS, Decoder
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.ingest.twins import TWINS, Route, byte_by_byte, run, whole
@@ -574,7 +574,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="spark-lag",
-        modules=("spark_liftlog/reading/query_lag.py",),
+        modules=("spark_liftlog/progress/query_lag.py",),
         check=check_spark_lag,
         errors=(),
         form="json",

@@ -171,3 +171,60 @@ def test_errors_of_a_recreated_stream_name_both_incarnations() -> None:
     assert "i1" in text
     assert "i2" in text
     assert "failOnDataLoss=false" in text
+
+
+def test_a_partition_that_an_answer_does_not_tell_of_keeps_its_position() -> None:
+    """A4: dropped, it would come back as new and be read from its start."""
+    start = start_at({0: (10, 1), 1: (7, 1)})
+    heads = heads_of({0: (0, 12, 1)})
+    it = step(start, heads, {}, limit=None)
+    assert it is not None
+    end = finish(it, heads, {})
+    assert end.positions == {("s", 0): Position(12, 1), ("s", 1): Position(7, 1)}
+    assert step(end, heads, {}, limit=None) is None
+
+
+def test_a_stream_that_is_not_told_of_keeps_its_positions_and_incarnation() -> None:
+    start = Offset(
+        consumer="c",
+        incarnations={"s": "i1", "t": "j1"},
+        positions={("s", 0): Position(10, 1), ("t", 0): Position(5, 1)},
+    )
+    it = step(start, heads_of({0: (0, 12, 1)}), {}, limit=None)
+    assert it is not None
+    end = finish(it, heads_of({0: (0, 12, 1)}), {})
+    assert end.incarnations == start.incarnations
+    assert end.positions["t", 0] == Position(5, 1)
+
+
+def test_a_stream_that_is_lost_holds_up_no_other() -> None:
+    start = Offset(
+        consumer="c",
+        incarnations={"s": "i1", "t": "j1"},
+        positions={("s", 0): Position(10, 1), ("t", 0): Position(5, 1)},
+    )
+    both = Heads(incarnations={"s": "i2", "t": "j1"}, partitions={("s", 0): Head(0, 99, 1), ("t", 0): Head(0, 6, 1)})
+    it = step(start, both, {}, limit=None, held={("s", 0)})
+    assert it is not None
+    end = finish(it, both, {})
+    assert end.incarnations == {"s": "i1", "t": "j1"}, "its offsets still count the old records"
+    assert end.positions == {("s", 0): Position(10, 1), ("t", 0): Position(6, 1)}
+
+
+def test_streams_that_are_found_while_running_begin_where_they_are_told_to() -> None:
+    start = start_at({0: (10, 1)})
+    both = Heads(incarnations={"s": "i1", "t": "j1"}, partitions={("s", 0): Head(0, 10, 1), ("t", 0): Head(2, 6, 1)})
+    assert step(start, both, {}, limit=None) is None, "not added: not read"
+    it = step(start, both, {}, limit=None, added={("t", 0): 4})
+    assert it is not None
+    end = finish(it, both, dict.fromkeys(unknown_epochs(it, both), 1))
+    assert (end.base, end.incarnations) == ({("t", 0): 4}, {"s": "i1", "t": "j1"})
+    assert end.positions == {("s", 0): Position(10, 1), ("t", 0): Position(6, 1)}
+
+
+def test_the_beginning_of_an_added_partition_that_retention_took_is_a_loss() -> None:
+    found = losses(start_at({0: (10, 1)}), heads_of({0: (0, 10, 1), 1: (30, 40, 1)}))
+    assert isinstance(found["s", 1].error, RecordsExpired)
+    assert found["s", 1].resume == 30
+    assert "records 0 to 29" in str(found["s", 1].error)
+    assert losses(start_at({0: (10, 1)}), heads_of({0: (0, 10, 1), 1: (30, 40, 1)}), is_whole=False) == {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import urllib.request
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import pytest
 from broker.api.errors import DeadlineExceeded, OffsetOutOfRange
 from spark_liftlog import Lag, lag
 from spark_liftlog.errors import LiftlogSparkError, shown_to_spark
-from spark_liftlog.reading.query_lag import report
+from spark_liftlog.progress.lag_listener import LagListener, as_html
+from spark_liftlog.progress.query_lag import report
 
 REPORT = report({("orders", 0): 100, ("orders", 1): 7}, {("orders", 0): 250, ("orders", 1): 7})
 
@@ -73,3 +76,27 @@ def test_what_is_not_the_users_fault_keeps_its_cause() -> None:
     with pytest.raises(LiftlogSparkError, match=r"^LIFTLOG_DEADLINE_EXCEEDED: ") as caught:
         given_up()
     assert isinstance(caught.value.__cause__, DeadlineExceeded)
+
+
+def test_a_listener_tells_prometheus_the_lag_of_each_query_that_runs() -> None:
+    listener = LagListener()
+    named = {"id": "1", "name": 'orders "eu"', **progress(REPORT)}
+    for value in (named, {"id": "2", "name": None, **progress("no json")}):
+        listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=json.dumps(value))))
+    assert list(listener.lags()) == ['orders "eu"'], "of a query without a liftlog source nothing is told"
+    port = listener.serve(0)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+    finally:
+        listener.close()
+    assert 'spark_liftlog_lag_records{query="orders \\"eu\\"",stream="orders",partition="0"} 150\n' in text
+    listener.onQueryTerminated(SimpleNamespace(id="1"))
+    assert listener.lags() == {}
+
+
+def test_a_notebook_shows_rate_and_lag() -> None:
+    assert "no progress yet" in as_html(None)
+    shown = as_html({"id": "1", "name": "<q>", "batchId": 7, "processedRowsPerSecond": 1234.5, **progress(REPORT)})
+    for part in ("&lt;q&gt;", "batch 7", "1,234 records/s", "150 behind", "<td>orders</td><td>0</td><td>150</td>"):
+        assert part in shown

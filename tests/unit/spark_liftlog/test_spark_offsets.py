@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from broker.api.errors import LiftlogError, UnknownFormatVersion
 from spark_liftlog.errors import BadOffset
 from spark_liftlog.reading.offsets import Offset, Position, decode, encode, starting_point, symbolic
+from spark_liftlog.reading.where import ByTime, Where
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "offsets-v1.json"
 
@@ -64,10 +65,18 @@ def test_offsets_of_the_golden_file_are_read(name: str) -> None:
 
 
 def test_symbolic_offsets_are_written_and_read_as_the_golden_file_has_them() -> None:
-    for name, where in (("start latest", "latest"), ("start earliest", "earliest"), ("start JSON", {1: -2, 0: 5})):
-        assert json.dumps(symbolic(where, "orders")) == golden()[name]
+    cases: dict[str, Where] = {
+        "start latest": "latest",
+        "start earliest": "earliest",
+        "start committed": "committed",
+        "start JSON": {"orders": {1: -2, 0: 5}},
+        "start time": ByTime(at_ms=1_700_000_000_000, strategy="error"),
+        "start times": ByTime(at_ms={"orders": {1: 2, 0: 1}}, strategy="latest"),
+    }
+    for name, where in cases.items():
+        assert json.dumps(symbolic(where)) == golden()[name]
         assert decode(json.loads(golden()[name])) is None
-        assert starting_point(json.loads(golden()[name]), "orders") == where
+        assert starting_point(json.loads(golden()[name])) == where
 
 
 @given(offsets())
@@ -138,7 +147,9 @@ def test_what_this_source_did_not_write_is_refused(value: Any) -> None:
         decode(value)
 
 
-@pytest.mark.parametrize("start", [None, 7, "newest", {}, {"returns": {"0": 1}}, {"orders": {"0": "x"}}])
-def test_a_symbolic_offset_of_another_form_or_stream_is_refused(start: Any) -> None:
+@pytest.mark.parametrize("start", [None, 7, "newest", [], {"orders": {"0": "x"}}, {"orders": 7}])
+def test_a_symbolic_offset_of_another_form_is_refused(start: Any) -> None:
     with pytest.raises(BadOffset):
-        starting_point({"v": 1, "start": start}, "orders")
+        starting_point({"v": 1, "start": start})
+    with pytest.raises(BadOffset):
+        starting_point({"v": 1, "start_time": start})

@@ -128,3 +128,13 @@ def test_shares_follow_the_backlogs() -> None:
 
 def test_the_limit_is_used_up_although_shares_are_rounded_down() -> None:
     assert sum(prorate({("s", 0): 100, ("s", 1): 100}, 3).values()) == 3
+
+
+@given(range_sets(), st.integers(1, 40), st.integers(1, 40), st.integers(1, 2000))
+def test_no_task_has_more_records_than_it_may(ranges: list[Range], minimum: int, maximum: int, share: int) -> None:
+    """Also where that takes more tasks than `partitions_max`; still exactly the ranges (N1)."""
+    records = sum(r.record_count for r in ranges)
+    bound = max(1, records // share)
+    tasks = plan(ranges, partitions_min=minimum, partitions_max=maximum, records_max=bound)
+    assert all(sum(piece.record_count for piece in task) <= bound for task in tasks)
+    assert sum(piece.record_count for task in tasks for piece in task) == records

@@ -9,6 +9,7 @@ is progress; the end of a batch that is planned is not. `commit(end)` says the s
 G1  Only what was learned so is published, also at the end: `close` flushes, it does not guess.
 G2  Nothing here raises into the query, and nothing waits for the network but `close`, shortly.
 G3  A position that was published is not published again; of several that wait only the newest counts.
+G4  A position that brokers refuse refuses no other.
 """
 
 from __future__ import annotations
@@ -85,9 +86,21 @@ class Progress:
                 if isinstance(error, Retryable):
                     self._pause(failures)
                     continue
-                # The stream is gone or another one: this position will never be wanted. The next one may be.
+                self._publish_apart(wanted)
             with self._changed:
                 self._published = wanted
+
+    def _publish_apart(self, wanted: Offset) -> None:
+        """Partition by partition: one that is refused (its stream is gone, or another one) refuses no other (G4)."""
+        if len(wanted.positions) == 1:
+            return
+        for key, at in sorted(wanted.positions.items()):
+            if self._is_closed.is_set():
+                return
+            try:
+                self._cluster.commit(wanted.consumer, {key: at}, wanted.incarnations)
+            except Exception as error:  # best effort, as above
+                log.warning("progress.failed consumer=%s partition=%s/%d error=%s", wanted.consumer, *key, error)
 
     def _pause(self, failures: int) -> None:
         with self._changed:

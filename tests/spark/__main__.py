@@ -1,0 +1,38 @@
+"""python -m tests.spark --rounds 20 [--seed 1] [--master local-cluster[2,1,1024]]: rounds of SIGKILL, and the count."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from tests.spark.kills import Rounds
+
+KINDS = ("before", "after", "driver", "worker", "broker", "executor")
+
+
+def main() -> None:
+    """Run them and print what was killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--master", default="local[2]")
+    given = parser.parse_args()
+    luck = random.Random(given.seed)
+    kinds = KINDS if given.master.startswith("local-cluster") else KINDS[:-1]
+    kills = [kinds[n % len(kinds)] for n in range(given.rounds)]
+    luck.shuffle(kills)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        rounds = Rounds(Path(folder), given.master, luck)
+        told = rounds.run(kills)
+    print(
+        f"seed {given.seed}: {given.rounds} rounds on {given.master}, killed {dict(sorted(told.items()))},"
+        f" {rounds.appended} records, each once, {time.monotonic() - began_s:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The job that is killed: a stream into another, through a shuffle that places rows elsewhere each time.
+
+    python -m tests.spark.kill_app <broker> <folder> <master> once|follow
+
+Its sink is the real one, with two places where it can be told to kill the driver: a file `kill` in the folder says
+`before` (rows are staged, nothing is committed) or `after` (the sink has committed, Spark has not written that down).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+import spark_liftlog
+from spark_liftlog.datasource import LiftlogDataSource
+from spark_liftlog.writing.sink_options import sink_options
+from spark_liftlog.writing.writer import LiftlogStreamWriter
+
+FOLDER = "LIFTLOG_TEST_FOLDER"
+SOURCE, SINK = "kills-source", "kills-sink"
+
+
+class KillableWriter(LiftlogStreamWriter):
+    """Kills the driver at its commit, if a file says so."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _kill_if("before")
+        super().commit(messages, batchId)
+        _kill_if("after")
+
+
+class KillableSource(LiftlogDataSource):
+    """`format("liftlog")` with that writer."""
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KillableWriter:
+        return KillableWriter(sink_options(self.options, "stream"), schema, overwrite=overwrite)
+
+
+def _kill_if(moment: str) -> None:
+    folder = Path(os.environ[FOLDER])
+    order = folder / "kill"
+    if order.exists() and order.read_text() == moment:
+        order.rename(folder / "killed")
+        os.kill(int((folder / "jvm").read_text()), signal.SIGKILL)
+
+
+def main(broker: str, folder: str, master: str, mode: str) -> None:
+    """Run until there is nothing left (`once`), or until killed."""
+    os.environ[FOLDER] = folder
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.builder.master(master)
+        .config("spark.driver.memory", "1g")
+        .config("spark.executor.memory", "512m")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.local.dir", f"{folder}/local")
+        .config("spark.executorEnv.PYTHONPATH", str(Path.cwd()))
+    )
+    spark = spark_liftlog.configure(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    Path(folder, "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
+    spark.dataSource.register(KillableSource)
+    options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "400"}
+    rows = spark.readStream.format("liftlog").options(**options).load().repartition(2, F.rand()).select("key", "value")
+    writer = rows.writeStream.format("liftlog").options(brokers=broker, stream=SINK)
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+    query = (writer.trigger(availableNow=True) if mode == "once" else writer).start()
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,166 @@
+"""Kill everything, again and again; then every source record must be in the sink exactly once, read without Spark.
+
+    round    append ─ start the job ─ wait for its first commit ─ kill somebody ─ job goes on or ends ─ next round
+    end      run the job to its end, compare
+
+Who is killed, with SIGKILL: the driver between stage and commit (`before`), between the sink's commit and Spark's own
+(`after`), or at a random moment (`driver`); a Python `worker`, an `executor` (only with executors of their own), the
+`broker`. A job that ends by it is started again from its checkpoint, as a person would.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.api.errors import LiftlogError
+from broker.client.client import Client, connect
+from tests.spark.kill_app import SINK, SOURCE
+from tests.support.processes import BrokerProcess, eventually
+
+ROOT = Path(__file__).parents[2]
+RECORDS = 1500
+PARTITIONS = 3
+
+
+@dataclass
+class Rounds:
+    """One job, its broker, and what was done to them."""
+
+    folder: Path
+    master: str
+    luck: random.Random
+    appended: int = 0
+    told: Counter[str] = field(default_factory=Counter)
+
+    def run(self, kills: list[str]) -> Counter[str]:
+        """All rounds and the comparison. Returns how often each kind of kill was carried out."""
+        broker = BrokerProcess(self.folder / "broker", None).start()
+        try:
+            with connect(broker.address, deadline_s=60) as client:
+                client.create_stream(SOURCE, partitions=PARTITIONS)
+                client.create_stream(SINK, partitions=PARTITIONS)
+                for kill in kills:
+                    self._round(client, broker, kill)
+                self._append(client)
+                job = self._start(broker, "once")
+                assert job.wait(300) == 0, self._output()
+                self._compare(client)
+        finally:
+            broker.stop()
+        return self.told
+
+    def _round(self, client: Client, broker: BrokerProcess, kill: str) -> None:
+        self._append(client)
+        job = self._start(broker, "follow")
+        try:
+            before = _last_batch(client)
+            if kill in ("before", "after"):
+                eventually(lambda: self._has_begun(job, client, before), timeout_s=180, what="the job commits")
+                self.folder.joinpath("kill").write_text(kill)
+                self._append(client)
+                eventually(lambda: self.folder.joinpath("killed").exists(), timeout_s=180, what="the kill")
+                self.folder.joinpath("killed").unlink()
+                job.wait(120)
+                self.told[kill] += 1
+                return
+            eventually(lambda: self._has_begun(job, client, before), timeout_s=180, what="the job commits")
+            self._append(client)
+            time.sleep(self.luck.uniform(0, 1.5))  # the moment is what is tried out
+            if kill == "broker":
+                broker.kill9()
+                broker.start()
+            else:
+                jvm = int(self.folder.joinpath("jvm").read_text())
+                victims = {"driver": [jvm]}.get(kill) or _descendants(jvm, _COMMANDS[kill])
+                for victim in self.luck.sample(victims, min(1, len(victims))):
+                    with suppress(ProcessLookupError):
+                        os.kill(victim, signal.SIGKILL)
+                        self.told[kill] += 1
+            self.told[kill] += kill == "broker"
+            seen = _last_batch(client)
+            self._append(client)  # after a kill that it survives the job goes on; otherwise it ends
+            eventually(
+                lambda: job.poll() is not None or _last_batch(client) > seen, timeout_s=180, what="it goes on, or ends"
+            )
+        finally:
+            _end(job)
+
+    def _has_begun(self, job: subprocess.Popen[bytes], client: Client, before: int) -> bool:
+        assert job.poll() is None, self._output()
+        return _last_batch(client) > before
+
+    def _append(self, client: Client) -> None:
+        for partition in range(PARTITIONS):
+            first = self.appended
+            count = RECORDS // PARTITIONS
+            client.append(SOURCE, partition, [{"value": str(n).encode()} for n in range(first, first + count)])
+            self.appended += count
+
+    def _start(self, broker: BrokerProcess, mode: str) -> subprocess.Popen[bytes]:
+        self.folder.joinpath("jvm").unlink(missing_ok=True)
+        with self.folder.joinpath("job.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.kill_app", broker.address, str(self.folder), self.master, mode],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def _output(self) -> str:
+        return self.folder.joinpath("job.log").read_text(errors="replace")[-6000:]
+
+    def _compare(self, client: Client) -> None:
+        values = client.read(SINK).to_table().column("value").to_pylist()
+        counts = Counter(int(value) for value in values)
+        repeated = sorted(n for n, times in counts.items() if times > 1)
+        missing = sorted(set(range(self.appended)) - counts.keys())
+        assert not repeated, f"{len(repeated)} records are there more than once, first {repeated[:5]}"
+        assert not missing, f"{len(missing)} records are missing, first {missing[:5]}"
+        assert len(counts) == self.appended, "records that nobody wrote"
+
+
+_COMMANDS = {"worker": "pyspark.daemon", "executor": "CoarseGrainedExecutorBackend"}
+
+
+def _last_batch(client: Client) -> int:
+    """Of the sink; -1 before its first, or while nobody answers."""
+    with suppress(LiftlogError):
+        return max((sink.last.batch_id for sink in client.sinks() if sink.last is not None), default=-1)
+    return -1
+
+
+def _descendants(pid: int, command: str) -> list[int]:
+    """Processes below this one whose command line names something."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, IndexError, ValueError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        queue += children
+        for child in children:
+            with suppress(OSError):
+                if command in Path(f"/proc/{child}/cmdline").read_text(errors="replace"):
+                    found.append(child)
+    return found
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """The job and whatever it started: they are a session of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)
+    job.wait(60)

@@ -1,0 +1,344 @@
+"""Where a query begins, goes on and ends, and every row of the users' table of losses (docs/spark.md).
+
+Method: the reader without Spark, against a real broker; what is lost is lost really: trimmed, deleted, or set back to a
+copy of the data folder from before, as a disk that lost its tail would do.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from broker.client.client import Client, connect
+from spark_liftlog.errors import LiftlogSparkError
+from tests.spark.reading_tasks import Value, latest, reading, records, rows_of
+from tests.spark.streams import Stream, published, wait_published
+from tests.support.processes import BrokerProcess, eventually
+
+
+def test_several_streams_and_new_ones_under_a_pattern(client: Client) -> None:
+    first = Stream.create(client, "multi-a", partitions=2)
+    Stream.create(client, "other-multi", partitions=1).append(5)
+    first.append(3)
+    with reading(first.address, streamPattern="multi-.*", startingOffsets="latest") as reader:
+        one = latest(reader)
+        assert rows_of(reader, None, one) == []
+        first.append(2)
+        second = Stream.create(client, "multi-b", partitions=1)
+        second.append(4)
+        two = eventually(lambda: _grown(latest(reader, one), 2), what="both are seen")
+        assert rows_of(reader, one, two) == records(first, (0, 3, 5), (1, 3, 5)) + records(second, (0, 0, 4))
+        assert rows_of(reader, one, two) == rows_of(reader, one, two)
+
+
+def _grown(end: Value, streams: int) -> Value | None:
+    return end if len(end["streams"]) == streams else None
+
+
+def test_a_pattern_that_nothing_matches_yet_waits(client: Client) -> None:
+    with reading(str(client.brokers), streamPattern="to-come-.*", startingOffsets="latest") as reader:
+        start = reader.initialOffset()
+        assert latest(reader, start) is start
+        stream = Stream.create(client, "to-come-1", partitions=1)
+        stream.append(2)
+        first = eventually(lambda: (end := latest(reader, start)) is not start and end, what="it is seen")
+        stream.append(1)
+        second = eventually(lambda: (end := latest(reader, first)) is not first and end, what="and followed")
+        assert rows_of(reader, first, second) == records(stream, (0, 2, 3))
+
+
+def test_streams_are_added_to_a_query_and_left_out_of_it(client: Client) -> None:
+    a, b = (Stream.create(client, f"change-{name}", partitions=1) for name in "ab")
+    a.append(3)
+    b.append(5)
+    with reading(a.address, stream=a.name, startingOffsets="earliest") as reader:
+        one = latest(reader)
+    with reading(a.address, streams=f"{a.name},{b.name}", startingOffsets="earliest") as reader:
+        two = latest(reader, one)
+        assert rows_of(reader, one, two) == records(b, (0, 0, 5))
+    a.append(1)
+    b.append(1)
+    with reading(a.address, stream=b.name, startingOffsets="earliest") as reader:
+        three = latest(reader, two)
+        assert rows_of(reader, two, three) == records(b, (0, 5, 6))
+        assert three["streams"][a.name] == two["streams"][a.name], "kept"
+        assert rows_of(reader, one, two) == records(b, (0, 0, 5)), "a batch of before can be read again"
+    with reading(a.address, streams=f"{a.name},{b.name}", startingOffsets="earliest") as reader:
+        four = latest(reader, three)
+        assert rows_of(reader, three, four) == records(a, (0, 3, 4))
+    with (
+        reading(a.address, stream="change-c") as reader,
+        pytest.raises(LiftlogSparkError, match="LIFTLOG_INVALID_SETTING: the checkpoint belongs to stream 'change-a'"),
+    ):
+        latest(reader, one)
+
+
+def test_only_the_partitions_that_are_named_are_read(stream: Stream) -> None:
+    stream.append(4)
+    only = f'{{"{stream.name}": [0, 2]}}'
+    with reading(stream.address, partitions=only, startingOffsets="earliest") as reader:
+        end = latest(reader)
+        assert rows_of(reader, None, end) == records(stream, (0, 0, 4), (2, 0, 4))
+        stream.append(1)
+        later = eventually(lambda: (now := latest(reader, end)) is not end and now, what="it goes on")
+        assert {partition for _, partition, _ in rows_of(reader, end, later)} <= {0, 2}
+    with (
+        reading(stream.address, partitions=f'{{"{stream.name}": [7]}}') as reader,
+        pytest.raises(LiftlogSparkError, match="LIFTLOG_UNKNOWN_PARTITION"),
+    ):
+        latest(reader)
+
+
+def test_a_time_is_a_place_to_begin(stream: Stream) -> None:
+    stream.append(3)
+    time.sleep(0.002)  # the next record must be of another millisecond
+    at_ms = int(time.time() * 1000)
+    stream.append(2, partitions=[0, 1])
+    with (
+        reading(stream.address, stream=stream.name, startingTimestamp=str(at_ms)) as reader,
+        pytest.raises(
+            LiftlogSparkError,
+            match=r"LIFTLOG_OFFSET_OUT_OF_RANGE: .*partition 2 has no record that is as late; .* are 0 to 3",
+        ),
+    ):
+        latest(reader)
+    options = {"startingTimestamp": str(at_ms), "startingOffsetsByTimestampStrategy": "latest"}
+    with reading(stream.address, stream=stream.name, **options) as reader:
+        end = latest(reader)
+        assert rows_of(reader, None, end) == records(stream, (0, 3, 5), (1, 3, 5))
+    each = f'{{"{stream.name}": {{"0": {at_ms}, "1": 0, "2": 0}}}}'
+    with reading(stream.address, stream=stream.name, startingOffsetsByTimestamp=each) as reader:
+        end = latest(reader)
+        assert rows_of(reader, None, end) == records(stream, (0, 3, 5), (1, 0, 5), (2, 0, 3))
+
+
+def test_a_batch_waits_until_it_is_worth_it_or_for_long_enough(stream: Stream) -> None:
+    stream.append(1)
+    options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "1h"}
+    with reading(stream.address, stream=stream.name, **options) as reader:
+        first = latest(reader)
+        assert rows_of(reader, None, first) == [], "it says where it begins, and reads nothing yet"
+        stream.append(2)
+        assert latest(reader, first) is first
+        stream.append(1)
+        second = eventually(lambda: (end := latest(reader, first)) is not first and end, what="10 records are there")
+        assert len(rows_of(reader, first, second)) >= 10
+    options["maxTriggerDelay"] = "1ms"
+    with reading(stream.address, stream=stream.name, **options) as reader:
+        end = eventually(lambda: len(rows_of(reader, None, latest(reader))) == 12, what="the delay is over")
+        assert end
+    with reading(stream.address, stream=stream.name, **options | {"maxTriggerDelay": "1h"}) as reader:
+        reader.prepareForTriggerAvailableNow()
+        assert len(rows_of(reader, None, latest(reader))) == 12, "AvailableNow leaves nothing behind"
+
+
+def test_a_batch_has_about_as_many_bytes_as_it_may(client: Client) -> None:
+    stream = Stream.create(client, "bytes-bound", partitions=2, segment_bytes=65536)
+    for _ in range(20):
+        stream.append(50, size=1000, partitions=[0])
+    stream.append(1, partitions=[1])
+    seen, sizes = [], []
+    with reading(stream.address, stream=stream.name, startingOffsets="earliest", maxBytesPerTrigger="200k") as reader:
+        start: Value | None = None
+        while True:
+            end = latest(reader, start)
+            if end is start:
+                break
+            seen += (rows := rows_of(reader, start, end))
+            sizes.append(len(rows))
+            start = end
+    assert sorted(seen) == [(stream.name, *place) for place in stream.expected()]
+    assert max(sizes) < 400, "1,001 records of 1 kB"
+
+
+# --- committed ------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_checkpoint_is_replaced_by_what_was_published(stream: Stream) -> None:
+    stream.append(10)
+    options = {"stream": stream.name, "consumer": stream.name, "startingOffsets": "committed"}
+    with (
+        reading(stream.address, **options) as reader,
+        pytest.raises(LiftlogSparkError, match=r"LIFTLOG_UNKNOWN_CONSUMER: .*begin once with startingOffsets=earliest"),
+    ):
+        latest(reader)
+    with reading(stream.address, **options | {"startingOffsets": "earliest"}) as reader:
+        reader.latestOffset(latest(reader), reader.getDefaultReadLimit())
+        wait_published(stream, stream.name)
+    stream.append(5)
+    stream.client.add_partitions(stream.name, 4)
+    stream.counts.append(0)
+    stream.append(2, partitions=[3])
+    with reading(stream.address, **options) as reader:
+        end = latest(reader)
+        assert rows_of(reader, None, end) == records(stream, (0, 10, 15), (1, 10, 15), (2, 10, 15), (3, 0, 2))
+    with reading(stream.address, **options) as again:
+        assert rows_of(again, None, end) == records(stream, (0, 10, 15), (1, 10, 15), (2, 10, 15), (3, 0, 2))
+    stream.client.trim(stream.name, before=12, partitions=[1])
+    with (
+        reading(stream.address, **options) as reader,
+        pytest.raises(LiftlogSparkError, match=r"LIFTLOG_RECORDS_EXPIRED: .*partition 1: records 10 to 11 .* 12 to 15"),
+    ):
+        latest(reader)
+    with reading(stream.address, **options | {"failOnDataLoss": "false"}) as reader:
+        end = latest(reader)
+        assert rows_of(reader, None, end) == records(stream, (0, 10, 15), (1, 12, 15), (2, 10, 15), (3, 0, 2))
+    assert published(stream.client, stream.name, stream.name) == {0: 10, 1: 10, 2: 10}
+
+
+def test_committed_positions_of_another_stream_of_the_name_are_no_beginning(client: Client) -> None:
+    stream = Stream.create(client, "committed-again", partitions=1)
+    stream.append(10)
+    client.commit("committed-again", {stream.name: {0: 4}})
+    client.delete_stream(stream.name)
+    Stream.create(client, stream.name, partitions=1).append(10)
+    options = {"stream": stream.name, "consumer": "committed-again", "startingOffsets": "committed"}
+    with (
+        reading(stream.address, **options) as reader,
+        pytest.raises(LiftlogSparkError, match="LIFTLOG_STALE_INCARNATION"),
+    ):
+        latest(reader)
+
+
+# --- the table of losses -----------------------------------------------------------------------------------------
+
+
+def lost(stream: Stream, start: Value, says: str) -> Value:
+    """The query fails with this; the same with failOnDataLoss=false goes on: where its next batch ends."""
+    options = {"stream": stream.name, "startingOffsets": "earliest"}
+    with reading(stream.address, **options) as reader, pytest.raises(LiftlogSparkError, match=says):
+        latest(reader, start)
+    with reading(stream.address, **options, failOnDataLoss="false") as reader:
+        return latest(reader, start)
+
+
+def begun(stream: Stream) -> Value:
+    with reading(stream.address, stream=stream.name, startingOffsets="earliest") as reader:
+        return latest(reader)
+
+
+def survived(stream: Stream, start: Value, end: Value) -> list[tuple[str, int, int]]:
+    with reading(stream.address, stream=stream.name, failOnDataLoss="false") as reader:
+        return rows_of(reader, start, end)
+
+
+def test_retention_past_the_start(stream: Stream) -> None:
+    stream.append(5)
+    start = begun(stream)
+    stream.append(5)
+    stream.client.trim(stream.name, before=8, partitions=[1])
+    end = lost(stream, start, r"LIFTLOG_RECORDS_EXPIRED: .*partition 1: records 5 to 7 .* valid offsets are 8 to 10")
+    assert survived(stream, start, end) == records(stream, (0, 5, 10), (1, 8, 10), (2, 5, 10))
+
+
+def test_the_beginning_of_an_added_partition(stream: Stream) -> None:
+    stream.append(1)
+    start = begun(stream)
+    stream.client.add_partitions(stream.name, 4)
+    stream.counts.append(0)
+    stream.append(9, partitions=[3])
+    stream.client.trim(stream.name, before=6, partitions=[3])
+    end = lost(stream, start, r"LIFTLOG_RECORDS_EXPIRED: .*partition 3: records 0 to 5 .* valid offsets are 6 to 9")
+    assert survived(stream, start, end) == records(stream, (3, 6, 9))
+
+
+def test_a_stream_deleted_and_made_anew(client: Client) -> None:
+    stream = Stream.create(client, "remade", partitions=2)
+    stream.append(5)
+    start = begun(stream)
+    client.delete_stream(stream.name)
+    assert lost(stream, start, "LIFTLOG_UNKNOWN_STREAM: stream 'remade' was deleted") is start
+    again = Stream.create(client, "remade", partitions=1)
+    again.append(7)
+    end = lost(again, start, r"LIFTLOG_STALE_INCARNATION: .*deleted and re-created.*first record, 0")
+    assert survived(again, start, end) == records(again, (0, 0, 7))
+
+
+def test_a_deleted_stream_holds_up_no_other(client: Client) -> None:
+    a, b = (Stream.create(client, f"held-{name}", partitions=1) for name in "ab")
+    a.append(2)
+    b.append(2)
+    with reading(a.address, streams="held-a,held-b", startingOffsets="earliest", failOnDataLoss="false") as reader:
+        start = latest(reader)
+        client.delete_stream("held-a")
+        b.append(3)
+        end = eventually(lambda: (now := latest(reader, start)) is not start and now, what="b goes on")
+        assert rows_of(reader, start, end) == records(b, (0, 2, 5))
+        assert end["streams"]["held-a"] == start["streams"]["held-a"]
+
+
+def test_a_partition_that_is_not_there(stream: Stream) -> None:
+    stream.append(2)
+    start = begun(stream)
+    start["streams"][stream.name]["partitions"]["7"] = [1, 1]
+    stream.append(1)
+    end = lost(stream, start, rf"LIFTLOG_UNKNOWN_PARTITION: stream '{stream.name}' has no partition 7")
+    assert survived(stream, start, end) == records(stream, (0, 2, 3), (1, 2, 3), (2, 2, 3))
+
+
+@dataclass
+class SetBack:
+    """A broker whose disk lost the tail of its log after a query had read it."""
+
+    broker: BrokerProcess
+    stream: Stream
+    start: Value
+    end: Value
+
+
+@pytest.fixture(scope="module")
+def set_back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SetBack]:
+    """100 records, read up to `start`; 50 more, read up to `end`; then the disk is as it was at 100."""
+    folder = tmp_path_factory.mktemp("set-back")
+    data, copy = folder / "broker" / "data", Path(folder, "copy")
+    broker = BrokerProcess(folder / "broker", None).start()
+    try:
+        with connect(broker.address) as client:
+            stream = Stream.create(client, "truncated", partitions=1)
+            stream.append(100)
+            start = begun(stream)
+            broker.stop()
+            shutil.copytree(data, copy)
+            broker.start()
+            stream.append(50)
+            with reading(stream.address, stream=stream.name) as reader:
+                end = latest(reader, start)
+            broker.stop()
+            shutil.rmtree(data)
+            shutil.copytree(copy, data)
+            for _ in range(2):  # another start, another leader epoch than the one that wrote what is lost
+                broker.start()
+                broker.stop()
+            broker.start()
+            stream.counts = [100]
+            yield SetBack(broker, stream, start, end)
+    finally:
+        broker.stop()
+
+
+def test_a_broker_that_went_backwards_and_a_tail_that_was_written_anew(set_back: SetBack) -> None:
+    stream, start, end = set_back.stream, set_back.start, set_back.end
+    behind = r"LIFTLOG_LOG_TRUNCATED: .*the log ends at 100, the query has read up to 150; valid offsets are 0 to 100"
+    after = lost(stream, end, behind)
+    assert survived(stream, end, after) == []
+    stream.append(80)
+    rewritten = r"LIFTLOG_LOG_TRUNCATED: .*from 100 on were lost and written anew, .* up to 150; valid .* 0 to 180"
+    after = lost(stream, end, rewritten)
+    assert survived(stream, end, after) == records(stream, (0, 100, 180))
+    stream.append(1)
+    with reading(stream.address, stream=stream.name) as reader:
+        later = latest(reader, after)
+        assert rows_of(reader, after, later) == records(stream, (0, 180, 181))
+
+    # The batch that was planned before the loss, again: its offsets are there, its records are not.
+    with (
+        reading(stream.address, stream=stream.name) as reader,
+        pytest.raises(LiftlogSparkError, match=r"LIFTLOG_LOG_TRUNCATED: .*from 100 on were lost and written anew"),
+    ):
+        rows_of(reader, start, end)
+    assert survived(stream, start, end) == []
