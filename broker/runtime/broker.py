@@ -52,9 +52,9 @@ from broker.runtime.metrics import Sample
 from broker.runtime.partitions.catalog_store import CatalogStore, spare_bytes
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.control import Control, forget_command
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.partitions.orphans import remove_orphans, require_catalog
-from broker.runtime.partitions.partition import Partition
 from broker.runtime.partitions.streams import Streams
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub

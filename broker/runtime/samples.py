@@ -8,7 +8,7 @@ from broker.api.errors import LiftlogError
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.metrics import Sample, open_file_count
 from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 
 PARTITION_LABELS = ("stream", "partition")
 
@@ -43,8 +43,8 @@ def broker_samples(
 def _partition(partition: Partition, at: tuple[str, ...]) -> Iterator[Sample]:
     log = partition.log
     labels = PARTITION_LABELS
-    yield "liftlog_messages_in_total", "Records appended", labels, at, partition.record_count
-    yield "liftlog_bytes_in_total", "Bytes appended", labels, at, partition.byte_count
+    yield "liftlog_messages_in_total", "Records appended", labels, at, partition.replica.record_count
+    yield "liftlog_bytes_in_total", "Bytes appended", labels, at, partition.replica.byte_count
     yield "liftlog_partition_log_start_offset", "First offset kept", labels, at, log.log_start_offset
     yield "liftlog_partition_log_end_offset", "Next offset to be assigned", labels, at, log.log_end_offset
     yield "liftlog_partition_high_watermark", "First offset not committed", labels, at, log.high_watermark

@@ -19,7 +19,8 @@ from broker.api.errors import LiftlogError, UnknownPartition, from_problem
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.runtime.partitions.consumers import Consumers
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.service import SinkService
@@ -90,7 +91,13 @@ class LogBackend:
             now_us=time.time_ns() // 1000,
         )
         epoch = self._catalog.epoch_last
-        return Partition(info, number, log, leader_epoch=epoch, pool=self._pool, appender=self._appender, hub=self._hub)
+        return Partition(
+            info,
+            Replica(info, number, log, appender=self._appender, hub=self._hub),
+            leader_epoch=epoch,
+            pool=self._pool,
+            appender=self._appender,
+        )
 
     @property
     def version_now(self) -> int:

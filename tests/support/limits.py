@@ -52,7 +52,7 @@ FIXED: Final = (
         "`invalid_request`",
     ),
     Row(
-        "broker.runtime.partitions.partition:APPENDS_WAITING_MAX",
+        "broker.runtime.partitions.leader:APPENDS_WAITING_MAX",
         "requests",
         "HTTP appends that wait for one partition",
         "`overloaded`",

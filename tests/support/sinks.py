@@ -20,7 +20,8 @@ from broker.api.errors import LiftlogError, UnknownPartition
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.api.stream import COMMITS_STREAM, settings_from
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncTarget
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.coordinator import Sinks
@@ -92,12 +93,10 @@ class Rig:
         info = StreamInfo(name=stream, incarnation="i", created_us=0, settings=settings_from({"fsync": fsync}))
         return Partition(
             info,
-            number,
-            log,
+            Replica(info, number, log, appender=None, hub=self._hub),  # type: ignore[arg-type]
             leader_epoch=self._boot << 10,  # above all take-overs of the process before
             pool=InlinePool(),  # type: ignore[arg-type]
             appender=None,  # type: ignore[arg-type]
-            hub=self._hub,
         )
 
     def store(self, stream: str, partition: int) -> StageStore:

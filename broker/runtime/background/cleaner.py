@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from broker.api.errors import DiskFull, LiftlogError
 from broker.runtime.config.configuration import Config
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 
 REST_ROUNDS = 12
 LITTLE_BYTES = 64 << 10
@@ -72,10 +73,11 @@ class Cleaner:
         to_checkpoint, to_clean = Turns(), Turns()
         while not self._stop.wait(pause_s):
             now = time.monotonic()
-            partitions = list(self._partitions())
-            interval_ms = [p.sync_if_due(now) for p in partitions if p.minds_time]
+            led = list(self._partitions())
+            interval_ms = [p.sync_if_due(now) for p in led if p.minds_time]
+            partitions = [p.replica for p in led]
             pause_s = min(self._clean_s, self._checkpoint_s, *(ms / 1000 for ms in interval_ms))
-            moved = {p for p in self._moved() if isinstance(p, Partition)}
+            moved = {p for p in self._moved() if isinstance(p, Replica)}
             to_checkpoint.note(moved)
             to_clean.note(moved)
             if now - checkpoint_at >= self._checkpoint_s:
@@ -91,18 +93,18 @@ class Cleaner:
                 # What is open is asked once more, or a partition that fell quiet would keep its file for a whole turn.
                 to_clean.note(p for p in due if p.log.is_awake)
 
-    def _checkpoint(self, turns: Turns, partitions: Sequence[Partition], now_s: float) -> None:
+    def _checkpoint(self, turns: Turns, partitions: Sequence[Replica], now_s: float) -> None:
         """One round of checkpoints; who failed, or may wait, is noted for the next."""
         rest_s = REST_ROUNDS * self._checkpoint_s
-        due: list[Partition] = []
-        later: list[Partition] = []
+        due: list[Replica] = []
+        later: list[Replica] = []
         for partition in turns.take(partitions):
             rests = partition.rests_from_checkpoints(now_s, rest_s=rest_s, little_bytes=LITTLE_BYTES)
             (later if rests else due).append(partition)
         turns.note(later)
         turns.note(self._each(due, lambda p: p.checkpoint(now_s), "checkpoint"))
 
-    def _clean(self, partition: Partition, now_us: int) -> None:
+    def _clean(self, partition: Replica, now_us: int) -> None:
         full: DiskFull | None = None
         try:
             partition.log.roll_if_due(now_us)
@@ -126,7 +128,7 @@ class Cleaner:
         except Exception:
             log.exception("cleaner.bug what=sinks")
 
-    def _each(self, partitions: Iterable[Partition], act: Callable[[Partition], object], what: str) -> list[Partition]:
+    def _each(self, partitions: Iterable[Replica], act: Callable[[Replica], object], what: str) -> list[Replica]:
         """Do it to each; returns those where it failed."""
         failed = []
         for partition in partitions:
@@ -151,14 +153,14 @@ class Turns:
     """Which partitions one kind of work is due for."""
 
     def __init__(self) -> None:
-        self._moved: set[Partition] = set()
+        self._moved: set[Replica] = set()
         self._at = 0
 
-    def note(self, moved: Iterable[Partition]) -> None:
+    def note(self, moved: Iterable[Replica]) -> None:
         """These moved, or are to come again."""
         self._moved.update(moved)
 
-    def take(self, partitions: Sequence[Partition]) -> list[Partition]:
+    def take(self, partitions: Sequence[Replica]) -> list[Replica]:
         """Those that moved, and the next slice of the others."""
         moved, self._moved = self._moved, set()
         if self._at >= len(partitions):

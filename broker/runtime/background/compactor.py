@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from broker.api.errors import LiftlogError
 from broker.runtime.config.configuration import Config
 from broker.runtime.metrics import Sample
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, Memory, coalesce
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
 
@@ -120,8 +120,8 @@ class Compactor:
         def pace(size: int) -> None:
             if self._stop.wait(size / self._bytes_per_s) or partition.removed:
                 raise _Stopped
-            if partition.room is not None:
-                partition.room.check()  # a rewrite must not eat what is kept for checkpoints
+            if partition.replica.room is not None:
+                partition.replica.room.check()  # a rewrite must not eat what is kept for checkpoints
 
         return pace
 

@@ -27,7 +27,7 @@ from broker.api.errors import LiftlogError
 from broker.api.plain import build
 from broker.runtime.config.configuration import Config
 from broker.runtime.metrics import Sample
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.storage.disk import Disk
 from broker.storage.inspect.scrub import Piece
 from broker.storage.segments.checkpoint import open_json, seal_json
@@ -182,7 +182,7 @@ class Scrubber:
         self._position = replace(
             self._position, stream=stream, incarnation=incarnation, partition=number, offset=offset
         )
-        for checked_to in self._checked(partition, offset):
+        for checked_to in self._checked(partition.replica, offset):
             self._position = replace(self._position, offset=checked_to)
             if time.monotonic() - self._remembered_s >= REMEMBER_S:
                 self._remember(self._position)

@@ -33,7 +33,7 @@ from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
 from broker.runtime.intake.flush import Flusher, Slot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.sync import SyncPool
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from broker.ingest.answers import error_answer
 from broker.metadata.catalog import StreamInfo
 from broker.replication.events import Acks
 from broker.runtime.metrics import BATCH_RECORDS
-from broker.runtime.partitions.partition import Outcome, Partition
+from broker.runtime.partitions.leader import Outcome, Partition
 from broker.runtime.partitions.sync import SyncPool, SyncRow
 from broker.storage.log import AppendResult
 

@@ -7,12 +7,14 @@ consumers.py      Consumer offsets: commits appended to the offset stream, answe
 control.py        What changes the set of streams, their settings and state: one change at a time,
                   on the control loop.
 keyed_locks.py    One lock per name, kept only while somebody holds it or waits for it.
+leader.py         One partition that this broker leads: the driver of its core
+                  (`broker.replication.leader`).
 open_logs.py      How many logs keep their file open: those that were appended to last, up to a
                   limit.
 orphans.py        Folders of streams: how one goes, and those that the catalog does not name, found
                   at the start.
-partition.py      One partition that this broker leads: the driver of its core
-                  (`broker.replication.leader`).
+replica.py        One partition's log on this broker, whoever leads it: synced, checkpointed,
+                  trimmed, scrubbed, and let rest.
 streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
 sync.py           The fsync pool: group commit.
 watch.py          Wakes whoever waits for a partition to move on.

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from broker.api.batch import decode_batch
 from broker.groups.offsets import ConsumerOffset, OffsetTable, offset_rows
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.storage.rows import RowBatch
 
 Entry = tuple[bytes, bytes | None]

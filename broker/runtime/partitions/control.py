@@ -28,7 +28,7 @@ from broker.metadata.overlap import subjects_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.intake.jetstream import jetstream_on
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.streams import Streams
 from broker.runtime.partitions.watch import ChangeHub
 
@@ -280,13 +280,13 @@ class Control:
 
     def _trim_one(self, partition: Partition, before: int) -> int:
         if partition.log.failure is not None:
-            partition.settle()  # or why nothing can be trimmed
+            partition.commit_all()  # or why nothing can be trimmed
         was = partition.log.log_start_offset
-        start = partition.trim(before)
+        start = partition.replica.trim(before)
         if start < before and partition.log.failure is not None:
             raise StorageFailed(f"{partition}: nothing is trimmed until the log has recovered")
         if start > was:
-            partition.note_change()
+            partition.replica.note_change()
             log.info("stream.trimmed partition=%s log_start_offset=%d records=%d", partition, start, start - was)
         return start
 

@@ -36,9 +36,10 @@ from broker.runtime.background.compactor import Chores
 from broker.runtime.background.disk_reserve import Room
 from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.catalog_store import CatalogStore
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs
 from broker.runtime.partitions.orphans import remove_folder
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.disk import Disk, storage_error
@@ -288,17 +289,17 @@ class Streams:
             if opened.high_watermark < opened.log_end_offset:
                 # Acked before a crash, or about to be: with one replica it is committed once it is synced.
                 opened.advance_high_watermark(opened.sync())
-            return Partition(
+            replica = Replica(
                 info,
                 number,
                 opened,
-                leader_epoch=-1 if self._leader_epoch is None else self._leader_epoch,
-                pool=self._pool,
                 appender=self._appender,
                 hub=self._hub,
                 room=None if info.internal else self._room,
                 open_logs=self._open_logs,
             )
+            epoch = -1 if self._leader_epoch is None else self._leader_epoch
+            return Partition(info, replica, leader_epoch=epoch, pool=self._pool, appender=self._appender)
         except BaseException:
             with suppress(LiftlogError, OSError):
                 opened.close(clean=False)

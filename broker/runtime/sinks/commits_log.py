@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.stage_log import reading
 from broker.runtime.sinks.stages import append_durable
 from broker.sinks.ledger import Ledger
@@ -105,7 +105,7 @@ class CommitsLog:
         if self._ledger is None or self._leader_epoch != self._partition.leader_epoch:
             self._ledger = None
             leader_epoch = self._partition.leader_epoch
-            self._partition.settle()
+            self._partition.commit_all()
             ledger = Ledger()
             with reading("reading the sinks"):
                 for message in self._partition.log.batches(self._partition.log.log_start_offset):

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
 from broker.runtime.partitions.keyed_locks import KeyedLocks
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
 from broker.runtime.sinks.stages import Staged, StageLimits, StageStore
 from broker.sinks.ledger import Commit, Committed, Ledger, NamedStage, Opened, check_rows

@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 from broker.api.batch import decode_batch, read_header
 from broker.api.encodable import Encodable
 from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
 from broker.sinks.stages import Stage, StageTable

@@ -12,7 +12,7 @@ rules of stages: `broker.sinks.stages` (T).
 
 G3  A group is appended at most once. Unless this process pinned its stages, in this leadership, and never tried, the
     partition's log is made durable first and searched for the decision, from where the first pin says on; nothing is
-    let go there meanwhile (`Partition.floor`). That is the *high watermark*: what lies behind it may be truncated, and
+    let go there meanwhile (`Replica.floor`). That is the *high watermark*: what lies behind it may be truncated, and
     the group then stand before the place where it is looked for. With `fsync = interval` it may be above the durable
     end, and a power cut moves the end back: then that is the one.
 G5  A pinned stage is dropped only with the pin that was judged: the drop names its epoch, and the leader epoch, and a
@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from broker.api.batch import read_header
 from broker.api.encodable import Encodable
 from broker.api.errors import LiftlogError, StageLost, StorageFailed
-from broker.runtime.partitions.partition import Outcome, Partition
+from broker.runtime.partitions.leader import Outcome, Partition
 from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, StageLog, reading
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
 from broker.sinks.stages import Stage, StageTable, too_much_at_once
@@ -79,7 +79,7 @@ def append_durable(
         LiftlogError: as `Partition.append_now`. After StorageFailed the group may be there or not.
     """
     if partition.log.failure is not None:
-        partition.settle()
+        partition.commit_all()
     generation = partition.generation  # before the append: too early is an error too many
     future: Future[Outcome] = Future()
     result = partition.append_now(
@@ -114,7 +114,7 @@ class StageStore:
         self._untried_in = main.leader_epoch
         self._lock = self._hidden.lock
         self._finishing = threading.Lock()
-        main.floor = self._floor
+        main.replica.floor = self._floor
 
     # --- the protocol ---------------------------------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class StageStore:
                 size = sum(batch.byte_count_max for batch in batches)
                 table.check_share(stage, size, self.limits.group_bytes_max)
                 table.check_room(self.limits.stage_bytes_max)
-                if self.main.room is not None:
-                    self.main.room.check()
+                if self.main.replica.room is not None:
+                    self.main.replica.room.check()
                 self._hidden.append([note], batches, decision=int(stage, 16))
             generation = self._hidden.generation
             is_large = sum(batch.byte_count_max for batch in batches) >= WRITEBACK_BYTES
@@ -174,7 +174,7 @@ class StageStore:
             StageLost, InvalidRequest: nothing was pinned. (Lost is also what the scrub found damaged.)
         """
         self.main.check_open()
-        with self.main.letting_go, self._lock:
+        with self.main.replica.letting_go, self._lock:
             table = self._hidden.ready()
             self._lead()
             new: list[Note] = []
@@ -399,7 +399,7 @@ class StageStore:
 
     def _find(self, decision: int, start: int) -> tuple[int, int] | None:
         """Where the commit group of a decision stands in the partition's log, which is made durable first (G3)."""
-        self.main.settle()
+        self.main.commit_all()
         place = None
         with reading(f"searching {self.main} for a group"):
             for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):

@@ -112,6 +112,11 @@ class LogState:
                 ends = self.group_ends
                 del ends[: bisect_right(ends, offset)]
 
+    def open_groups(self) -> tuple[int, tuple[int, ...]]:
+        """The high watermark, and where the commit groups above it end, ascending."""
+        with self.lock, self._high_watermark_lock:
+            return self.high_watermark, tuple(self.group_ends)
+
     def lower(self, to: int) -> None:
         """Take back what is above, in memory and before the files: who reads finds nothing there any more."""
         self.cuts += 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.api.errors import StageLost
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog

@@ -14,7 +14,7 @@ import pytest
 from broker.ingest import load
 from broker.replication.events import Effect, FetchArrived, Led, StepOut
 from broker.replication.messages import Fetch
-from broker.runtime.partitions.partition import ME
+from broker.runtime.partitions.leader import ME
 from tests.unit.ingest.wire import answers_in, hmsg, msg
 from tests.unit.runtime.test_flush import Intake
 from tests.unit.runtime.test_partition import HeldPool, pool

@@ -18,7 +18,8 @@ from broker.runtime.config.configuration import load
 from broker.runtime.intake import driver as intake
 from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
 from broker.runtime.intake.nats_seam import barrier
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
@@ -57,7 +58,9 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
 
     with ThreadPoolExecutor(1) as appender:
         hub = ChangeHub(hub_loop, version=0)
-        partition = Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=hub)
+        partition = Partition(
+            info, Replica(info, 0, log, appender=appender, hub=hub), leader_epoch=1, pool=pool, appender=appender
+        )
         driver.start()
         try:
             eventually(lambda: driver.state == "connected")

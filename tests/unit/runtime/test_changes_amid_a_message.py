@@ -23,7 +23,8 @@ from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
 from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
@@ -67,7 +68,13 @@ class Broker:
         info = self.infos[name]
         identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=number)
         log = PartitionLog.create(self.disk, f"/{name}{number}", identity, LogSettings.of(info.settings), now_us=0)
-        return Partition(info, number, log, leader_epoch=1, pool=self.pool, appender=self.appender, hub=self.hub)
+        return Partition(
+            info,
+            Replica(info, number, log, appender=self.appender, hub=self.hub),
+            leader_epoch=1,
+            pool=self.pool,
+            appender=self.appender,
+        )
 
     def run(self, coroutine: Any) -> None:
         self.loop.run_until_complete(coroutine)

@@ -12,7 +12,8 @@ from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, Turns
 from broker.runtime.config.configuration import load
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
@@ -21,9 +22,9 @@ from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, r
 __all__ = ["disk", "partition", "pool"]  # fixtures
 
 
-def partitions(count: int) -> list[Partition]:
+def partitions(count: int) -> list[Replica]:
     """So many that only have what a turn looks at."""
-    made = [Partition.__new__(Partition) for _ in range(count)]
+    made = [Replica.__new__(Replica) for _ in range(count)]
     for one in made:
         one.removed = False
     return made
@@ -81,8 +82,8 @@ class Rounds:
     def next(self) -> bool:
         """Whether a checkpoint was written that says that all is durable."""
         self.now_s += 5.0
-        self.turns.note([self.partition])
-        self.cleaner._checkpoint(self.turns, [self.partition], self.now_s)
+        self.turns.note([self.partition.replica])
+        self.cleaner._checkpoint(self.turns, [self.partition.replica], self.now_s)
         found = self.partition.log.log._checkpoints.written
         return found is not None and found.recovery_point == self.partition.log.log_end_offset
 
@@ -113,13 +114,13 @@ def test_a_partition_that_falls_quiet_while_it_rests_gets_its_checkpoint_all_the
     rounds.append(100)
     for _ in range(REST_ROUNDS - 1):
         assert not rounds.next()
-        assert rounds.partition in rounds.turns._moved
+        assert rounds.partition.replica in rounds.turns._moved
     assert rounds.next()
     assert not rounds.turns._moved
 
 
 def test_what_moves_without_an_append_does_not_wait(rounds: Rounds) -> None:
-    rounds.partition.trim(1)
+    rounds.partition.replica.trim(1)
     found = rounds.partition.log.log._checkpoints.written
     assert found is not None
     rounds.partition.log.log.state.lost_ranges = ((0, 1),)  # a read found damage

@@ -25,7 +25,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
 from broker.runtime.partitions.catalog_store import CatalogStore
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.stages import StageStore
 from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile

@@ -18,7 +18,8 @@ from broker.api.stream import settings_from
 from broker.ingest import load
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.intake.flush import CROWD_RECORDS, Flusher
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
@@ -49,7 +50,13 @@ class Intake:
             identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
             log = PartitionLog.create(self.disk, f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
             self.hub = ChangeHub(self.loop, version=0)
-            partition = Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=self.hub)
+            partition = Partition(
+                info,
+                Replica(info, 0, log, appender=appender, hub=self.hub),
+                leader_epoch=1,
+                pool=pool,
+                appender=appender,
+            )
             self.partitions.append(partition)
             slot = self.flusher.add(info, partition)
             self.builders.append(slot.builder)

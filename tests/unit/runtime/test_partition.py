@@ -22,7 +22,8 @@ from broker.api.errors import NotLeader, ReadOnly, StorageFailed, StreamPaused, 
 from broker.api.stream import settings_from
 from broker.groups.offsets import offset_rows
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.partitions.partition import Outcome, Partition
+from broker.runtime.partitions.leader import Outcome, Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.stages import append_durable
@@ -80,7 +81,13 @@ def partition(disk: SimDisk, pool: HeldPool) -> Iterator[Partition]:
     log = PartitionLog.create(disk, "/p", IDENTITY, LogSettings.of(settings_from({})), now_us=0)
     loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as appender:
-        yield Partition(info(), 0, log, leader_epoch=1, pool=pool, appender=appender, hub=ChangeHub(loop, version=0))
+        yield Partition(
+            info(),
+            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0)),
+            leader_epoch=1,
+            pool=pool,
+            appender=appender,
+        )
     loop.close()
 
 
@@ -137,14 +144,14 @@ def test_after_a_slow_fsync_the_next_one_is_the_pools_and_after_a_quick_one_ther
     partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiters = [Waiter() for _ in range(3)]
-    monkeypatch.setattr("broker.runtime.partitions.partition.QUICK_S", -1.0)  # no fsync is quick
+    monkeypatch.setattr("broker.runtime.partitions.leader.QUICK_S", -1.0)  # no fsync is quick
     for number in range(2):
         partition.append_now([rows(b"a")], waiters[number], here=True)
         assert waiters[number].outcome is None
         pool.go.release()
         assert waiters[number].wait() == number + 1
         eventually(lambda: not partition._sync_queued, what="the pool to be done")
-    monkeypatch.setattr("broker.runtime.partitions.partition.QUICK_S", 3600.0)
+    monkeypatch.setattr("broker.runtime.partitions.leader.QUICK_S", 3600.0)
     partition.append_now([rows(b"c")], waiters[2], here=True)
     assert waiters[2].outcome == 3
 
@@ -173,7 +180,7 @@ def test_a_repeat_of_what_is_not_durable_yet_is_answered_when_it_is(partition: P
     assert [first.wait(), repeat.wait()] == [1, 1]
     assert partition.append_now([stamped()], late).duplicate
     assert late.wait() == 1
-    assert partition.record_count == 1
+    assert partition.replica.record_count == 1
     assert stored(partition) == [b"x"]
 
 
@@ -255,7 +262,7 @@ def test_a_fault_of_ours_between_log_and_core_leaves_nobody_waiting_and_the_part
     before, never, after = Waiter(), Waiter(), Waiter()
     partition.append_now([rows(b"a")], before)
     with monkeypatch.context() as patch:
-        patch.setattr("broker.runtime.partitions.partition.Appended", _no_memory)
+        patch.setattr("broker.runtime.partitions.leader.Appended", _no_memory)
         with pytest.raises(MemoryError):
             partition.append_now([rows(b"b")], never)
     assert isinstance(before.wait(), StorageFailed)
@@ -326,15 +333,7 @@ def test_a_new_leadership_lets_nobody_of_the_one_before_wait(partition: Partitio
 
 
 def test_nothing_is_appended_before_it_is_led(partition: Partition, pool: HeldPool) -> None:
-    unled = Partition(
-        info(),
-        0,
-        partition.log,
-        leader_epoch=-1,
-        pool=pool,
-        appender=partition._appender,
-        hub=partition._hub,
-    )
+    unled = Partition(info(), partition.replica, leader_epoch=-1, pool=pool, appender=partition._appender)
     with pytest.raises(NotLeader):
         unled.append_now([rows(b"a")], Waiter())
     assert unled.leader_epoch == -1
@@ -399,17 +398,16 @@ def test_quiet_partition_holds_no_descriptor_and_takes_appends_again(tmp_path: P
         return [str(link.readlink()) for link in links if link.is_symlink() and str(tmp_path) in str(link.readlink())]
 
     with ThreadPoolExecutor(1) as appender:
-        partition = Partition(
-            info(), 0, log, leader_epoch=1, pool=pool, appender=appender, hub=ChangeHub(loop, version=0)
-        )
+        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0))
+        partition = Partition(info(), replica, leader_epoch=1, pool=pool, appender=appender)
         pool.go.release(100)
         for value in (b"a", b"b"):
             waiter = Waiter()
             partition.append_now([rows(value)], waiter)
             assert isinstance(waiter.wait(), int)
-            partition.rest_if_quiet()
+            partition.replica.rest_if_quiet()
             assert held()
-            partition.rest_if_quiet()
+            partition.replica.rest_if_quiet()
             assert held() == []
         assert stored(partition) == [b"a", b"b"]
     log.close()

@@ -20,7 +20,8 @@ from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.api.stream import settings_from
 from broker.replication.events import Acks
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool, SyncRow
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import AppendResult, PartitionLog
@@ -43,7 +44,9 @@ def test_everybody_is_told_once_and_the_truth(seed: int) -> None:
 
     with ThreadPoolExecutor(1) as appender:
         hub = ChangeHub(loop, version=0)
-        partition = Partition(info(), 0, log, leader_epoch=1, pool=pool, appender=appender, hub=hub)
+        partition = Partition(
+            info(), Replica(info(), 0, log, appender=appender, hub=hub), leader_epoch=1, pool=pool, appender=appender
+        )
 
         def publish(number: int) -> None:
             rng = random.Random(seed * 100 + number)

@@ -11,7 +11,7 @@ import pytest
 from broker.runtime.background.compactor import Chores, Compactor
 from broker.runtime.background.scrubber import Scrubber
 from broker.runtime.config import configuration as config
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 

@@ -19,7 +19,8 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.background import scrubber
 from broker.runtime.background.scrubber import Scrubber, load_position
 from broker.runtime.config import configuration as config
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
@@ -57,7 +58,15 @@ def partitions(disk: SimDisk) -> Iterator[list[Partition]]:
             for _ in range(BATCHES):
                 log.append([row_batch([b"v" * 100])], leader_epoch=1, now_us=0)
             commit(log)
-            made.append(Partition(info, 0, log, leader_epoch=1, pool=pool, appender=appender, hub=hub))
+            made.append(
+                Partition(
+                    info,
+                    Replica(info, 0, log, appender=appender, hub=hub),
+                    leader_epoch=1,
+                    pool=pool,
+                    appender=appender,
+                )
+            )
         yield made
     pool.close()
 
@@ -100,15 +109,15 @@ def test_it_goes_on_where_it_stopped(
 ) -> None:
     """Stopped within the second partition: the next run begins at that offset and does the rest only."""
     asked: list[tuple[str, int]] = []
-    original = Partition.scrub
+    original = Replica.scrub
     go_on = threading.Event()
 
-    def scrub(self: Partition, offset: int, **how: Any) -> Any:
+    def scrub(self: Replica, offset: int, **how: Any) -> Any:
         asked.append((self.stream, offset))
         assert (self.stream, offset) != ("b", 3) or go_on.wait(60)
         return original(self, offset, bytes_max=1)
 
-    monkeypatch.setattr(Partition, "scrub", scrub)
+    monkeypatch.setattr(Replica, "scrub", scrub)
     monkeypatch.setattr(scrubber, "LOOK_S", 60)
     first = scrub_of()
     eventually(lambda: ("b", 3) in asked)

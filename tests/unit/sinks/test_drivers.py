@@ -71,12 +71,12 @@ def test_retention_and_trim_wait_for_pinned_stages(rig: Rig, driver: Driver) -> 
     pin(driver, attempt)
     partition = rig.partitions[attempt.named()[0].partition]
     rig.append(partition.partition, b"new")
-    assert partition.trim(2) == 1, "up to the pin"
-    assert partition.apply_retention(1 << 60) == 1
+    assert partition.replica.trim(2) == 1, "up to the pin"
+    assert partition.replica.apply_retention(1 << 60) == 1
     driver.commit(attempt)
     end = partition.log.high_watermark
-    assert partition.trim(end) == end
-    assert partition.apply_retention(1 << 60) == end
+    assert partition.replica.trim(end) == end
+    assert partition.replica.apply_retention(1 << 60) == end
 
 
 def test_a_part_whose_fsync_fails_is_refused_and_stored_once_when_it_is_repeated(
@@ -271,7 +271,7 @@ def test_a_pin_names_the_high_watermark_and_keeps_the_lower_one_when_it_is_renew
     pin(older, attempt)
     assert {found.search_from for found in pins_of(rig)} == {1}
     for partition in rig.partitions:
-        partition.settle()
+        partition.commit_all()
     newer = Driver(older.world, rig, 0)
     pin(newer, attempt)
     assert {(found.epoch, found.search_from) for found in pins_of(rig)} == {(newer.epoch, 1)}

@@ -13,7 +13,7 @@ import pytest
 from broker.api.errors import StageLost
 from broker.runtime.background.scrubber import Scrubber
 from broker.runtime.config import configuration as config
-from broker.runtime.partitions.partition import Partition
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.stages import StageStore
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk

@@ -3,7 +3,8 @@
     append ──► log ──Appended──► core ──Sync──► this thread, a row or the pool ──Synced──► core ──► Commit, Wake, Answer
 
 The core decides when a record is committed and who is told what; this does it: it appends and fsyncs, moves the log's
-high watermark, wakes readers and calls back. One lock is held over an append and its event, and over a recovery and
+high watermark, wakes readers and calls back. The log is the replica's
+(replica.py). One lock is held over an append and its event, and over a recovery and
 its event; effects are done when it is free again.
 
 P1  A callback is told of success only when the core says so (its L2 and L3).
@@ -11,13 +12,11 @@ P2  After a failed write or fsync the log is recovered before the next append; r
 P3  A partition that refuses records, because its stream is paused, read-only or deleted, refuses them for everybody,
     with an error of its own for each append. Reads go on, but for a deleted one. What was decided before (`decided`,
     the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
-P4  Nothing is let go while a sink's group may have to be looked for; `floor` says from which offset on.
-P5  While the table of subjects is not there, appends that need it are told so and go on (`storage/log.py`).
-P6  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
+P4  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
     quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`.
-P7  What is synced in a row (`SyncRow`) keeps nobody waiting: what is appended after it and awaited is synced at once,
+P5  What is synced in a row (`SyncRow`) keeps nobody waiting: what is appended after it and awaited is synced at once,
     and with it what the row was to sync. The row then finds nothing to do here.
-P8  What was judged or searched under a leader epoch is appended under that one, or not at all. (Else a leader that
+P6  What was judged or searched under a leader epoch is appended under that one, or not at all. (Else a leader that
     searched, was deposed and leads again appends what another leader has appended meanwhile.)
 """
 
@@ -60,13 +59,11 @@ from broker.replication.events import (
     Outcome as Fate,
 )
 from broker.replication.leader import LEADING, STORED, Leader
-from broker.runtime.background.disk_reserve import Room
 from broker.runtime.metrics import FSYNC_SECONDS
-from broker.runtime.partitions.open_logs import OpenLogs
+from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import Outcome, SyncPool, SyncRow
-from broker.runtime.partitions.watch import ChangeHub
-from broker.storage.inspect.scrub import PIECE_BYTES, Piece, scrub
-from broker.storage.log import AppendResult, Encodable, PartitionLog, StoredGroup
+from broker.storage.inspect.scrub import PIECE_BYTES, Piece
+from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.segments.checkpoint import LogSettings
 
 __all__ = ["OnDurable", "Outcome", "Partition"]
@@ -74,10 +71,8 @@ __all__ = ["OnDurable", "Outcome", "Partition"]
 log = logging.getLogger(__name__)
 
 APPENDS_WAITING_MAX = 256
-BUILD_PAUSE_S = 5.0
-"""After a log could not be read for its table of subjects it is left alone for so long."""
 QUICK_S = 0.002
-"""Of P6."""
+"""Of P4."""
 OnDurable = Callable[[AppendResult, Outcome], None]
 _Ticket = tuple[AppendResult, OnDurable]
 ME = "self"
@@ -85,9 +80,10 @@ ME = "self"
 
 
 class Partition:
-    """The driver of one partition's core and log. Thread-safe.
+    """The driver of one partition's core. Thread-safe.
 
     Args:
+        replica: This broker's log of the partition.
         leader_epoch: Under which it is led from the start; -1: not before `lead`.
         to_others: Does the effects that need the catalog or other replicas. None: there are none, and it is a fault of
             ours if one comes.
@@ -96,34 +92,24 @@ class Partition:
     def __init__(
         self,
         info: StreamInfo,
-        partition: int,
-        partition_log: PartitionLog,
+        replica: Replica,
         *,
         leader_epoch: int,
         pool: SyncPool,
         appender: Executor,
-        hub: ChangeHub,
-        room: Room | None = None,
-        open_logs: OpenLogs | None = None,
         to_others: Callable[[Effect], None] | None = None,
     ) -> None:
-        self.stream = info.name
-        self.partition = partition
-        self.incarnation = info.incarnation
-        self.log = partition_log
-        self._records = partition_log.log  # asked without a detour where a call counts
+        self.stream = replica.stream
+        self.partition = replica.partition
+        self.incarnation = replica.incarnation
+        self.replica = replica
+        self.log = replica.log
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
-        self.record_count = 0
-        self._record_count_seen = 0
-        self.byte_count = 0
-        self.removed = False
+        self._state = replica.state
         self._pool = pool
         self._appender = appender
-        self._hub = hub
         self._to_others = to_others or self._needs_others
-        self._open_logs = open_logs
-        self.room = room  # None: a stream of the broker's own, for which the reserve is
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
@@ -131,18 +117,16 @@ class Partition:
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
         self._row: _RowState = _RowState.NONE
-        self._sync_took_s = 0.0
-        self._checkpoint_bytes = 0  # `byte_count` at the last checkpoint, and when it was
-        self._checkpoint_s = float("-inf")
         self._count_lock = threading.Lock()  # never held for long, as the other is while the disk is written
         self._appends_waiting = 0
-        self._is_building = False
-        self._build_again_s = 0.0
-        self.letting_go = threading.Lock()
-        self.floor: Callable[[], int | None] = lambda: None
         self._core.step(self._altered())
         if leader_epoch >= 0:
             self.lead(leader_epoch)
+
+    @property
+    def removed(self) -> bool:
+        """The stream was deleted."""
+        return self.replica.removed
 
     @property
     def leader_epoch(self) -> int:
@@ -162,15 +146,17 @@ class Partition:
         """
         with self._lock:
             self.log.lead(leader_epoch)
+            high_watermark, group_ends = self._state.open_groups()
             effects = self._core.step(
                 Led(
                     epoch=leader_epoch,
                     replicas=(ME,),
                     isr=(ME,),
                     partition_epoch=0,
-                    high_watermark=self.log.high_watermark,
-                    durable_end=self.log.durable_end,
-                    log_end=self.log.log_end_offset,
+                    high_watermark=high_watermark,
+                    durable_end=self._state.durable_end,
+                    log_end=self._state.log_end_offset,
+                    group_ends=group_ends,
                 )
             )
         self._do(effects)
@@ -185,7 +171,7 @@ class Partition:
         self.fsync_each_batch = info.settings.fsync == "batch"
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self.log.update_settings(LogSettings.of(info.settings, self.log.settings))
-        self._hub.note(self)  # the cleaner looks at what moved; the core hears of it at its next event
+        self.replica.note_change()  # the cleaner looks at what moved; the core hears of it at its next event
 
     def _altered(self) -> Altered:
         settings = self._info.settings
@@ -222,20 +208,20 @@ class Partition:
             acks: What `on_durable` waits for.
             on_leader: Called likewise, and before it, when the records are durable on this broker.
             decided: The group of a sink's decision (P3).
-            here: It may be synced before this returns (P6).
-            row: It is synced with that, which the caller submits, as nobody awaits it (P7).
-            leader_epoch: Under which it was judged that this is to be appended (P8); None: nothing was judged.
+            here: It may be synced before this returns (P4).
+            row: It is synced with that, which the caller submits, as nobody awaits it (P5).
+            leader_epoch: Under which it was judged that this is to be appended (P6); None: nothing was judged.
         Raises:
             NotLeader: the partition has another leader epoch by now; nothing was appended.
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
             UnknownStream: it was deleted.
         """
-        if self.removed or self._is_closed:
+        replica, core = self.replica, self._core
+        if self._is_closed or replica.removed:
             self.check_open(decided=decided)
-        partition_log, records, room, core = self.log, self._records, self.room, self._core
-        if room is not None:
-            room.check()
+        if replica.room is not None:
+            replica.room.check()
         now_us = time.time_ns() // 1000
         before: tuple[Effect, ...] = ()
         failure: LiftlogError | None = None
@@ -247,25 +233,24 @@ class Partition:
                     self._refuse(leader_epoch)
                 if self._told_of is not self._info:
                     before = self._news()
-                if records.failure is not None and not self.removed:
+                if self._state.failure is not None and not replica.removed:
                     before += self._recover(now_us)
                 if isinstance(batches, StoredGroup):
-                    result = partition_log.append_group(batches, leader_epoch=epoch, now_us=now_us)
+                    result = self.log.append_group(batches, leader_epoch=epoch, now_us=now_us)
                 else:
-                    result = partition_log.append(batches, leader_epoch=epoch, now_us=now_us)
-                first, end, byte_count, is_repeat = result
+                    result = self.log.append(batches, leader_epoch=epoch, now_us=now_us)
+                first, end, _, is_repeat = result
                 if (
                     here
-                    and self._sync_took_s <= QUICK_S
+                    and replica.sync_took_s <= QUICK_S
                     and self.fsync_each_batch
                     and not (core.is_syncing or self._sync_queued)
                 ):
-                    begun = time.perf_counter()
-                    try:
-                        durable_end = records.sync()
-                    except Exception as error:  # who waits must hear whatever happens
-                        failure = self._failure_of(error)
-                    self._sync_took_s = time.perf_counter() - begun
+                    synced = replica.sync()
+                    if isinstance(synced, int):
+                        durable_end = synced
+                    else:
+                        failure = synced
                 group_ends = () if is_repeat else (end,)
                 awaited: tuple[tuple[_Ticket, Acks], ...] = (((result, on_durable), acks),)
                 if on_leader is not None:
@@ -274,7 +259,7 @@ class Partition:
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))
                     effects = (*(effect for effect in effects if type(effect) is not Sync), *told)
-                elif not effects and row is None and self._row is not NO_ROW:  # P7
+                elif not effects and row is None and self._row is not NO_ROW:  # P5
                     self._row = _RowState.NONE
                     effects = (Sync(core.generation),)
         except (LiftlogError, OSError):
@@ -286,15 +271,7 @@ class Partition:
             raise
         if before:
             self._do(before)
-        if not is_repeat:  # else it may still not be durable: then it is answered when it is
-            self.record_count += end - first
-        self.byte_count += byte_count
-        if room is not None:
-            room.took(byte_count)
-        if self._open_logs is not None:
-            self._open_logs.touch(partition_log)
-        if partition_log.lacks_subjects:
-            self._build_subjects()
+        replica.appended(result)
         if not effects:
             return result
         if row is not None and type(effects[0]) is Sync:
@@ -303,13 +280,13 @@ class Partition:
         else:
             self._do(effects)
         if durable_end >= 0:
-            FSYNC_SECONDS.observe(self._sync_took_s)
+            FSYNC_SECONDS.observe(replica.sync_took_s)
         elif failure is not None:
             self._log_failure(failure)
         return result
 
     def _refuse(self, leader_epoch: int | None) -> None:
-        """Nothing may be appended (P8)."""
+        """Nothing may be appended (P6)."""
         if self.removed:
             raise self._gone()
         if self._core.role is not LEADING:
@@ -329,7 +306,7 @@ class Partition:
                 result, tell = effect.ticket  # type: ignore[union-attr]
                 try:
                     if effect.outcome is STORED and refused is None:  # type: ignore[union-attr]
-                        tell(result, self._records.high_watermark)
+                        tell(result, self._state.high_watermark)
                     else:
                         tell(result, refused or self._error_of(effect, result))  # type: ignore[arg-type]
                 except Exception:
@@ -337,9 +314,9 @@ class Partition:
                 continue
             try:
                 if kind is Commit:
-                    self._records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
+                    self.replica.records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
                 elif kind is Wake:
-                    self._hub.note(self)
+                    self.replica.note_change()
                 elif kind is not Sync:
                     self._to_others(effect)
                 elif syncs:
@@ -367,7 +344,7 @@ class Partition:
         records = f"[{result.first_offset}, {result.next_offset})"
         return StorageFailed(f"{self}: records {records} may be lost: the log had to recover")
 
-    def settle(self) -> int:
+    def commit_all(self) -> int:
         """Recover the log if it failed, and make all that it holds durable and visible. Returns the high watermark.
 
         Raises:
@@ -382,28 +359,12 @@ class Partition:
         self._tell(event)
         if isinstance(event, SyncFailed):
             raise event.error
-        self._hub.note(self)
+        self.replica.note_change()
         return self.log.high_watermark
 
-    def apply_retention(self, now_us: int) -> int:
-        """Let go of what the settings do not keep (P4). Returns the log start offset."""
-        with self.letting_go:
-            return self.log.log_start_offset if self.floor() is not None else self.log.apply_retention(now_us=now_us)
-
-    def trim(self, before_offset: int) -> int:
-        """Let go of records below `before_offset` (P4). Returns the log start offset."""
-        with self.letting_go:
-            floor = self.floor()
-            return self.log.trim(before_offset if floor is None else min(before_offset, floor))
-
-    def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
-        """Check what is stored from `offset` on, as `storage.scrub.scrub` does; what is lost is told and remembered."""
-        piece = scrub(self.log, offset, bytes_max=bytes_max, give_up=give_up)
-        if piece is not None and piece.lost:
-            log.error("partition.damaged partition=%s lost=%s", self, piece.lost)
-            self._hub.note(self)
-            self.log.checkpoint()
-        return piece
+    def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES) -> Piece | None:
+        """As `Replica.scrub`."""
+        return self.replica.scrub(offset, bytes_max=bytes_max)
 
     @property
     def minds_time(self) -> bool:
@@ -427,36 +388,9 @@ class Partition:
         self._do(effects)
         return self.fsync_interval_ms
 
-    def rests_from_checkpoints(self, now_s: float, *, rest_s: float, little_bytes: int) -> bool:
-        """Whether something, but less than `little_bytes`, was appended since a checkpoint less than `rest_s` ago."""
-        return 0 < self.byte_count - self._checkpoint_bytes < little_bytes and now_s - self._checkpoint_s < rest_s
-
-    def checkpoint(self, now_s: float) -> None:
-        """Write the log's checkpoint.
-
-        Raises:
-            StorageFailed, DiskFull: the old one stands.
-        """
-        byte_count = self.byte_count  # before: what is appended meanwhile may not be in it
-        self.log.checkpoint()
-        self._checkpoint_bytes, self._checkpoint_s = byte_count, now_s
-
-    def rest_if_quiet(self) -> None:
-        """Give back the file of a log to which nothing was appended since the last call."""
-        is_quiet = self.record_count == self._record_count_seen
-        if is_quiet and self.log.idle() and self._open_logs is not None:
-            self._open_logs.forget(self.log)
-        self._record_count_seen = self.record_count
-
-    def note_change(self) -> None:
-        """Wake who watches this partition: its log start moved."""
-        self._hub.note(self)
-
     def note_removed(self) -> None:
         """Take no more, and wake who waits for records: there will be none, the stream was deleted."""
-        if self._open_logs is not None:
-            self._open_logs.forget(self.log)
-        self.removed = True  # before the log is closed, so that no append sees that without the reason
+        self.replica.note_removed()  # before the log is closed, so that no append sees that without the reason
         with self._lock:
             effects = self._core.step(Closed())
         self._do(effects)
@@ -470,26 +404,14 @@ class Partition:
         if isinstance(event, SyncFailed):
             self._log_failure(event.error)
         self._do(effects, syncs=False)
-        FSYNC_SECONDS.observe(self._sync_took_s)
+        FSYNC_SECONDS.observe(self.replica.sync_took_s)
         return is_more
 
     def _synced(self) -> Synced | SyncFailed:
         """Sync the log. The generation is read before: too early is a sync too many, too late a false ack."""
         generation = self._core.generation
-        begun = time.perf_counter()
-        event: Synced | SyncFailed
-        try:
-            event = Synced(generation, self.log.sync())
-        except Exception as error:  # who waits must hear whatever happens
-            event = SyncFailed(generation, self._failure_of(error))
-        self._sync_took_s = time.perf_counter() - begun
-        return event
-
-    def _failure_of(self, error: Exception) -> LiftlogError:
-        if isinstance(error, LiftlogError):
-            return error
-        log.exception("partition.sync_bug partition=%s", self)
-        return StorageFailed(f"{self}: sync failed: {error!r}")
+        synced = self.replica.sync()
+        return Synced(generation, synced) if isinstance(synced, int) else SyncFailed(generation, synced)
 
     def _tell(self, event: Synced | SyncFailed) -> None:
         with self._lock:
@@ -503,7 +425,7 @@ class Partition:
             log.error("partition.sync_failed partition=%s error=%s", self, error)
 
     def _sync_in_row(self) -> Synced | SyncFailed | None:
-        """For a row: sync, unless somebody who is awaited has had it done (P7)."""
+        """For a row: sync, unless somebody who is awaited has had it done (P5)."""
         with self._lock:
             if self._row is not _RowState.WAITS:
                 return None
@@ -516,34 +438,7 @@ class Partition:
             with self._lock:
                 self._row = _RowState.NONE
             self._tell(event)
-            FSYNC_SECONDS.observe(self._sync_took_s)
-
-    def _build_subjects(self) -> None:
-        """Have the log read for its table of subjects, in pieces between the appends of others (P5)."""
-        with self._count_lock:
-            if self._is_building or time.monotonic() < self._build_again_s:
-                return
-            self._is_building = True
-        self._submit_piece()
-
-    def _submit_piece(self) -> None:
-        try:
-            self._appender.submit(self._build_piece)
-        except RuntimeError:  # the broker stops
-            self._is_building = False
-
-    def _build_piece(self) -> None:
-        is_more = False
-        try:
-            is_more = not self.removed and self.log.build_subjects()
-        except Exception as error:
-            self._build_again_s = time.monotonic() + BUILD_PAUSE_S
-            if not self.removed:
-                log.error("partition.subjects_failed partition=%s error=%s", self, error)
-        if is_more:
-            self._submit_piece()
-        else:
-            self._is_building = False
+            FSYNC_SECONDS.observe(self.replica.sync_took_s)
 
     def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
         """Append away from the calling thread; the future is done when what `acks` asks for is so.
@@ -562,23 +457,23 @@ class Partition:
         future: Future[AppendResult] = Future()
         level = Acks.LEADER if acks == "leader" else Acks.ALL
 
-        def settled(result: AppendResult, outcome: Outcome) -> None:
+        def told(result: AppendResult, outcome: Outcome) -> None:
             if acks != "none":
-                self._settle(future, _perhaps_stored(outcome) if isinstance(outcome, LiftlogError) else result)
+                self._finish(future, _perhaps_stored(outcome) if isinstance(outcome, LiftlogError) else result)
 
         def run() -> None:
             try:
-                result = self.append_now(batches, settled, acks=level)
+                result = self.append_now(batches, told, acks=level)
             except Exception as error:
-                self._settle(future, error)
+                self._finish(future, error)
                 return
             if acks == "none":
-                self._settle(future, result)
+                self._finish(future, result)
 
         self._appender.submit(run)
         return future
 
-    def _settle(self, future: Future[AppendResult], outcome: AppendResult | Exception) -> None:
+    def _finish(self, future: Future[AppendResult], outcome: AppendResult | Exception) -> None:
         with self._count_lock:
             self._appends_waiting -= 1
         if isinstance(outcome, Exception):
@@ -621,7 +516,7 @@ class Partition:
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""
-        await self._hub.wait(self, lambda: self.removed or self.log.high_watermark > offset, timeout_s)
+        await self.replica.wait(lambda: self.removed or self._state.high_watermark > offset, timeout_s)
 
 
 class _RowState(Enum):
