@@ -115,10 +115,6 @@ class DataFolder:
         if fd >= 0:
             os.close(fd)
 
-    def partition_path(self, stream: str, incarnation: str, partition: int) -> str:
-        """Where the files of a partition are."""
-        return f"{self.path}/{STREAMS_FOLDER}/{stream}/{incarnation}/{partition}"
-
     def boot_id(self) -> str:
         """What this run of the machine is called; empty where the system does not say."""
         try:

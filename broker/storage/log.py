@@ -24,7 +24,7 @@ from typing import Any, Self
 from broker.api.errors import DiskFull, LiftlogError
 from broker.storage.disk import Disk, ReadableBuffer
 from broker.storage.memory.memory import NOTHING, Noted, Repeat, Rows, Settled, Verdict, stamp_of
-from broker.storage.memory.producers import Stamp
+from broker.storage.memory.producers import GroupStamp
 from broker.storage.read import group_start
 from broker.storage.recovery import Ranges, RecoveryReport
 from broker.storage.remembered import Remembered
@@ -84,7 +84,7 @@ class PartitionLog:
         self.follow, self.idle = log.follow, log.idle
         self.sealed_segments, self.index_of = log.sealed_segments, log.index_of
         self.replace_segments, self.repair_segment = log.replace_segments, log.repair_segment
-        self._lock = log.lock
+        self._state, self._lock = log.state, log.lock
         self.remembered = Remembered(log, now_us)
         self.needs_stamp, self.rewritable_end = self.remembered.needs_stamp, self.remembered.rewritable_end
         self.update_settings = self.remembered.update_settings
@@ -111,7 +111,7 @@ class PartitionLog:
         if log.is_marked_clean:
             log.checkpoint(withdraw=True)  # `checkpoint.K2`
         with self._lock:
-            if log.failure is not None:
+            if self._state.failure is not None:
                 log.check_writable()
             self.remembered.latest_us = now_us
             verdict = self._judge(batches, now_us)
@@ -178,7 +178,7 @@ class PartitionLog:
     def _judge(self, batches: Sequence[Encodable], now_us: int) -> Verdict:
         """What may be appended, and what is to be noted of it. Raises why nothing may."""
         memory = self.remembered.memory
-        if memory is not None and memory.end != self.log.log_end_offset:
+        if memory is not None and memory.end != self._state.log_end_offset:
             memory = None  # `remembered.U3`
             self.remembered.forget()
         first: Any = batches[0]
@@ -189,15 +189,15 @@ class PartitionLog:
             if memory is None:
                 return NOTHING
             conditional: Any = batches
-            return Noted(memory, conditional, self.settings, self.log.log_start_offset)
+            return Noted(memory, conditional, self._state.settings, self._state.log_start_offset)
         stamp = stamp_of(first) if isinstance(first, RowBatch) else None
         if stamp is not None:
             found = self.remembered.known().producers.check(
                 stamp,
                 record_count=sum(batch.record_count for batch in batches),
                 now_us=now_us,
-                expiry_us=self.settings.producer_id_expiry_ms * 1_000,
-                ids_max=self.settings.producer_ids_max,
+                expiry_us=self._state.settings.producer_id_expiry_ms * 1_000,
+                ids_max=self._state.settings.producer_ids_max,
             )
             if found is not None:
                 return Repeat(found.first_offset, found.next_offset)
@@ -205,16 +205,16 @@ class PartitionLog:
                 self.remembered.begin()
         return self._judge_rows(stamp)
 
-    def _judge_rows(self, stamp: Stamp | None) -> Rows:
+    def _judge_rows(self, stamp: GroupStamp | None) -> Rows:
         memory = self.remembered.memory
-        if memory is not None and memory.end != self.log.log_end_offset:
+        if memory is not None and memory.end != self._state.log_end_offset:
             memory = None
             self.remembered.forget()
         return Rows(
             memory,
             stamp,
-            self.settings,
-            log_start_offset=self.log.log_start_offset,
+            self._state.settings,
+            log_start_offset=self._state.log_start_offset,
             now_us=self.remembered.latest_us,
             begin=None if self.remembered.has_states() else self.remembered.begin_ids,
         )
@@ -225,7 +225,7 @@ class PartitionLog:
         Raises:
             StorageFailed, DiskFull: the ids are not known, or there is no place to keep them.
         """
-        settings, ids = self.settings, None
+        settings, ids = self._state.settings, None
         window_us = settings.dedup_window_ms * 1_000
         subjects = self._tracking.table_for(batch)
         if window_us and batch.minds_ids:
@@ -234,13 +234,13 @@ class PartitionLog:
                 self.remembered.begin()
             batch.make_room(ids, window_us=window_us, ids_max=settings.dedup_ids_max)
         memory = self.remembered.memory
-        noted = Noted(memory, [batch], settings, self.log.log_start_offset) if memory is not None else None
+        noted = Noted(memory, [batch], settings, self._state.log_start_offset) if memory is not None else None
         verdict = Settled(batch, noted, ids, subjects)
         try:
             batch.settle(
                 ids,
                 subjects,
-                next_offset=self.log.log_end_offset,
+                next_offset=self._state.log_end_offset,
                 window_us=window_us,
                 ids_max=settings.dedup_ids_max,
                 subjects_max=settings.subjects_max,
@@ -249,7 +249,7 @@ class PartitionLog:
             verdict.take_back()
             raise
         if not batch.record_count:
-            end = self.log.log_end_offset
+            end = self._state.log_end_offset
             return Repeat(end, end)
         return verdict
 
@@ -373,31 +373,31 @@ class PartitionLog:
 
     @property
     def identity(self) -> LogIdentity:
-        return self.log.identity
+        return self._state.identity
 
     @property
     def settings(self) -> LogSettings:
-        return self.log.settings
+        return self._state.settings
 
     @property
     def folder(self) -> str:
-        return self.log.folder
+        return self._state.folder
 
     @property
     def log_start_offset(self) -> int:
-        return self.log.log_start_offset
+        return self._state.log_start_offset
 
     @property
     def log_end_offset(self) -> int:
-        return self.log.log_end_offset
+        return self._state.log_end_offset
 
     @property
     def durable_end(self) -> int:
-        return self.log.durable_end
+        return self._state.durable_end
 
     @property
     def high_watermark(self) -> int:
-        return self.log.high_watermark
+        return self._state.high_watermark
 
     @property
     def leader_epoch(self) -> int:
@@ -405,19 +405,19 @@ class PartitionLog:
 
     @property
     def lost_ranges(self) -> Ranges:
-        return self.log.lost_ranges
+        return self._state.lost_ranges
 
     @property
     def recovery(self) -> RecoveryReport:
-        return self.log.recovery
+        return self._state.recovery
 
     @property
     def failure(self) -> LiftlogError | None:
-        return self.log.failure
+        return self._state.failure
 
     @property
     def disk(self) -> Disk:
-        return self.log.disk
+        return self._state.disk
 
     @property
     def segment_count(self) -> int:

@@ -40,6 +40,7 @@ from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.storage.segments.index import ENTRY, INDEX_CACHE, Entries, GrowingIndex, IndexView
 from broker.storage.segments.scan import Scan, scan
 from broker.storage.segments.segment import INDEX_ENDING, SEGMENT_ENDING, Segment, parse_name
+from broker.storage.torn_tail import judge_tail
 
 Ranges = tuple[tuple[int, int], ...]
 FIRST_POSITION: Final = len(SCHEMA_BYTES)
@@ -69,7 +70,7 @@ class RecoveryReport:
 
 
 @dataclass(slots=True, kw_only=True)
-class Recovered:
+class RecoveredLog:
     """A log as it is on disk. Everything in it is durable (R5).
 
     `new_epochs` are the (leader epoch, first offset) that the scan met.
@@ -141,7 +142,7 @@ def recover(
     *,
     now_us: int,
     is_sole: bool = True,
-) -> Recovered:
+) -> RecoveredLog:
     """Bring a folder into a state that can be served and appended to; see the module's invariants.
 
     Args:
@@ -234,11 +235,11 @@ class _Recovery:
         if start < end:
             self.report.lost.append((start, end))
 
-    def result(self, segments: list[Segment], tail: Segment | None) -> Recovered:
+    def result(self, segments: list[Segment], tail: Segment | None) -> RecoveredLog:
         start, end = self.known.log_start_offset, self.log_end_offset
         lost = merge_ranges([*self.known.lost_ranges, *self.report.lost], log_start_offset=start)
         self.report.lost = [found for found in self.report.lost if found not in self.known.lost_ranges]
-        return Recovered(
+        return RecoveredLog(
             segments=segments,
             tail=tail,
             log_start_offset=start,
@@ -284,18 +285,19 @@ class _Recovery:
         """The last segment: may have a torn tail. Returns it if it can be appended to."""
         flushed, at = self._flushed_entries(segment)
         kept = flushed[:at]
-        start = int(flushed["position"][at]) if len(flushed) else FIRST_POSITION
+        begin = int(flushed["position"][at]) if len(flushed) else FIRST_POSITION
         expected = int(flushed["first_offset"][at]) if len(flushed) else segment.base_offset
-        found = self._read(segment, start, expected)
+        found = self._read(segment, begin, expected)
         if len(found.batches) and int(found.batches["next_offset"][-1]) > self.known.recovery_point:
-            self._write_once_more(segment, start if start > FIRST_POSITION else 0, found.size)
-            found = self._read(segment, start, expected)
+            self._write_once_more(segment, begin if begin > FIRST_POSITION else 0, found.size)
+            found = self._read(segment, begin, expected)
         self._note(segment, found)
         kept_end = max(self.log_end_offset, segment.base_offset)
-        if not found.schema_is_whole and self._evidence(found, kept_end) <= segment.base_offset:
-            batches, cut = self._nothing(found)
-        else:
-            batches, cut = self._judge(found, expected, kept_end)
+        batches, cut, lost = judge_tail(
+            found, expected, kept_end, base_offset=segment.base_offset, is_sole=self.is_sole
+        )
+        for start, end in lost:
+            self.lost(start, end)
         entries = np.concatenate([kept, _entries(batches, kept)])
         end_offset = int(batches["next_offset"][-1]) if len(batches) else expected
         self.lost(end_offset, kept_end)
@@ -370,39 +372,6 @@ class _Recovery:
         if found.markers and found.markers[-1] + 8 != found.size:
             self.report.notes.append(f"{segment.path}: batches behind an end-of-stream marker")
 
-    def _nothing(self, found: Scan) -> tuple[npt.NDArray[np.void], int | None]:
-        """The segment was made and never synced: it begins anew."""
-        return found.batches[:0], 0
-
-    def _evidence(self, found: Scan, kept_end: int) -> int:
-        return max(kept_end, int(found.batches["high_watermark"].max(initial=0))) if self.is_sole else kept_end
-
-    def _judge(self, found: Scan, expected: int, kept_end: int) -> tuple[npt.NDArray[np.void], int | None]:
-        """Which batches stay, and where the file is cut (None: nowhere). Notes lost ranges."""
-        batches = found.batches
-        # evidence[i]: the greatest high watermark from batch i on
-        evidence = np.maximum.accumulate(batches["high_watermark"][::-1])[::-1] * self.is_sole
-        gaps = [*found.gaps]
-        keep, cut = 0, None
-        for keep, batch in enumerate(batches):
-            first, position = int(batch["first_offset"]), int(batch["position"])
-            gap = next((g for g in gaps if g[0] < position and g[1] <= position), None) if gaps else None
-            if gap is not None:
-                gaps = [g for g in gaps if g[0] >= position]
-            if (gap is not None or first > expected) and expected >= max(kept_end, int(evidence[keep])):
-                cut = gap[0] if gap is not None else position
-                break
-            self.lost(expected, first)
-            expected = int(batch["next_offset"])
-        else:
-            keep = len(batches)
-            if gaps and expected >= kept_end:
-                cut = gaps[0][0]
-        whole = _whole_groups(batches[:keep], kept_end)
-        if whole < keep:
-            cut = int(batches["position"][whole])
-        return batches[:whole], cut
-
     def _flushed_entries(self, segment: Segment) -> tuple[Entries, int]:
         """The entries of the index file, and which of their batches the scan begins with.
 
@@ -451,14 +420,3 @@ def _entries(batches: npt.NDArray[np.void], before: Entries | None = None) -> En
         running = np.maximum(running, before["max_timestamp_us"][-1])
     entries["max_timestamp_us"] = running
     return entries
-
-
-def _whole_groups(batches: npt.NDArray[np.void], kept_end: int) -> int:
-    """How many batches stay when an incomplete commit group at the end is taken off (unless R1 keeps it)."""
-    count = len(batches)
-    if count == 0 or int(batches["group_index"][-1]) == int(batches["group_count"][-1]) - 1:
-        return count
-    begin = count - 1
-    while begin > 0 and int(batches["group_index"][begin]) > 0:
-        begin -= 1
-    return begin if int(batches["first_offset"][begin]) >= kept_end else count

@@ -28,7 +28,7 @@ from broker.api.batch import BatchHeader
 from broker.api.errors import LiftlogError
 from broker.storage.disk import storage_error
 from broker.storage.memory.memory import Memory
-from broker.storage.memory.producers import Stamp
+from broker.storage.memory.producers import GroupStamp
 from broker.storage.memory.state_files import PRODUCERS, SUBJECTS, StateFiles, state_name
 from broker.storage.memory.subjects import read_head
 from broker.storage.read import group_start
@@ -110,7 +110,7 @@ class Remembered:
 
     def needs_stamp(self, header: BatchHeader) -> bool:
         """Whether the producer stamp of a stored batch may still decide an append, also if the state files are lost."""
-        stamp = Stamp(header.producer_id, header.producer_epoch, header.sequence)
+        stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
         with self.log.lock:
             return self.known().producers.needs(stamp, self.log.high_watermark)
 

@@ -25,7 +25,7 @@ from broker.metadata.journal import encode_line
 from broker.sinks.notes import GroupFinished, PartStored, StageDropped, StagePinned, encode_note
 from broker.sinks.state import Decision, SinkState, StageRef
 from broker.storage.memory.ids import IdTable
-from broker.storage.memory.producers import ProducerTable, Stamp
+from broker.storage.memory.producers import GroupStamp, ProducerTable
 from broker.storage.memory.state_files import encode_state, state_name
 from broker.storage.memory.subjects import SubjectTable
 from tests.fuzz.decoder import CORPUS
@@ -95,7 +95,7 @@ def of_values() -> Inputs:
     table = ProducerTable()
     for i in range(7):
         for producer in (1, 9):
-            table.note(Stamp(producer, 2, i), 10 * i, 10 * i + 3, now_us=100 + i)
+            table.note(GroupStamp(producer, 2, i), 10 * i, 10 * i + 3, now_us=100 + i)
     yield "producers", "two", table.snapshot()
     yield "producers", "none", ProducerTable().snapshot()
     yield "state", "producers", encode_state(STATE_OFFSET, {"producers": table.snapshot()})

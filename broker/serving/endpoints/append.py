@@ -44,7 +44,7 @@ from broker.serving.http.body import check_media, read_body
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.rows import split, to_rows
-from broker.storage.memory.producers import Stamp
+from broker.storage.memory.producers import GroupStamp
 from broker.storage.rows import RowBatch
 
 INLINE_BYTES_MAX: Final = 32 << 10
@@ -97,7 +97,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
     )
 
 
-def stamp_of(query: Query) -> Stamp | None:
+def stamp_of(query: Query) -> GroupStamp | None:
     """The producer's stamp of a request, None when it has none. Raises InvalidRequest for a part of one."""
     values = [query[name] for name in STAMP]
     if all(value is None for value in values):
@@ -105,11 +105,11 @@ def stamp_of(query: Query) -> Stamp | None:
     if any(value is None for value in values):
         missing = [name for name in STAMP if query[name] is None]
         raise InvalidRequest(f"{', '.join(STAMP)}: all or none; missing: {', '.join(missing)}", parameter=missing[0])
-    return Stamp(*values)
+    return GroupStamp(*values)
 
 
 def encode(
-    body: bytearray | memoryview, info: StreamInfo, now_us: int, decoded_bytes_max: int, stamp: Stamp | None = None
+    body: bytearray | memoryview, info: StreamInfo, now_us: int, decoded_bytes_max: int, stamp: GroupStamp | None = None
 ) -> list[RowBatch]:
     """A request body as batches to append, by the stream's settings.
 

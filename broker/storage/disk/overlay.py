@@ -20,7 +20,7 @@ from broker.storage.disk import Disk, File, ReadableBuffer, WritableBuffer
 
 
 @dataclass(slots=True)
-class Content:
+class OverlayContent:
     """A file as the overlay has it: the first `kept` bytes of the file `source` under it, and `added` behind them."""
 
     source: str = ""
@@ -37,7 +37,7 @@ class OverlayFile:
 
     __slots__ = ("_content", "_under", "path")
 
-    def __init__(self, content: Content, under: File | None, path: str) -> None:
+    def __init__(self, content: OverlayContent, under: File | None, path: str) -> None:
         self._content = content
         self._under = under
         self.path = path
@@ -102,7 +102,7 @@ class OverlayDisk:
 
     def __init__(self, under: Disk) -> None:
         self.under = under
-        self._files: dict[str, Content | None] = {}  # None: removed here
+        self._files: dict[str, OverlayContent | None] = {}  # None: removed here
 
     def cut_of(self, path: str) -> int | None:
         """Where the file under that name was cut; None: nowhere."""
@@ -153,7 +153,7 @@ class OverlayDisk:
             file.close()
 
     def replace_file(self, path: str, data: ReadableBuffer, *, frees: bool = False) -> None:
-        self._files[path] = Content(added=bytearray(data))
+        self._files[path] = OverlayContent(added=bytearray(data))
 
     def remove_tree(self, path: str) -> None:
         for name in self.listdir(path):
@@ -161,13 +161,13 @@ class OverlayDisk:
 
     remove_folder = remove_tree
 
-    def _content(self, path: str, *, create: bool = False) -> Content:
+    def _content(self, path: str, *, create: bool = False) -> OverlayContent:
         content = self._files.get(path)
         if content is None and path not in self._files and self.under.exists(path):
-            content = Content(path, self.under.size(path))
+            content = OverlayContent(path, self.under.size(path))
         if content is None:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            content = Content()
+            content = OverlayContent()
         self._files[path] = content
         return content

@@ -23,7 +23,7 @@ import numpy as np
 
 from broker.api.batch import read_header
 from broker.storage.memory.ids import Found, IdTable, ids_in
-from broker.storage.memory.producers import ProducerTable, Stamp
+from broker.storage.memory.producers import GroupStamp, ProducerTable
 from broker.storage.memory.state_files import IDS, PRODUCERS, SUBJECTS
 from broker.storage.memory.subjects import Latest, SubjectTable, read_head
 from broker.storage.rows import Conditional, RowBatch
@@ -78,7 +78,7 @@ class Memory:
         """Note a stored batch; of its records those from `start` on. `end`: of the log."""
         header = read_header(message)
         if header.producer_id and header.first_offset >= start:
-            stamp = Stamp(header.producer_id, header.producer_epoch, header.sequence)
+            stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
             used_us, continues = now_us or header.max_timestamp_us, header.group_index > 0
             self.producers.note(stamp, header.first_offset, header.next_offset, now_us=used_us, continues=continues)
         ids, since_us = self.ids, now_us - window_us
@@ -219,7 +219,7 @@ class Rows(Verdict):
     def __init__(
         self,
         memory: Memory | None,
-        stamp: Stamp | None,
+        stamp: GroupStamp | None,
         settings: LogSettings,
         *,
         log_start_offset: int,
@@ -263,8 +263,8 @@ class Rows(Verdict):
         memory.end = result.next_offset
 
 
-def stamp_of(first: RowBatch) -> Stamp | None:
+def stamp_of(first: RowBatch) -> GroupStamp | None:
     """Whose commit group begins with this batch; None for one without a producer."""
     if first.producer_id == 0:
         return None
-    return Stamp(first.producer_id, first.producer_epoch, first.sequence)
+    return GroupStamp(first.producer_id, first.producer_epoch, first.sequence)

@@ -44,7 +44,7 @@ _GROUP: Final = struct.Struct("<QQQ")  # sequence, first offset, next offset
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class GroupStamp:
     """Who appends a commit group, and as which of its own. `producer_id` is at least 1."""
 
     producer_id: int
@@ -79,7 +79,7 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def check(self, stamp: Stamp, *, record_count: int, now_us: int, expiry_us: int, ids_max: int) -> Group | None:
+    def check(self, stamp: GroupStamp, *, record_count: int, now_us: int, expiry_us: int, ids_max: int) -> Group | None:
         """Say what a request is.
 
         Args:
@@ -130,7 +130,9 @@ class ProducerTable:
         self._producers.move_to_end(stamp.producer_id)
         return found
 
-    def note(self, stamp: Stamp, first_offset: int, next_offset: int, *, now_us: int, continues: bool = False) -> None:
+    def note(
+        self, stamp: GroupStamp, first_offset: int, next_offset: int, *, now_us: int, continues: bool = False
+    ) -> None:
         """Remember a group that was appended, or is found in the log; `continues`: a further batch of the last one."""
         known = self._producers.get(stamp.producer_id)
         if known is not None and stamp.epoch < known.epoch:
@@ -149,7 +151,7 @@ class ProducerTable:
             known.last_used_us = max(known.last_used_us, now_us)
         self._producers.move_to_end(stamp.producer_id)
 
-    def needs(self, stamp: Stamp, committed_end: int) -> bool:
+    def needs(self, stamp: GroupStamp, committed_end: int) -> bool:
         """Whether a batch in the log must keep this stamp, so that the log's headers alone still give this table.
 
         Not needed: what is older than the groups kept, of an epoch that is fenced, or of an id that is forgotten. As
@@ -215,7 +217,7 @@ class ProducerTable:
             del self._producers[producer_id]
 
 
-def _out_of_sequence(stamp: Stamp, expected: int, found: Group | None, record_count: int) -> OutOfSequence:
+def _out_of_sequence(stamp: GroupStamp, expected: int, found: Group | None, record_count: int) -> OutOfSequence:
     if found is not None:
         count = found.next_offset - found.first_offset
         why = f"was a group of {count} records, this one has {record_count}"

@@ -232,7 +232,7 @@ class Latest(NamedTuple):
     sequences: Numbers
 
 
-class Head(NamedTuple):
+class SubjectsHead(NamedTuple):
     """What a snapshot begins with.
 
     Attributes:
@@ -248,7 +248,7 @@ class Head(NamedTuple):
     subject_count: int
 
 
-def read_head(data: bytes) -> Head:
+def read_head(data: bytes) -> SubjectsHead:
     """The head of a snapshot.
 
     Raises:
@@ -266,7 +266,7 @@ def read_head(data: bytes) -> Head:
         raise CorruptLog(f"a table of subjects of {len(data)} bytes that says it has {count} entries")
     if not 0 <= missed_end <= next_offset:
         raise CorruptLog(f"a table of subjects of the records below {next_offset} that missed some below {missed_end}")
-    return Head(key, next_offset, missed_end, count)
+    return SubjectsHead(key, next_offset, missed_end, count)
 
 
 def _fill(slots: Numbers, entries: Numbers) -> None:

@@ -39,13 +39,21 @@ from broker.storage.disk import storage_error
 from broker.storage.log import PartitionLog
 from broker.storage.read import NeedsRepair
 from broker.storage.rewrite.clean_state import load_clean_state
-from broker.storage.rewrite.rewriting import BATCH_COST_BYTES, Run, Shape, body_bytes, is_joinable, is_packable, stage
+from broker.storage.rewrite.rewriting import (
+    BATCH_COST_BYTES,
+    BatchShape,
+    Run,
+    body_bytes,
+    is_joinable,
+    is_packable,
+    stage,
+)
 from broker.storage.segments.segment import Segment
 
 RETENTION_PARTS: Final = 8
 WEIGHT_OF_OTHERS: Final = 2
 """Joined when the others together weigh so many times the largest."""
-DEFAULT_SHAPE: Final = Shape()
+DEFAULT_SHAPE: Final = BatchShape()
 BATCHES_LEAST: Final = 8
 """A segment of fewer is not worth writing for their sake."""
 PACKABLE_PARTS: Final = 10
@@ -64,7 +72,7 @@ class CoalescingSettings:
         is_compacted: The log is; what is not clean yet is left to compaction.
     """
 
-    shape: Shape = DEFAULT_SHAPE
+    shape: BatchShape = DEFAULT_SHAPE
     min_batch_bytes: int = 64 << 10
     min_age_ms: int = 120_000
     segment_bytes: int = 256 << 20
@@ -87,7 +95,7 @@ class CoalescingSettings:
             if settings.retention_records is not None:
                 span_records = settings.retention_records // RETENTION_PARTS
         return cls(
-            shape=Shape(
+            shape=BatchShape(
                 batch_bytes=settings.batch_bytes if min_batch_bytes else 0,
                 batch_records=settings.batch_records,
                 compression=settings.compression,
@@ -117,7 +125,7 @@ class Known:
     batches: int
     oldest_us: int
     newest_us: int
-    settled_for: tuple[Shape, int] | None = None
+    settled_for: tuple[BatchShape, int] | None = None
 
     @property
     def records(self) -> int:

@@ -39,7 +39,7 @@ from broker.storage.log import PartitionLog
 from broker.storage.read import NeedsRepair
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.keymap import Hashes, KeyMap, Offsets, hash_keys
-from broker.storage.rewrite.rewriting import Mask, Shape, Stored, stage, windows
+from broker.storage.rewrite.rewriting import BatchShape, Mask, StoredBatch, stage, windows
 from broker.storage.segments.segment import Segment
 
 
@@ -128,7 +128,7 @@ def compact(
     map_bytes: int,
     now_us: int,
     throttle: Callable[[int], None] = lambda _: None,
-    shape: Shape | None = None,
+    shape: BatchShape | None = None,
 ) -> CompactionReport | None:
     """Do one pass, if one is due. One at a time per log.
 
@@ -162,7 +162,7 @@ class _Pass:
         map_bytes: int,
         now_us: int,
         throttle: Callable[[int], None],
-        shape: Shape | None,
+        shape: BatchShape | None,
     ) -> None:
         self.log = log
         self.disk = log.disk
@@ -253,7 +253,7 @@ class _Pass:
                     return int(offsets[rows[taken]])
         return limit
 
-    def _keep(self, batches: Sequence[Stored]) -> Mask:
+    def _keep(self, batches: Sequence[StoredBatch]) -> Mask:
         """Which rows stay."""
         self.read_bytes += sum(len(batch.message) for batch in batches)
         keys, offsets, is_null = _columns(batches)
@@ -277,7 +277,7 @@ def _map_bytes_for(record_count: int) -> int:
     return 64 * record_count + 1_000
 
 
-def _columns(batches: Sequence[Stored]) -> tuple[pa.Array, Offsets, Mask]:
+def _columns(batches: Sequence[StoredBatch]) -> tuple[pa.Array, Offsets, Mask]:
     """Keys, offsets and whether the value is null, of all rows."""
     keys = pa.concat_arrays([batch.rows.column("key") for batch in batches])
     offsets = np.concatenate([batch.rows.column("offset").to_numpy() for batch in batches])

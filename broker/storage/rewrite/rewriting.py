@@ -5,7 +5,7 @@ one segment or of several that follow one another. Nothing is put in its place h
     new   [ 0..3 ] [        4..9 empty       ] [10..12]
           as it was                             two rows
 
-    old   [0][1][2] | [3][4][5][6][7] | [8][9]               small batches, small segments, with a `Shape`
+    old   [0][1][2] | [3][4][5][6][7] | [8][9]               small batches, small segments, with a `BatchShape`
     new   [           0..7            ][ 8..9 ]
 
 W1  The ranges of the batches stay dense: every offset is in the range of one. So what is missing is known to have been
@@ -13,8 +13,8 @@ W1  The ranges of the batches stay dense: every offset is in the range of one. S
 W2  A batch that loses nothing and stays alone is copied as it is. One that loses some keeps its header: range, epoch,
     timestamp, producer, group, decision.
 W3  Batches that are joined become one over all their offsets: the epoch is theirs, the timestamp their greatest, the
-    high watermark theirs, but at most their first offset; producer, group and decision are none. Without a `Shape` only
-    batches that lose all are joined.
+    high watermark theirs, but at most their first offset; producer, group and decision are none. Without a
+    `BatchShape` only batches that lose all are joined.
     With `compression`, whatever is written is compressed, its header else unchanged, but for bodies that are tiny.
 W4  Never joined: batches of different leader epochs, of a commit group of several, with a decision, and those whose
     producer stamp still decides something. One that loses all stays as an empty batch of its own.
@@ -59,7 +59,7 @@ _NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class BatchShape:
     """How large joined batches become, closed at either; and how all that is written is compressed."""
 
     batch_bytes: int = 1 << 20
@@ -67,7 +67,7 @@ class Shape:
     compression: str = "none"
 
 
-class Stored(NamedTuple):
+class StoredBatch(NamedTuple):
     """One verified batch of a segment."""
 
     message: memoryview
@@ -75,7 +75,7 @@ class Stored(NamedTuple):
     rows: pa.RecordBatch
 
 
-class Staged(NamedTuple):
+class StagedSegment(NamedTuple):
     """A new file beside its segment: whole, and on disk (W6)."""
 
     path: str
@@ -91,7 +91,7 @@ def windows(
     throttle: Callable[[int], None],
     *,
     start: int = 0,
-) -> Iterator[list[Stored]]:
+) -> Iterator[list[StoredBatch]]:
     """The batches of a segment from the one that holds offset `start` on, `WINDOW_BYTES` or `WINDOW_BATCHES` at a time.
 
     Raises:
@@ -113,7 +113,7 @@ def windows(
         file.close()
 
 
-def _stored(segment: Segment, data: memoryview, entries: Entries, start: int) -> list[Stored]:
+def _stored(segment: Segment, data: memoryview, entries: Entries, start: int) -> list[StoredBatch]:
     """The batches that lie at these places of `data`, which begins at `start` of the segment."""
     begins = (entries["position"] - start).tolist()
     messages = [data[at : at + length] for at, length in zip(begins, entries["length"].tolist(), strict=True)]
@@ -127,7 +127,7 @@ def _stored(segment: Segment, data: memoryview, entries: Entries, start: int) ->
                 rows = list(stream)
     except (BadBatch, pa.ArrowException, OSError) as error:
         raise NeedsRepair(segment) from error
-    return [Stored(*stored) for stored in zip(messages, headers, rows, strict=True)]
+    return [StoredBatch(*stored) for stored in zip(messages, headers, rows, strict=True)]
 
 
 def stage(
@@ -135,10 +135,10 @@ def stage(
     sources: Sequence[Source],
     throttle: Callable[[int], None],
     *,
-    keep: Callable[[Sequence[Stored]], Mask] | None = None,
-    shape: Shape | None = None,
+    keep: Callable[[Sequence[StoredBatch]], Mask] | None = None,
+    shape: BatchShape | None = None,
     needs_stamp: Callable[[BatchHeader], bool] = lambda header: True,
-) -> Staged | None:
+) -> StagedSegment | None:
     """Write what is to stay of sealed segments into one new file beside the first.
 
     Args:
@@ -201,7 +201,7 @@ class Run:
     rows: int
     body_bytes: int
 
-    def takes(self, header: BatchHeader, rows: int, body_bytes: int, shape: Shape | None) -> bool:
+    def takes(self, header: BatchHeader, rows: int, body_bytes: int, shape: BatchShape | None) -> bool:
         """Whether one more batch fits, which is joinable by itself."""
         if header.leader_epoch != self.header.leader_epoch:
             return False
@@ -230,7 +230,7 @@ class _Rewrite:
         self,
         disk: Disk,
         sources: Sequence[Source],
-        shape: Shape | None,
+        shape: BatchShape | None,
         needs_stamp: Callable[[BatchHeader], bool],
         throttle: Callable[[int], None],
     ) -> None:
@@ -252,7 +252,7 @@ class _Rewrite:
         self.newest_us = LEAST_TIMESTAMP_US
         self.records_gone = 0
 
-    def take(self, batch: Stored, mask: Mask | None) -> None:
+    def take(self, batch: StoredBatch, mask: Mask | None) -> None:
         stored = batch.rows.num_rows
         kept = stored if mask is None else int(np.count_nonzero(mask))
         self.records_gone += stored - kept
@@ -336,7 +336,7 @@ class _Rewrite:
             self.file.sync()
             self.unsynced = 0
 
-    def finish(self) -> Staged | None:
+    def finish(self) -> StagedSegment | None:
         self.close_run()
         self.parts.append(END_OF_STREAM)
         self.flush()
@@ -345,7 +345,7 @@ class _Rewrite:
         self.file.sync()
         self.file.close()
         size = self.position + len(END_OF_STREAM)
-        return Staged(self.path, self.entries[: self.count].copy(), size, self.records_gone)
+        return StagedSegment(self.path, self.entries[: self.count].copy(), size, self.records_gone)
 
     def abandon(self) -> None:
         if self.file is not None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from broker.api.errors import NotLeader
-from broker.storage.recovery import Recovered
+from broker.storage.recovery import RecoveredLog
 from broker.storage.segments.epochs import Epochs, derive_epochs, load_epochs, write_epochs
 from broker.storage.writing.state import LogState
 
@@ -41,7 +41,7 @@ class LeaderEpochs:
         self.latest = -1
         self.led: int | None = None
 
-    def take_recovered(self, found: Recovered) -> bool:
+    def take_recovered(self, found: RecoveredLog) -> bool:
         """The epochs of what recovery found. Returns whether their file says something else (`save`)."""
         state = self._state
         stored = load_epochs(state.disk, state.folder)

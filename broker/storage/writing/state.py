@@ -35,7 +35,7 @@ from typing import Final, TypeVar
 from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.disk import Disk, storage_error
 from broker.storage.read import LogView, NeedsRepair
-from broker.storage.recovery import Ranges, Recovered, RecoveryReport, merge_ranges
+from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, merge_ranges
 from broker.storage.segments.chain import Chain, Untrusted
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.segments.index import GrowingIndex
@@ -88,7 +88,7 @@ class LogState:
 
     # --- where it begins and ends ---------------------------------------------------------------------
 
-    def begin_from(self, found: Recovered) -> None:
+    def begin_from(self, found: RecoveredLog) -> None:
         """Take what recovery found."""
         self.recovery = found.report
         self.chain = Chain(self.disk, self.folder, found.segments, found.tail)

@@ -12,7 +12,7 @@ from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
 from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from broker.storage.rewrite.rewriting import Shape
+from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogSettings
 from tests.properties.storage.test_compaction import held_bytes
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
@@ -31,7 +31,7 @@ RECORDS = st.lists(
     max_size=4,
 )
 SHAPES = st.builds(
-    Shape,
+    BatchShape,
     batch_bytes=st.sampled_from([0, 300, 1 << 20]),
     batch_records=st.sampled_from([3, 1 << 16]),
     compression=st.sampled_from(["none", "lz4", "zstd"]),
@@ -119,7 +119,7 @@ def test_records_offsets_times_and_stamps_outlive_any_coalescing(steps: list[tup
                     epoch += 1
                 log.roll_if_due(1 << 60)
             elif kind == "coalesce":
-                assert isinstance(what, Shape)
+                assert isinstance(what, BatchShape)
                 assert isinstance(number, int)
                 wanted = CoalescingSettings(shape=what, min_age_ms=0, segment_bytes=number)
                 for _ in range(20):
@@ -158,7 +158,7 @@ def scenario(disk: SimDisk, model: Model, ends: list[int]) -> None:
     """Trickling segments joined thrice, the later times with what was joined before; the log start moves once."""
     log = create_log(disk, settings=SMALL)
     memory: Memory = {}
-    shape = Shape(batch_records=7, compression="lz4")
+    shape = BatchShape(batch_records=7, compression="lz4")
     wanted = CoalescingSettings(min_age_ms=0, segment_bytes=20_000, shape=shape)
     for turn in range(3):
         for _ in range(3):

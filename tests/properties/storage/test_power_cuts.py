@@ -32,7 +32,7 @@ from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from broker.storage.rewrite.rewriting import Shape
+from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.compacting import Keyed, check_compacted, keyed_batch, keyed_records, newest_of
 from tests.support.logs import FOLDER, IDENTITY, commit, create_log, open_log
@@ -216,7 +216,8 @@ def compaction(disk: SimDisk) -> None:
 
 def coalescing(disk: SimDisk) -> None:
     log = opened(disk)
-    wanted = CoalescingSettings(min_age_ms=0, segment_bytes=30_000, shape=Shape(batch_records=7, compression="zstd"))
+    shape = BatchShape(batch_records=7, compression="zstd")
+    wanted = CoalescingSettings(min_age_ms=0, segment_bytes=30_000, shape=shape)
     while coalesce(log, wanted, {}, now_us=1 << 50) is not None:
         pass
     append(log, 2, epoch=5)

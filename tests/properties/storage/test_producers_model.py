@@ -17,7 +17,7 @@ from hypothesis.stateful import rule
 
 from broker.api.batch import decode_batch
 from broker.api.errors import DiskFull, OutOfSequence, ProducerFenced, StorageFailed, UnknownProducer
-from broker.storage.memory.producers import WINDOW_GROUPS, Stamp
+from broker.storage.memory.producers import WINDOW_GROUPS, GroupStamp
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.lives import Restarts, life
 from tests.support.logs import commit, row_batch, stamped
@@ -45,7 +45,7 @@ class ProducersMachine(Restarts):
 
     def __init__(self) -> None:
         super().__init__(LogSettings(segment_bytes=6_000, producer_id_expiry_ms=EXPIRY_MS))
-        self.groups: list[tuple[Stamp | None, int, int]] = []  # all of the log
+        self.groups: list[tuple[GroupStamp | None, int, int]] = []  # all of the log
         self.known: dict[int, Known] = {}
         self.expired: set[int] = set()
 
@@ -53,13 +53,13 @@ class ProducersMachine(Restarts):
     def end(self) -> int:
         return self.groups[-1][2] if self.groups else 0
 
-    def send(self, stamp: Stamp, records: int, batches: int) -> tuple[int, int, bool]:
+    def send(self, stamp: GroupStamp, records: int, batches: int) -> tuple[int, int, bool]:
         value = b"%d/%d/%d" % (stamp.producer_id, stamp.epoch, stamp.sequence)
         made = [stamped([value] * records, stamp.producer_id, stamp.epoch, stamp.sequence) for _ in range(batches)]
         result = self.log.append(made, leader_epoch=0, now_us=self.now_us)
         return result.first_offset, result.next_offset, result.duplicate
 
-    def expected(self, stamp: Stamp, count: int) -> tuple[int, int, bool] | type[Exception]:
+    def expected(self, stamp: GroupStamp, count: int) -> tuple[int, int, bool] | type[Exception]:
         known = self.known.get(stamp.producer_id)
         if known is not None and known.used_us + EXPIRY_MS * 1_000 <= self.now_us:
             known = None
@@ -87,7 +87,7 @@ class ProducersMachine(Restarts):
         known = self.known.get(producer_id)
         newest = known.epoch if known else 0
         following = known.next if known and epoch == 0 else 0
-        stamp = Stamp(producer_id, max(0, newest + epoch), max(0, following + step))
+        stamp = GroupStamp(producer_id, max(0, newest + epoch), max(0, following + step))
         count = records * batches
         expected = self.expected(stamp, count)
         if isinstance(expected, type):
@@ -100,7 +100,7 @@ class ProducersMachine(Restarts):
             self.take(stamp, first, after)
         self.known[producer_id].used_us = self.now_us
 
-    def take(self, stamp: Stamp, first: int, after: int) -> None:
+    def take(self, stamp: GroupStamp, first: int, after: int) -> None:
         self.groups.append((stamp, first, after))
         known = self.known.get(stamp.producer_id)
         gone = known is not None and known.used_us + EXPIRY_MS * 1_000 <= self.now_us
@@ -167,7 +167,7 @@ class ProducersMachine(Restarts):
     @rule(kind=st.sampled_from([errno.ENOSPC, errno.EIO]), producer_id=IDS)
     def fail_to_write(self, kind: int, producer_id: int) -> None:
         known = self.known.get(producer_id)
-        stamp = Stamp(producer_id, known.epoch if known else 0, known.next if known else 0)
+        stamp = GroupStamp(producer_id, known.epoch if known else 0, known.next if known else 0)
         if isinstance(self.expected(stamp, 1), type):
             return
         self.disk.fail("write", kind, path=".arrows", short=300)

@@ -39,7 +39,7 @@ def data(tmp_path: Path) -> Path:
     with DataFolder.open(root, broker_id="broker-0", cluster_id="c1") as folder:
         for stream, partition in (("orders", 0), ("orders", 1), ("__offsets", 0)):
             identity = LogIdentity(cluster_id="c1", stream=stream, incarnation="i1", partition=partition)
-            path = folder.partition_path(stream, "i1", partition)
+            path = f"{folder.path}/streams/{stream}/i1/{partition}"
             log = PartitionLog.create(OsDisk(), path, identity, SETTINGS, now_us=0)
             for first in range(0, RECORDS, 6):
                 values = [f"{partition}:{offset} ".encode() + b"x" * 200 for offset in range(first, first + 6)]

@@ -22,7 +22,7 @@ from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
 from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, Known, Memory, coalesce, next_join
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from broker.storage.rewrite.rewriting import Shape
+from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import LogSettings
 from broker.storage.segments.segment import Segment
 from tests.support.compacting import check_compacted, keyed_batch, keyed_records
@@ -98,10 +98,10 @@ def test_batches_of_one_record_become_one_with_the_same_records() -> None:
 
 def test_joined_batches_are_closed_at_the_bytes_and_the_records_of_the_stream() -> None:
     log = trickled(100)
-    settle(log, CoalescingSettings(min_age_ms=0, shape=Shape(batch_records=30)))
+    settle(log, CoalescingSettings(min_age_ms=0, shape=BatchShape(batch_records=30)))
     assert ranges_of(log) == [(0, 30), (30, 60), (60, 90), (90, 100)]
     log = trickled(100)
-    settle(log, CoalescingSettings(min_age_ms=0, shape=Shape(batch_bytes=2_000)))
+    settle(log, CoalescingSettings(min_age_ms=0, shape=BatchShape(batch_bytes=2_000)))
     assert len(ranges_of(log)) > 3
     assert all(len(message) < 888 + 2_000 for message in log.batches(0))
 
@@ -188,7 +188,7 @@ def test_commit_groups_of_several_batches_stay_as_they_are() -> None:
 
 
 def compressed(compression: str, **shape: int) -> CoalescingSettings:
-    return CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=Shape(compression=compression, **shape))
+    return CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=BatchShape(compression=compression, **shape))
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
@@ -300,7 +300,7 @@ def test_compaction_compresses_what_it_writes_anew() -> None:
     commit(log)
     log.roll_if_due(NOW_US)
     settings = CompactionSettings(min_cleanable_dirty_percent=0)
-    compact(log, settings, map_bytes=1 << 16, now_us=0, shape=Shape(compression="lz4"))
+    compact(log, settings, map_bytes=1 << 16, now_us=0, shape=BatchShape(compression="lz4"))
     check_compacted(log)
     assert log.byte_count < 40 * 100
     assert sorted(keyed_records(log)) == list(range(10, 40))
@@ -456,7 +456,7 @@ def test_compaction_joins_the_batches_of_what_it_writes_anew() -> None:
         log.append([keyed_batch([(b"%d" % (i % 30), b"%d" % i)])], leader_epoch=1, now_us=0)
     commit(log)
     log.roll_if_due(NOW_US)
-    compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=0, shape=Shape())
+    compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=0, shape=BatchShape())
     check_compacted(log)
     assert ranges_of(log) == [(0, 40)]
     assert sorted(keyed_records(log)) == list(range(10, 40))
@@ -468,7 +468,7 @@ def test_segments_that_compaction_emptied_become_one() -> None:
         log.append([keyed_batch([(b"k", b"%d" % i)])], leader_epoch=1, now_us=0)
         commit(log)
         log.roll_if_due(NOW_US)
-    compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=0, shape=Shape())
+    compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=0, shape=BatchShape())
     assert log.segment_count == 10
     settle(log, CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, is_compacted=True))
     assert log.segment_count == 1
@@ -593,7 +593,7 @@ def interrupted(disk: SimDisk, *, batch_records: int = 100) -> list[Record]:
     log = trickled(20, segments=3, disk=disk)
     records = verified_records(log)
     disk.fail("unlink", errno.EIO, path="00020.arrows")
-    settings = CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=Shape(batch_records=batch_records))
+    settings = CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=BatchShape(batch_records=batch_records))
     with pytest.raises(StorageFailed):
         coalesce(log, settings, {}, now_us=NOW_US)
     disk.heal()
@@ -694,7 +694,8 @@ def test_golden_joined_segment_is_still_written_and_read_the_same() -> None:
     log.append([keyed_batch([(b"k", b"last")], timestamp_us=40)], leader_epoch=2, now_us=0)
     commit(log)
     log.roll_if_due(NOW_US)
-    compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=NOW_US, shape=Shape())
+    wanted = CompactionSettings(min_cleanable_dirty_percent=0)
+    compact(log, wanted, map_bytes=1 << 16, now_us=NOW_US, shape=BatchShape())
     written = bytes(disk.names[f"{FOLDER}/{0:020d}.arrows"].content)
     if os.environ.get("LIFTLOG_UPDATE_GOLDEN"):
         (GOLDEN / "rewritten.arrows").write_bytes(written)

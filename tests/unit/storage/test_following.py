@@ -18,7 +18,7 @@ from broker.storage.memory.state_files import list_states
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from broker.storage.rewrite.rewriting import Shape
+from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import Checkpoint, LogSettings
 from tests.support.compacting import check_compacted, keyed_batch
 from tests.support.logs import FOLDER, check_log, create_log, open_log, plan_bytes, row_batch, stamped, verified_records
@@ -94,7 +94,7 @@ def test_what_was_joined_and_compressed_goes_over_as_it_is(leader: PartitionLog,
     leader.advance_high_watermark(leader.log_end_offset)
     leader.roll_if_due(1 << 60)
     wanted = CoalescingSettings(
-        min_age_ms=0, segment_bytes=1 << 20, shape=Shape(batch_records=4, compression=compression)
+        min_age_ms=0, segment_bytes=1 << 20, shape=BatchShape(batch_records=4, compression=compression)
     )  # type: ignore[arg-type]
     before = stored(leader, 0)
     while coalesce(leader, wanted, {}, now_us=1 << 50) is not None:

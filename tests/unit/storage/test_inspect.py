@@ -475,7 +475,7 @@ def test_a_path_may_be_a_data_folder_a_stream_a_partition_or_a_segment(tmp_path:
     with DataFolder.open(tmp_path / "up" / "broker-0", broker_id="b", cluster_id="c1") as data:
         for stream, partition in (("orders", 0), ("orders", 10), ("orders", 2), ("clicks", 0)):
             identity = replace(IDENTITY, stream=stream, partition=partition)
-            folder = data.partition_path(stream, "i1", partition)
+            folder = f"{data.path}/streams/{stream}/i1/{partition}"
             log = PartitionLog.create(OsDisk(), folder, identity, LogSettings(), now_us=0)
             log.append([row_batch([b"a"])], leader_epoch=1, now_us=0)
             log.close()

@@ -17,7 +17,7 @@ import pytest
 from broker.api.errors import StorageFailed
 from broker.storage import segment_log
 from broker.storage.log import PartitionLog
-from broker.storage.recovery import Recovered
+from broker.storage.recovery import RecoveredLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.logs import check_log, commit, create_log, open_log, row_batch, verified_records
 from tests.support.simdisk import MODES, Crashed, Mode, SimDisk
@@ -229,7 +229,7 @@ def test_the_high_watermark_does_not_move_back_by_a_recovery_beside_which_it_mov
     _, log = failed_log(durable=2, visible=2)
     real = segment_log.recover
 
-    def recover(*args: Any, **options: Any) -> Recovered:
+    def recover(*args: Any, **options: Any) -> RecoveredLog:
         found = real(*args, **options)
         log.advance_high_watermark(5)
         return found
