@@ -156,7 +156,7 @@ def of_values() -> Inputs:
 def of_metadata() -> Inputs:
     catalog = Catalog()
     commands: list[dict[str, Any]] = [
-        {"kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h:1", "grpc": ""},
+        {"kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h:1", "grpc": "h:2"},
         {"kind": "create_stream", "name": "s", "incarnation": "i", "created_us": 5, "settings": {"subject": "a.*"}},
         {"kind": "alter_stream", "name": "s", "settings": {"retention_ms": 5000}},
         {"kind": "set_state", "name": "s", "paused": True},

@@ -46,7 +46,9 @@ class LogBackend:
         self._appender = ThreadPoolExecutor(1)
         self._hub = ChangeHub(asyncio.get_running_loop(), version=time.time_ns() // 1000)
         self.http = "127.0.0.1:0"
-        self._execute({"kind": "register_broker", "broker_id": self.broker_id, "http": self.http, "grpc": ""})
+        self._execute(
+            {"kind": "register_broker", "broker_id": self.broker_id, "http": self.http, "grpc": "127.0.0.1:0"}
+        )
         self._create(OFFSETS_STREAM, {}, internal=True)
         self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
         self._create(COMMITS_STREAM, {"retention_ms": None}, internal=True)
