@@ -254,9 +254,8 @@ class _Recovery:
         """A segment with another after it: fsynced, so none of it is cut (R1)."""
         found = self._read(segment, FIRST_POSITION, segment.base_offset)
         self._note(segment, found)
-        batches = found.batches[
-            found.batches["next_offset"] <= next_base
-        ]  # what goes on is the next one's: `joining.J3`
+        # What goes on is the next one's (`joining.J3`).
+        batches = found.batches[found.batches["next_offset"] <= next_base]
         expected = segment.base_offset
         for batch in batches:
             self.lost(expected, int(batch["first_offset"]))
