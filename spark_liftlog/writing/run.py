@@ -13,11 +13,9 @@ M1  A run commits under one epoch. If its tasks were given different ones, the s
 
 from __future__ import annotations
 
-import posixpath
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark import TaskContext
@@ -79,7 +77,7 @@ def streaming_run(sink_id: str | None, checkpoint: str | None) -> Run:
 
     Args:
         sink_id: The option.
-        checkpoint: The option `checkpointLocation` as Spark hands it over; None where it comes from the session.
+        checkpoint: The place of the checkpoint; None where it comes from the session.
     Raises:
         NotSupported: Spark does not say.
     """
@@ -93,21 +91,12 @@ def streaming_run(sink_id: str | None, checkpoint: str | None) -> Run:
     return Run(sink=sink_id or query, owner=run, checkpoint=checkpoint_name(query, checkpoint))
 
 
-def checkpoint_name(query: str, location: str | None) -> str:
-    """One text for one checkpoint: its normalised place, and the id of its query.
+def checkpoint_name(query: str, place: str | None) -> str:
+    """One text for one checkpoint: its place (`sink_options.checkpoint_place`), and the id of its query.
 
     A copy of it has the same id in another place. Without a place only the id can be compared.
     """
-    if not location:
-        return f"query {query}"
-    scheme, colon, rest = location.partition(":")
-    if not colon or "/" in scheme:
-        scheme, rest = "file", location
-    if scheme == "file":
-        rest = str(Path.cwd() / posixpath.normpath("/" + rest.lstrip("/") if rest.startswith("/") else rest))
-    else:
-        rest = rest.rstrip("/")
-    return f"{scheme}:{rest} query {query}"
+    return f"{place} query {query}" if place else f"query {query}"
 
 
 def task_number() -> int:

@@ -17,8 +17,10 @@ As for the source: honoured or refused, never ignored (`parsing.P1`).
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from broker.api.errors import InvalidSetting
@@ -54,7 +56,7 @@ class SinkOptions:
     Attributes:
         stream: None: the frame's column stream names it.
         sink_id: None: the query's id.
-        checkpoint: What Spark says of the query's checkpoint; None where its place comes from the session.
+        checkpoint: The place of the query's checkpoint; None where it comes from the session.
     """
 
     brokers: str
@@ -113,5 +115,21 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
         txn_version=version,
         dead_letter_stream=letters,
         delivery_timeout_s=(whole(options, "deliveryTimeoutMs", 1, TIMEOUT_MS_MAX) or TIMEOUT_MS) / 1000,
-        checkpoint=next((value for name, value in given.items() if name.lower() == "checkpointlocation"), None),
+        checkpoint=checkpoint_place(
+            next((value for name, value in given.items() if name.lower() == "checkpointlocation"), None)
+        ),
     )
+
+
+def checkpoint_place(location: str | None) -> str | None:
+    """One text for one place. Asked by the driver: a relative path is relative to its folder, not to a task's."""
+    if not location:
+        return None
+    scheme, colon, rest = location.partition(":")
+    if not colon or "/" in scheme:
+        scheme, rest = "file", location
+    if scheme == "file":
+        rest = str(Path.cwd() / posixpath.normpath("/" + rest.lstrip("/") if rest.startswith("/") else rest))
+    else:
+        rest = rest.rstrip("/")
+    return f"{scheme}:{rest}"

@@ -69,7 +69,7 @@ def main(broker: str, folder: str, master: str, mode: str) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     Path(folder, "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
     spark.dataSource.register(KillableSource)
-    options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "400"}
+    options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "1000"}
     rows = spark.readStream.format("liftlog").options(**options).load().repartition(2, F.rand()).select("key", "value")
     writer = rows.writeStream.format("liftlog").options(brokers=broker, stream=SINK)
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint")

@@ -52,7 +52,10 @@ class Rounds:
                     self._round(client, broker, kill)
                 self._append(client)
                 job = self._start(broker, "once")
-                assert job.wait(300) == 0, self._output()
+                try:
+                    assert job.wait(600) == 0, self._output()
+                finally:
+                    _end(job)
                 self._compare(client)
         finally:
             broker.stop()
@@ -60,19 +63,16 @@ class Rounds:
 
     def _round(self, client: Client, broker: BrokerProcess, kill: str) -> None:
         self._append(client)
+        before = _last_batch(client)
+        if kill in ("before", "after"):
+            self.folder.joinpath("kill").write_text(kill)  # at its first commit, of a batch that may be a replay
         job = self._start(broker, "follow")
         try:
-            before = _last_batch(client)
             if kill in ("before", "after"):
-                eventually(lambda: self._has_begun(job, client, before), timeout_s=180, what="the job commits")
-                self.folder.joinpath("kill").write_text(kill)
-                self._append(client)
-                eventually(lambda: self.folder.joinpath("killed").exists(), timeout_s=180, what="the kill")
-                self.folder.joinpath("killed").unlink()
-                job.wait(120)
+                eventually(lambda: self._is_killed(job), timeout_s=300, what="the kill")
                 self.told[kill] += 1
                 return
-            eventually(lambda: self._has_begun(job, client, before), timeout_s=180, what="the job commits")
+            eventually(lambda: self._has_begun(job, client, before), timeout_s=300, what="the job commits")
             self._append(client)
             time.sleep(self.luck.uniform(0, 1.5))  # the moment is what is tried out
             if kill == "broker":
@@ -89,10 +89,20 @@ class Rounds:
             seen = _last_batch(client)
             self._append(client)  # after a kill that it survives the job goes on; otherwise it ends
             eventually(
-                lambda: job.poll() is not None or _last_batch(client) > seen, timeout_s=180, what="it goes on, or ends"
+                lambda: job.poll() is not None or _last_batch(client) > seen, timeout_s=300, what="it goes on, or ends"
             )
         finally:
             _end(job)
+
+    def _is_killed(self, job: subprocess.Popen[bytes]) -> bool:
+        """Whether the driver was killed at the commit where it was told to."""
+        killed = self.folder.joinpath("killed")
+        assert killed.exists() or job.poll() is None, self._output()
+        if not killed.exists():
+            return False
+        killed.unlink()
+        job.wait(120)
+        return True
 
     def _has_begun(self, job: subprocess.Popen[bytes], client: Client, before: int) -> bool:
         assert job.poll() is None, self._output()

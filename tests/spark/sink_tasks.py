@@ -56,21 +56,21 @@ class Query:
             self._options["checkpointLocation"] = checkpoint
         self._schema = StructType(SCHEMA.fields[:1])
 
-    def _writer(self) -> LiftlogStreamWriter:
+    def writer(self) -> LiftlogStreamWriter:
         return LiftlogStreamWriter(sink_options(self._options, "stream"), self._schema, overwrite=False)
 
     def write(self, number: int, batches: Sequence[pa.RecordBatch]) -> Written:
         """One task; its message as the driver gets it."""
         with task(number, query=self.query, run=self.run):
-            writer: LiftlogStreamWriter = pickle.loads(pickle.dumps(self._writer()))
+            writer: LiftlogStreamWriter = pickle.loads(pickle.dumps(self.writer()))
             found: Written = pickle.loads(pickle.dumps(writer.write(iter(batches))))
             return found
 
     def commit(self, batch_id: int, *messages: Written) -> None:
-        self._writer().commit(messages, batch_id)
+        self.writer().commit(messages, batch_id)
 
     def abort(self, batch_id: int, *messages: Written | None) -> None:
-        self._writer().abort(messages, batch_id)
+        self.writer().abort(messages, batch_id)
 
     def batch(self, batch_id: int, *tasks: pa.RecordBatch) -> None:
         """All of a micro-batch."""

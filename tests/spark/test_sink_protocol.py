@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -108,7 +109,7 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_can_be_adopted(stream: S
     with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_FORKED: .*file:/ck query forked.*file:/elsewhere/ck"):
         copy.batch(1, values("b"))
     assert found(stream) == ["a"]
-    client.sink("forked").adopt(checkpoint_name("forked", "/elsewhere/ck"))
+    client.sink("forked").adopt(checkpoint_name("forked", "file:/elsewhere/ck"))
     copy.batch(1, values("b"))
     assert found(stream) == ["a", "b"]
 
@@ -125,6 +126,22 @@ def test_a_restored_checkpoint_is_refused_until_the_sink_is_reset(stream: Stream
     client.sink("restored").reset(1)
     Query(stream, query="restored", run="run-3").batch(1, values("other"))
     assert found(stream) == ["0", "1", "2", "other"]
+
+
+def test_a_relative_checkpoint_is_the_drivers_wherever_tasks_run(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executors have folders of their own, and must not make several sinks of one."""
+    query = Query(stream, checkpoint="relative/ck")
+    writer = pickle.dumps(query.writer())
+    messages = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        with task(number, query=query.query, run=query.run):
+            messages.append(pickle.loads(writer).write(iter([values(f"{number}")])))
+    query.commit(0, *messages)
+    assert found(stream) == ["0", "1"]
 
 
 def test_two_queries_that_share_a_sink_id_are_told_apart(stream: Stream) -> None:

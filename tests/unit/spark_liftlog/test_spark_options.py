@@ -42,7 +42,7 @@ def test_the_path_of_load_is_the_stream() -> None:
 
 def test_what_spark_passes_by_itself_is_let_by() -> None:
     sink = sink_options({"path": "s", "checkpointLocation": "/c", "queryName": "q"}, "stream")
-    assert (sink.stream, sink.checkpoint) == ("s", "/c")
+    assert (sink.stream, sink.checkpoint) == ("s", "file:/c")
     assert source_options({"stream": "s", "checkpointlocation": "/c", "queryname": "q"}, "stream").selection.names == (
         "s",
     )

@@ -17,7 +17,7 @@ from spark_liftlog.writing.digest import Sums, digest_of, together
 from spark_liftlog.writing.partitioner import partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
 from spark_liftlog.writing.run import checkpoint_name
-from spark_liftlog.writing.sink_options import SinkOptions
+from spark_liftlog.writing.sink_options import SinkOptions, checkpoint_place
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
 OPTIONS = SinkOptions(brokers="localhost:1", stream="s")
@@ -154,7 +154,7 @@ def test_a_digest_depends_on_the_rows_and_not_on_their_order() -> None:
     ],
 )
 def test_one_checkpoint_has_one_name(location: str | None, name: str) -> None:
-    assert checkpoint_name("q", location) == name
+    assert checkpoint_name("q", checkpoint_place(location)) == name
 
 
 def test_a_column_and_an_option_that_say_the_same_are_refused() -> None:
