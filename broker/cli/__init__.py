@@ -2,6 +2,7 @@
 
 start.py        the command: the app, or what is missing for it
 main.py         the app, its global options, errors to exit codes (exits.py)
+arguments.py    the parameters of a function as options and arguments
 options.py      options that several commands share; values with units
 lazy.py         the table of all commands; a command is imported when it runs
 output.py       tables for people, JSON for programs, notes on stderr

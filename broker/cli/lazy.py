@@ -1,22 +1,18 @@
 """The commands of `liftlog` in one table. A command is imported when it runs, and not before.
 
-typer makes every command of an app at the start: it imports all modules and reads all signatures, which takes longer
-than a short command. A `Group` knows the name, the place and one line of help of each command, and makes only the one
-that runs.
+To import all of them takes longer than a short command runs. A `Group` knows the name, the place and one line of help
+of each command, and makes only the one that runs.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
-import typer
-from typer.core import TyperGroup
-from typer.main import get_command, get_group
+import click
 
-if TYPE_CHECKING:
-    from typer._click import Command, Context, HelpFormatter
+from broker.cli.arguments import command
 
 
 class Leaf(NamedTuple):
@@ -85,60 +81,34 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
 }
 
 
-class Made(Mapping[str, "Command"]):
-    """The commands of a group; each is made the first time that somebody asks for it."""
+class Group(click.Group):
+    """Lists its commands without making them; each is made the first time that somebody asks for it."""
 
-    def __init__(self, places: Mapping[str, Leaf | Branch]) -> None:
+    def __init__(self, name: str, places: Mapping[str, Leaf | Branch], **more: Any) -> None:
+        super().__init__(name, no_args_is_help=True, **more)
         self.places = places
-        self._made: dict[str, Command] = {}
 
-    def __getitem__(self, name: str) -> Command:
-        if name not in self._made:
-            place = self.places[name]
-            self._made[name] = _group(name, place) if isinstance(place, Branch) else _command(name, place)
-        return self._made[name]
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.places)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self.places:
+            self.commands[cmd_name] = _made(cmd_name, self.places[cmd_name])
+        return self.commands.get(cmd_name)
 
-    def __len__(self) -> int:
-        return len(self.places)
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.places and not args[0].startswith("-"):
+            raise click.NoSuchCommand(args[0], possibilities=self.places, ctx=ctx)  # of all, made or not
+        return super().resolve_command(ctx, args)
 
-
-class Group(TyperGroup):
-    """Lists its commands without making them."""
-
-    commands: Any
-
-    def list_commands(self, ctx: Context) -> list[str]:
-        return list(self.commands)
-
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.help) for name, place in self.commands.places.items()])
+            formatter.write_dl([(name, place.help) for name, place in self.places.items()])
 
 
-class Root(Group):
-    """`liftlog` itself."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.commands = Made(COMMANDS)
-
-
-def _app(**more: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None, **more)
-
-
-def _group(name: str, branch: Branch) -> Group:
-    made = get_group(_app(cls=Group, name=name, help=branch.help, no_args_is_help=True))
-    assert isinstance(made, Group)
-    made.commands = Made(branch.leaves)
-    return made
-
-
-def _command(name: str, leaf: Leaf) -> Command:
-    function: Callable[..., None] = getattr(importlib.import_module(leaf.module), leaf.name)
-    app = _app()
-    app.command(name)(function)
-    return get_command(app)
+def _made(name: str, place: Leaf | Branch) -> click.Command:
+    if isinstance(place, Branch):
+        return Group(name, place.leaves, help=place.help)
+    return command(name, getattr(importlib.import_module(place.module), place.name))

@@ -9,49 +9,59 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+import click
 
 from broker import __version__
 from broker.api.errors import DiskFull, LiftlogError
+from broker.cli.arguments import Option, command
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
-from broker.cli.lazy import Root
+from broker.cli.lazy import COMMANDS, Group
 from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
 from broker.cli.output import make_writable, printable
-
-app = typer.Typer(
-    cls=Root,
-    name="liftlog",
-    help="A durable, replayable log for NATS subjects, read as Arrow.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"liftlog {__version__}")
-        raise typer.Exit
+        click.echo(f"liftlog {__version__}")
+        raise click.exceptions.Exit
 
 
-@app.callback()
 def _globals(
-    ctx: typer.Context,
+    ctx: click.Context,
     brokers: Brokers = None,
     nats: Nats = None,
     json: Json = False,
     retry_s: RetrySeconds = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+        bool, Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
+    """A durable, replayable log for NATS subjects, read as Arrow."""
     ctx.obj = Globals(brokers=brokers, nats=nats, json=json, retry_s=retry_s)
 
+
+class Root(Group):
+    """`liftlog` itself, with the options that hold for every command."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+_whole = command("liftlog", _globals)
+app = Root(
+    "liftlog",
+    COMMANDS,
+    params=_whole.params,
+    callback=_whole.callback,
+    help=_whole.help,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE)
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+import click
 
 from broker.api.stream import VALUE_SHOWN_MAX
+from broker.cli.arguments import Option
 
 if TYPE_CHECKING:
     from broker.client.client import Client
@@ -29,33 +30,28 @@ DEFAULT_DATA: Final = "liftlog-data"
 def not_empty(text: str | None) -> str | None:
     """A callback of options: a path that is empty, as an unset variable makes it, would mean the present folder."""
     if text == "":
-        raise typer.BadParameter("must not be empty")
+        raise click.BadParameter("must not be empty")
     return text
 
 
 Brokers = Annotated[
     str | None,
-    typer.Option(
-        "--brokers", metavar="HOST:PORT,…", help=f"HTTP addresses of brokers [LIFTLOG_BROKERS, {DEFAULT_BROKERS}]"
-    ),
+    Option("--brokers", metavar="HOST:PORT,…", help=f"HTTP addresses of brokers [LIFTLOG_BROKERS, {DEFAULT_BROKERS}]"),
 ]
-Nats = Annotated[
-    str | None, typer.Option("--nats", metavar="URL", help=f"A NATS server [LIFTLOG_NATS_URL, {DEFAULT_NATS}]")
-]
+Nats = Annotated[str | None, Option("--nats", metavar="URL", help=f"A NATS server [LIFTLOG_NATS_URL, {DEFAULT_NATS}]")]
 RetrySeconds = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--retry-s",
         metavar="S",
         min=0,
         max=86_400,
         envvar="LIFTLOG_RETRY_S",
-        show_envvar=False,
         help="How long to go on while no broker answers, 0: not at all [LIFTLOG_RETRY_S, 30]",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
-Data = Annotated[str, typer.Option("--data", metavar="DIR", help="Folder that `up` works in.", callback=not_empty)]
+Json = Annotated[bool, Option("--json", help="JSON on stdout instead of a table.")]
+Data = Annotated[str, Option("--data", metavar="DIR", help="Folder that `up` works in.", callback=not_empty)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +64,20 @@ class Globals:
     retry_s: float | None = None
 
 
-def globals_of(ctx: typer.Context) -> Globals:
+def globals_of(ctx: click.Context) -> Globals:
     found = ctx.find_root().obj
     return found if isinstance(found, Globals) else Globals()
 
 
-def brokers_of(ctx: typer.Context, given: str | None) -> str:
+def brokers_of(ctx: click.Context, given: str | None) -> str:
     return given or globals_of(ctx).brokers or os.environ.get("LIFTLOG_BROKERS") or DEFAULT_BROKERS
 
 
-def nats_of(ctx: typer.Context, given: str | None) -> str:
+def nats_of(ctx: click.Context, given: str | None) -> str:
     return given or globals_of(ctx).nats or os.environ.get("LIFTLOG_NATS_URL") or DEFAULT_NATS
 
 
-def client_of(ctx: typer.Context, brokers: str | None) -> Client:
+def client_of(ctx: click.Context, brokers: str | None) -> Client:
     """A client of the brokers that this command is meant for; close it. It says on stderr when it waits for them."""
     from broker.cli.output import note
     from broker.client.client import connect
@@ -91,7 +87,7 @@ def client_of(ctx: typer.Context, brokers: str | None) -> Client:
     return connect(brokers_of(ctx, brokers), deadline_s=DEADLINE_S if retry_s is None else retry_s, say=note)
 
 
-def is_json(ctx: typer.Context, given: bool) -> bool:
+def is_json(ctx: click.Context, given: bool) -> bool:
     return given or globals_of(ctx).json
 
 
@@ -126,10 +122,10 @@ def _amount(what: str, units: Mapping[str, int], limit: Limit, limit_text: str) 
     def parse(text: str) -> int:
         found = re.fullmatch(r"([0-9]{1,100})\s*([a-z]*)", text.strip().lower())
         if found is None or found[2] not in units:
-            raise typer.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: expected {what}, from {limit_text}")
+            raise click.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: expected {what}, from {limit_text}")
         value = int(found[1]) * units[found[2]]
         if not limit[0] <= value <= limit[1]:
-            raise typer.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: must be from {limit_text}")
+            raise click.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: must be from {limit_text}")
         return value
 
     return parse
@@ -148,7 +144,7 @@ def _exact(value: int, units: Mapping[str, int]) -> str:
 
 
 def or_none(amount: Callable[[Limit], Callable[[str], int]]) -> Callable[[Limit], Callable[[str], int | str]]:
-    """The same, and its parsers also read `none`, as the text NONE: typer takes None for 'not given'."""
+    """The same, and its parsers also read `none`, as the text NONE: None stands for 'not given'."""
 
     def amount_or_none(limit: Limit) -> Callable[[str], int | str]:
         parse = amount(limit)
@@ -169,7 +165,7 @@ def position(text: str, option: str) -> str | int | datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"{text!r}: expected earliest, latest, an offset, or a time like 2026-01-31T12:00:00", param_hint=option
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -56,27 +56,34 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "nothing there") -> None:
-    """Rows under a head. Numbers stand right; None is a dash; without rows, `empty` goes to stderr."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
+    """Rows under a head. Numbers stand right; None is a dash; without rows, `empty` goes to stderr.
 
-    rows = [tuple(row) for row in rows]
-    if not rows:
+    A line that is longer than the terminal is left to it: a value that is cut or folded cannot be copied.
+    """
+    shown = [tuple(row) for row in rows]
+    if not shown:
         note(empty)
         return
-    made = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        is_number = all(isinstance(row[index], int | float) or row[index] is None for row in rows)
-        word_width = max(len(word) for word in name.split())  # heads wrap between words, values anywhere
-        made.add_column(name, justify="right" if is_number else "left", overflow="fold", min_width=word_width)
-    for row in rows:
-        made.add_row(*(Text(cell(value)) for value in row))
-    shown = console()
-    least = shown.measure(made).minimum
-    if shown.width < least:  # columns would be left out: better that the terminal breaks the lines
-        shown = console(width=least)
-    shown.print(made, crop=False)
+    is_number = [all(isinstance(row[i], int | float | None) for row in shown) for i in range(len(columns))]
+    lines = [tuple(columns), *(tuple(cell(value) for value in row) for row in shown)]
+    widths = [max(_width(line[i]) for line in lines) for i in range(len(columns))]
+    for number, line in enumerate(lines):
+        padded = [
+            " " * (width - _width(text)) + text if right else text + " " * (width - _width(text))
+            for text, width, right in zip(line, widths, is_number, strict=True)
+        ]
+        sys.stdout.write("  ".join(padded).rstrip() + "\n")
+        if number == 0:
+            sys.stdout.write("  ".join("-" * width for width in widths) + "\n")
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: wide characters take two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def pairs(values: Iterable[tuple[str, Any]]) -> None:

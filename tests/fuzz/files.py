@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import click
 import pyarrow as pa
-import typer
 from crc32c import crc32c
 
 from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, seal, verify_batch
@@ -424,12 +424,12 @@ def check_arguments(data: bytes) -> None:
     for make, limit in ((duration_ms, (1, 1 << 50)), (byte_count, (1 << 10, 1 << 60)), (number, (0, 100))):
         try:
             assert limit[0] <= make(limit)(text) <= limit[1]
-        except typer.BadParameter as error:
+        except click.BadParameter as error:
             refused = error
     try:
         position(text, "--from")
         assigned([text])
-    except (typer.BadParameter, InvalidRequest):
+    except (click.BadParameter, InvalidRequest):
         pass
     if refused is not None:
         raise refused
@@ -593,7 +593,7 @@ FILES: Final = (
         name="arguments",
         modules=("broker/cli/options.py", "broker/cli/commands/broker.py"),
         check=check_arguments,
-        errors=(typer.BadParameter,),
+        errors=(click.BadParameter,),
         words=(b"7d", b"KiB", b"inf", b"1e9", b"none", b"2026-01-31T12:00:00", b"earliest", b"http.port=", b"-"),
     ),
     Decoder(

@@ -78,7 +78,7 @@ def test_importing_spark_liftlog_loads_nothing(tmp_path: Path) -> None:
 def test_executors_need_neither_broker_nor_nats_packages(tmp_path: Path) -> None:
     code = (
         "import sys, spark_liftlog.datasource\n"
-        "print(sorted({m.split('.')[0] for m in sys.modules} & {'nats', 'pysyncobj', 'aiohttp', 'grpc', 'typer'}),"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'nats', 'pysyncobj', 'aiohttp', 'grpc', 'click'}),"
         "[m for m in sys.modules if m.startswith('broker.') and m.split('.')[1] not in ('api', 'client')])"
     )
     done = python(code, folder=tmp_path)

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "module,unwanted",
     [
-        ("broker", "pyarrow numpy aiohttp nats typer"),
-        ("broker.client", "nats aiohttp grpc pysyncobj pyspark pandas prometheus_client typer"),
+        ("broker", "pyarrow numpy aiohttp nats click"),
+        ("broker.client", "nats aiohttp grpc pysyncobj pyspark pandas prometheus_client click"),
         ("broker.client.reading.fetch", "nats aiohttp grpc pysyncobj pyspark pandas"),
         ("spark_liftlog", "nats aiohttp grpc pysyncobj"),
         ("pyspark_liftlog", "nats aiohttp grpc pysyncobj"),

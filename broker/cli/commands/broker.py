@@ -6,23 +6,24 @@ import os
 import sys
 from typing import Annotated
 
-import typer
+import click
 
+from broker.cli.arguments import Option
 from broker.cli.options import Json, is_json
 from broker.cli.output import json_out
 
 
 def broker(
-    ctx: typer.Context,
-    config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file with settings.")] = None,
+    ctx: click.Context,
+    config: Annotated[str | None, Option("--config", metavar="FILE", help="TOML file with settings.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
+        Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
     ] = None,
     defaults: Annotated[
-        bool, typer.Option("--defaults", help="Print every setting with its default, as a TOML file, and exit.")
+        bool, Option("--defaults", help="Print every setting with its default, as a TOML file, and exit.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Read the configuration, print it, and exit.")] = False,
+    check: Annotated[bool, Option("--check", help="Read the configuration, print it, and exit.")] = False,
     json: Json = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C."""
@@ -49,7 +50,7 @@ def broker(
     from broker.runtime.logs import setup
 
     setup(loaded.log.level, loaded.log.format)
-    raise typer.Exit(run(loaded))
+    raise click.exceptions.Exit(run(loaded))
 
 
 def assigned(assignments: list[str]) -> dict[str, object]:
@@ -64,6 +65,6 @@ def assigned(assignments: list[str]) -> dict[str, object]:
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise typer.BadParameter(f"{assignment!r}: expected KEY=VALUE", param_hint="--set")
+            raise click.BadParameter(f"{assignment!r}: expected KEY=VALUE", param_hint="--set")
         values[key.strip()] = from_text(key.strip(), text, source="--set")
     return values

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+import click
 
+from broker.cli.arguments import Argument, Option
 from broker.cli.commands.stream import Name, show_change
 from broker.cli.options import Brokers, Json, client_of, is_json, position
 from broker.cli.output import json_out, note, table
 
 
-def pause(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+def pause(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
     """Stop capturing and appending; reads go on. `resume` ends the pause."""
     with client_of(ctx, brokers) as client:
         stream = client.pause(name)
     show_change(ctx, stream, json, f"stream {name} is {stream.state}")
 
 
-def resume(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+def resume(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
     """Capture and append again."""
     with client_of(ctx, brokers) as client:
         stream = client.resume(name)
@@ -26,9 +27,9 @@ def resume(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json =
 
 
 def read_only(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    off: Annotated[bool, typer.Option("--off", help="Accept records again.")] = False,
+    off: Annotated[bool, Option("--off", help="Accept records again.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -39,14 +40,14 @@ def read_only(
 
 
 def trim(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
     before: Annotated[
         str,
-        typer.Option("--before", metavar="WHERE", help="The first to keep: an offset, an ISO 8601 time (UTC), latest."),
+        Option("--before", metavar="WHERE", help="The first to keep: an offset, an ISO 8601 time (UTC), latest."),
     ],
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", metavar="N", help="Only this one; repeatable [all].")
+        list[int] | None, Option("--partition", metavar="N", help="Only this one; repeatable [all].")
     ] = None,
     brokers: Brokers = None,
     json: Json = False,
@@ -54,7 +55,7 @@ def trim(
     """Delete the records before a position, for good."""
     where = position(before, "--before")
     if where == "earliest":
-        raise typer.BadParameter("nothing lies before earliest", param_hint="--before")
+        raise click.BadParameter("nothing lies before earliest", param_hint="--before")
     with client_of(ctx, brokers) as client:
         starts = client.trim(name, before=where, partitions=partition or None)
     if is_json(ctx, json):
@@ -65,9 +66,9 @@ def trim(
 
 
 def add_partitions(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    count: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of partitions in all.", show_default=False)],
+    count: Annotated[int, Argument(metavar="N", min=1, help="Number of partitions in all.")],
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

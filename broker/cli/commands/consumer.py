@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
+import click
 
+from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, client_of, is_json, position
 from broker.cli.output import json_out, note, table, time_text
 
-Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.", show_default=False)]
+Name = Annotated[str, Argument(metavar="CONSUMER", help="Name of the consumer.")]
 
 
-def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> None:
+def list_(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> None:
     """List all consumers and their lag in each stream."""
     with client_of(ctx, brokers) as client:
         consumers = client.consumers()
@@ -37,7 +38,7 @@ def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> No
     table(["consumer", "stream", "partitions", "lag", "committed (UTC)"], rows, empty="no consumers yet")
 
 
-def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
     """Show the offset and lag of one consumer in each partition."""
     with client_of(ctx, brokers) as client:
         consumer = client.consumer(name)
@@ -63,14 +64,12 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
 
 
 def reset(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    stream: Annotated[str, typer.Option("--stream", metavar="STREAM", help="The stream to move in.")],
-    to: Annotated[
-        str, typer.Option("--to", metavar="WHERE", help="earliest, latest, an offset, or an ISO 8601 time (UTC).")
-    ],
+    stream: Annotated[str, Option("--stream", metavar="STREAM", help="The stream to move in.")],
+    to: Annotated[str, Option("--to", metavar="WHERE", help="earliest, latest, an offset, or an ISO 8601 time (UTC).")],
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", metavar="N", help="Only this one; repeatable [all].")
+        list[int] | None, Option("--partition", metavar="N", help="Only this one; repeatable [all].")
     ] = None,
     brokers: Brokers = None,
     json: Json = False,
@@ -90,15 +89,15 @@ def reset(
 
 
 def delete(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Forget the committed offsets of a consumer."""
     if not yes:
-        typer.confirm(f"forget all committed offsets of consumer {name}?", abort=True, err=True)
+        click.confirm(f"forget all committed offsets of consumer {name}?", abort=True, err=True)
     with client_of(ctx, brokers) as client:
         client.delete_consumer(name)
     if is_json(ctx, json):

@@ -10,8 +10,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
+from broker.cli.arguments import Argument, Option
 from broker.cli.exits import FAILED
 from broker.cli.options import Brokers, Json, is_json, not_empty
 from broker.cli.output import bytes_text, json_out, note, printable
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
 
 Path = Annotated[
     str,
-    typer.Argument(
-        metavar="PATH", help="A segment, or the folder of a partition, a stream or a broker.", callback=not_empty
-    ),
+    Argument(metavar="PATH", help="A segment, or the folder of a partition, a stream or a broker.", callback=not_empty),
 ]
 
 
-def verify(ctx: typer.Context, path: Path, json: Json = False) -> None:
+def verify(ctx: click.Context, path: Path, json: Json = False) -> None:
     """Check every batch, index and small file. Nothing is changed. The exit code is 1 if anything is wrong."""
     from broker.storage.disk import OsDisk
     from broker.storage.inspect.inspection import inspect_partition
@@ -54,13 +53,13 @@ def verify(ctx: typer.Context, path: Path, json: Json = False) -> None:
     else:
         sys.stdout.write(_summary(found) + "\n")
     if not is_well:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def repair(
-    ctx: typer.Context,
+    ctx: click.Context,
     path: Path,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Repair a log as the next start would. Torn tails are cut, indexes are rebuilt, losses are noted."""
@@ -90,17 +89,17 @@ def repair(
     elif all(report.before.is_well for report in reports):
         note(f"{len(places)} partitions were checked: there is nothing to repair")
     if any(report.refused or _left_over(report, dry_run=dry_run) for report in reports):
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def dump(
-    ctx: typer.Context,
+    ctx: click.Context,
     path: Path,
-    records: Annotated[bool, typer.Option("--records", help="Show the records instead of the batches.")] = False,
-    start: Annotated[int | None, typer.Option("--start", metavar="OFFSET", min=0, help="First offset.")] = None,
-    end: Annotated[int | None, typer.Option("--end", metavar="OFFSET", min=0, help="Exclusive.")] = None,
+    records: Annotated[bool, Option("--records", help="Show the records instead of the batches.")] = False,
+    start: Annotated[int | None, Option("--start", metavar="OFFSET", min=0, help="First offset.")] = None,
+    end: Annotated[int | None, Option("--end", metavar="OFFSET", min=0, help="Exclusive.")] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after this many lines.")
+        int | None, Option("--limit", "-n", metavar="N", min=0, help="Stop after this many lines.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -126,35 +125,32 @@ def dump(
 
 
 def export(
-    ctx: typer.Context,
+    ctx: click.Context,
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="SOURCE",
             help="A PATH; with --brokers, the name of a stream.",
-            show_default=False,
             callback=not_empty,
         ),
     ],
     parquet: Annotated[
         str,
-        typer.Option(
+        Option(
             "--parquet",
             metavar="FILE|DIR",
             help="One file, or a folder: a file for each partition.",
             callback=not_empty,
         ),
     ],
-    start: Annotated[
-        str, typer.Option("--start", metavar="WHERE", help="earliest, an offset or an ISO time.")
-    ] = "earliest",
+    start: Annotated[str, Option("--start", metavar="WHERE", help="earliest, an offset or an ISO time.")] = "earliest",
     end: Annotated[
-        str, typer.Option("--end", metavar="WHERE", help="Exclusive: latest, an offset or an ISO time.")
+        str, Option("--end", metavar="WHERE", help="Exclusive: latest, an offset or an ISO time.")
     ] = "latest",
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="A,B,…", help="Only these columns, in this order [all].")
+        str | None, Option("--columns", metavar="A,B,…", help="Only these columns, in this order [all].")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a file that exists.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -187,7 +183,7 @@ def export(
         for lost in report.lost:
             note(f"lost: {lost['stream']}/{lost['partition']} [{lost['start']}, {lost['end']}) is damaged in the log")
     if report.lost:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------

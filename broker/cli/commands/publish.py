@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
-import typer
+import click
 
 from broker.api.stream import LIMITS
+from broker.cli.arguments import Argument, Option
 from broker.cli.exits import FAILED, INTERRUPTED
 from broker.cli.options import Json, Nats, byte_count, is_json, nats_of
 from broker.cli.output import bytes_text, json_out, note
@@ -26,38 +27,35 @@ Progress = Callable[[int, int], None]
 
 
 def publish(
-    ctx: typer.Context,
-    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help="Where to publish.", show_default=False)],
-    message: Annotated[str | None, typer.Argument(metavar="MESSAGE", help="One message.", show_default=False)] = None,
+    ctx: click.Context,
+    subject: Annotated[str, Argument(metavar="SUBJECT", help="Where to publish.")],
+    message: Annotated[str | None, Argument(metavar="MESSAGE", help="One message.")] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", "-f", metavar="FILE", help="One message a line; - reads stdin.", show_default=False),
+        Option("--file", "-f", metavar="FILE", help="One message a line; - reads stdin."),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Number of messages to generate.")
+        int | None, Option("--count", "-n", metavar="N", min=1, help="Number of messages to generate.")
     ] = None,
     size: Annotated[
         Any,
-        typer.Option(
+        Option(
             "--size",
             metavar="SIZE",
             parser=byte_count(LIMITS["record_bytes_max"]),
             help="Size of a generated message, which begins with its number [100].",
-            show_default=False,
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", metavar="K", help="Record key of all messages.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="H:V", help="A header; repeatable.")
-    ] = None,
-    acks: Annotated[bool, typer.Option("--acks/--no-acks", help="Wait until each message is durable.")] = True,
+    key: Annotated[str | None, Option("--key", "-k", metavar="K", help="Record key of all messages.")] = None,
+    header: Annotated[list[str] | None, Option("--header", "-H", metavar="H:V", help="A header; repeatable.")] = None,
+    acks: Annotated[bool, Option("--acks/--no-acks", help="Wait until each message is durable.")] = True,
     window: Annotated[
-        int, typer.Option("--window", metavar="N", min=1, help="Number of messages that may await their ack at once.")
+        int, Option("--window", metavar="N", min=1, help="Number of messages that may await their ack at once.")
     ] = WINDOW,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", min=0.1, max=TIMEOUT_S_MAX, help="Seconds to wait for each ack.")
+        float, Option("--timeout-s", min=0.1, max=TIMEOUT_S_MAX, help="Seconds to wait for each ack.")
     ] = 10.0,
-    creds: Annotated[str | None, typer.Option("--creds", metavar="FILE", help="NATS credentials file.")] = None,
+    creds: Annotated[str | None, Option("--creds", metavar="FILE", help="NATS credentials file.")] = None,
     nats: Nats = None,
     json: Json = False,
 ) -> None:
@@ -66,13 +64,13 @@ def publish(
     from broker.client.nats_publish import publish as publish_all
 
     if sum(given is not None for given in (message, file, count)) != 1:
-        raise typer.BadParameter("give one of MESSAGE, --file and --count")
+        raise click.BadParameter("give one of MESSAGE, --file and --count")
     for text, hint in ((subject, "SUBJECT"), (key, "--key"), *((text, "--header") for text in header or [])):
         _check_utf8(text or "", hint)
     if creds is not None and not os.access(creds, os.R_OK):
-        raise typer.BadParameter(f"{creds!r} cannot be read", param_hint="--creds")
+        raise click.BadParameter(f"{creds!r} cannot be read", param_hint="--creds")
     if size is not None and count is None:
-        raise typer.BadParameter("needs --count", param_hint="--size")
+        raise click.BadParameter("needs --count", param_hint="--size")
     if count is not None:
         payloads = generated(count, SIZE_BYTES if size is None else size)
     elif file is not None:
@@ -96,10 +94,10 @@ def publish(
             )
     except PublishInterrupted as interrupted:
         _show(interrupted.report, subject, acks=acks, as_json=as_json, is_interrupted=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED) from None
     _show(report, subject, acks=acks, as_json=as_json)
     if report.failed:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def generated(count: int, size: int) -> Iterator[bytes]:
@@ -109,7 +107,7 @@ def generated(count: int, size: int) -> Iterator[bytes]:
         BadParameter: the numbers are longer than that.
     """
     if size < len(str(count - 1)):
-        raise typer.BadParameter(f"{size} bytes cannot hold the number {count - 1}", param_hint="--size")
+        raise click.BadParameter(f"{size} bytes cannot hold the number {count - 1}", param_hint="--size")
     filler = b" " + b"x" * size
     return ((str(number).encode() + filler)[:size] for number in range(count))
 
@@ -118,7 +116,7 @@ def _check_utf8(text: str, hint: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"{text!r}: must be UTF-8; only a message may be other bytes", param_hint=hint
         ) from None
 
@@ -134,7 +132,7 @@ def _opened(path: str) -> BinaryIO:
     try:
         return open(0 if path == "-" else path, "rb", closefd=path != "-")
     except OSError as error:
-        raise typer.BadParameter(f"{path!r}: {error.strerror}", param_hint="--file") from error
+        raise click.BadParameter(f"{path!r}: {error.strerror}", param_hint="--file") from error
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
@@ -153,9 +151,9 @@ def headers_of(key: str | None, given: list[str]) -> dict[str, str]:
     for text in given:
         name, colon, value = (part.strip() for part in text.partition(":"))
         if not colon or not name:
-            raise typer.BadParameter(f"{text!r}: expected NAME:VALUE", param_hint="--header")
+            raise click.BadParameter(f"{text!r}: expected NAME:VALUE", param_hint="--header")
         if name in headers:
-            raise typer.BadParameter(f"{name} is given twice", param_hint="--header")
+            raise click.BadParameter(f"{name} is given twice", param_hint="--header")
         headers[name] = value
     return headers
 

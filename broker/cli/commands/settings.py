@@ -1,6 +1,6 @@
 """The settings of a stream as options of commands: one row each, whichever commands take it.
 
-typer makes options of the parameters of a function; `takes` adds a parameter for each row.
+The parameters of a function are the options of its command; `takes` adds a parameter for each row.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
-import typer
-
 from broker.api.stream import LIMITS
+from broker.cli.arguments import Option
 from broker.cli.options import byte_count, duration_ms, number, or_none
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -20,7 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 def _option(flag: str, help: str, *, metavar: str | None = None, amount: Any = None) -> Any:
     """`amount`: a function of `options`, which makes the parser of a number from the limits of the setting."""
     parser = amount and amount(LIMITS[flag.removeprefix("--").replace("-", "_")])
-    return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
+    return Option(flag, help=help, metavar=metavar, parser=parser)
 
 
 FIXED: Final[Mapping[str, Any]] = {

@@ -6,18 +6,19 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
+from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, client_of, is_json
 from broker.cli.output import json_out, note, pairs, table, time_text
 
 if TYPE_CHECKING:
     from broker.client.sinks import Stage
 
-Name = Annotated[str, typer.Argument(metavar="SINK", help="Id of the sink.", show_default=False)]
+Name = Annotated[str, Argument(metavar="SINK", help="Id of the sink.")]
 
 
-def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> None:
+def list_(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> None:
     """List all sinks and the last batch of each."""
     with client_of(ctx, brokers) as client:
         sinks = client.sinks()
@@ -42,7 +43,7 @@ def list_(ctx: typer.Context, brokers: Brokers = None, json: Json = False) -> No
     )
 
 
-def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
     """Show the last batch of one sink and where its rows went."""
     with client_of(ctx, brokers) as client:
         sink = client.sink(name).describe()
@@ -81,16 +82,16 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
 
 
 def reset(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    to: Annotated[int, typer.Option("--next-batch", metavar="N", min=0, help="Batch id to go on with.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    to: Annotated[int, Option("--next-batch", metavar="N", min=0, help="Batch id to go on with.")],
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Let a sink go on with any batch id. Committed batches stay. A batch that is written again is stored twice."""
     if not yes:
-        typer.confirm(
+        click.confirm(
             f"let sink {name} write from batch {to} on, also what it has written before?", abort=True, err=True
         )
     with client_of(ctx, brokers) as client:
@@ -102,9 +103,9 @@ def reset(
 
 
 def adopt(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="TEXT", help="As the query gives it from now on.")],
+    checkpoint: Annotated[str, Option("--checkpoint", metavar="TEXT", help="As the query gives it from now on.")],
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -118,16 +119,16 @@ def adopt(
 
 
 def delete(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="No error if there is none.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    missing_ok: Annotated[bool, Option("--missing-ok", help="No error if there is none.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Forget a sink. Its committed records stay. A query that repeats its last batch afterwards stores it twice."""
     if not yes:
-        typer.confirm(f"forget sink {name}, and which batch it committed last?", abort=True, err=True)
+        click.confirm(f"forget sink {name}, and which batch it committed last?", abort=True, err=True)
     with client_of(ctx, brokers) as client:
         deleted = client.sink(name).delete(missing_ok=missing_ok)
     if is_json(ctx, json):

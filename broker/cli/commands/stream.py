@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
+from broker.cli.arguments import Argument, Option
 from broker.cli.commands.settings import CHANGEABLE, FIXED, takes
 from broker.cli.options import NONE, Brokers, Json, client_of, is_json
 from broker.cli.output import bytes_text, json_out, note, pairs, table, time_text
@@ -18,11 +19,11 @@ from broker.cli.output import bytes_text, json_out, note, pairs, table, time_tex
 if TYPE_CHECKING:
     from broker.client.http.answers import StreamDescription
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the stream.", show_default=False)]
+Name = Annotated[str, Argument(metavar="NAME", help="Name of the stream.")]
 
 
 @takes(FIXED, CHANGEABLE)
-def create(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
+def create(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
     """Create a stream. A stream that exists with the same settings stays as it is."""
     values = _given(settings)
     with client_of(ctx, brokers) as client:
@@ -32,8 +33,8 @@ def create(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json =
 
 
 def list_(
-    ctx: typer.Context,
-    internal: Annotated[bool, typer.Option("--internal", help="Include the streams of liftlog itself.")] = False,
+    ctx: click.Context,
+    internal: Annotated[bool, Option("--internal", help="Include the streams of liftlog itself.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -61,7 +62,7 @@ def list_(
     )
 
 
-def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
     """Show the settings, warnings and partitions of one stream."""
     with client_of(ctx, brokers) as client:
         stream = client.describe(name)
@@ -97,28 +98,28 @@ def describe(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json
 
 
 @takes(CHANGEABLE)
-def alter(ctx: typer.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
+def alter(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
     """Change settings of a stream. Settings that are not named stay. The subject and the way records are spread over
     partitions cannot be changed."""
     values = _given(settings)
     if not values:
-        raise typer.BadParameter("name at least one setting to change", param_hint="settings")
+        raise click.BadParameter("name at least one setting to change", param_hint="settings")
     with client_of(ctx, brokers) as client:
         changed = client.alter(name, **values)
     show_change(ctx, changed, json, f"stream {name} changed: {', '.join(sorted(values))}")
 
 
 def delete(
-    ctx: typer.Context,
+    ctx: click.Context,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="Succeed if there is no such stream.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    missing_ok: Annotated[bool, Option("--missing-ok", help="Succeed if there is no such stream.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Delete a stream and all its records."""
     if not yes:
-        typer.confirm(f"delete stream {name} and all its records?", abort=True, err=True)
+        click.confirm(f"delete stream {name} and all its records?", abort=True, err=True)
     with client_of(ctx, brokers) as client:
         deleted = client.delete_stream(name, missing_ok=missing_ok)
     if is_json(ctx, json):
@@ -141,7 +142,7 @@ def as_json(stream: StreamDescription) -> dict[str, Any]:
     return values
 
 
-def show_change(ctx: typer.Context, stream: StreamDescription, json: bool, text: str) -> None:
+def show_change(ctx: click.Context, stream: StreamDescription, json: bool, text: str) -> None:
     """The changed stream as JSON, or a note and its warnings."""
     if is_json(ctx, json):
         json_out(as_json(stream))

@@ -7,28 +7,29 @@ import shutil
 import sys
 from typing import Annotated, Any
 
-import typer
+import click
 
+from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, client_of, is_json, position
 
 
 def tail(
-    ctx: typer.Context,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.", show_default=False)],
+    ctx: click.Context,
+    stream: Annotated[str, Argument(metavar="STREAM", help="Name of the stream.")],
     start: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="WHERE",
             help="earliest, latest, an offset or an ISO time [earliest; latest with --follow]",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="Stop after this many records.")
+        int | None, Option("--limit", "-n", metavar="N", min=0, help="Stop after this many records.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")] = False,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", metavar="N", help="Only this one; repeatable [all].")
+        list[int] | None, Option("--partition", "-p", metavar="N", help="Only this one; repeatable [all].")
     ] = None,
     brokers: Brokers = None,
     json: Json = False,

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
-import typer
+import click
 
 from broker.api.http import host_port
+from broker.cli.arguments import Option
 from broker.cli.exits import FAILED
 from broker.cli.options import Brokers, Json, Nats, globals_of, is_json, not_empty
 from broker.cli.output import json_out, note, table
@@ -26,17 +27,15 @@ NATS_VARIABLE: Final = "LIFTLOG_NATS_URL"
 
 
 def doctor(
-    ctx: typer.Context,
+    ctx: click.Context,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data", metavar="DIR", help="Folder of a broker, or of `up` [as configured].", callback=not_empty
-        ),
+        Option("--data", metavar="DIR", help="Folder of a broker, or of `up` [as configured].", callback=not_empty),
     ] = None,
-    config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="TOML file of the broker.")] = None,
+    config: Annotated[str | None, Option("--config", metavar="FILE", help="TOML file of the broker.")] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
+        Option("--set", metavar="KEY=VALUE", help="One setting; wins over file and environment; repeatable."),
     ] = None,
     brokers: Brokers = None,
     nats: Nats = None,
@@ -109,7 +108,7 @@ def doctor(
                 note(f"{check.status}: {check.name}: {check.found}")
                 note(f"    -> {check.advice}")
     if worst_of(checks) == WRONG:
-        raise typer.Exit(FAILED)
+        raise click.exceptions.Exit(FAILED)
 
 
 def _brokers_to_ask(given: str | None, own: str) -> Iterator[tuple[str, str]]:

@@ -6,9 +6,10 @@ import signal
 import time
 from typing import Annotated, Final
 
-import typer
+import click
 
 from broker.api.errors import DeadlineExceeded
+from broker.cli.arguments import Option
 from broker.cli.local.datafolder import DataFolder, Record
 from broker.cli.local.processes import Identity
 from broker.cli.options import DEFAULT_DATA, Data, Json, is_json
@@ -20,10 +21,10 @@ ORDER: Final = ("up", "broker-0", "nats")
 
 
 def down(
-    ctx: typer.Context,
+    ctx: click.Context,
     data: Data = DEFAULT_DATA,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=0, help="Seconds to wait for each process.")] = 30.0,
-    force: Annotated[bool, typer.Option("--force", help="Kill what has not ended in time.")] = False,
+    timeout_s: Annotated[float, Option("--timeout-s", min=0, help="Seconds to wait for each process.")] = 30.0,
+    force: Annotated[bool, Option("--force", help="Kill what has not ended in time.")] = False,
     json: Json = False,
 ) -> None:
     """Stop what `liftlog up` started in a folder."""

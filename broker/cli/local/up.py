@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
-import typer
+import click
 
 from broker.api.errors import FolderInUse, InvalidRequest, NotSupported, PortInUse
+from broker.cli.arguments import Option
 from broker.cli.local.datafolder import BROKER, DataFolder, Record
 from broker.cli.local.processes import Identity, Process, start
 from broker.cli.options import DEFAULT_DATA, Data, Json, globals_of, is_json
@@ -51,18 +52,16 @@ class Ports:
 
 
 def up(
-    ctx: typer.Context,
+    ctx: click.Context,
     data: Data = DEFAULT_DATA,
-    nats: Annotated[
-        str | None, typer.Option("--nats", metavar="URL", help="Use this NATS server and start none.")
-    ] = None,
+    nats: Annotated[str | None, Option("--nats", metavar="URL", help="Use this NATS server and start none.")] = None,
     port_base: Annotated[
         int | None,
-        typer.Option("--port-base", metavar="N", min=1, max=65_532, help="gRPC N, HTTP N+1, Raft N+2, NATS N+3."),
+        Option("--port-base", metavar="N", min=1, max=65_532, help="gRPC N, HTTP N+1, Raft N+2, NATS N+3."),
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready; `down` stops it.")] = False,
-    brokers_count: Annotated[int, typer.Option("--brokers-count", metavar="N", min=1, help="Number of brokers.")] = 1,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", min=1, help="Seconds to wait until it is ready.")] = 60.0,
+    detach: Annotated[bool, Option("--detach", "-d", help="Return once it is ready; `down` stops it.")] = False,
+    brokers_count: Annotated[int, Option("--brokers-count", metavar="N", min=1, help="Number of brokers.")] = 1,
+    timeout_s: Annotated[float, Option("--timeout-s", min=1, help="Seconds to wait until it is ready.")] = 60.0,
     json: Json = False,
 ) -> None:
     """Start a NATS server and a broker; nothing has to be configured."""

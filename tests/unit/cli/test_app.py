@@ -1,6 +1,6 @@
 """Goal: what is wrong is refused with the documented code and no traceback, and docs/cli.md tells all there is.
 
-Method: typer's runner for parsing; real `liftlog` processes for exit codes; the page held against the app.
+Method: click's runner for parsing; real `liftlog` processes for exit codes; the page held against the app.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from broker import __version__
 from broker.cli.commands.publish import generated, headers_of, lines
@@ -35,14 +35,15 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "cli.md").read_text()
-COMMAND: Any = typer.main.get_command(app)
+COMMAND: Any = app
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
 NOWHERE = "127.0.0.1:1"
 
 
 def _commands(command: Any = COMMAND, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    for name, child in getattr(command, "commands", {}).items():
-        if hasattr(child, "commands"):
+    for name in command.places:
+        child = command.get_command(None, name)
+        if hasattr(child, "places"):
             yield from _commands(child, (*path, name))
         else:
             yield " ".join((*path, name)), child
@@ -109,9 +110,9 @@ def test_every_example_is_accepted_by_the_parser(example: str, tmp_path: Path, m
     (tmp_path / "orders.ndjson").write_text("")
     words = shlex.split(example)[1:]
     command, context = COMMAND, None
-    while hasattr(command, "commands"):
+    while hasattr(command, "places"):
         context = command.make_context(words[0], [], parent=context, resilient_parsing=True)
-        command = command.commands[words.pop(0)]
+        command = command.get_command(context, words.pop(0))
     with command.make_context(example, words, parent=context):
         pass
 
@@ -323,17 +324,17 @@ def test_lines_lose_their_ends_and_nothing_else(tmp_path: Path) -> None:
 
 def test_headers_are_split_at_the_first_colon() -> None:
     assert headers_of("k", ["a: b:c"]) == {"Liftlog-Key": "k", "a": "b:c"}
-    with pytest.raises(typer.BadParameter):
+    with pytest.raises(click.BadParameter):
         headers_of(None, ["a:1", "a:2"])
 
 
 def test_without_the_extra_the_command_says_what_is_missing() -> None:
-    """As where only the client or Spark's executors run. Method: a typer that is not there."""
-    code = "import sys; sys.modules['typer'] = None\nfrom broker.cli.start import main; main()"
+    """As where only the client or Spark's executors run. Method: a click that is not there."""
+    code = "import sys; sys.modules['click'] = None\nfrom broker.cli.start import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.startswith(
-        "error[missing_package]: the command needs typer, which comes with the extra [broker]"
+        "error[missing_package]: the command needs click, which comes with the extra [broker]"
     )
     assert len(done.stderr.splitlines()) == 1
 
@@ -440,3 +441,14 @@ def test_a_terminal_that_is_too_narrow_for_a_table_still_gets_every_column(monke
     text = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
     assert {"stream", "subject", "records", "created"} <= set(text.split())
     assert "123456" in text
+
+
+def test_columns_stand_below_each_other_whatever_the_width_of_a_character(capsys: pytest.CaptureFixture[str]) -> None:
+    table(["name", "n"], [("漢字", 1), ("a\u0301", 22), (None, None)])
+    assert capsys.readouterr().out.splitlines() == [
+        "name   n",
+        "----  --",
+        "漢字   1",
+        "a\u0301     22",
+        "-      -",
+    ]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from broker.cli.doctor import machine as checks_machine
 from broker.cli.doctor import network as checks_network

@@ -17,7 +17,21 @@ from tests.unit.client.rawserver import RawServer, Reply, Request
 
 pytestmark = pytest.mark.process
 
-HEAVY = {"numpy", "pyarrow", "pandas", "polars", "pyspark", "aiohttp", "nats", "asyncio", "prometheus_client", "xxhash"}
+HEAVY = {
+    "typer",
+    "pydantic",
+    "rich",
+    "numpy",
+    "pyarrow",
+    "pandas",
+    "polars",
+    "pyspark",
+    "aiohttp",
+    "nats",
+    "asyncio",
+    "prometheus_client",
+    "xxhash",
+}
 """Arrow and what it brings, loops, and what only the broker needs."""
 SCRIPT = """
 import sys

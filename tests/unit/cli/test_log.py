@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, OffsetOutOfRange, UnknownFormatVersion
 from broker.api.schema import SCHEMA

@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import click
 import pyarrow as pa
 import pytest
-import typer
 
 from broker.api.errors import BY_REASON, DeadlineExceeded, NotReady, Unavailable
 from broker.api.schema import SCHEMA
@@ -54,7 +54,7 @@ def test_sizes(text: str, count: int) -> None:
 def test_what_is_no_value_is_a_usage_error_that_names_value_and_limit(
     amount: Callable[[tuple[int, int]], Callable[[str], int]], limit: tuple[int, int], shown: str, text: str
 ) -> None:
-    with pytest.raises(typer.BadParameter) as caught:
+    with pytest.raises(click.BadParameter) as caught:
         amount(limit)(text)
     assert caught.value.message.endswith(shown)
     assert caught.value.message.startswith(repr(text[:100]))
@@ -86,7 +86,7 @@ def test_positions(text: str, where: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "yesterday", "2026-13-01"])
 def test_what_is_no_position_is_a_usage_error(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
+    with pytest.raises(click.BadParameter):
         position(text, "--from")
 
 
