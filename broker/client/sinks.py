@@ -24,18 +24,18 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlencode
-
-import pyarrow as pa
 
 from broker.api import http
 from broker.api.errors import InvalidRequest, UnknownSink
 from broker.client.http.answers import understand
 from broker.client.http.calls import Calls, path
-from broker.client.writing.append import encode
-from broker.client.writing.outgoing import pieces
-from broker.client.writing.records import Records, record_batches
+
+if TYPE_CHECKING:  # what only looks at sinks needs no Arrow
+    import pyarrow as pa
+
+    from broker.client.writing.records import Records
 
 PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
@@ -291,6 +291,8 @@ class Sink:
         incarnation: str | None,
     ) -> int:
         """Store one part of a stage; returns its rows. The same part again is stored once."""
+        from broker.client.writing.append import encode
+
         query: dict[str, Any] = {
             "sink": self.sink,
             "epoch": self._known_epoch(),
@@ -360,11 +362,16 @@ class _Sending:
 
 def _pieces(records: Records) -> Iterable[pa.RecordBatch]:
     """The rows in pieces that fit into a part."""
+    from broker.client.writing.outgoing import pieces
+    from broker.client.writing.records import record_batches
+
     for batch in record_batches(records):
         yield from pieces(batch, PART_BYTES)
 
 
 def _nothing(schema: pa.Schema | None) -> pa.RecordBatch:
+    import pyarrow as pa
+
     columns = schema or pa.schema([("value", pa.binary())])
     return pa.RecordBatch.from_pylist([], schema=columns)
 

@@ -42,9 +42,10 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.intake.nats_seam import make_client
 from broker.serving.endpoints.append import encode
 from broker.serving.payload.ndjson import _rows
-from spark_liftlog.options import sink_options, source_options
+from spark_liftlog.options import source_options
 from spark_liftlog.progress.query_lag import lag
 from spark_liftlog.reading import offsets as spark_offsets
+from spark_liftlog.writing.sink_options import sink_options
 from tests.fuzz.decoder import CORPUS, Decoder
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.ingest.twins import TWINS, Route, byte_by_byte, run, whole
@@ -391,7 +392,7 @@ def check_spark_options(data: bytes) -> None:
                 source_options({"stream": "orders", name: text}, kind)  # type: ignore[arg-type]
             except InvalidRequest as error:
                 refused = error
-    sink_options({"path": "orders", "brokers": text})
+    sink_options({"path": "orders", "brokers": text}, "batch")
     raise refused
 
 

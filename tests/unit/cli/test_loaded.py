@@ -56,6 +56,7 @@ ANSWERS: dict[str, Any] = {
     "/v1/streams": {"streams": [STREAM]},
     "/v1/consumers": {"consumers": [CONSUMER]},
     "/v1/consumers/c": CONSUMER,
+    "/v1/sinks": {"sinks": []},
     "/v1/consumers/c/reset": CONSUMER,
     "/v1/streams/s/trim": {"partitions": []},
 }
@@ -93,6 +94,7 @@ def answer(request: Request, reply: Reply) -> None:
         "stream add-partitions s 2",
         "stream delete s --yes",
         "consumer list",
+        "sink list",
         "consumer describe c",
         "consumer reset c --stream s --to latest",
         "consumer delete c --yes",
