@@ -379,7 +379,7 @@ def check_spark_offset(data: bytes) -> None:
         return  # Spark's matter
     found = spark_offsets.decode(value)
     if found is None:
-        spark_offsets.starting_point(value, "orders")
+        spark_offsets.starting_point(value)
     else:
         assert spark_offsets.decode(spark_offsets.encode(found)) == found
 
@@ -575,7 +575,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="spark-lag",
-        modules=("spark_liftlog/progress/query_lag.py",),
+        modules=("spark_liftlog/progress/query_lag.py", "spark_liftlog/progress/lag_listener.py"),
         check=check_spark_lag,
         errors=(),
         form="json",

@@ -25,4 +25,5 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/cli/commands/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
     "broker/storage/log.py": "applies what file-state decodes",
+    "spark_liftlog/writing/digest.py": "a sum over Arrow columns that Spark hands over: every buffer has one",
 }
