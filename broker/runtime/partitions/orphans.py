@@ -83,7 +83,7 @@ def remove_orphans(
                 left.append((stream, incarnation))
         if disk.exists(root):
             for stream in disk.listdir(root):
-                _settle(disk, root, stream)
+                _sync_names(disk, root, stream)
             disk.sync_dir(root)
     except OSError as error:
         log.warning("stream.folders_unread path=%s error=%s", root, error)
@@ -102,11 +102,11 @@ def remove_folder(disk: Disk, root: str, stream: str, incarnation: str) -> None:
         OSError: something of it may be left.
     """
     disk.remove_tree(f"{root}/{stream}/{incarnation}")
-    _settle(disk, root, stream)
+    _sync_names(disk, root, stream)
     disk.sync_dir(root)
 
 
-def _settle(disk: Disk, root: str, stream: str) -> None:
+def _sync_names(disk: Disk, root: str, stream: str) -> None:
     """Remove the folder of a name if it is empty; else what was removed in it becomes durable."""
     try:
         disk.remove_folder(f"{root}/{stream}")

@@ -78,7 +78,7 @@ class ConnectionLimits:
 DEFAULT_LIMITS: Final = ConnectionLimits()
 
 
-class Seldom:
+class RateLimitedLog:
     """Lets one event through in `LOG_INTERVAL_S`, and says how many there were: for log lines that others cause."""
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Connections:
         self._heads: dict[Connection, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[ClosingConnection] = set()
-        self._refused = Seldom()
-        self._malformed = Seldom()
+        self._refused = RateLimitedLog()
+        self._malformed = RateLimitedLog()
 
     def protocol_factory(self, server: web.Server) -> Callable[[], Connection]:
         """What `loop.create_server` takes: connections of this server."""

@@ -78,7 +78,7 @@ def test_every_kind_of_change_ends_the_wait(server: Server, api: Api, change: st
     else:
         partition = server.backend.partition("orders", 0)
         assert partition.log.trim(2000) == 2000
-        partition.note_change()
+        partition.replica.note_change()
     found = poll.result()
     assert found["version"] > seen["version"]
     assert found["streams"] != seen["streams"]
