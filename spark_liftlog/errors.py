@@ -9,6 +9,7 @@ traceback. Whoever has to react to an error (a person, an alert, a retry loop) f
       ModeRefused      mode             complete mode and overwrite would rewrite a log
       BadOffset        bad_offset       an offset in the checkpoint that this source did not write
       RecordsExpired   records_expired  retention deleted records before the query read them
+      RecordsLost      records_lost     the broker's disk lost records before the query read them
       LogTruncated     log_truncated    the log ends, or was rewritten, below what the query has read
 
 E1  Every method that Spark calls is wrapped by `shown_to_spark`, so no LiftlogError leaves
@@ -47,6 +48,12 @@ class RecordsExpired(OffsetOutOfRange):
     """Retention deleted records that the query still had to read."""
 
     reason = "records_expired"
+
+
+class RecordsLost(InvalidRequest):
+    """The broker's disk lost records of a range; `start` and `end` (exclusive) say which."""
+
+    reason = "records_lost"
 
 
 class LogTruncated(OffsetOutOfRange):

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from broker.api.errors import LiftlogError, StaleIncarnation, UnknownPartition, UnknownStream
-from spark_liftlog.errors import HOW_TO_GO_ON, LogTruncated, RecordsExpired
+from broker.client.http.answers import PartitionDescription
+from spark_liftlog.errors import HOW_TO_GO_ON, LogTruncated, RecordsExpired, RecordsLost
 from spark_liftlog.reading.offsets import Key, Offset, Position
 from spark_liftlog.reading.plan import prorate
 
@@ -146,6 +147,19 @@ def expired(key: Key, offset: int, head: Head) -> RecordsExpired:
         partition=partition,
         log_start_offset=head.log_start_offset,
         high_watermark=head.high_watermark,
+    )
+
+
+def lost(key: Key, start: int, end: int, partition: PartitionDescription) -> RecordsLost:
+    """The disk gave back other bytes than were written, and there is no other copy."""
+    return RecordsLost(
+        f"stream {key[0]!r} partition {key[1]}: records {start} to {end - 1} were lost by the broker's disk before this"
+        f" query read them; valid offsets are {partition.log_start_offset} to {partition.high_watermark};"
+        f" {HOW_TO_GO_ON.format(where=f'offset {end}')}",
+        stream=key[0],
+        partition=key[1],
+        start=start,
+        end=end,
     )
 
 

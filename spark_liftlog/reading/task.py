@@ -21,13 +21,15 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
+from broker.client.http.answers import StreamDescription, understand
+from broker.client.http.calls import Calls, path
 from broker.client.http.interrupt import Interrupt
 from broker.client.reading.fetch import FetchSession, PartitionFetch
 from broker.client.reading.gathering import Gathering
 from broker.client.reading.reused_memory import Memory
 from spark_liftlog.errors import for_spark
-from spark_liftlog.reading.advance import Head, expired, truncated
-from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.advance import Head, expired, lost, truncated
+from spark_liftlog.reading.cluster import TIMEOUT_S, Cluster
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.prefetch import read_ahead
 from spark_liftlog.reading.refresh import QUERY_ID, Opening, grown
@@ -122,6 +124,8 @@ def _records(
         )
         try:
             yield from fetch.until(wanted.end, gathering.add, gathering.memory)
+            if fetch.has_gaps:
+                _check_lost(wanted, brokers, fail_on_data_loss)
             break
         except OffsetOutOfRange as error:
             at = fetch.position
@@ -141,3 +145,22 @@ def _records(
             log.warning("source.data_loss error=%s", error)
             break
     yield from gathering.rest()
+
+
+def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool) -> None:
+    """Tell what a disk lost from what compaction removed: both are gaps, and only the first is a loss.
+
+    Raises:
+        RecordsLost: unless failOnDataLoss is false.
+    """
+    calls = Calls(session(brokers).brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S)
+    found = understand(StreamDescription.of, calls.json("GET", path("streams", wanted.stream)), where=brokers)
+    for partition in found.partitions:
+        if found.incarnation != wanted.incarnation or partition.partition != wanted.partition:
+            continue
+        for start, end in partition.lost_ranges:
+            if start < wanted.end and end > wanted.start:
+                error = lost((wanted.stream, wanted.partition), start, end, partition)
+                if fail_on_data_loss:
+                    raise error
+                log.warning("source.data_loss error=%s", error)

@@ -208,6 +208,7 @@ class PartitionFetch:
     Attributes:
         position: First offset that was not handed out yet.
         high_watermark: As the last answer told, -1 before the first.
+        has_gaps: Offsets were passed over, because compaction removed records or a disk lost them.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class PartitionFetch:
     ) -> None:
         self.position = start
         self.high_watermark = -1
+        self.has_gaps = False
         self._session = session
         self._stream = stream
         self._partition = partition
@@ -335,6 +337,7 @@ class PartitionFetch:
         if there > self.position:
             log.warning("fetch.gap at=%s next_offset=%d", self, there)
             self.position = there
+            self.has_gaps = True
 
 
 def fetch_batches(
