@@ -23,7 +23,7 @@ from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage import LogIdentity, LogSettings, OsDisk, PartitionLog, RowBatch
 from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
-from broker.storage.rewrite.rewriting import Shape
+from broker.storage.rewrite.rewriting import BatchShape
 
 BATCH_ROWS = 8_000
 NOW_US = 1 << 50
@@ -93,7 +93,7 @@ def _coalescing(folder: Path, records: int) -> Iterator[Mapping[str, Side]]:
                 log.append([batches[number % len(batches)]], leader_epoch=1, now_us=0)
             before = _seal(log)
             memory: Memory = {}
-            shape = Shape(compression=compression or "none")
+            shape = BatchShape(compression=compression or "none")
             settings = CoalescingSettings(min_age_ms=0, segment_bytes=16 << 20, shape=shape)
             took_s = time.monotonic()
             while compression is not None and coalesce(log, settings, memory, now_us=NOW_US) is not None:

@@ -4,7 +4,7 @@
     df.writeStream.format("liftlog").option("stream", "enriched").option("checkpointLocation", "…").start()
 
 Spark finds the format by itself when this distribution is installed (module `pyspark_liftlog`);
-`register(spark)` is for where it does not. User's page: docs/spark.md.
+`register(spark)` is for where it does not. User's page: docs/guides/spark.md.
 
     datasource.py  the DataSource: which reader or writer, checked options
     session.py     register, configure

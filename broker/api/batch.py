@@ -25,7 +25,7 @@ B2  first_offset <= last_offset; the rows lie in that range, strictly increasing
 B3  The same rows and header give the same bytes, whoever encodes them: this module, the
     compiled intake, and pyarrow's writer agree (a test shows it).
 
-Format: docs/storage.md.
+Format: docs/reference/storage.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that both ends of the HTTP API use. The API itself: docs/http-api.md and /openapi.json."""
+"""Names that both ends of the HTTP API use. The API itself: docs/reference/http-api.md and /openapi.json."""
 
 from __future__ import annotations
 

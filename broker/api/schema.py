@@ -5,7 +5,7 @@ An answer over HTTP is the same. The schema message is pinned (`schema.bin`): it
 not whatever the installed pyarrow happens to write, so two brokers with different pyarrow
 versions produce equal files and readers may compare bytes.
 
-Format: docs/storage.md. Golden file: tests/golden/format-v1/.
+Format: docs/reference/storage.md. Golden file: tests/golden/format-v1/.
 """
 
 from __future__ import annotations

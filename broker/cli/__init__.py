@@ -11,5 +11,5 @@ commands/       the commands that talk to a broker or look into its files
 local/          `liftlog up` and `down`: a broker and a NATS server in one folder
 doctor/         `liftlog doctor`: is everything here as a broker needs it?
 
-For people: docs/cli.md.
+For people: docs/reference/cli.md.
 """

@@ -1,4 +1,4 @@
-"""How a command ends: one small set of exit codes. For people: docs/cli.md."""
+"""How a command ends: one small set of exit codes. For people: docs/reference/cli.md."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ A stage is named by 128 random bits for each call of `stage`, so a task that is 
 commit names the ones it means. Stages that no commit names are dropped by `abort`, or go after a day.
 
 A commit that met an error may have been decided: commit the same batch id again, with the same stages or with new
-ones. The answer `already_done` describes what was decided first. Protocol: docs/sinks.md.
+ones. The answer `already_done` describes what was decided first. Protocol: docs/guides/sinks.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Key `consumer/stream/partition`, value a JSON object; the newest record of a key
 O1  The table equals "newest committed record of each key" of the log.
 O2  An offset is stored as the consumer gave it: lag is computed when asked, against the high watermark.
 
-Format: docs/storage.md, section "Offset stream".
+Format: docs/reference/storage.md, section "Offset stream".
 """
 
 from __future__ import annotations

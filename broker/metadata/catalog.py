@@ -34,7 +34,7 @@ M5  Producer ids count from 1 and are never given out twice. Under a name the id
 M6  A deleted incarnation is remembered, also in snapshots, until its folders are known to be gone, on every broker.
 M7  A command takes effect as a whole or is refused, and then changes nothing. `judge` says beforehand which.
 
-Design: docs/architecture.md, docs/metadata.md.
+Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ C4  A refusal of `alter_isr` is final (`partition.P4`), unless it is `not_ready`
     named what this catalog has not seen yet.
 C5  What a broker has to delete stays on its list until it has confirmed that, or is removed.
 
-Design: docs/metadata.md.
+Design: docs/explain/metadata.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ P5  A replica's incarnation is (registration of its broker, number of its step-o
 P6  `min_insync_replicas` holds from the partition epoch on that it stands at: who leads takes it and the ISR from one
     and the same state. (With the new ISR and the old minimum it would commit what the last ISR does not have.)
 
-Design: docs/metadata.md. The readings are those of KIP-101, 279, 966 and of two model checkers.
+Design: docs/explain/metadata.md. The readings are those of KIP-101, 279, 966 and of two model checkers.
 """
 
 from __future__ import annotations

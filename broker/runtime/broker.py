@@ -14,7 +14,7 @@ B1  The leader epoch is what the catalog answered to the registration, and it is
 
 What is open stands in `streams.py`, what changes it in `control.py`.
 
-Design: docs/architecture.md.
+Design: docs/explain/architecture.md.
 """
 
 from __future__ import annotations

@@ -7,5 +7,5 @@
     restamp.py   a staged batch at its place in the partition's log
 
 The drivers are broker.runtime.sinks.stages and broker.runtime.sinks.coordinator.
-The protocol, state by state: docs/sinks.md.
+The protocol, state by state: docs/guides/sinks.md.
 """

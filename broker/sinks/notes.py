@@ -6,7 +6,7 @@
 The first batch of a commit group holds notes, the others hold rows; all of them name the stage in their header.
 A note of another version stops the reading: whoever does not understand it must not guess that a stage is free.
 
-Format: docs/storage.md, section "Stages".
+Format: docs/reference/storage.md, section "Stages".
 """
 
 from __future__ import annotations

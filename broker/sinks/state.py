@@ -5,7 +5,7 @@ The newest record of a key is enough to go on; an empty value says that the sink
 An epoch is the place of its record: offset in `__commits` + 1. Offsets are never given twice, so
 neither are epochs, also where a sink was deleted and another one has its name.
 
-Format: docs/storage.md, section "Sinks".
+Format: docs/reference/storage.md, section "Sinks".
 """
 
 from __future__ import annotations

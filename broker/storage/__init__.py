@@ -18,7 +18,7 @@ memory/         what decides later appends: producers, message ids, last records
 rewrite/        sealed segments written anew: compaction and coalescing
 inspect/        what is wrong in a folder, its repair, and the scrub
 
-Design: docs/storage.md.
+Design: docs/reference/storage.md.
 """
 
 from broker.storage.disk import Disk, File, OsDisk

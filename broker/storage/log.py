@@ -13,7 +13,7 @@ Parts, each given only those before it:
 
 They meet here, under the append lock.
 
-Design: docs/storage.md, docs/adr/0024-the-log-by-composition.md.
+Design: docs/reference/storage.md, docs/adr/0024-the-log-by-composition.md.
 """
 
 from __future__ import annotations

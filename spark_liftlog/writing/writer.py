@@ -5,7 +5,7 @@
     at-least-once               tasks append, and what they appended can be read at once; nothing can be taken back
 
 A micro-batch comes again after a crash, with the same number and its rows placed otherwise; a task comes again after a
-failure, or twice at once. Each makes its own stages, and one commit decides which count (docs/sinks.md).
+failure, or twice at once. Each makes its own stages, and one commit decides which count (docs/guides/sinks.md).
 
 K5  What a batch id was decided with stands: repeated stages are dropped by the broker, other rows are refused.
 K6  Nothing that a log cannot honour is tried: overwriting, complete mode.

@@ -1,4 +1,4 @@
-"""Goal: what docs/cli.md promises, with real processes.
+"""Goal: what docs/reference/cli.md promises, with real processes.
 
 Method: the installed command line in child processes, `up` on free ports and folders of its own; processes are
 killed where a crash is meant.
@@ -300,8 +300,8 @@ def test_down_leaves_a_process_alone_that_only_has_the_same_pid(one: Folder) -> 
 
 
 def _typed() -> list[str]:
-    """Every command of docs/cli.md that ends by itself and needs no other configuration, in order."""
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    """Every command of docs/reference/cli.md that ends by itself and needs no other configuration, in order."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
     lines = [
         line.strip().split(" | ")[-1 if "--file -" in line else 0] for line in page.splitlines() if line[:4] == "    "
     ]

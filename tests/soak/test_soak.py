@@ -1,6 +1,6 @@
 """A short soak with every operation, and a mutant that it must find; `make soak MINUTES=60` is the long one.
 
-What must hold: `checker`, K1 to K7. How to read a failure: docs/soak.md.
+What must hold: `checker`, K1 to K7. How to read a failure: docs/explain/soak.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_the_soak_finds_that_half_a_message_ends_intake(tmp_path: Path) -> None:
-    """The mutant that is found within seconds; for the others see docs/soak.md."""
+    """The mutant that is found within seconds; for the others see docs/explain/soak.md."""
     outcome = run_round(tmp_path, seeded(1), 60, mutant="half-message", operations={"alter_often"})
     assert outcome.violation is not None
     assert "KeyError" in str(outcome.violation), told(outcome)

@@ -1,4 +1,4 @@
-"""Kafka's documented examples, translated: every block of docs/from-kafka.md runs, and its assertions hold."""
+"""Kafka's documented examples, translated: every block of docs/guides/from-kafka.md runs, and its assertions hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from broker.client.client import Client
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-kafka.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "from-kafka.md"
 
 
 def test_the_examples_of_the_page_run(spark: SparkSession, client: Client, tmp_path: Path) -> None:

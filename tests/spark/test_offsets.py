@@ -1,4 +1,4 @@
-"""Where a query begins, goes on and ends, and every row of the users' table of losses (docs/spark.md).
+"""Where a query begins, goes on and ends, and every row of the users' table of losses (docs/guides/spark.md).
 
 Method: the reader without Spark, against a real broker; what is lost is lost really: trimmed, deleted, or set back to a
 copy of the data folder from before, as a disk that lost its tail would do.

@@ -1,4 +1,4 @@
-"""The page docs/limits.md, written from the code: `python -m tests.support.limits` after a limit has changed.
+"""The page docs/reference/limits.md, written from the code: `python -m tests.support.limits` after a limit has changed.
 
 Configuration keys and stream settings come from their own tables; of the other limits, the constants, each has a row
 in `FIXED`, with what meets who goes beyond it. `tests/unit/test_limits.py` holds page, tables and code together.
@@ -16,7 +16,7 @@ from broker.api.stream import LIMITS, StreamSettings
 from broker.runtime.config.settings import SETTINGS, Setting
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs" / "limits.md"
+PAGE: Final = ROOT / "docs" / "reference" / "limits.md"
 
 
 LIMIT_NAME: Final = re.compile(r"^(_?[A-Z0-9_]+_MAX(?:_S)?|MAX_[A-Z_]+(?:MS|BYTES))\b.*=", re.MULTILINE)
@@ -277,7 +277,7 @@ def fixed() -> list[tuple[str, ...]]:
 
 
 def page() -> str:
-    """All of docs/limits.md."""
+    """All of docs/reference/limits.md."""
     return HEAD.format(
         configured=table(("key", "default", "may be", "what it bounds"), configured()),
         streams=table(("setting", "default", "may be"), of_streams()),
@@ -293,7 +293,7 @@ what, where and the limit, and carry the limit as a field. This page is written 
 
 ## Of a broker
 
-Keys of the configuration ([conf/liftlog.toml](../conf/liftlog.toml); in the environment `LIFTLOG_` and the key in
+Keys of the configuration ([conf/liftlog.toml](../../conf/liftlog.toml); in the environment `LIFTLOG_` and the key in
 capitals). A value beyond what it may be stops the start with `invalid_setting`. What is met while the broker runs:
 creating beyond `limits.streams_max` and `limits.partitions_max` is `invalid_request`, records that would go into
 `limits.disk_reserve_bytes` are `disk_full`, a body over `http.body_bytes_max` is `request_too_large`,

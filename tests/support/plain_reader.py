@@ -1,4 +1,4 @@
-"""A reader of partitions written from docs/storage.md alone, as somebody would write it in another language.
+"""A reader of partitions written from docs/reference/storage.md alone, as somebody would write it in another language.
 
 Nothing of liftlog and no Arrow library is used (compressed buffers need a decompressor, which is handed in). It is the
 test of the document: what it could not know from there belongs there.

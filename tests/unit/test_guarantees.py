@@ -1,4 +1,4 @@
-"""docs/guarantees.md: every promise names the test that shows it, and that test is there."""
+"""docs/explain/guarantees.md: every promise names the test that shows it, and that test is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "guarantees.md").read_text()
+PAGE = (ROOT / "docs" / "explain" / "guarantees.md").read_text()
 ROWS = [line for line in PAGE.split("\n## ", 1)[0].splitlines() if re.match(r"\| \d", line)]
 
 

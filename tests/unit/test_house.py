@@ -71,8 +71,8 @@ def test_every_module_stands_in_the_list_of_its_package() -> None:
 
 
 def test_every_metric_and_log_line_is_documented() -> None:
-    """docs/operations.md lists what an operator will meet."""
-    operations = (ROOT / "docs" / "operations.md").read_text()
+    """docs/guides/operations.md lists what an operator will meet."""
+    operations = (ROOT / "docs" / "guides" / "operations.md").read_text()
     samples = (ROOT / "broker" / "runtime" / "samples.py").read_text()
     for name in re.findall(r'yield "(liftlog_[a-z_]+)"', samples):
         short = name.removeprefix("liftlog_partition").removeprefix("liftlog_bytes").removeprefix("liftlog_intake")

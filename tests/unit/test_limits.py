@@ -1,4 +1,4 @@
-"""docs/limits.md is what the code says, and says all of it."""
+"""docs/reference/limits.md is what the code says, and says all of it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
         yield Check(name="broker", status=OK, found=f"{address}{from_it} is ready")
     else:
         missing = ", ".join(f"{key}: {value}" for key, value in dict(values.get("missing") or {}).items())
-        advice = "docs/operations.md says what to do about each"
+        advice = "docs/guides/operations.md says what to do about each"
         yield Check(
             name="broker",
             status=WRONG,

@@ -19,7 +19,7 @@ F2  The end marker lies exactly at the announced end. A body that ends early, or
 Tried (loopback, 1.1 MiB batches, CRC checked): 2 MiB buffers 4.4 GB/s, 4 MiB 3.2, 8 MiB 2.6: they
 should stay in the processor's cache.
 
-Format: docs/storage.md.
+Format: docs/reference/storage.md.
 """
 
 from __future__ import annotations

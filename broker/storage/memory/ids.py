@@ -15,7 +15,7 @@ I3  The arrays are the whole state: the compiled twin (broker/ingest/_ids.pxi) w
 I4  The index is at most a quarter full, so that an unknown id seldom meets another; every entry of the ring but the
     stale ones is in it, once.
 
-Ids stand as keyed hashes: siphash.py says why that is enough. Format of a snapshot: docs/storage.md.
+Ids stand as keyed hashes: siphash.py says why that is enough. Format of a snapshot: docs/reference/storage.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ I4  A new id is refused where there are `ids_max` of them already; none is forgo
 Ideas from Kafka's idempotent producer (KIP-98): the window of five, the epochs; from its trouble with expired ids
 (KIP-360): an error that says so, after which a producer begins anew under another epoch or id.
 
-Format of a snapshot: docs/storage.md.
+Format of a snapshot: docs/reference/storage.md.
 """
 
 from __future__ import annotations

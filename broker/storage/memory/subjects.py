@@ -13,7 +13,7 @@ J3  The arrays are the whole state: the compiled twin (broker/ingest/_subjects.p
 J4  At most half of the slots are taken, by at most `subjects_max` subjects; what is below the log start goes when room
     is needed. `SUBJECT_BYTES` (48) a subject, up to twice that while there is room.
 
-Subjects stand as keyed hashes: siphash.py says why that is enough. Format of a snapshot: docs/storage.md.
+Subjects stand as keyed hashes: siphash.py says why that is enough. Format of a snapshot: docs/reference/storage.md.
 """
 
 from __future__ import annotations

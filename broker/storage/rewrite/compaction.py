@@ -21,7 +21,7 @@ Q6  A log in which something is lost is left alone: what cannot be read cannot b
 
 The file `compaction` holds `cleaned_to`, and when the offsets below it became clean. Without it all is dirty.
 
-Guarantees: docs/guarantees.md. Source: the log cleaner of Apache Kafka.
+Guarantees: docs/explain/guarantees.md. Source: the log cleaner of Apache Kafka.
 """
 
 from __future__ import annotations

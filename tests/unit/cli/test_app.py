@@ -1,4 +1,4 @@
-"""Goal: what is wrong is refused with the documented code and no traceback, and docs/cli.md tells all there is.
+"""Goal: what is wrong is refused with its code and no traceback, and docs/reference/cli.md tells all there is.
 
 Method: click's runner for parsing; real `liftlog` processes for exit codes; the page held against the app.
 """
@@ -34,7 +34,7 @@ from broker.storage import DataFolder as BrokersFolder
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "cli.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text()
 COMMAND: Any = app
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
 NOWHERE = "127.0.0.1:1"

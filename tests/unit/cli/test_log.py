@@ -1,4 +1,4 @@
-"""Goal: `liftlog log …` does on real files what docs/cli.md says, beside a broker that has them open, too.
+"""Goal: `liftlog log …` does on real files what docs/reference/cli.md says, beside a broker that has them open, too.
 
 Method: data folders with logs as the broker makes them; the lock of a broker is held by the test itself. The broker
 that `export --brokers` asks is a real process.

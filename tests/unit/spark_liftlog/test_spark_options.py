@@ -176,7 +176,7 @@ def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
 
 
 def test_the_users_page_has_every_sink_option_and_no_other() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "spark.md").read_text()
     table = page.split("### Options of the sink")[1].split("\n\n**")[0]
     documented = re.findall(r"^\| `(\w+)` \| (x?) ?\| (x?) ?\|", table, re.MULTILINE)
     found = [
@@ -192,7 +192,7 @@ def test_internal_streams_can_be_read_but_not_written() -> None:
 
 
 def test_the_users_page_has_every_option_and_no_other() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "spark.md").read_text()
     table = page.split("## Options of the source")[1].split("\n\n**")[0]
     documented = re.findall(r"^\| `(\w+)` \| (x?) ?\| (x?) ?\|", table, re.MULTILINE)
     assert [name for name, _, _ in documented] == list(SOURCE_OPTIONS)

@@ -1,4 +1,4 @@
-"""docs/storage.md is enough to write a reader: one written from it alone reads golden files and a real partition."""
+"""docs/reference/storage.md is enough to write a reader: a reader made from it alone reads files and a partition."""
 
 from __future__ import annotations
 

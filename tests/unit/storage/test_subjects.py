@@ -1,7 +1,7 @@
 """Goal: the table of subjects knows the last sequence of each, or says that it does not, in bounded memory.
 
 Method: against a dictionary, by random operations from seeds; damaged bytes against the documented errors; its golden
-snapshot against docs/storage.md. That the compiled twin does the same: test_twins_agree.py.
+snapshot against docs/reference/storage.md. That the compiled twin does the same: test_twins_agree.py.
 """
 
 from __future__ import annotations
