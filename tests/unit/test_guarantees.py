@@ -7,15 +7,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explain" / "guarantees.md").read_text()
-ROWS = [line for line in PAGE.split("\n## ", 1)[0].splitlines() if re.match(r"\| \d", line)]
-
+PROMISES = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", PAGE.split("\n## ", 1)[0], re.MULTILINE | re.DOTALL)
+ROWS = [line for line in PAGE.partition("\n## Shown by")[2].split("\n## ")[0].splitlines() if re.match(r"\| \d", line)]
 
 CASES = [line for line in PAGE.partition("\n## Bad input")[2].split("\n## ")[0].splitlines() if "`tests/" in line]
 
 
 def test_promises_are_numbered_once_and_in_order() -> None:
+    """Each is one sentence, and has a row in the table of tests."""
     numbers = [int(re.match(r"\| (\d+)", row)[1]) for row in ROWS]  # type: ignore[index]
-    assert numbers == list(range(1, len(ROWS) + 1))
+    assert numbers == list(range(1, len(ROWS) + 1)) == [int(number) for number, _ in PROMISES]
+    assert all(text.endswith(".") and ". " not in text for _, text in PROMISES)
     assert len(ROWS) >= 14
 
 

@@ -58,6 +58,13 @@ def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
         assert page in linked or name in text, f"nothing leads to {name}"
 
 
+def test_every_file_that_the_guided_tour_names_is_there() -> None:
+    page = (ROOT / "docs" / "explain" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:broker|spark_liftlog)/[\w/]+\.py[xi]?)`", page))
+    assert len(named) > 15
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
 def test_every_module_stands_in_the_list_of_its_package() -> None:
     """Whoever looks for something reads the package's docstring first."""
     for start in [*(ROOT / "broker").glob("*/**/__init__.py"), *(ROOT / "spark_liftlog").rglob("__init__.py")]:
