@@ -7,7 +7,8 @@ Spark hands the end of a batch to `latestOffset` as its start only when that bat
 is progress; the end of a batch that is planned is not. `commit(end)` says the same one batch later.
 
 G1  Only what was learned so is published, also at the end: `close` flushes, it does not guess.
-G2  Nothing here raises into the query, and nothing waits for the network but `close`, shortly.
+G2  Nothing here raises into the query. Who waits for the network: `close`, and the last trigger of an AvailableNow
+    query (its process may end before its thread has published), shortly.
 G3  A position that was published is not published again; of several that wait only the newest counts.
 G4  A position that brokers refuse refuses no other.
 """
@@ -55,6 +56,11 @@ class Progress:
                 self._thread.start()
             self._changed.notify_all()
 
+    def flush(self, timeout_s: float = FLUSH_S) -> None:
+        """Wait until what was learned is published, or given up, for `timeout_s` at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest is self._published, timeout_s)
+
     def close(self, timeout_s: float = FLUSH_S) -> None:
         """Publish what waits, for `timeout_s` at most, and end the thread. Idempotent."""
         with self._changed:
@@ -89,6 +95,7 @@ class Progress:
                 self._publish_apart(wanted)
             with self._changed:
                 self._published = wanted
+                self._changed.notify_all()
 
     def _publish_apart(self, wanted: Offset) -> None:
         """Partition by partition: one that is refused (its stream is gone, or another one) refuses no other (G4)."""

@@ -101,6 +101,8 @@ class StreamDriver:
             if found is None:
                 if not self._admission.is_waiting:
                     self._idle = (start_value, heads)
+                if self._frozen is not None:
+                    self._progress.flush()
                 self._ends = {key: at.offset for key, at in start.positions.items()}
                 return start_value
             end = found

@@ -159,6 +159,16 @@ def test_a_batch_has_about_as_many_bytes_as_it_may(client: Client) -> None:
     assert max(sizes) < 400, "1,001 records of 1 kB"
 
 
+def test_the_last_trigger_of_available_now_has_published_when_it_answers(stream: Stream) -> None:
+    """The query ends right after it, and its process with it: nobody waits for a thread then."""
+    stream.append(3)
+    with reading(stream.address, stream=stream.name, startingOffsets="earliest", consumer=stream.name) as reader:
+        reader.prepareForTriggerAvailableNow()
+        end = latest(reader)
+        assert latest(reader, end) is end
+        assert published(stream.client, stream.name, stream.name) == {0: 3, 1: 3, 2: 3}
+
+
 # --- committed ------------------------------------------------------------------------------------------------
 
 

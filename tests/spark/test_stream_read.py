@@ -215,3 +215,29 @@ def test_a_checkpoint_of_a_later_version_is_refused(
     path.with_name(".0.crc").unlink()
     with pytest.raises(PySparkException, match=r"LIFTLOG_UNKNOWN_FORMAT_VERSION: .*version 2, this release reads 1"):
         run(stream.follow(spark), str(tmp_path / "out"), checkpoint)
+
+
+def test_several_streams_with_every_limit_and_a_lost_checkpoint(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """Spark gets a limit of each kind to hand back; what is read in all is each record once."""
+    other = Stream.create(client, f"{stream.name}-2", partitions=1)
+    both = {"brokers": stream.address, "streamPattern": f"{stream.name}.*", "consumer": stream.name}
+
+    def read(checkpoint: str, **options: str) -> list[int]:
+        frame = spark.readStream.format("liftlog").options(**both, **options).load()
+        # A folder for each: Spark's file sink skips batch ids that it has, whichever checkpoint they are of.
+        query = run(frame.select("stream", "partition", "offset"), f"{checkpoint}-out", checkpoint)
+        return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+    stream.append(20, size=100)
+    other.append(20, size=100)
+    assert len(read(checkpoint, startingOffsets="earliest", maxBytesPerTrigger="4k")) > 1
+    stream.append(1)
+    assert read(checkpoint, minOffsetsPerTrigger="1000") == [3], "AvailableNow leaves nothing behind"
+    wait_published(stream, stream.name)
+    stream.append(2)
+    assert read(checkpoint + "-2", startingOffsets="committed") == [6]
+    rows = spark.read.parquet(f"{checkpoint}-out", f"{checkpoint}-2-out").collect()
+    expected = [(found.name, *place) for found in (stream, other) for place in found.expected()]
+    assert sorted((row.stream, row.partition, row.offset) for row in rows) == sorted(expected)
