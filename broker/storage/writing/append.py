@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from broker.api.batch import BatchHeader, crc_of, is_plain, message_bytes, verify_batch
-from broker.api.errors import BadBatch, DiskFull
+from broker.api.errors import BadBatch, DiskFull, LiftlogError
 from broker.storage.disk import ReadableBuffer
 from broker.storage.read import NeedsRepair
 from broker.storage.rows import Encodable, StoredGroup
@@ -101,7 +101,11 @@ class Appender:
                 index.make_room(len(batches))  # before the write: what is written is in the index
                 self._state.chain.write(data, position)
             except (OSError, Untrusted) as error:
+                self._epochs.forget_empty()
                 raise self._state.error_of(error, "append") from error
+            except LiftlogError:
+                self._epochs.forget_empty()
+                raise
             for at, max_timestamp_us, message in rows:
                 index.append(at, position, max_timestamp_us, len(message), crc_of(message))
                 position += len(message)
@@ -153,6 +157,7 @@ class Appender:
                         begun = position
                 assert len(entries) == group.batch_count, "a group has as many batches as it says"
             except BaseException:
+                self._epochs.forget_empty()
                 self._state.chain.cut(begin)
                 raise
             for entry in entries:
@@ -237,7 +242,12 @@ class Appender:
         run = messages[begin:end]
         index.make_room(len(run))
         position = index.end
-        self._state.chain.write(run[0][1] if len(run) == 1 else b"".join([message for _, message in run]), position)
+        data = run[0][1] if len(run) == 1 else b"".join([message for _, message in run])
+        try:
+            self._state.chain.write(data, position)
+        except BaseException:
+            self._epochs.forget_empty()
+            raise
         for header, message in run:
             index.append(header.first_offset, position, header.max_timestamp_us, len(message), header.crc)
             position += len(message)

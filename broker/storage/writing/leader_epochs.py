@@ -104,6 +104,12 @@ class LeaderEpochs:
         write_epochs(state.disk, state.folder, epochs)
         self.put(epochs)
 
+    def forget_empty(self) -> None:
+        """An append has failed: the epoch that it began has no record, so it is not the last one's."""
+        epochs = Epochs([*self.known().items])
+        epochs.cut(self._state.log_end_offset)
+        self.put(epochs)
+
     def write(self, items: Sequence[tuple[int, int]], *, end: int) -> Epochs:
         """Write down other epochs, as far as they begin below `end`; in memory they stand with `put`."""
         epochs = Epochs([*items])
@@ -134,5 +140,6 @@ class LeaderEpochs:
         if epochs is None:
             with state.guarded("read epochs"):
                 epochs = load_epochs(state.disk, state.folder) or state.ask(derive_epochs)
+            epochs.cut(state.log_end_offset)  # an append that failed may have begun one
             self._epochs = epochs
         return epochs

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from broker.api.batch import read_header
-from broker.api.errors import BadBatch, NotLeader, OffsetOutOfRange, StorageFailed
+from broker.api.errors import BadBatch, DiskFull, NotLeader, OffsetOutOfRange, StorageFailed
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import list_states
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
@@ -154,6 +154,34 @@ def test_a_write_that_fails_in_the_middle_leaves_whole_messages_and_the_rest_com
         copy(leader, log, epoch=3)
         assert stored(log, 0) == stored(leader, 0)
         check_log(log, disk)
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_an_epoch_of_which_nothing_could_be_written_is_not_the_last_ones(leader: PartitionLog, *, leads: bool) -> None:
+    """Found by tests/sim, seed 249: the follower said an epoch of which it had nothing, and never agreed again."""
+    disk, log = new_log()
+    first = stored(leader, 0, 1)
+    log.follow(3)
+    log.append_stored(first, leader_epoch=3, now_us=0)
+    before = (log.log.leader_epoch, log.end_of_epoch(9))
+    disk.fail("write", errno.ENOSPC, path=".arrows", short=100)
+    with pytest.raises(DiskFull):
+        if leads:
+            log.lead(9)
+            log.append([row_batch([b"x"])], leader_epoch=9, now_us=0)
+        else:
+            log.follow(9)
+            log.append_stored(of_epoch(9, log.log_end_offset), leader_epoch=9, now_us=0)
+    assert (log.log.leader_epoch, log.end_of_epoch(9)) == before
+    log.checkpoint()
+    again = PartitionLog.open(disk, FOLDER, log.settings, boot_id="", now_us=0)
+    assert (again.log.leader_epoch, again.end_of_epoch(9)) == before
+
+
+def of_epoch(epoch: int, offset: int) -> bytes:
+    """A stored batch of a leader epoch, to stand at an offset."""
+    batch = row_batch([b"x"])
+    return bytes(batch.compose(first_offset=offset, leader_epoch=epoch, high_watermark=0))
 
 
 def test_a_follower_that_leads_knows_what_producers_did(leader: PartitionLog) -> None:
