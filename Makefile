@@ -5,6 +5,7 @@
 # make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
 # make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
 # make soak MINUTES=60 SEED=7   users and an operator at random; then what is stored is held against what they were told
+# make sim SEED=7 [STEPS=900] [MUTANT="asks in too early"]   a cluster in one process, its story; SEED=0..500: many
 # make chaos ROUNDS=50   kill -9 of a broker under load; then what it stored is held against what it acknowledged
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile what it imports
-.PHONY: help install quickstart check test lint bench prop fuzz soak chaos clean
+.PHONY: help install quickstart check test lint bench prop fuzz soak sim chaos clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -56,6 +57,9 @@ fuzz: install
 
 soak: install
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+sim: install
+	$(BIN)/python -m tests.sim $(if $(findstring ..,$(SEED)),--seeds $(SEED),--seed $(or $(SEED),0)) $(if $(STEPS),--steps $(STEPS)) $(if $(MUTANT),--mutant "$(MUTANT)")
 
 chaos: install
 	$(BIN)/python -m tests.cluster --rounds $(ROUNDS)

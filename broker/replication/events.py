@@ -128,7 +128,9 @@ class FetchArrived:
 
     Attributes:
         epoch_before: Leader epoch of the record before `fetch.offset` in this log; -1: there is none, or not any more.
-        log_start, start_epoch: Of this log, and the leader epoch of the record before it; -1: not known.
+        log_start: Where the batch begins that holds the start of this log: who begins anew begins there, since stored
+            batches are appended whole.
+        start_epoch: Leader epoch of the record before that; -1: not known.
     """
 
     fetch: Fetch

@@ -26,6 +26,7 @@ F7  After a failed fsync nothing more is said before the replica has another inc
 
 The caller's duties: those of `leader` 1 to 3. `Append`, `Truncate`, `Reset` and `StartAt` are done at once, and
 answered by `Holds` before any other event. A sync that is under way when the log is cut says `Synced` all the same.
+A replica that cannot read what it has fsynced follows nobody before it has stepped out: what it says is durable is not.
 
 Time is that of `Tick`. A question without an answer is asked again; a leader that answers nothing is reported.
 

@@ -28,7 +28,8 @@ The caller's duties:
    and over a recovery and its `Recovered`. `step` is not thread-safe by itself.
 2. Effects are done in their order, those of one step by one thread. Steps may overlap: `Commit` is a least bound.
 3. Every `Sync` is answered by one `Synced` or `SyncFailed`, with its generation.
-4. `AskIsr` goes to the catalog, which answers with its state. A late answer, or none, does no harm: it is asked anew.
+4. `AskIsr` goes to the catalog, which answers with the state that it was judged by: a second try is refused because the
+   first was accepted. A late answer, or none, does no harm: it is asked anew.
 5. After `StepOut` nothing is appended before the next `Led`.
 6. `FetchArrived` and `EndAsked` bring what this log says of the question, looked up under the same lock. A `Send` may
    be held back while there is nothing to tell; the next one to the same follower is as good.
@@ -339,7 +340,7 @@ class Leader:
                 incarnation=incarnation,
                 offset=fetch.offset,
                 high_watermark=self.high_watermark,
-                log_start=event.log_start,
+                log_start=self.trims.log_start,
             )
         return (*effects, Send(fetch.follower, answer))
 

@@ -53,7 +53,7 @@ class AskEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Stored records from `offset` on come with this, or none."""
+    """Stored records from `offset` on come with this, or none. `log_start`: of the leader's checkpoint."""
 
     epoch: int
     incarnation: Incarnation
@@ -69,7 +69,7 @@ class End:
     Attributes:
         found_epoch: The greatest epoch of the leader's log that is not above the one asked for; -1: none.
         end: First offset after its records and those of all before it.
-        log_start: Of the leader.
+        log_start: Where the batch begins that holds the start of the leader's log.
         start_epoch: Leader epoch of the record before that; -1: not known.
     """
 
@@ -92,7 +92,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartsAbove:
-    """The leader's log begins above the offset that the follower fetches."""
+    """The leader's log begins above the offset that the follower fetches: `log_start`, `start_epoch` as in `End`."""
 
     epoch: int
     incarnation: Incarnation

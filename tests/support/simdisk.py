@@ -198,6 +198,8 @@ class SimFile:
     def fileno(self) -> int:
         """A descriptor with a copy of the bytes as they are now."""
         self._check()
+        if not self._disk.has_descriptors:
+            return -1
         if self._fd < 0:
             self._fd = os.memfd_create("simdisk")
             os.write(self._fd, self._inode.content)
@@ -223,11 +225,13 @@ class SimDisk:
         open_files: Files that are open now.
         forgotten: How often somebody asked to read past the page cache, which this disk does not have.
         bytes_max: Capacity; None is no limit.
+        has_descriptors: Off for who reads by `pread` alone, and often: `fileno` means nothing then.
         spares: Sizes of the spare files that there are, beside the capacity. None is made again.
     """
 
     def __init__(self, *, seed: int = 0, crash_at: int | None = None, runs_ahead: bool = False) -> None:
         self.names: dict[str, Inode] = {}
+        self.has_descriptors = True
         self.folders: set[str] = {"/"}
         self.runs_ahead = runs_ahead
         self.steps = 0

@@ -165,12 +165,13 @@ def test_an_epoch_of_which_nothing_could_be_written_is_not_the_last_ones(leader:
     log.append_stored(first, leader_epoch=3, now_us=0)
     before = (log.log.leader_epoch, log.end_of_epoch(9))
     disk.fail("write", errno.ENOSPC, path=".arrows", short=100)
-    with pytest.raises(DiskFull):
-        if leads:
-            log.lead(9)
+    if leads:
+        log.lead(9)
+        with pytest.raises(DiskFull):
             log.append([row_batch([b"x"])], leader_epoch=9, now_us=0)
-        else:
-            log.follow(9)
+    else:
+        log.follow(9)
+        with pytest.raises(DiskFull):
             log.append_stored(of_epoch(9, log.log_end_offset), leader_epoch=9, now_us=0)
     assert (log.log.leader_epoch, log.end_of_epoch(9)) == before
     log.checkpoint()

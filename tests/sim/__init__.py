@@ -1,0 +1,24 @@
+"""Whole clusters in one process, from one seed: the real replication cores over the real storage, on disks, networks
+and clocks that fail.
+
+    python -m tests.sim --seed 7              one cluster, its story printed      (or: make sim SEED=7)
+    python -m tests.sim --seed 7 --mutant X   the same with a deliberate mistake in the protocol
+    python -m tests.sim --seeds 0..1000       many, until one fails
+    python -m tests.sim --mutants             how many seeds each mistake survives
+    python -m tests.sim --cover 0..100        what so many seeds have seen
+
+    world.py      the clock, what is to happen when, luck, the story
+    network.py    messages that are late, lost, doubled; links that are cut one way
+    catalog.py    what the catalog has to decide; metadata.py  the plane that it comes through: commands are late or
+                  lost, answers are lost, controllers change
+    broker.py     a process and its disk; replica.py  one replica: drives the cores, does what they want
+    clients.py    publishers that try again, consumers that remember
+    checker.py    R1-R8, from outside: after each step, and at the end
+    faults.py     what goes wrong, and how often; cluster.py  a run, and its end; scenarios.py  runs by hand
+    mutants.py    deliberate mistakes, and within how many seeds each is found
+
+Fault model. Any process may be killed or stopped, any machine lose power, all at once too; disks keep what was fsynced.
+A disk that loses what it had fsynced (a wiped folder, flipped bits, a file that is cut) does so while another member of
+the in-sync replicas, or of the last ones, has its own. Where luck goes on to take that one too, nothing is promised of
+the partition any more: such runs are counted (`lost`).
+"""

@@ -1,0 +1,70 @@
+"""Play seeds. See the package."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from tests.sim import mutants, scenarios
+from tests.sim.cluster import Cluster, play
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim")
+    parser.add_argument("--seed", type=int, help="play one, and print its story")
+    parser.add_argument("--seeds", help="play A..B, until one fails")
+    parser.add_argument("--steps", type=int, help="so many steps of one seed")
+    parser.add_argument("--mutant", help="with this mistake in the protocol")
+    parser.add_argument("--mutants", action="store_true", help="how many seeds each mistake survives")
+    parser.add_argument("--scenario", help=f"one of {', '.join(scenarios.SCENARIOS)}")
+    parser.add_argument("--cover", help="what the seeds A..B have seen")
+    options = parser.parse_args()
+    with mutants.applied(options.mutant) as given:
+        return run(options, given)
+
+
+def run(options: argparse.Namespace, given: dict[str, Any]) -> int:
+    if options.mutants:
+        for mutant in mutants.MUTANTS:
+            found = mutants.found_by(mutant, mutant.seeds)
+            print(f"{mutant.name:58} {found or 'NOT FOUND'}  (of {mutant.seeds})", flush=True)
+        return 0
+    if options.scenario:
+        cluster = Cluster(options.seed or 0, faults=False, **{**scenarios.OPTIONS, **given})
+        failure = scenarios.played(cluster, options.scenario)
+        return told(cluster, failure)
+    if options.seed is not None:
+        cluster = Cluster(options.seed, **given)
+        failure = scenarios.guarded(lambda: cluster.run(options.steps))
+        return told(cluster, failure)
+    first, last = map(int, (options.seeds or options.cover or "0..100").split(".."))
+    seen: Counter[str] = Counter()
+    begun = time.process_time()
+    for seed in range(first, last):
+        cluster, failure = play(seed, **given)
+        seen.update(cluster.world.seen)
+        seen["seeds"] += 1
+        if failure:
+            print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}")
+            return 1
+    took = time.process_time() - begun
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    print(f"seeds {first}..{last} of {commit or 'no commit'}: all hold, {took:.0f} s of CPU")
+    if options.cover:
+        for what, count in sorted(seen.items()):
+            print(f"{what:40} {count:8} {count * 100 / (last - first):10.1f} per 100 seeds")
+    return 0
+
+
+def told(cluster: Cluster, failure: str) -> int:
+    print("\n".join(cluster.world.story))
+    print(f"\n{failure or 'all holds'}  ({cluster.world.steps} steps, {cluster.world.now_ms / 1000:.1f} s of its time)")
+    return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""What publishers send: small batches of unique values, made cheaply."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from broker.api.batch import BatchHeader, encode_batch
+from broker.api.schema import HEADERS_TYPE, SCHEMA
+from broker.storage.rows import RowBatch
+
+
+@cache
+def _columns(count: int) -> tuple[Any, ...]:
+    return (
+        pa.array(range(count), pa.timestamp("us", "UTC")),
+        pa.array(["orders.1"] * count),
+        pa.nulls(count, pa.binary()),
+        pa.nulls(count, HEADERS_TYPE),
+        pa.nulls(count, pa.string()),
+    )
+
+
+class Batch(RowBatch):
+    """As any `RowBatch`, made and composed in a tenth of the time; knows its last message.
+
+    Args:
+        producer_id: 0: without an id, so that a repeat is stored again.
+        sequence: Of the producer's batches.
+    """
+
+    def __init__(self, values: list[bytes], producer_id: int = 0, sequence: int = 0) -> None:
+        self.values = values
+        self.record_count = len(values)
+        self.max_timestamp_us = len(values) - 1
+        self.producer_id, self.producer_epoch, self.sequence = producer_id, 0, sequence
+        self.message = b""
+
+    def compose(self, **place: Any) -> bytearray:
+        first, count = place["first_offset"], self.record_count
+        times, subjects, keys, headers, replies = _columns(count)
+        offsets = pa.array(np.arange(first, first + count, dtype=np.int64))
+        values = pa.array(self.values, pa.binary())
+        rows = pa.RecordBatch.from_arrays([offsets, times, subjects, keys, values, headers, replies], schema=SCHEMA)
+        header = BatchHeader(
+            last_offset=first + count - 1,
+            max_timestamp_us=self.max_timestamp_us,
+            producer_id=self.producer_id,
+            sequence=self.sequence,
+            **place,
+        )
+        message = encode_batch(rows, header)
+        self.message = bytes(message)
+        return message

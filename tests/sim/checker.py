@@ -1,0 +1,295 @@
+"""What must hold, watched from outside: it knows every log, every ack and the catalog at once, as nobody inside does.
+
+R1  one leader per (partition, epoch)
+R2  within an epoch the high watermark never moves back; a consumer never sees an end below one it has seen
+R3  a committed record is durable on every member of the ISR
+R4  logs agree below the high watermark, batch for batch, byte for byte
+R5  what was acked under `all` is readable while a member of the ISR or of the last ISR has its disk
+R6  once faults stop, the ISR is full again in bounded time, and nobody waits
+R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the newest catalog
+S2  what was fsynced is there after a power cut
+TRIM  what a trim that was answered let go is not served again
+
+R8 is the catalog's own: `tests/sim` has a single one, which loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from broker.api.batch import decode_batch
+from broker.replication.events import Acks
+from tests.sim.catalog import Partition
+from tests.sim.replica import Replica, Stored, position_of, stored_of
+from tests.sim.world import Violation, World
+
+if TYPE_CHECKING:
+    from tests.sim.batches import Batch
+    from tests.sim.broker import Broker
+
+
+@dataclass
+class Known:
+    """Of one partition.
+
+    Attributes:
+        at: Each committed batch, by its first offset.
+        end: The greatest high watermark of anybody.
+        is_lost: No member of the ISR or of the last ISR has its disk: nothing is promised any more.
+        unread_end: So far a leader has committed who could not read all of it.
+        bad: Brokers whose disk does not have what it had.
+    """
+
+    at: dict[int, Stored] = field(default_factory=dict)
+    end: int = 0
+    unread_end: int = 0
+    is_lost: bool = False
+    bad: set[str] = field(default_factory=set)
+    leaders: dict[int, str] = field(default_factory=dict)
+    high_watermarks: dict[int, int] = field(default_factory=dict)
+    acked: list[tuple[bytes, int, bool]] = field(default_factory=list)  # value, offset, whether a repeat is known
+    trim_asked: int = 0
+    trimmed: int = 0
+    last: Stored | None = None
+
+
+class Checker:
+    """See the module. `brokers` and `partitions` are set by the cluster."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.known: dict[str, Known] = {}
+        self.brokers: dict[str, Broker] = {}
+        self.partitions: dict[str, Partition] = {}
+        self._gone: dict[tuple[str, str], Replica] = {}
+
+    def fail(self, what: str) -> None:
+        self.world.note("CHECK", what)
+        raise Violation(what)
+
+    # -- what replicas do
+
+    def leads(self, replica: Replica, epoch: int) -> None:
+        known, who = self.known[replica.name], replica.broker.name
+        if known.leaders.setdefault(epoch, who) != who:
+            self.fail(f"R1: {replica.name}: {known.leaders[epoch]} and {who} lead epoch {epoch}")
+        if known.is_lost or who in known.bad or epoch < self.partitions[replica.name].epoch:
+            return
+        self._holds(replica, "R5", "leads", is_durable=False)
+
+    def commits(self, replica: Replica, end: int) -> None:
+        """Anybody moves his high watermark."""
+        name, who, log = replica.name, replica.broker.name, replica.log
+        known = self.known[name]
+        assert log is not None
+        if known.is_lost:
+            return
+        if replica.leads:
+            epoch = replica.leader.epoch
+            if end < known.high_watermarks.get(epoch, 0):
+                self.fail(f"R2: {name}: the high watermark of epoch {epoch} moves back to {end}")
+            known.high_watermarks[epoch] = end
+        at, shadow = position_of(replica.shadow, log.high_watermark), replica.shadow
+        while at < len(shadow) and shadow[at].first < end:
+            batch = shadow[at]
+            there = known.at.get(batch.first)
+            if there is None:
+                if not replica.leads and batch.first >= known.unread_end:
+                    self.fail(f"R4: {name}: {who} takes {batch} for committed, and nobody has committed it")
+                if batch.first != known.end and known.at:
+                    self.fail(f"R4: {name}: {who} commits {batch}, and committed is up to {known.end}")
+                known.at[batch.first] = known.last = batch
+                known.end = batch.next
+            elif there != batch:
+                self.fail(f"R4: {name}: {who} commits {batch}, and committed there is {there}")
+            at += 1
+        if at and shadow[at - 1].next == end and not shadow[at - 1].ends_group and who not in known.bad:
+            self.fail(f"R4: {name}: {who} commits up to {end}, within a commit group")
+        if who in known.bad:
+            known.unread_end = max(known.unread_end, end)
+        elif end > known.end:
+            self.fail(f"R4: {name}: {who} commits up to {end}, and has nothing there")
+        if replica.leads:
+            self.members_hold(self.partitions[name])
+
+    def cut(self, replica: Replica) -> None:
+        self._member_holds(self.partitions[replica.name], replica, "has cut its log")
+
+    def opened(self, replica: Replica) -> None:
+        """A process has found a log."""
+        name, log = replica.name, replica.log
+        before = self._gone.pop((replica.broker.name, name), None)
+        assert log is not None
+        if before is not None and not before.is_mid_change and not replica.is_damaged:
+            found = set(replica.shadow)
+            whole = [batch for batch in before.shadow if batch.next <= before.durable_end]
+            while whole and not whole[-1].ends_group:
+                whole.pop()  # an incomplete group goes with a torn tail, fsynced or not
+            for batch in whole:
+                if batch.first >= log.log_start_offset and batch not in found:
+                    self.fail(
+                        f"S2: {name}: {replica.broker.name} had fsynced {batch}; now it ends at {log.log_end_offset}"
+                    )
+        self._member_holds(self.partitions[name], replica, "was opened")
+
+    def gone(self, replica: Replica) -> None:
+        self._gone[replica.broker.name, replica.name] = replica
+
+    def created(self, replica: Replica) -> None:
+        """A new log, of a replica of which nothing is expected any more."""
+        who, partition = replica.broker.name, self.partitions[replica.name]
+        self._gone.pop((who, replica.name), None)
+        known = self.known[replica.name]
+        known.bad.discard(who)
+        if who in partition.isr and known.end and not known.is_lost and partition.is_begun:
+            self.fail(f"R3: {replica.name}: {who} begins anew, and is in the ISR {partition.isr}")
+
+    def damaged(self, replica: Replica) -> None:
+        self.lose(replica.broker.name, replica.name)
+
+    def lose(self, broker: str, name: str) -> None:
+        """A disk does not have what it had."""
+        self.known[name].bad.add(broker)
+        self._gone.pop((broker, name), None)
+        self._promise(self.partitions[name])
+
+    def _promise(self, partition: Partition) -> None:
+        known = self.known[partition.name]
+        members = {*partition.isr, *partition.last_isr}
+        if partition.is_begun and members and members <= known.bad and not known.is_lost and known.end:
+            known.is_lost = True
+            self.world.saw("lost: every member's disk")
+            self.world.note("CHECK", f"{partition.name}: no member of the ISR or the last ISR has its disk any more")
+
+    # -- the catalog
+
+    def changed(self, partition: Partition) -> None:
+        """The catalog has changed a partition."""
+        self._promise(partition)
+        self.members_hold(partition)
+
+    def members_hold(self, partition: Partition) -> None:
+        for who in partition.isr:
+            replica = self.brokers[who].replicas.get(partition.name)
+            if replica is not None:
+                self._member_holds(partition, replica, "is a member of the ISR")
+
+    def _member_holds(self, partition: Partition, replica: Replica, what: str) -> None:
+        known, who = self.known[partition.name], replica.broker.name
+        if who in partition.isr and partition.is_begun and who not in known.bad and not known.is_lost:
+            self._holds(replica, "R3", what, is_durable=True)
+
+    def _holds(self, replica: Replica, rule: str, what: str, *, is_durable: bool) -> None:
+        """A replica has all that is committed. By its last batch: logs that have it have all before it (R4)."""
+        known, who = self.known[replica.name], replica.broker.name
+        last = known.last
+        if last is None:
+            return
+        at = position_of(replica.shadow, last.first)
+        mine = replica.shadow[at] if at < len(replica.shadow) else None
+        log = replica.log
+        start = log.log_start_offset if log is not None else 0
+        if start >= known.end and known.trim_asked >= known.end:
+            return
+        if mine != last or (is_durable and replica.durable_end < known.end):
+            end = replica.shadow[-1].next if replica.shadow else 0
+            text = f"it has {mine}, ends at {end}, {replica.durable_end} of it durable"
+            self.fail(f"{rule}: {replica.name}: {who} {what}, and committed is {last}; {text}")
+
+    # -- clients
+
+    def acked(self, replica: Replica, first: int, end: int, acks: Acks, batches: Sequence[Batch]) -> None:
+        known = self.known[replica.name]
+        if acks is not Acks.ALL:
+            self.world.saw("acked by the leader")
+            if replica.log is not None and replica.log.durable_end < end and not known.is_lost:
+                self.fail(f"R5: {replica.name}: acked [{first}, {end}) before it is durable on the leader")
+            return
+        self.world.saw("acked by all")
+        if known.is_lost or replica.broker.name in known.bad:
+            return
+        if end > known.end:
+            self.fail(f"R5: {replica.name}: acked [{first}, {end}), and committed is up to {known.end}")
+        offset = first
+        for batch in batches:
+            for value in batch.values:
+                known.acked.append((value, offset, batch.producer_id > 0))
+                offset += 1
+
+    def trim_asked(self, replica: Replica, start: int) -> None:
+        known = self.known[replica.name]
+        known.trim_asked = max(known.trim_asked, start)
+
+    def trimmed(self, replica: Replica, start: int) -> None:
+        known = self.known[replica.name]
+        known.trimmed = max(known.trimmed, start)
+
+    def starts(self, replica: Replica) -> None:
+        """A log start has moved."""
+        known, log = self.known[replica.name], replica.log
+        if log is not None and log.log_start_offset > known.trim_asked and not known.is_lost:
+            self.fail(
+                f"TRIM: {replica.name}: {replica.broker.name} starts at {log.log_start_offset}, nobody asked for it"
+            )
+
+    def has_read(self, name: str, who: str, epoch: int, batches: Sequence[Stored]) -> None:
+        known = self.known[name]
+        if known.is_lost:
+            return
+        for batch in batches:
+            if known.at.get(batch.first) != batch:
+                self.fail(f"R4: {name}: {who} read {batch} in epoch {epoch}, committed is {known.at.get(batch.first)}")
+
+    # -- at the end
+
+    def all_is_well(self, name: str) -> None:
+        """Every replica has every committed record, byte for byte; every acked one is there, in order, once."""
+        known, partition = self.known[name], self.partitions[name]
+        if known.is_lost:
+            return
+        messages: dict[str, dict[int, bytes]] = {}
+        for who in partition.replicas:
+            replica = self.brokers[who].replicas[name]
+            log = replica.log
+            assert log is not None
+            if log.high_watermark != known.end:
+                self.fail(f"R6: {name}: {who} has high watermark {log.high_watermark}, committed is {known.end}")
+            found: dict[int, bytes] = {}
+            at = log.log_start_offset
+            while at < log.high_watermark:
+                read = replica._read(at, log.high_watermark, 1 << 20)
+                if not read:
+                    self.fail(f"R4: {name}: {who} cannot read {at}")
+                for message in read:
+                    found[stored_of(message).first] = bytes(message)
+                    at = stored_of(message).next
+            messages[who] = found
+        newest = max(min(found, default=known.end) for found in messages.values())
+        leader = messages[partition.leader or ""]
+        for who, found in messages.items():
+            for first, message in found.items():
+                if first >= newest and leader.get(first) != message:
+                    self.fail(f"R4: {name}: {who} and {partition.leader} hold other bytes at {first}")
+        self._acked_is_there(name, known, leader)
+
+    def _acked_is_there(self, name: str, known: Known, leader: dict[int, bytes]) -> None:
+        values: dict[int, bytes] = {}
+        for message in leader.values():
+            rows: Any = decode_batch(message)
+            values.update(zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True))
+        log = self.brokers[self.partitions[name].leader or ""].replicas[name].log
+        start = log.log_start_offset if log is not None else 0
+        if start < known.trimmed:
+            self.fail(f"TRIM: {name}: it begins at {start}, a trim to {known.trimmed} was answered")
+        count: dict[bytes, int] = {}
+        for value in values.values():
+            count[value] = count.get(value, 0) + 1
+        for value, offset, is_once in known.acked:
+            if offset < max(start, known.trim_asked):
+                continue
+            if values.get(offset) != value:
+                self.fail(f"R5: {name}: {value!r} was acked at {offset}, there is {values.get(offset)!r}")
+            if is_once and count[value] > 1:
+                self.fail(f"G4: {name}: {value!r} of an idempotent producer is there {count[value]} times")

@@ -1,0 +1,145 @@
+"""Publishers that try again until they are told, and consumers that remember what they have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.replication.events import Acks
+from tests.sim.batches import Batch
+from tests.sim.replica import Stored
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+TRY_AGAIN_MS = 700
+
+
+class Client:
+    """Knows the leader as the catalog has it, or had it."""
+
+    def __init__(self, cluster: Cluster, partition: str) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.partition = partition
+
+    def call(self, method: str, answered: Any, *args: Any) -> None:
+        cluster, rng = self.cluster, self.world.rng
+        partition = cluster.metadata.catalog.partitions[self.partition]
+        target = partition.leader
+        if target is None or rng.random() < 0.1:
+            target = rng.choice(partition.replicas)
+        cluster.network.send("client", target, cluster.brokers[target].call, self.partition, method, answered, *args)
+
+
+class Publisher(Client):
+    """One batch, or one group of some, at a time; the same again until it is stored.
+
+    Args:
+        producer_id: 0: without an id: what it sends again may be there twice.
+    """
+
+    def __init__(self, cluster: Cluster, partition: str, producer_id: int, name: str) -> None:
+        super().__init__(cluster, partition)
+        self.producer_id = producer_id
+        self.name = name
+        self.sequence = self.number = -1
+        self.is_stopped = False
+        self.batches: list[Batch] = []
+        self.acks = Acks.ALL
+        self._try = 0
+        self.world.after(self.world.rng.uniform(0, 1_500), self.begin)
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_stopped and not self.batches
+
+    def begin(self) -> None:
+        if self.is_stopped:
+            return
+        rng = self.world.rng
+        self.sequence += 1
+        self.number += 1
+        self.acks = Acks.ALL if self.producer_id or rng.random() < 0.7 else Acks.LEADER
+        self.batches = []
+        for part in range(rng.choice((1, 1, 1, 2, 3))):
+            size = rng.choice((8, 40, 700))
+            values = [b"%s-%d-%d-%d" % (self.name.encode(), self.number, part, i) for i in range(rng.choice((1, 2, 3)))]
+            values = [value.ljust(size, b".") for value in values]
+            self.batches.append(Batch(values, self.producer_id, self.sequence))
+        self.send()
+
+    def send(self) -> None:
+        self._try += 1
+        again = [Batch(batch.values, batch.producer_id, batch.sequence) for batch in self.batches]
+        self.call("publish", lambda *answer, this=self._try: self.answered(this, *answer), again, self.acks)
+        self.world.after(TRY_AGAIN_MS, self.timed_out, self._try)
+
+    def timed_out(self, this: int) -> None:
+        if this == self._try and self.batches:
+            self.world.saw("publish sent again")
+            self.send()
+
+    def answered(self, this: int, outcome: str, first: int = 0, end: int = 0) -> None:
+        if not self.batches or this > self._try or (this < self._try and outcome != "stored"):
+            return
+        if outcome == "stored" and this == self._try:
+            self._try += 1
+            self.batches = []
+            self.world.after(self.world.rng.expovariate(1 / self.cluster.pace_ms), self.begin)
+        elif outcome in ("UnknownProducer", "OutOfSequence"):
+            self.world.saw(f"publisher told {outcome}")
+            self.world.note("client", f"{self.name} goes on without an id: {outcome}")
+            for batch in self.batches:
+                batch.producer_id, batch.sequence = 0, 0
+            self.producer_id = 0
+
+
+class Consumer(Client):
+    """Reads on from where it is; now and then asks for a trim.
+
+    Attributes:
+        epoch: The newest leader epoch that it has seen: it is sent with each read.
+        end: The greatest end that it was told.
+    """
+
+    def __init__(self, cluster: Cluster, partition: str) -> None:
+        super().__init__(cluster, partition)
+        self.offset = self.end = self.trimmed_to = 0
+        self.epoch = -1
+        self.world.after(500, self.poll)
+
+    def poll(self) -> None:
+        self.world.after(self.world.rng.uniform(150, 600), self.poll)
+        asked = (self.end, self.trimmed_to)
+        self.call("read", lambda *answer: self.answered(asked, *answer), self.offset, self.epoch)
+        if self.cluster.trims and self.world.chance(0.08) and self.offset > 4:
+            start = self.offset - self.world.rng.randint(0, 4)
+            self.call("trim", lambda *answer: self.trimmed(start, *answer), start)
+
+    def trimmed(self, start: int, outcome: str, epoch: int = -1) -> None:
+        if outcome == "stored":
+            self.epoch = max(self.epoch, epoch)
+            self.trimmed_to = max(self.trimmed_to, start)
+
+    def answered(
+        self,
+        asked: tuple[int, int],
+        what: str,
+        epoch: int = 0,
+        start: int = 0,
+        end: int = 0,
+        batches: Sequence[Stored] = (),
+    ) -> None:
+        """`asked`: the end and the trim that it knew when it asked."""
+        checker, name = self.cluster.checker, self.partition
+        if what != "records" or checker.known[name].is_lost:
+            return
+        checker.has_read(name, "a consumer", epoch, batches)
+        if 0 <= end < asked[0]:
+            checker.fail(f"R2: {name}: a consumer who had seen end {asked[0]} is told {end} in epoch {epoch}")
+        if start < asked[1]:
+            checker.fail(f"TRIM: {name}: epoch {epoch} serves from {start} who was told that {asked[1]} is trimmed")
+        self.end, self.epoch = max(self.end, end), max(self.epoch, epoch)
+        self.offset = max([self.offset, start, *(batch.next for batch in batches)])
+        self.world.saw("read")

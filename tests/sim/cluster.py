@@ -1,0 +1,176 @@
+"""One run: a cluster, its clients, what goes wrong, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+from broker.replication import follower, leader
+from tests.sim.broker import Broker
+from tests.sim.catalog import Catalog, Partition
+from tests.sim.checker import Checker, Known
+from tests.sim.clients import Consumer, Publisher
+from tests.sim.faults import Faults
+from tests.sim.metadata import Metadata
+from tests.sim.network import CALM, Network, Weather
+from tests.sim.world import Violation, World
+from tests.support.simdisk import SimDisk
+
+CORES: Any = SimpleNamespace(leader=leader, follower=follower)
+FAULTS_MS = 16_000
+QUIET_MS = 3_000
+"""After the faults clients go on for so long."""
+HEAL_MS = 60_000
+"""R6: within so long after all faults everything is well."""
+
+
+class Cluster:
+    """A run, made from a seed.
+
+    Args:
+        cores: The modules of the cores; mutants bring their own.
+        faults: Whether luck lets things go wrong. A scenario does that itself.
+    Attributes:
+        trims: Whether consumers ask for trims.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        cores: Any = CORES,
+        faults: bool = True,
+        size: int | None = None,
+        partitions: int | None = None,
+        min_insync_replicas: int | None = None,
+        catalog: type[Catalog] = Catalog,
+    ) -> None:
+        self.seed = seed
+        self.cores = cores
+        self.world = world = World(seed)
+        rng = world.rng
+        size = size or rng.choice((3, 3, 3, 4, 5, 5, 7))
+        weather = Weather(
+            delay_ms=rng.choice((1, 3, 12)),
+            late=rng.choice((0, 0.02, 0.15)),
+            lost=rng.choice((0, 0.01, 0.06)),
+            doubled=rng.choice((0, 0.02, 0.2)),
+        )
+        self.network = Network(world, weather if faults else CALM)
+        self.trims = rng.random() < 0.4
+        self.pace_ms = rng.choice((60, 150, 400))
+        self.replication_factor = 3
+        names = [f"b{number}" for number in range(1, size + 1)]
+        self.checker = checker = Checker(world)
+        state = catalog()
+        for number in range(partitions or rng.choice((1, 2, 3))):
+            replicas = tuple(sorted(rng.sample(names, 3))) if size > 3 else tuple(names)
+            replicas = replicas[number % 3 :] + replicas[: number % 3]
+            minimum = min_insync_replicas or rng.choice((1, 2, 2))
+            state.partitions[f"p{number}"] = Partition(
+                name=f"p{number}", number=number, min_insync_replicas=minimum, replicas=replicas, incarnations={}
+            )
+            checker.known[f"p{number}"] = Known()
+        checker.partitions = state.partitions
+        self.metadata = Metadata(world, self.network, state, checker.changed)
+        self._processes = self._producers = 0
+        self.brokers = {name: Broker(self, name, self.new_disk()) for name in names}
+        checker.brokers = self.metadata.brokers = self.brokers
+        self.publishers: list[Publisher] = []
+        self.consumers = [Consumer(self, name) for name in state.partitions]
+        for name in state.partitions:
+            for number in range(2):
+                producer_id = self.next_producer_id() if number == 0 or rng.random() < 0.3 else 0
+                self.publishers.append(Publisher(self, name, producer_id, f"{name}.{number}"))
+        for broker in self.brokers.values():
+            world.after(rng.uniform(0, 300), broker.start)
+        self.faults = Faults(self)
+        self.faults.is_over = not faults
+
+    def new_disk(self) -> SimDisk:
+        disk = SimDisk(seed=self.world.rng.randrange(1 << 30), runs_ahead=self.world.chance(0.5))
+        disk.has_descriptors = False
+        return disk
+
+    def next_process(self) -> int:
+        self._processes += 1
+        return self._processes
+
+    def next_producer_id(self) -> int:
+        self._producers += 1
+        return self._producers
+
+    # -- a run
+
+    def run(self, steps_max: int | None = None) -> None:
+        """Until all is over and well.
+
+        Raises:
+            Violation: something that must hold does not.
+        """
+        if steps_max is None:
+            self.world.run(FAULTS_MS)
+            self.end()
+        else:
+            self.world.run(1e9, lambda: self.world.steps >= steps_max)
+
+    def end(self) -> None:
+        """Faults stop; clients go on for a while, then stop too; then all must be well within a bound (R6)."""
+        self.heal()
+        self.world.run(self.world.now_ms + QUIET_MS)
+        for publisher in self.publishers:
+            publisher.is_stopped = True
+        self.world.run(self.world.now_ms + HEAL_MS, self.is_well)
+        if not self.is_well():
+            self.checker.fail(f"R6: not well {HEAL_MS / 1000:.0f} s after all faults: {self.why()}")
+        for name in self.metadata.catalog.partitions:
+            self.checker.all_is_well(name)
+
+    def heal(self) -> None:
+        self.world.note("faults", "are over")
+        self.faults.heal()
+        self.network.weather = CALM
+
+    def is_well(self) -> bool:
+        return not self.why()
+
+    def why(self) -> str:
+        """What is not well yet."""
+        for p in self.metadata.catalog.partitions.values():
+            if self.checker.known[p.name].is_lost:
+                continue
+            if sorted(p.isr) != sorted(p.replicas):
+                return f"{p.name}: the ISR is {p.isr}"
+            for who in p.replicas:
+                replica = self.brokers[who].replicas.get(p.name)
+                if replica is None or replica.log is None:
+                    return f"{p.name}: {who} has no log"
+                log = replica.log
+                if log.high_watermark != log.log_end_offset or replica.is_damaged:
+                    return f"{p.name}: {who} ends at {log.log_end_offset}, high watermark {log.high_watermark}"
+                if log.log_end_offset != self.checker.known[p.name].end:
+                    return f"{p.name}: {who} ends at {log.log_end_offset}"
+            core = self.brokers[p.leader or ""].replicas[p.name].leader
+            if core.waiting_count or core.epoch != p.epoch or not core.knows_end:
+                return f"{p.name}: {core.waiting_count} wait for epoch {core.epoch}"
+        for publisher in self.publishers:
+            if not publisher.is_done and not self.checker.known[publisher.partition].is_lost:
+                return f"publisher {publisher.name} waits"
+        return ""
+
+
+def play(seed: int, **options: Any) -> tuple[Cluster, str]:
+    """One seed. Returns its cluster, and what does not hold: empty if all does."""
+    gc.disable()  # clusters are full of cycles; they go at the end of each
+    cluster = Cluster(seed, **options)
+    try:
+        cluster.run()
+    except Violation as violation:
+        return cluster, str(violation)
+    except (AssertionError, LookupError, ValueError, AttributeError, TypeError) as error:
+        return cluster, f"{type(error).__name__}: {error}"
+    finally:
+        gc.enable()
+        gc.collect()
+    return cluster, ""

@@ -1,0 +1,321 @@
+"""What goes wrong: each seed has its own mix, so that some runs see much of one thing and others of another.
+
+Faults stay within the fault model (see the package): a disk that loses what it had fsynced does so only while another
+member of the in-sync replicas, or of the last ones, has its own.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.sim.catalog import Assign, Elect
+from tests.support.simdisk import MODES
+
+if TYPE_CHECKING:
+    from tests.sim.broker import Broker
+    from tests.sim.cluster import Cluster
+
+POWER = MODES
+WEIGHTS = {
+    "kill": 4.0,
+    "power": 4.0,
+    "power_all": 1.5,
+    "cut_within": 2.0,
+    "wipe": 1.0,
+    "flip_log": 1.0,
+    "flip_index": 1.0,
+    "flip_state": 1.0,
+    "cut_file": 0.7,
+    "full": 1.5,
+    "fsync": 1.5,
+    "pause": 3.0,
+    "clock": 1.5,
+    "isolate": 3.0,
+    "one_way": 3.0,
+    "flap": 1.5,
+    "slow": 1.5,
+    "controller": 2.0,
+    "elect": 2.0,
+    "assign": 1.5,
+}
+
+
+class Faults:
+    """Lets something go wrong every now and then. `pace_ms`: so often, about."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        rng = self.world.rng
+        self.pace_ms = rng.choice((500, 900, 1_500, 3_000))
+        quiet = rng.choice((0.0, 0.3, 0.6))
+        self.kinds = [kind for kind in WEIGHTS if rng.random() >= quiet] or ["kill"]
+        self.weights = [WEIGHTS[kind] * rng.choice((0.3, 1, 1, 3)) for kind in self.kinds]
+        self.is_over = False
+        self.world.after(rng.uniform(300, 3_000), self.next)
+
+    def next(self) -> None:
+        if self.is_over:
+            return
+        [kind] = self.world.rng.choices(self.kinds, self.weights)
+        self.inject(kind)
+        self.world.after(self.world.rng.expovariate(1 / self.pace_ms), self.next)
+
+    def inject(self, kind: str, broker: Broker | None = None) -> None:
+        """Let one thing go wrong, at a broker of its own choice if none is given."""
+        broker = broker or self.pick()
+        act: Callable[[Broker], object] = getattr(self, f"_{kind}")
+        if act(broker) is not False:
+            self.world.saw(f"fault: {kind}")
+
+    def pick(self) -> Broker:
+        """Any; leaders and the controller more often than others."""
+        rng, cluster = self.world.rng, self.cluster
+        if rng.random() < 0.5:
+            leaders = [p.leader for p in cluster.metadata.catalog.partitions.values()]
+            names = [name for name in (*leaders, cluster.metadata.controller) if name is not None]
+            if names:
+                return cluster.brokers[rng.choice(names)]
+        return rng.choice(list(cluster.brokers.values()))
+
+    def _later(self, low: float, high: float, act: Callable[[], object]) -> None:
+        self.world.after(self.world.rng.uniform(low, high), act)
+
+    # -- processes
+
+    def _down(self, broker: Broker, mode: str) -> bool:
+        if broker.process == 0:
+            return False
+        broker.crash(mode)
+        self._later(50, 4_000, lambda: self._up(broker))
+        return True
+
+    def _up(self, broker: Broker) -> None:
+        if broker.process == 0:
+            broker.start()
+
+    def _kill(self, broker: Broker) -> bool:
+        return self._down(broker, "kill")
+
+    def _power(self, broker: Broker) -> bool:
+        return self._down(broker, self.world.rng.choice(POWER))
+
+    def _power_all(self, broker: Broker) -> None:
+        self.world.note("faults", "the power of all goes")
+        mode = self.world.rng.choice(POWER)
+        for one in self.cluster.brokers.values():
+            if one.process:
+                one.crash(mode if self.world.chance(0.7) else self.world.rng.choice(POWER))
+                self._later(50, 2_500, lambda one=one: self._up(one))  # type: ignore[misc]
+
+    def _cut_within(self, broker: Broker) -> bool:
+        """The power goes in the midst of whatever changes the disk next."""
+        if broker.process == 0:
+            return False
+        broker.disk.crash_at = broker.disk.steps + self.world.rng.randint(1, 40)
+        self._later(3_000, 5_000, lambda: self._up(broker))
+        return True
+
+    def _pause(self, broker: Broker) -> bool:
+        if broker.process == 0:
+            return False
+        broker.paused_until_ms = self.world.now_ms + self.world.rng.choice((150, 700, 2_500, 5_000))
+        broker.note(f"is stopped until {broker.paused_until_ms / 1000:.3f}")
+        return True
+
+    def _clock(self, broker: Broker) -> None:
+        rng = self.world.rng
+        if rng.random() < 0.5:
+            broker.clock_rate = rng.choice((0.7, 0.9, 1.1, 1.5))
+        else:
+            broker.clock_ms += rng.choice((50, 2_000, 60_000))
+        broker.wall_jump_ms = rng.choice((-3_600_000, 0, 3_600_000))
+
+    # -- disks
+
+    def spare(self, broker: Broker, name: str) -> bool:
+        """Whether this replica's disk may lose what it has fsynced: another member lives and has its own."""
+        cluster = self.cluster
+        partition, bad = cluster.metadata.catalog.partitions[name], cluster.checker.known[name].bad
+        others = {*partition.isr, *partition.last_isr} - {broker.name} - bad
+        whole = [who for who in others if cluster.brokers[who].process and name in cluster.brokers[who].replicas]
+        return broker.name not in {*partition.isr, *partition.last_isr} or len(whole) >= 1
+
+    def _mine(self, broker: Broker) -> list[str]:
+        partitions = self.cluster.metadata.catalog.partitions.values()
+        return [p.name for p in partitions if broker.name in p.replicas]
+
+    def _wipe(self, broker: Broker) -> bool:
+        """The machine comes back without its disk."""
+        mine = self._mine(broker)
+        if not all(self.spare(broker, name) for name in mine):
+            return False
+        broker.crash("kill")
+        broker.note("has lost its disk")
+        broker.disk = self.cluster.new_disk()
+        for name in mine:
+            self.cluster.checker.lose(broker.name, name)
+        self._later(50, 3_000, lambda: self._up(broker))
+        return True
+
+    def _files(self, broker: Broker, name: str, endings: tuple[str, ...]) -> list[str]:
+        folder = f"/data/{name}/"
+        found = [path for path, inode in broker.disk.names.items() if path.startswith(folder) and inode.content]
+        return [path for path in found if any(ending in path for ending in endings)]
+
+    def _damage(self, broker: Broker, endings: tuple[str, ...], *, cut: bool = False) -> bool:
+        rng = self.world.rng
+        names = [name for name in self._mine(broker) if self.spare(broker, name)]
+        names = [name for name in names if self._files(broker, name, endings)]
+        if not names:
+            return False
+        name = rng.choice(names)
+        path = rng.choice(self._files(broker, name, endings))
+        inode = broker.disk.names[path]
+        replica = broker.replicas.get(name)
+        if ".arrows" in path and not (broker.process and replica is not None and replica.keep()):
+            return False  # what its checkpoint does not tell of would look like a torn tail
+        reach = min(len(inode.durable), len(inode.content)) if ".arrows" in path else len(inode.content)
+        if not reach:
+            return False
+        if cut:
+            size = rng.randrange(reach)
+            for content in (inode.content, inode.durable):
+                del content[size:]
+            inode.pending.clear()
+            inode.room = 0
+            broker.note(f"{path} is cut to {size} bytes")
+            broker.crash("kill")  # whoever has it open would write beyond its end
+            self.cluster.checker.lose(broker.name, name)
+            self._later(50, 2_000, lambda: self._up(broker))
+        else:
+            bit = rng.randrange(reach * 8)
+            broker.disk.flip(path, bit)
+            self.cluster.checker.lose(broker.name, name)
+            broker.note(f"bit {bit} of {path} flips")
+        self._later(100, 3_000, lambda: self._scrub(broker, name))
+        return True
+
+    def _scrub(self, broker: Broker, name: str) -> None:
+        replica = broker.replicas.get(name)
+        if broker.process and replica is not None:
+            broker.guard(replica.scrub)
+
+    def _flip_log(self, broker: Broker) -> bool:
+        return self._damage(broker, (".arrows",))
+
+    def _flip_index(self, broker: Broker) -> bool:
+        return self._damage(broker, (".index",))
+
+    def _flip_state(self, broker: Broker) -> bool:
+        return self._damage(broker, ("checkpoint", "epochs", "state-", "partition.json"))
+
+    def _cut_file(self, broker: Broker) -> bool:
+        return self._damage(broker, (".arrows", ".index", "checkpoint", "epochs"), cut=True)
+
+    def _full(self, broker: Broker) -> None:
+        disk = broker.disk
+        disk.bytes_max = disk.used_bytes + self.world.rng.choice((0, 300, 2_000))
+        broker.note("the disk is full")
+
+        def room() -> None:
+            broker.disk.bytes_max = None
+
+        self._later(300, 3_000, room)
+
+    def _fsync(self, broker: Broker) -> bool:
+        if broker.process == 0:
+            return False
+        broker.disk.fail("sync", errno.EIO, path=".arrows", after=self.world.rng.randint(0, 3))
+        return True
+
+    # -- links
+
+    def _cut(self, pairs: list[tuple[str, str]], low: float, high: float) -> None:
+        network = self.cluster.network
+        new = [pair for pair in pairs if pair not in network.cut]
+        network.cut.update(new)
+        self._later(low, high, lambda: network.cut.difference_update(new))
+
+    def _isolate(self, broker: Broker) -> None:
+        """From all other brokers, both ways; clients still come."""
+        broker.note("is cut off from the others")
+        others = [name for name in self.cluster.brokers if name != broker.name]
+        self._cut([pair for name in others for pair in ((broker.name, name), (name, broker.name))], 300, 5_000)
+
+    def _one_way(self, broker: Broker) -> None:
+        rng = self.world.rng
+        others = [name for name in self.cluster.brokers if name != broker.name]
+        some = rng.sample(others, rng.randint(1, len(others)))
+        outward = rng.random() < 0.5
+        broker.note(f"{'does not reach' if outward else 'is not reached by'} {','.join(some)}")
+        self._cut([(broker.name, name) if outward else (name, broker.name) for name in some], 300, 5_000)
+
+    def _flap(self, broker: Broker) -> None:
+        for _ in range(4):
+            self._later(0, 4_000, lambda: self._cut([(broker.name, n) for n in self.cluster.brokers], 50, 400))
+
+    def _slow(self, broker: Broker) -> None:
+        network = self.cluster.network
+        network.slow.add(broker.name)
+        broker.sync_ms = self.world.rng.choice((60, 400))
+
+        def quick() -> None:
+            network.slow.discard(broker.name)
+            broker.sync_ms = 4.0
+
+        self._later(500, 4_000, quick)
+
+    # -- the catalog
+
+    def _controller(self, broker: Broker) -> bool:
+        metadata = self.cluster.metadata
+        if metadata.controller is None:
+            return False
+        metadata.depose()
+        self.world.note("catalog", "the controller steps down")
+        return True
+
+    def _elect(self, broker: Broker) -> bool:
+        metadata, rng = self.cluster.metadata, self.world.rng
+        partition = rng.choice(list(metadata.catalog.partitions.values()))
+        others = [who for who in partition.isr if who != partition.leader]
+        if metadata.controller is None or not others:
+            return False
+        metadata.submit(metadata.controller, Elect(partition=partition.name, leader=rng.choice(others)))
+        return True
+
+    def _assign(self, broker: Broker) -> bool:
+        """Another broker takes the place of one, or one more comes and one goes."""
+        metadata, rng = self.cluster.metadata, self.world.rng
+        partition = rng.choice(list(metadata.catalog.partitions.values()))
+        free = [name for name in self.cluster.brokers if name not in partition.replicas]
+        replicas = list(partition.replicas)
+        if metadata.controller is None or not partition.is_begun:
+            return False
+        wanted = self.cluster.replication_factor
+        if free and (len(replicas) <= wanted):
+            replicas.append(rng.choice(free))
+        elif len(replicas) > wanted:
+            replicas.remove(rng.choice(replicas))
+        else:
+            return False
+        metadata.submit(metadata.controller, Assign(partition=partition.name, replicas=tuple(replicas)))
+        return True
+
+    # -- the end
+
+    def heal(self) -> None:
+        """From now on nothing goes wrong any more."""
+        cluster = self.cluster
+        self.is_over = True
+        cluster.network.cut.clear()
+        cluster.network.slow.clear()
+        for broker in cluster.brokers.values():
+            broker.disk.heal()
+            broker.disk.crash_at = None
+            broker.paused_until_ms = 0.0
+            broker.clock_rate, broker.sync_ms = 1.0, 4.0
+            self._up(broker)

@@ -1,0 +1,165 @@
+"""Runs by hand: what Jepsen did to NATS 2.12.1 (report of 2025-12-08: 131,418 of 930,005 acknowledged messages were
+gone after a coordinated power failure, 679,153 of 1,367,069 after one flipped bit on a minority), and two failovers in
+a row.
+
+Each takes a cluster of three without faults of its own, and says what must have happened for it to mean anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.sim.broker import Broker
+from tests.sim.cluster import Cluster
+from tests.sim.world import Violation
+
+OPTIONS = {"size": 3, "partitions": 2, "min_insync_replicas": 2}
+Scenario = Callable[[Cluster], None]
+
+
+def until(cluster: Cluster, ms: float) -> None:
+    """Let so much more time pass."""
+    cluster.world.run(cluster.world.now_ms + ms)
+
+
+def leader_of(cluster: Cluster, name: str = "p0") -> Broker:
+    leader = cluster.metadata.catalog.partitions[name].leader
+    assert leader is not None, "nobody leads"
+    return cluster.brokers[leader]
+
+
+def others_of(cluster: Cluster, broker: Broker) -> list[Broker]:
+    return [one for one in cluster.brokers.values() if one is not broker]
+
+
+def cut_off(cluster: Cluster, broker: Broker) -> None:
+    """From the other brokers; clients still come."""
+    for one in others_of(cluster, broker):
+        cluster.network.cut |= {(broker.name, one.name), (one.name, broker.name)}
+
+
+def power_failure_of_all(cluster: Cluster) -> None:
+    """All at once lose what they had not fsynced, again and again."""
+    until(cluster, 4_000)
+    for mode in ("lost", "torn", "reordered", "zeros", "lost"):
+        for broker in cluster.brokers.values():
+            broker.crash(mode)
+        for broker in cluster.brokers.values():
+            broker.start()
+        until(cluster, 2_500)
+
+
+def os_crash_of_one_with_pauses_and_partitions(cluster: Cluster) -> None:
+    """The leader's machine loses what it had not fsynced while another is stopped, then cut off."""
+    until(cluster, 4_000)
+    for _ in range(3):
+        leader = leader_of(cluster)
+        one, other = others_of(cluster, leader)
+        one.paused_until_ms = cluster.world.now_ms + 1_500
+        until(cluster, 300)
+        leader.crash("lost")
+        until(cluster, 700)
+        leader.start()
+        cut_off(cluster, other)
+        until(cluster, 2_500)
+        cluster.network.cut.clear()
+        until(cluster, 1_500)
+
+
+def _damage(kind: str) -> Scenario:
+    def scenario(cluster: Cluster) -> None:
+        until(cluster, 4_000)
+        for _ in range(3):
+            broker = cluster.world.rng.choice(list(cluster.brokers.values()))
+            cluster.faults.inject(kind, broker)
+            until(cluster, 700)
+            if broker.process:
+                broker.crash("lost")  # so that it has to believe its disk
+                until(cluster, 300)
+                broker.start()
+            until(cluster, 3_000)
+        assert cluster.world.seen[f"fault: {kind}"], "nothing was damaged"
+
+    scenario.__doc__ = f"{kind} on one machine, which then loses power and comes back."
+    return scenario
+
+
+def two_failovers_each_losing_a_tail(cluster: Cluster) -> None:
+    """Two leaders in a row append what nobody else gets; the third leads, and all agree byte for byte."""
+    until(cluster, 4_000)
+    for _ in range(2):
+        leader = leader_of(cluster)
+        cut_off(cluster, leader)  # clients still come: it appends a tail of its own
+        until(cluster, 4_000)
+        assert leader_of(cluster) is not leader, "nobody else leads"
+        heir = leader_of(cluster)
+        cluster.network.cut.clear()
+        leader.crash("kill")  # it keeps its tail, and does not give it up before the next failover
+        until(cluster, 300)
+        heir.note("leads after a failover")
+        leader.start()
+        cut_off(cluster, leader)
+        until(cluster, 1_000)
+        cluster.network.cut.clear()
+        until(cluster, 200)
+    cluster.heal()
+    until(cluster, 3_000)
+    assert cluster.world.seen["truncation"] >= 2, "no tail was given up"
+
+
+def controller_changes_while_the_isr_does(cluster: Cluster) -> None:
+    """Commands of the old controller are lost, or committed and nobody is told."""
+    until(cluster, 3_000)
+    for _ in range(6):
+        slow = cluster.world.rng.choice(list(cluster.brokers.values()))
+        slow.paused_until_ms = cluster.world.now_ms + 1_900
+        until(cluster, 1_600)
+        cluster.metadata.depose()
+        until(cluster, 1_500)
+    assert cluster.world.seen["ISR asked to shrink"], "nobody was asked out"
+
+
+def one_way_links_that_flap(cluster: Cluster) -> None:
+    """Each leader in turn is heard and does not hear, or the other way round."""
+    until(cluster, 3_000)
+    for turn in range(6):
+        leader = leader_of(cluster)
+        for one in others_of(cluster, leader):
+            cluster.network.cut.add((leader.name, one.name) if turn % 2 else (one.name, leader.name))
+        until(cluster, cluster.world.rng.choice((300, 1_200, 2_500)))
+        cluster.network.cut.clear()
+        until(cluster, 800)
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "power_failure_of_all": power_failure_of_all,
+    "os_crash_of_one_with_pauses_and_partitions": os_crash_of_one_with_pauses_and_partitions,
+    "flipped_bit_in_a_log": _damage("flip_log"),
+    "flipped_bit_in_an_index": _damage("flip_index"),
+    "flipped_bit_in_a_state_file": _damage("flip_state"),
+    "truncated_files": _damage("cut_file"),
+    "two_failovers_each_losing_a_tail": two_failovers_each_losing_a_tail,
+    "controller_changes_while_the_isr_does": controller_changes_while_the_isr_does,
+    "one_way_links_that_flap": one_way_links_that_flap,
+}
+
+
+def guarded(run: Callable[[], object]) -> str:
+    """What does not hold; empty: all does."""
+    try:
+        run()
+    except Violation as violation:
+        return str(violation)
+    except (AssertionError, LookupError, ValueError, AttributeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def played(cluster: Cluster, name: str) -> str:
+    """A scenario, and then the end of every run. Returns what does not hold."""
+
+    def run() -> None:
+        SCENARIOS[name](cluster)
+        cluster.end()
+
+    return guarded(run)
