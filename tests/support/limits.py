@@ -45,6 +45,9 @@ FIXED: Final = (
         "an idempotent producer's that may be repeated",
         "`out_of_sequence`",
     ),
+    Row("broker.raft.core:COMMAND_BYTES_MAX", "bytes", "one command of the catalog, in a cluster", "`internal`"),
+    Row("broker.raft.snapshots:SNAPSHOT_BYTES_MAX", "bytes", "a snapshot that a broker is sent", "it is dropped"),
+    Row("broker.raft.node:VOTERS_MAX", "brokers", "with a vote in a cluster", "`invalid_request`"),
     Row(
         "broker.metadata.catalog:PRODUCER_NAMES_MAX",
         "names",

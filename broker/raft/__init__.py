@@ -1,0 +1,8 @@
+"""The Raft group that replicates the catalog: pysyncobj, imported nowhere else, and what closes its gaps.
+
+node.py       one broker's part: submit, read, voters
+core.py       pysyncobj's Raft, mended: what it does by itself, and what stands against it
+journal.py    entries, term, vote and snapshot in one file
+snapshots.py  taking, sending and installing snapshots
+wire.py       connections: bind address, secret, JSON
+"""

@@ -1,0 +1,299 @@
+"""pysyncobj's Raft, mended where it is not safe. The only module that looks into it, with `snapshots.py` and
+`wire.py`.
+
+Messages pass through here in both directions, and what pysyncobj gets to see is only what it handles rightly:
+
+    out   sync the journal ─► stamp with cluster and term ─► send
+    in    of this cluster? from a voter? of this term? ─► strip what is held already ─► pysyncobj
+
+What pysyncobj 0.3.17 does by itself, and what stands against it (each is a mutant of `tests/sim/raft`):
+
+A1  It never syncs. Every message promises something: an entry, a vote, a term. So the journal is synced before any
+    is sent, and before anything is applied that only this disk has.
+A2  It deletes from the first entry of an append on, also what it has acknowledged before. Entries that are held
+    already are stripped; an append without news is turned into a heartbeat at the end of the log, answered as if it
+    were not.
+A3  A follower commits up to the end of its log, whether the leader has that. The commit index of a message counts
+    up to the last entry that the message proves to be the same.
+A4  Replies to appends carry no term. Ours do, and those of an earlier term are dropped.
+A5  A late reset sends the leader back below what the follower has acknowledged. It is dropped.
+A6  A vote that comes twice counts twice. Each voter counts once a term.
+A7  Membership is unpickled, re-done when applied, and several changes may be under way. It is JSON, takes effect in
+    the log alone, is counted from the journal at the start, and one at a time.
+A8  It applies pickled calls of methods. A command is JSON here; whatever it does, it does not raise.
+A9  An error half-way leaves it running on half a state. Here it ends: `failure` is set, and nothing is sent any more.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pysyncobj.syncobj as library
+from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
+from pysyncobj.node import Node
+
+from broker.api.errors import LiftlogError, StorageFailed
+from broker.api.plain import parse_json
+from broker.raft.journal import Entry, Journal
+from broker.raft.snapshots import Snapshots
+
+REGULAR, NO_OP, MEMBERSHIP = b"\x00", b"\x01", b"\x02"
+COMMAND_BYTES_MAX: Final = 8 << 20
+"""A command that is longer is refused: it would be sent in pieces that pysyncobj puts together carelessly."""
+BATCH_BYTES: Final = 2 * COMMAND_BYTES_MAX
+Callback = Callable[[Any, int], None]
+_building = threading.Lock()
+
+
+class Core(SyncObj):  # type: ignore[misc]
+    """One voter, or an observer without a vote.
+
+    Args:
+        journal: Opened; its base says who this is, its entries who the voters are.
+        apply: Takes a command, returns its result. take, put: The state as JSON values, and back.
+        transport: A class of transports, guarded (`wire.guarded`).
+        node: Makes nodes of ids.
+        conf: Without files; those are ours.
+        seeds: Voters that an observer asks first, while it knows none.
+        is_voter: Otherwise it follows without a vote, whatever the log says.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        apply: Callable[[Mapping[str, Any]], Any],
+        take: Callable[[], Any],
+        put: Callable[[Any], None],
+        transport: type,
+        node: Callable[[str], Node],
+        conf: SyncObjConf,
+        on_message: Callable[[Node, dict[str, Any]], None] | None = None,
+        seeds: Sequence[str] = (),
+        is_voter: bool = True,
+    ) -> None:
+        self.journal = journal
+        self.failure: BaseException | None = None
+        self._apply = apply
+        self._on_message = on_message
+        self._node = node
+        self.is_passive = False  # it does not stand for election
+        self._next_told: int | None = None
+        self._votes: set[tuple[int, str]] = set()
+        snapshots = Snapshots(journal, take=take, put=put, voters_at=self.voters_at, others=self._others)
+        me = journal.base.node_id
+        last = journal.entries[-1][1] if journal.entries else 0
+        voters = self.voters_at(last) or tuple(seeds)
+        with _building:  # its two factories are replaced while it is built
+            kept = library.createJournal, library.Serializer
+            library.createJournal, library.Serializer = (lambda _: journal), (lambda *_: snapshots)
+            try:
+                super().__init__(
+                    node(me) if me in voters and is_voter else None,
+                    [node(voter) for voter in voters if voter != me],
+                    conf=conf,
+                    nodeClass=node,
+                    transportClass=transport,
+                )
+            finally:
+                library.createJournal, library.Serializer = kept
+        if journal.base.snapshot is not None:
+            self._SyncObj__loadDumpFile(False)
+            assert self.raftLastApplied == journal.entries[1][1], "the snapshot was not loaded"
+
+    # -- what is driven ---------------------------------------------------------------------------------------
+
+    def tick(self, wait_s: float = 0.0) -> None:
+        """Take what has come and what is due. Raises what made this voter fail, at once and ever after (A9)."""
+        if self.failure is None:
+            try:
+                if self.is_passive:
+                    self._SyncObj__raftElectionDeadline = library.monotonicTime() + 1.0
+                self.doTick(wait_s)
+            except Exception as error:
+                self.fail(error)
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, error: BaseException) -> None:
+        """Say and do nothing any more (A9)."""
+        if self.failure is None:
+            self.failure = error
+
+    def propose(self, command: Mapping[str, Any], callback: Callback) -> None:
+        """Put a command into the log, if this is the leader; the callback gets its result, or a reason why not."""
+        text = json.dumps(command, separators=(",", ":")).encode()
+        if len(text) > COMMAND_BYTES_MAX:
+            raise LiftlogError(f"a command of {len(text)} bytes; {COMMAND_BYTES_MAX} are allowed")
+        self._put_in_log(REGULAR + text, callback)
+
+    def change_voters(self, kind: str, node_id: str, callback: Callback) -> None:
+        """Add (`add`) or remove (`rem`) a voter, if this is the leader and no other change is under way (A7)."""
+        under_way = [entry for entry in self.journal.entries if entry[1] > self.raftLastApplied]
+        if any(entry[0][:1] == MEMBERSHIP for entry in under_way):
+            callback(None, FAIL_REASON.REQUEST_DENIED)
+            return
+        self._put_in_log(MEMBERSHIP + json.dumps([kind, node_id]).encode(), callback)
+
+    def _put_in_log(self, command: bytes, callback: Callback) -> None:
+        if self.failure is None and self._isLeader():
+            self._applyCommand(command, callback)
+            try:
+                self._checkCommandsToApply()
+            except Exception as error:
+                self.fail(error)
+                callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
+        else:
+            callback(None, FAIL_REASON.NOT_LEADER)
+
+    def voters_at(self, index: int) -> tuple[str, ...]:
+        """The ids of the voters as of an entry of the log (A7)."""
+        voters = set(self.journal.base.voters)
+        began = self.journal.entries[1][1] if self.journal.base.snapshot is not None else 0
+        for command, at, _ in self.journal.entries:
+            change = _membership(command) if began < at <= index else None
+            if change is not None:
+                (voters.add if change[0] == "add" else voters.discard)(change[1])
+        return tuple(sorted(voters))
+
+    def committed_voters(self) -> tuple[str, ...]:
+        """The ids of those whose vote is known to be committed here; the first voters' is from the start."""
+        first = max((entry[1] for entry in self.journal.entries if entry[2] == 0), default=0)
+        return self.voters_at(max(first, self.raftLastApplied))
+
+    def _others(self) -> list[Node]:
+        me, last = self.journal.base.node_id, self.journal.entries[-1][1]
+        return [self._node(voter) for voter in self.voters_at(last) if voter != me]
+
+    # -- out --------------------------------------------------------------------------------------------------
+
+    def outgoing(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """What is to be sent instead; None: nothing."""
+        if self.failure is not None:
+            return None
+        try:
+            self.journal.sync()  # A1
+        except StorageFailed as error:
+            self.fail(error)
+            return None
+        message = {**message, "cluster": self.journal.base.cluster_id}
+        if message["type"] == "next_node_idx":
+            message["term"] = self.raftCurrentTerm  # A4
+            if self._next_told is not None and message["success"]:
+                message["next_node_idx"] = self._next_told
+        return message
+
+    # -- in ---------------------------------------------------------------------------------------------------
+
+    def _SyncObj__onMessageReceived(self, node: Node, message: Any) -> None:
+        if self.failure is not None or not isinstance(message, dict):
+            return
+        if message.get("cluster") != self.journal.base.cluster_id:
+            return
+        try:
+            self._receive(node, message)
+        except Exception as error:
+            self.fail(error)
+
+    def _receive(self, node: Node, message: dict[str, Any]) -> None:
+        is_voter = node in self.otherNodes
+        match message.get("type"):
+            case "append_entries" if is_voter:
+                self._append(node, message)
+            case "request_vote" if is_voter:
+                self._deliver(node, message)
+            case "response_vote" if is_voter and (message["term"], node.id) not in self._votes:
+                if message["term"] == self.raftCurrentTerm:
+                    self._votes = {vote for vote in self._votes if vote[0] == message["term"]}
+                    self._votes.add((message["term"], node.id))  # A6
+                    self._deliver(node, message)
+            case "next_node_idx" if is_voter or node in self.readonlyNodes:
+                self._reply(node, message)
+            case "submit" | "submitted" if self._on_message is not None:
+                self._on_message(node, message)
+
+    def _deliver(self, node: Node, message: dict[str, Any]) -> None:
+        super()._SyncObj__onMessageReceived(node, message)
+
+    def _reply(self, node: Node, message: dict[str, Any]) -> None:
+        match = self._SyncObj__raftMatchIndex.get(node)
+        if not self._isLeader() or message["term"] != self.raftCurrentTerm or match is None:  # A4
+            return
+        end = self.journal.entries[-1][1] + 1
+        if message["reset"] and not message["success"]:
+            if message["next_node_idx"] <= match:  # A5
+                self._SyncObj__lastResponseTime[node] = library.monotonicTime()
+                return
+            message = {**message, "next_node_idx": max(1, min(message["next_node_idx"], end))}
+        elif message["next_node_idx"] > end:
+            return
+        self._deliver(node, message)
+
+    def _append(self, node: Node, message: dict[str, Any]) -> None:
+        journal = self.journal
+        if message["term"] < self.raftCurrentTerm or "transmission" in message:
+            return
+        if "prevLogIdx" not in message:  # a piece of a snapshot proves nothing of this log (A3)
+            self._deliver(node, {**message, "commit_index": journal.commit_index})
+            return
+        prev, term, entries = message["prevLogIdx"], message["prevLogTerm"], message["entries"]
+        if prev is None or any(entry[1] != prev + 1 + i for i, entry in enumerate(entries)):
+            return
+        first, last = journal.entries[0], journal.entries[-1]
+        own = journal.entry_at(prev)
+        if prev >= first[1] and (own is None or own[2] != term):
+            self._deliver(node, message)  # answered with a reset, and nothing else
+            return
+        # A2: up to the first entry all is in the snapshot, and committed; what is held with the same term is the same.
+        held = prev
+        while entries and (entries[0][1] <= first[1] or _is_held(journal, entries[0])):
+            held = entries[0][1]
+            entries = entries[1:]
+        if entries:
+            at = journal.entry_at(held)
+            assert at is not None, "the entry before the first new one is held"
+            self._deliver(node, {**message, "prevLogIdx": at[1], "prevLogTerm": at[2], "entries": entries})
+            return
+        commit = min(message["commit_index"], max(held, journal.commit_index))  # A3
+        self._next_told = held + 1
+        try:
+            at_end = {"prevLogIdx": last[1], "prevLogTerm": last[2], "entries": [], "commit_index": commit}
+            self._deliver(node, {**message, **at_end})
+        finally:
+            self._next_told = None
+
+    # -- what pysyncobj calls ---------------------------------------------------------------------------------
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> Any:
+        """A8. Membership has taken effect already (A7)."""
+        if command[:1] != REGULAR:
+            return None
+        try:
+            return self._apply(parse_json(command[1:]))
+        except Exception as error:  # the same on every broker, as are the command and the state
+            return {"error": LiftlogError(f"the command broke the catalog: {error!r}").to_problem()}
+
+    def _SyncObj__parseChangeClusterRequest(self, command: bytes) -> list[Any] | None:
+        change = _membership(command)
+        return None if change is None else [*change, self._node(change[1])]
+
+
+def first_entries(voters: Sequence[str]) -> list[Entry]:
+    """What the logs of the first voters begin with, so that whoever reads the log knows who they are (A7)."""
+    add = [MEMBERSHIP + json.dumps(["add", voter]).encode() for voter in voters]
+    return [(command, index, 0) for index, command in enumerate([NO_OP, *add], 1)]
+
+
+def _is_held(journal: Journal, entry: Any) -> bool:
+    own = journal.entry_at(entry[1])
+    return own is not None and own[2] == entry[2]
+
+
+def _membership(command: bytes) -> tuple[str, str] | None:
+    if command[:1] != MEMBERSHIP:
+        return None
+    kind, node_id = parse_json(command[1:])
+    return kind, node_id

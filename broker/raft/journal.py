@@ -1,0 +1,386 @@
+"""The Raft journal on disk: entries, term, vote and the snapshot, in one file that is only appended to or replaced.
+
+    raft.log     BASE  ENTRY ...  END   ENTRY  TERM  CUT  ENTRY ...
+                 └ replaced atomically ┘└ appended; synced before anything that promises it is sent ┘
+    raft.marks   how far raft.log was synced, one mark after each sync
+
+A record is its length, the CRC-32C of the rest, its kind, and its body. BASE has who this voter is, its term and
+vote, and the snapshot; the entries up to END came with it. So snapshot and the head of the log are always those of
+one moment.
+
+Invariants
+J1  `sync` returns only once all records are durable, and a mark that says so.
+J2  After an error nothing is written any more (`failure`): who has the file does not know what is in it.
+J3  What was synced and cannot be read is damage: CorruptLog, never a shorter log. Only what lies beyond the last
+    mark and the base may be torn, and is cut. (One flipped bit in the last record would look like a torn one,
+    without marks.)
+J4  No entry at or below the commit index is ever cut.
+J5  The file and the id of the voter are one: without the file there is no id to act under.
+J6  What lies beyond the last mark is written anew, in another file, before it counts. It may be in memory alone: after
+    a failed fsync Linux shows it and never writes it, and a later fsync of the same file says nothing of that.
+
+Design: docs/explain/metadata.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, overload
+
+from crc32c import crc32c
+
+from broker.api.errors import CorruptLog, StorageFailed
+from broker.api.plain import parse_json
+from broker.storage.disk import NO_SPACE, Disk, File, storage_error
+
+Entry = tuple[bytes, int, int]
+"""Command, index, term."""
+
+FORMAT: Final = 1
+BASE, END, ENTRY, TERM, CUT = range(1, 6)
+_HEAD: Final = struct.Struct("<IIB")
+_PLACE: Final = struct.Struct("<QQ")
+_MARK: Final = struct.Struct("<IQI")
+MARKS_BYTES: Final = 1 << 16
+"""The file of marks begins anew beyond this."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Base:
+    """What the file begins with.
+
+    Attributes:
+        node_id: Whose file this is. Nobody acts under this id without it (J5).
+        voters: Their ids, as of the snapshot; without one the log says who they are, from its first entry on.
+        snapshot: Of the state machine, applied up to the second of the entries that came with it; None: none yet.
+    """
+
+    node_id: str
+    cluster_id: str
+    voters: tuple[str, ...] = ()
+    term: int = 0
+    vote: str | None = None
+    snapshot: Any = None
+    generation: int = 0
+
+
+def encode(kind: int, body: bytes) -> bytes:
+    """One record."""
+    return _HEAD.pack(len(body), crc32c(bytes([kind]) + len(body).to_bytes(4, "little") + body), kind) + body
+
+
+def decode(data: bytes) -> tuple[list[tuple[int, bytes, int]], int]:
+    """All records from the first on, as kind, body and where they end; and where the last whole one ends."""
+    found, at = [], 0
+    while at + _HEAD.size <= len(data):
+        size, crc, kind = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + size]
+        if len(body) < size or crc != crc32c(bytes([kind]) + size.to_bytes(4, "little") + body):
+            break
+        at += _HEAD.size + size
+        found.append((kind, body, at))
+    return found, at
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """An entry as a record."""
+    command, index, term = entry
+    return encode(ENTRY, _PLACE.pack(index, term) + command)
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal, with the methods that pysyncobj calls, under the names that it gives them.
+
+    `open` and `create` make one.
+    """
+
+    disk: Disk
+    path: str
+    base: Base
+    entries: list[Entry] = field(default_factory=list)
+    term: int = 0
+    vote: str | None = None
+    commit_index: int = 1
+    failure: StorageFailed | None = None
+    is_installing: int = 0  # so many `add`s repeat what came with a snapshot that was just installed
+    _file: File | None = None
+    _marks: File | None = None
+    _end: int = 0
+    _synced: int = 0
+    _marks_end: int = 0
+
+    @classmethod
+    def create(cls, disk: Disk, path: str, base: Base, entries: Sequence[Entry] = ()) -> Journal:
+        """A new voter or observer. Raises StorageFailed, DiskFull."""
+        journal = cls(disk, path, base)
+        journal.term, journal.vote, journal.entries = base.term, base.vote, list(entries)
+        try:
+            journal._replace(base, entries)
+        except OSError as error:
+            raise storage_error(error, f"write {path}") from error
+        return journal
+
+    @classmethod
+    def open(cls, disk: Disk, path: str) -> Journal:
+        """What was written.
+
+        Raises:
+            CorruptLog: what was synced is damaged (J3): this voter is no more. StorageFailed: it cannot be read.
+        """
+        try:
+            data = disk.read_file(path)
+            marks = disk.read_file(f"{path}.marks") if disk.exists(f"{path}.marks") else b""
+        except OSError as error:
+            raise storage_error(error, f"read {path}") from error
+        records, whole = decode(data)
+        ends = [end for kind, _, end in records if kind == END]
+        if not records or records[0][0] != BASE or not ends:
+            raise CorruptLog(f"{path}: the base is damaged")
+        journal = cls(disk, path, _base_from(records[0][1], path))
+        synced = max([ends[0], *_marks_of(marks, journal.base.generation)])
+        if whole < synced:
+            raise CorruptLog(f"{path}: damaged at byte {whole}, synced up to {synced}")
+        journal.term, journal.vote = journal.base.term, journal.base.vote
+        for kind, body, _ in records[1:]:
+            journal._replay(kind, body)
+        if journal.base.snapshot is not None:
+            journal.commit_index = journal.entries[1][1]
+        try:
+            if whole == synced == len(data):
+                journal._attach()
+                journal._end = journal._synced = whole
+            else:  # J6
+                journal._replace(journal.base, journal.entries)
+        except OSError as error:
+            raise storage_error(error, f"open {path}") from error
+        return journal
+
+    def _replay(self, kind: int, body: bytes) -> None:
+        if kind == ENTRY:
+            index, term = _PLACE.unpack_from(body)
+            self.entries.append((body[_PLACE.size :], index, term))
+        elif kind == TERM:
+            self.term, self.vote = parse_json(body)
+        elif kind == CUT:
+            [index] = struct.unpack("<Q", body)
+            self.entries = [entry for entry in self.entries if entry[1] < index]
+        elif kind != END:
+            raise CorruptLog(f"{self.path}: a record of kind {kind}")
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def _write(self, record: bytes) -> None:
+        if self.failure is not None:
+            raise self.failure
+        assert self._file is not None
+        try:
+            self._file.write(record)
+        except OSError as error:
+            self._fail(error)
+        self._end += len(record)
+
+    def _fail(self, error: OSError) -> None:
+        told = storage_error(error, f"write {self.path}")
+        self.failure = StorageFailed(told.message)
+        raise self.failure from error
+
+    def sync(self) -> None:
+        """Make durable what was written (J1). Raises StorageFailed, now and ever after (J2)."""
+        if self.failure is not None:
+            raise self.failure
+        if self._synced == self._end:
+            return
+        assert self._file is not None
+        try:
+            self._file.sync()
+            self._mark()
+        except OSError as error:
+            self._fail(error)
+        self._synced = self._end
+
+    def _mark(self) -> None:
+        assert self._marks is not None
+        if self._marks_end > MARKS_BYTES:
+            self._marks.truncate(0)
+            self._marks_end = 0
+        mark = struct.pack("<IQ", self.base.generation, self._end)
+        self._marks.write(mark + struct.pack("<I", crc32c(mark)))
+        self._marks.sync()
+        self._marks_end += _MARK.size
+
+    def _attach(self) -> None:
+        for file in (self._file, self._marks):
+            if file is not None:
+                file.close()
+        self._file = self.disk.open(self.path)
+        marks = f"{self.path}.marks"
+        is_new = not self.disk.exists(marks)
+        self._marks = self.disk.open(marks, create=True)
+        torn = self._marks.size() % _MARK.size
+        if torn:
+            self._marks.truncate(self._marks.size() - torn)
+        self._marks_end = self._marks.size()
+        if is_new:
+            self.disk.sync_dir(self.path.rpartition("/")[0])
+
+    def _replace(self, base: Base, entries: Sequence[Entry]) -> None:
+        """Put a file with this base and these entries in the place of the old one. OSError: nothing has changed."""
+        base.generation, base.term, base.vote = self.base.generation + 1, self.term, self.vote
+        data = encode(BASE, _base_text(base)) + b"".join(map(encode_entry, entries)) + encode(END, b"")
+        self.disk.replace_file(self.path, data)
+        self._attach()
+        self.base = base
+        self._end = self._synced = len(data)
+
+    def renew(self, snapshot: Any, voters: tuple[str, ...], entries: Sequence[Entry]) -> bool:
+        """Begin the file with a snapshot, applied up to the second of `entries`; those before them go.
+
+        Returns:
+            False: there was no room, and the file is the one that it was.
+        Raises:
+            StorageFailed: it is not known which file is there (J2).
+        """
+        if self.failure is not None:
+            raise self.failure
+        node, cluster = self.base.node_id, self.base.cluster_id
+        self.sync()
+        try:
+            self._replace(Base(node_id=node, cluster_id=cluster, voters=voters, snapshot=snapshot), entries)
+        except OSError as error:
+            if error.errno in NO_SPACE and self._is_still_mine():
+                return False
+            self._fail(error)
+        return True
+
+    def _is_still_mine(self) -> bool:
+        try:
+            return self.disk.size(self.path) == self._end  # a new file is hardly ever as long
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Give the files back; there is nothing to write."""
+        for file in (self._file, self._marks):
+            if file is not None:
+                file.close()
+        self._file = self._marks = None
+
+    # -- what pysyncobj calls ---------------------------------------------------------------------------------
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        entry = (bytes(command), idx, term)
+        assert not self.entries or self.entries[-1][1] + 1 == idx, f"entry {idx} after {self.entries[-1][1]}"
+        if self.is_installing:
+            self.is_installing -= 1
+        else:
+            self._write(encode_entry(entry))
+        self.entries.append(entry)
+
+    def clear(self) -> None:
+        assert self.is_installing, "nothing but an installed snapshot takes the place of the log"
+        self.entries = []
+
+    def deleteEntriesFrom(self, entryFrom: int) -> None:
+        index = self.entries[entryFrom][1]
+        assert index > self.commit_index, f"J4: entry {index} is committed, {self.commit_index} is the last"
+        self._write(encode(CUT, struct.pack("<Q", index)))
+        del self.entries[entryFrom:]
+
+    def deleteEntriesTo(self, entryTo: int) -> None:
+        """The file begins there already: `renew` was before."""
+        del self.entries[:entryTo]
+
+    @overload
+    def __getitem__(self, item: int) -> Entry: ...
+    @overload
+    def __getitem__(self, item: slice) -> list[Entry]: ...
+    def __getitem__(self, item: int | slice) -> Entry | list[Entry]:
+        return self.entries[item]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def _destroy(self) -> None:
+        pass
+
+    def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
+        if raftCommitIndex > self.commit_index:
+            self.sync()  # what is applied next is durable here: of one voter it is the only copy
+            self.commit_index = raftCommitIndex
+
+    def getRaftCommitIndex(self) -> int:
+        return self.commit_index
+
+    def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
+        self._write(encode(TERM, json.dumps([term, votedForNodeId]).encode()))
+        self.term, self.vote = term, votedForNodeId
+
+    def getCurrentTerm(self) -> int:
+        return self.term
+
+    def getVotedForNodeId(self) -> str | None:
+        return self.vote
+
+    def onOneSecondTimer(self) -> None:
+        pass
+
+    def entry_at(self, index: int) -> Entry | None:
+        """The entry of that index; None: it is not in the log, or in the snapshot only."""
+        first = self.entries[0][1] if self.entries else index + 1
+        return self.entries[index - first] if first <= index < first + len(self.entries) else None
+
+
+def _base_text(base: Base) -> bytes:
+    value = {
+        "format": FORMAT,
+        "node_id": base.node_id,
+        "cluster_id": base.cluster_id,
+        "voters": list(base.voters),
+        "term": base.term,
+        "vote": base.vote,
+        "snapshot": base.snapshot,
+        "generation": base.generation,
+    }
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _base_from(body: bytes, path: str) -> Base:
+    try:
+        value = parse_json(body)
+        known = value.pop("format")
+        base = Base(**{**value, "voters": tuple(value["voters"])})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptLog(f"{path}: unreadable base: {error}") from error
+    if known != FORMAT:
+        raise CorruptLog(f"{path}: journal format {known}, this release knows {FORMAT}")
+    return base
+
+
+def _marks_of(data: bytes, generation: int) -> list[int]:
+    found = []
+    for at in range(0, len(data) - _MARK.size + 1, _MARK.size):
+        of, end, crc = _MARK.unpack_from(data, at)
+        if of == generation and crc == crc32c(data[at : at + _MARK.size - 4]):
+            found.append(end)
+    return found
+
+
+def encode_transfer(snapshot: Any, voters: tuple[str, ...], prev: Entry, last: Entry) -> bytes:
+    """A snapshot for another broker."""
+    pair = [[base64.b64encode(command).decode(), index, term] for command, index, term in (prev, last)]
+    return json.dumps({"snapshot": snapshot, "voters": list(voters), "entries": pair}).encode()
+
+
+def decode_transfer(data: bytes) -> tuple[Any, tuple[str, ...], Entry, Entry]:
+    """Read what `encode_transfer` wrote. Raises ValueError."""
+    try:
+        value = parse_json(data)
+        prev, last = ((base64.b64decode(c), int(index), int(term)) for c, index, term in value["entries"])
+        return value["snapshot"], tuple(value["voters"]), prev, last
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"malformed snapshot: {error!r}") from error

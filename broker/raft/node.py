@@ -1,0 +1,326 @@
+"""One broker's part in the Raft group: a voter, or an observer that follows without a vote.
+
+    submit ─► leader here?  yes: judge ─► log ─► replicate ─► apply ─► result
+                            no:  to the leader, which does that and answers
+    read   ─► the same with a command that changes nothing, then wait until it is applied here
+
+N1  A command is judged by the leader before it is logged; refused ones are not. Where it stands it is judged again.
+N2  Each submission is answered once: with a result, or with an error that says whether it may have been done
+    (`sent`).
+N3  A voter whose journal is missing or damaged comes back under another id, as an observer. It asks for a vote only
+    after the old id has been removed: with both, a majority could be one that has lost what was acknowledged.
+N4  The leader of the group is the controller. Who was it may believe so for another `fallback_s`; `read` does not.
+N5  Who is a voter by its log alone, and does not know that this is committed, votes and does not stand for election:
+    its terms would be higher than those of a group that does not know it. By turns it follows without a vote, so that
+    it learns how its log should be.
+
+A node is driven: `tick` from one thread, which is also the only one that calls anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pysyncobj import FAIL_REASON, SyncObjConf
+from pysyncobj.node import Node
+
+from broker.api.errors import CorruptLog, DeadlineExceeded, InvalidRequest, LiftlogError, NotReady
+from broker.metadata.catalog import Catalog
+from broker.raft.core import BATCH_BYTES, Core, first_entries
+from broker.raft.journal import Base, Journal
+from broker.storage.disk import Disk
+
+VOTERS_MAX: Final = 5
+SUBMIT_TIMEOUT_S: Final = 5.0
+BARRIER: Final = "barrier"
+CHANGE_VOTERS: Final = "change_voters"
+_CHECK_S: Final = 0.25
+PENDING_S: Final = 5.0
+"""So long who may have a vote acts as if it had, and so long as if it had not, until it knows (N5)."""
+Done = Callable[[Any], None]
+"""Gets a result ({"ok": ...} or {"error": problem}), or a LiftlogError if there is none."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A submission that is under way. `index`: applied here once the log is applied up to there; 0: not known."""
+
+    done: Done
+    deadline_s: float
+    result: Any = None
+    index: int = 0
+
+
+def configuration(
+    *, secret: str | None = None, bind: str | None = None, fallback_s: float = 2.0, **others: Any
+) -> SyncObjConf:
+    """pysyncobj's settings: short times, no files, no threads of its own."""
+    values = {
+        "autoTick": False,
+        "password": secret,
+        "bindAddress": bind,
+        "maxBindRetries": 1,
+        "dynamicMembershipChange": True,
+        "commandsWaitLeader": False,
+        "appendEntriesUseBatch": False,
+        "appendEntriesBatchSizeBytes": BATCH_BYTES,
+        "raftMinTimeout": 0.5,
+        "raftMaxTimeout": 1.0,
+        "leaderFallbackTimeout": fallback_s,
+        "connectionTimeout": 3.0,
+        "connectionRetryTime": 0.25,
+        "useFork": False,
+    }
+    return SyncObjConf(**{**values, **others})
+
+
+def open_journal(disk: Disk, path: str, *, new_id: Callable[[], str], cluster_id: str) -> tuple[Journal, bool]:
+    """This broker's journal, and whether it was sound. One that is not is put aside, and with it the id (N3).
+
+    Args:
+        new_id: Makes the id of a new observer.
+    Raises:
+        InvalidRequest: it is of another cluster. StorageFailed, DiskFull: the disk refused.
+    """
+    if disk.exists(path):
+        try:
+            journal = Journal.open(disk, path)
+        except CorruptLog:
+            disk.rename(path, f"{path}.damaged")
+            disk.sync_dir(path.rpartition("/")[0])
+        else:
+            if journal.base.cluster_id != cluster_id:
+                raise InvalidRequest(f"{path} is of cluster {journal.base.cluster_id}, not {cluster_id}")
+            return journal, True
+    return Journal.create(disk, path, Base(node_id=new_id(), cluster_id=cluster_id)), False
+
+
+def form(disk: Disk, path: str, *, node_id: str, voters: tuple[str, ...], cluster_id: str) -> Journal:
+    """The journal of one of the first voters; each of them begins with the same `voters`, in the same order."""
+    return Journal.create(disk, path, Base(node_id=node_id, cluster_id=cluster_id), first_entries(voters))
+
+
+class RaftNode:
+    """See the module.
+
+    Args:
+        journal: Of a voter or observer. seeds: Ids of voters, for an observer that knows nobody yet.
+        transport, node: As `Core` takes them.
+        clock: Monotonic, in seconds.
+        life: Of this process, and of no other: an answer to a former one is not taken for one to this.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        transport: type,
+        node: Callable[[str], Node],
+        conf: SyncObjConf,
+        clock: Callable[[], float],
+        life: str,
+        seeds: tuple[str, ...] = (),
+    ) -> None:
+        self.journal = journal
+        self.catalog = Catalog()
+        self._options: dict[str, Any] = {"transport": transport, "node": node, "conf": conf, "seeds": seeds}
+        self._clock = clock
+        self._life = life
+        self._waiting: dict[str, Waiting] = {}
+        self._last_id = 0
+        self._check_at_s = 0.0
+        self._pending_since_s = clock()
+        self.core = self._build()
+
+    def _build(self, *, is_voter: bool = True) -> Core:
+        self.catalog = Catalog()
+        return Core(
+            self.journal,
+            is_voter=is_voter,
+            apply=self._apply,
+            take=lambda: self.catalog.snapshot(),
+            put=self._put,
+            on_message=self._on_message,
+            **self._options,
+        )
+
+    def _apply(self, command: Mapping[str, Any]) -> Any:
+        if command.get("kind") == BARRIER:
+            return {"ok": {"index": self.core.raftLastApplied + 1}}
+        return self.catalog.apply(command)
+
+    def _put(self, snapshot: Any) -> None:
+        self.catalog = Catalog.restore(snapshot)
+
+    # -- who is who -------------------------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> str:
+        """This broker's id in the group; another after its journal was lost."""
+        return self.journal.base.node_id
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether it has a vote."""
+        return self.core.selfNode is not None
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether it believes that it leads the group (N4)."""
+        return self.core.failure is None and bool(self.core._isLeader())
+
+    @property
+    def controller(self) -> str | None:
+        """The id of the controller, as far as it is known here."""
+        leader = self.core._getLeader()
+        return None if leader is None else str(leader.id)
+
+    def voters(self) -> tuple[str, ...]:
+        """The ids of the voters, by this broker's log."""
+        return self.core.voters_at(self.journal.entries[-1][1])
+
+    # -- what is driven ---------------------------------------------------------------------------------------
+
+    def tick(self, wait_s: float = 0.0) -> None:
+        """Take what has come and what is due. Raises what made this node fail; it says nothing more then."""
+        try:
+            self.core.tick(wait_s)
+        except Exception:
+            for number in list(self._waiting):
+                self._answer(number, _unknown("the Raft journal failed"))
+            raise
+        now_s = self._clock()
+        for number, waiting in list(self._waiting.items()):
+            if waiting.index and self.core.raftLastApplied >= waiting.index:
+                self._answer(number, waiting.result)
+            elif now_s > waiting.deadline_s:
+                self._answer(number, _unknown("no answer in time"))
+        if now_s >= self._check_at_s:
+            self._check_at_s = now_s + _CHECK_S
+            self._check_role(now_s)
+
+    def _check_role(self, now_s: float) -> None:
+        """N5."""
+        was_pending = self.core.is_passive
+        has_vote = self.node_id in self.voters()
+        self.core.is_passive = has_vote and self.node_id not in self.core.committed_voters()
+        if not self.core.is_passive:
+            self._pending_since_s = now_s
+            if was_pending and has_vote:
+                self.core.forceLogCompaction()  # from then on the journal begins with its vote
+        turn = int((now_s - self._pending_since_s) / PENDING_S)
+        if (has_vote and turn % 2 == 0) != self.is_voter:
+            is_passive = self.core.is_passive
+            self.core._doDestroy()
+            self.core = self._build(is_voter=has_vote and turn % 2 == 0)
+            self.core.is_passive = is_passive
+
+    def close(self) -> None:
+        """Say and take nothing any more."""
+        self.core._doDestroy()
+        self.journal.close()
+
+    def submit(self, command: Mapping[str, Any], done: Done, *, timeout_s: float = SUBMIT_TIMEOUT_S) -> None:
+        """Have the group carry out a command; `done` is called once (N2), perhaps before this returns."""
+        self._last_id += 1
+        number = f"{self._life}/{self._last_id}"
+        self._waiting[number] = Waiting(done, self._clock() + timeout_s)
+        leader = self.core._getLeader()
+        if self.is_controller:
+            self._lead(command, lambda result: self._arrived(number, result))
+        elif leader is None:
+            self._answer(number, NotReady("the cluster has no controller at the moment"))
+        elif not self._send(leader, {"type": "submit", "id": number, "command": dict(command)}):
+            self._answer(number, NotReady("the controller cannot be reached at the moment"))
+
+    def read(self, done: Done, *, timeout_s: float = SUBMIT_TIMEOUT_S) -> None:
+        """Call `done` once this broker's catalog has all that was acknowledged before this call."""
+        self.submit({"kind": BARRIER}, done, timeout_s=timeout_s)
+
+    def change_voters(self, change: str, node_id: str, done: Done) -> None:
+        """Have a voter added (`add`) or removed (`rem`)."""
+        self.submit({"kind": CHANGE_VOTERS, "change": change, "node_id": node_id}, done)
+
+    # -- the controller's side --------------------------------------------------------------------------------
+
+    def _lead(self, command: Mapping[str, Any], tell: Done) -> None:
+        kind = command.get("kind")
+        try:
+            if kind == CHANGE_VOTERS:
+                self._change(command, tell)
+                return
+            if kind != BARRIER:
+                known = self.catalog.answered(command)
+                if known is not None:
+                    tell(known)
+                    return
+                self.catalog.judge(command)  # N1
+            self.core.propose(command, lambda result, why: tell(_outcome(result, why)))
+        except LiftlogError as error:
+            tell({"error": error.to_problem()})
+
+    def _change(self, command: Mapping[str, Any], tell: Done) -> None:
+        change, node_id, voters = command.get("change"), command.get("node_id"), self.voters()
+        if change not in ("add", "rem") or not isinstance(node_id, str):
+            raise InvalidRequest("malformed command: change is add or rem, node_id a text")
+        if (node_id in voters) == (change == "add"):
+            tell({"ok": {"voters": list(voters)}})
+            return
+        if change == "add":
+            if len(voters) >= VOTERS_MAX:
+                raise InvalidRequest(f"there are {len(voters)} voters, {VOTERS_MAX} are allowed", limit=VOTERS_MAX)
+            address = node_id.partition("@")[2]
+            if address and any(voter.partition("@")[2] == address for voter in voters):  # N3
+                raise NotReady(f"another id at {address} still has a vote: remove it first")
+        self.core.change_voters(change, node_id, lambda _, why: tell(_outcome({"ok": {}}, why)))
+
+    def _on_message(self, node: Node, message: dict[str, Any]) -> None:
+        number = message.get("id")
+        if message["type"] == "submitted":
+            if isinstance(number, str) and isinstance(message.get("result"), dict):
+                self._arrived(number, message["result"])
+            return
+        command = message.get("command")
+        if not isinstance(command, dict):
+            return
+
+        def tell(result: Any) -> None:
+            if not isinstance(result, LiftlogError):
+                self._send(node, {"type": "submitted", "id": number, "result": result})
+
+        if self.is_controller:
+            self._lead(command, tell)
+
+    def _send(self, node: Node, message: dict[str, Any]) -> bool:
+        return bool(self.core._SyncObj__transport.send(node, message))
+
+    # -- answers ----------------------------------------------------------------------------------------------
+
+    def _arrived(self, number: str, result: Any) -> None:
+        waiting = self._waiting.get(number)
+        if waiting is None:
+            return
+        index = result["ok"].get("index") if isinstance(result, dict) and isinstance(result.get("ok"), dict) else None
+        if isinstance(index, int) and index > self.core.raftLastApplied:
+            waiting.index, waiting.result = index, result
+        else:
+            self._answer(number, result)
+
+    def _answer(self, number: str, result: Any) -> None:
+        waiting = self._waiting.pop(number, None)
+        if waiting is not None:
+            waiting.done(result)
+
+
+def _outcome(result: Any, why: int) -> Any:
+    if why == FAIL_REASON.SUCCESS:
+        return result
+    if why in (FAIL_REASON.LEADER_CHANGED, FAIL_REASON.UNKNOWN_OUTCOME):
+        return _unknown("the controller has changed")
+    return {"error": NotReady("the controller has changed, or is busy with another change").to_problem()}
+
+
+def _unknown(why: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{why}: the command may have been carried out", sent=True)

@@ -1,0 +1,312 @@
+"""What pysyncobj loses by itself the adapter keeps: each test stands for a script, or a reading of its source."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pysyncobj
+import pytest
+from pysyncobj import SyncObj
+from pysyncobj.node import Node
+
+from broker.api.errors import DeadlineExceeded, StorageFailed
+from broker.raft.core import Core
+from tests.sim.raft.mutants import mutated
+from tests.support.simdisk import Crashed
+from tests.unit.raft.group import Group
+
+
+def test_the_insides_of_pysyncobj_are_those_that_the_adapter_mends() -> None:
+    assert pysyncobj.__file__ is not None
+    names = (
+        "doApplyCommand onMessageReceived parseChangeClusterRequest loadDumpFile changeCluster doChangeCluster"
+        " getCurrentLogIndex sendNextNodeIdx sendAppendEntries tryLogCompaction applyLogEntries"
+    )
+    for name in names.split():
+        assert hasattr(SyncObj, f"_SyncObj__{name}"), name
+    from pysyncobj.version import VERSION
+
+    assert VERSION == "0.3.17"
+
+
+def late_reset() -> tuple[set[str], set[str]]:
+    """`late_reset_loses_acked.py`: what was acknowledged, and what is there after its leader has died."""
+    group = Group("abc")
+    group.elect("a")
+    for _ in range(4):
+        group.turn()
+    group.cut |= {("a", "c"), ("c", "a"), ("b", "c"), ("c", "b"), ("a", "b")}
+    group.net.clear()
+    answers = {f"p{i}": group.submit("a", i) for i in range(40)}
+    for _ in range(3):
+        group.nodes["a"].tick()
+    group.cut.discard(("a", "b"))
+    a, b = group.nodes["a"].core, group.nodes["b"].core
+    for _ in range(2):
+        a._SyncObj__sendAppendEntries()
+    group.deliver(lambda m: m[1][0] == "b")
+    first, second = (m for m in list(group.net) if m[1][0] == "a")
+    group.net.clear()
+    group.hand_over(first)
+    a._SyncObj__sendAppendEntries()
+    group.deliver(lambda m: m[1][0] == "b")
+    group.deliver(lambda m: m[1][0] == "a")
+    group.nodes["a"].tick()
+    acknowledged = {name for name, results in answers.items() if results and "ok" in results[0]}
+    group.net.clear()
+    group.hand_over(second)  # late
+    full = a._SyncObj__getEntries
+    a._SyncObj__getEntries = lambda at, count=None, size=None: full(at, count, size and 1_500)  # several messages
+    a._SyncObj__sendAppendEntries()
+    out = [m for m in group.net if m[1][0] == "b"]
+    group.hand_over(out[0])  # only the first arrives; then the leader dies
+    group.net.clear()
+    group.cut.clear()
+    group.cut |= {("a", "b"), ("b", "a"), ("a", "c"), ("c", "a")}
+    del group.nodes["a"]
+    b._SyncObj__raftElectionDeadline = 0
+    for _ in range(12):
+        group.turn()
+    assert group.nodes["b"].is_controller
+    return acknowledged, group.has("b") & group.has("c")
+
+
+def test_a_late_reset_takes_nothing_away() -> None:
+    acknowledged, kept = late_reset()
+    assert len(acknowledged) == 40
+    assert acknowledged <= kept
+
+
+def test_without_the_adapters_rules_a_late_reset_loses_what_was_acknowledged() -> None:
+    with mutated("late_resets"):
+        acknowledged, kept = late_reset()
+    assert len(acknowledged) == 40
+    assert acknowledged - kept
+
+
+def test_kill_at_any_operation_of_a_snapshot_loses_nothing() -> None:
+    """`kill_during_dump.py`, at every step that the disk makes, by a kill and by a power cut."""
+    for step in range(1, 200):
+        group = Group("a")
+        group.elect("a")
+        acknowledged = set()
+        disk = group.disks["a"]
+        disk.crash_at = disk.steps + step
+        try:
+            for number in range(10):
+                results = group.submit("a", number)
+                if number == 5:
+                    group.nodes["a"].core.forceLogCompaction()
+                group.turn()
+                if results:
+                    assert "ok" in results[0]
+                    acknowledged.add(f"p{number}")
+        except Crashed:
+            pass
+        else:
+            assert step > 20, "a snapshot and ten commands take more steps"
+            return
+        for after in (disk.after_kill(), disk.after_crash("lost"), disk.after_crash("torn", seed=step)):
+            group.disks["a"] = after
+            group.net.clear()
+            node = group.start("a")
+            assert node.node_id == "a@a", "it is the same voter"
+            group.elect("a")
+            group.turn()
+            assert acknowledged <= group.has("a")
+    raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_full_disk_ends_the_node_and_loses_nothing(call: str) -> None:
+    """`journal_on_full_disk.py`: an error that is told, in the place of SIGBUS."""
+    group = Group("a")
+    group.elect("a")
+    assert "ok" in (group.submit("a", 0), group.turn())[0][0]
+    group.disks["a"].fail(call, errno.ENOSPC, short=10, times=99)
+    results = group.submit("a", 1)
+    with pytest.raises(StorageFailed):
+        group.turn()
+    assert isinstance(results[0], DeadlineExceeded)
+    assert results[0].sent
+    with pytest.raises(StorageFailed):
+        group.nodes["a"].tick()
+    group.disks["a"] = group.disks["a"].after_kill()
+    group.start("a")
+    group.elect("a")
+    group.turn()
+    assert "p0" in group.has("a")
+    assert "ok" in (group.submit("a", 2), group.turn())[0][0]
+
+
+def test_a_command_that_breaks_is_answered_and_the_next_one_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bind_and_poison.py`: by itself every later tick fails."""
+    group = Group("a")
+    group.elect("a")
+    apply = group.nodes["a"].catalog.apply
+
+    def breaks(command: Any) -> Any:
+        if command.get("name") == "p0":
+            raise RuntimeError("poison")
+        return apply(command)
+
+    group.nodes["a"].core._apply = breaks
+    first, second = group.submit("a", 0), group.submit("a", 1)
+    group.turn()
+    assert first[0]["error"]["reason"] == "internal"
+    assert "ok" in second[0]
+
+
+def test_who_waits_and_fails_does_not_have_a_command_applied_twice() -> None:
+    """`bind_and_poison.py`: an exception in a callback applies the command again."""
+    group = Group("a")
+    group.elect("a")
+
+    def fails(_: Any) -> None:
+        raise RuntimeError("callback")
+
+    group.nodes["a"].submit({"v": 1, "kind": "register_producer"}, fails)
+    with pytest.raises(RuntimeError):
+        group.turn()
+    with pytest.raises(RuntimeError):
+        group.turn()
+    assert group.nodes["a"].catalog.producer_id_last == 1
+
+
+def double_vote() -> bool:
+    """Of five voters one has voted, and its vote comes twice. Whether that elects."""
+    group = Group("abcde")
+    group.nodes["a"].core._SyncObj__raftElectionDeadline = 0
+    group.nodes["a"].tick()
+    group.deliver(lambda m: m[1][0] == "b")
+    vote = next(m for m in group.net if m[1][0] == "a" and m[2]["type"] == "response_vote")
+    group.hand_over(vote)
+    group.hand_over(vote)
+    return group.nodes["a"].is_controller
+
+
+def test_a_vote_counts_once() -> None:
+    assert not double_vote()
+    with mutated("votes_twice"):
+        assert double_vote()
+
+
+def old_snapshot() -> tuple[set[str], set[str]]:
+    """A snapshot that was sent to c comes again when c has acknowledged more. What it had, and what it has then."""
+    group = Group("abc")
+    group.elect("a")
+    group.cut |= {("a", "c"), ("b", "c")}
+    for number in range(5):
+        group.submit("a", number)
+        group.turn()
+    group.nodes["a"].core.forceLogCompaction()
+    for _ in range(3):
+        group.turn()
+    group.cut.clear()
+    kept = []
+    for _ in range(8):
+        group.nodes["a"].tick()
+        kept += [m for m in group.net if m[1][0] == "c" and m[2].get("serialized")]
+        group.turn()
+    assert kept
+    for number in range(5, 9):
+        group.submit("a", number)
+        for _ in range(3):
+            group.turn()
+    group.net.clear()
+    had = group.has("c")
+    for message in kept:
+        group.hand_over(message)
+    return had, group.has("c")
+
+
+def test_a_late_snapshot_takes_nothing_away() -> None:
+    had, has = old_snapshot()
+    assert len(had) == 9
+    assert had == has
+    with mutated("any_snapshot"):
+        had, has = old_snapshot()
+    assert had - has
+
+
+def test_replies_of_an_earlier_term_do_not_count() -> None:
+    """A follower's word counts for the log of the leader that asked. (What it had then may be cut by now.)"""
+    group = Group("abc")
+    group.elect("a")
+    group.cut |= {("a", "c"), ("c", "a")}
+    group.submit("a", 1)
+    group.turn()
+    group.nodes["a"].tick()
+    group.deliver(lambda m: m[1][0] == "b")
+    late = next(m for m in group.net if m[2]["type"] == "next_node_idx")
+    group.net.clear()
+    group.elect("b")
+    group.elect("a")
+    core: Core = group.nodes["a"].core
+    core._SyncObj__raftMatchIndex[Node("b@b")] = 0
+    group.hand_over(late)
+    assert core._SyncObj__raftMatchIndex[Node("b@b")] == 0
+    group.hand_over((late[0], late[1], {**late[2], "term": core.raftCurrentTerm}))
+    assert core._SyncObj__raftMatchIndex[Node("b@b")] > 0
+
+
+def test_a_voter_that_lost_its_journal_has_no_vote_until_the_old_id_is_removed() -> None:
+    group = Group("abc")
+    group.elect("a")
+    assert (group.submit("a", 1), group.turn(), group.turn())[0]
+    group.disks["b"] = type(group.disks["b"])()
+    group.disks["b"].makedirs("/raft")
+    b = group.start("b")
+    assert not b.is_voter
+    assert b.node_id != "b@b"
+    results: list[Any] = []
+    group.nodes["a"].change_voters("add", b.node_id, results.append)
+    group.turn()
+    assert results[0]["error"]["reason"] == "not_ready", "the old id has its vote"
+    group.nodes["a"].change_voters("rem", "b@b", results.append)
+    for _ in range(3):
+        group.turn()
+    assert "ok" in results[1]
+    group.nodes["a"].change_voters("add", b.node_id, results.append)
+    for _ in range(3):
+        group.turn()
+    assert group.nodes["a"].voters() == ("a@a", b.node_id, "c@c")
+
+
+def test_one_change_of_voters_at_a_time() -> None:
+    group = Group("abc")
+    group.elect("a")
+    group.turn()
+    group.turn()
+    group.cut |= {("b", "a"), ("c", "a")}
+    results: list[Any] = []
+    group.nodes["a"].change_voters("rem", "b@b", results.append)
+    group.nodes["a"].change_voters("rem", "c@c", results.append)
+    assert results[0]["error"]["reason"] == "not_ready"
+    assert len(results) == 1, "the first is under way"
+
+
+def test_a_vote_that_was_never_committed_does_not_end_in_terms_that_nobody_follows() -> None:
+    """N5. (Seed 383: its own log said that it had a vote, nobody else's did, and it stood for election for ever.)"""
+    group = Group("abc")
+    group.elect("a")
+    group.turn()
+    group.disks["b"] = type(group.disks["b"])()
+    group.disks["b"].makedirs("/raft")
+    b = group.start("b")
+    b.journal.setCurrentTerm(group.nodes["a"].core.raftCurrentTerm, None)
+    b.core._SyncObj__raftCurrentTerm = group.nodes["a"].core.raftCurrentTerm
+    for entry in (*group.nodes["a"].journal.entries[1:], (b'\x02["add", "%s"]' % b.node_id.encode(), 6, 1)):
+        b.journal.add(*entry)  # the last of them is the word of a leader that has failed
+    b.tick()
+    assert b.is_voter
+    b._check_role(0.0)
+    term = b.core.raftCurrentTerm
+    b.core._SyncObj__raftElectionDeadline = 0
+    b.tick()
+    assert b.core.raftCurrentTerm == term, "it does not stand"
+    b._check_role(7.0)
+    assert not b.is_voter, "it listens"
+    b._check_role(12.0)
+    assert b.is_voter, "and may vote again, in case that others count on it"

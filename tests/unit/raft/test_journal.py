@@ -1,0 +1,120 @@
+"""The Raft journal: what was synced is there or is missed, what was not may be torn, and an error ends it."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from broker.api.errors import CorruptLog, StorageFailed
+from broker.raft.core import first_entries
+from broker.raft.journal import Base, Journal
+from broker.raft.node import open_journal
+from tests.sim.raft.mutants import mutated
+from tests.support.simdisk import SimDisk
+
+PATH = "/raft/raft.log"
+
+
+def made(entries: int = 3, *, synced: bool = True) -> tuple[SimDisk, Journal]:
+    disk = SimDisk()
+    disk.makedirs("/raft")
+    journal = Journal.create(disk, PATH, Base(node_id="a@a", cluster_id="x"), first_entries(("a@a",)))
+    journal.setCurrentTerm(4, "b@b")
+    for index in range(3, 3 + entries):
+        journal.add(b"\x00{}", index, 4)
+    if synced:
+        journal.sync()
+    return disk, journal
+
+
+def test_what_was_synced_is_read_again_also_after_a_power_cut() -> None:
+    disk, journal = made()
+    again = Journal.open(disk.after_crash("lost"), PATH)
+    assert again.entries == journal.entries
+    assert (again.term, again.vote, again.base.node_id) == (4, "b@b", "a@a")
+
+
+def test_a_cut_and_a_snapshot_stay() -> None:
+    disk, journal = made()
+    journal.deleteEntriesFrom(4)
+    journal.add(b"\x00other", 5, 6)
+    journal.sync()
+    assert journal.renew({"state": 1}, ("a@a", "c@c"), journal.entries[2:4])
+    journal.entries = journal.entries[2:4]
+    journal.add(b"\x00more", 5, 6)
+    journal.sync()
+    again = Journal.open(disk.after_crash("lost"), PATH)
+    assert again.base.snapshot == {"state": 1}
+    assert again.base.voters == ("a@a", "c@c")
+    assert [entry[1] for entry in again.entries] == [3, 4, 5]
+    assert again.commit_index == 4
+
+
+def test_any_flipped_bit_of_what_was_synced_is_damage() -> None:
+    """J3: of the last record too, which would look like a torn one."""
+    disk, _ = made(1)
+    for bit in range(8 * disk.size(PATH)):
+        damaged = disk.after_kill()
+        damaged.flip(PATH, bit)
+        with pytest.raises(CorruptLog):
+            Journal.open(damaged, PATH)
+    damaged = disk.after_kill()
+    damaged.flip(PATH, 8 * disk.size(PATH) - 9)
+    with mutated("torn_whatever"):
+        assert len(Journal.open(damaged, PATH).entries) == 2, "without marks an entry is gone unnoticed"
+
+
+def test_a_file_that_was_cut_is_damage_and_gives_another_id() -> None:
+    disk, _ = made()
+    for size in range(disk.size(PATH)):
+        shorter = disk.after_kill()
+        del shorter.names[PATH].content[size:]
+        with pytest.raises(CorruptLog):
+            Journal.open(shorter, PATH)
+    journal, is_sound = open_journal(shorter, PATH, new_id=lambda: "new@a", cluster_id="x")
+    assert not is_sound
+    assert journal.base.node_id == "new@a"
+    assert journal.base.voters == ()
+    assert shorter.exists(f"{PATH}.damaged")
+
+
+def test_what_was_not_synced_may_be_torn_anywhere() -> None:
+    disk, journal = made(synced=False)
+    for seed in range(40):
+        for mode in ("torn", "zeros", "lost", "kept", "reordered"):
+            again = Journal.open(disk.after_crash(mode, seed=seed), PATH)  # type: ignore[arg-type]
+            assert again.entries == journal.entries[: len(again.entries)]
+            assert len(again.entries) >= 2
+
+
+def test_after_a_failed_sync_nothing_is_written_and_the_next_start_trusts_no_page() -> None:
+    """J2, J6: Linux shows the pages that it did not write; a later sync of the same file says nothing of them."""
+    disk, journal = made(1)
+    journal.add(b"\x00{}", 4, 4)
+    disk.fail("sync", errno.EIO)
+    with pytest.raises(StorageFailed):
+        journal.sync()
+    for call in (journal.sync, lambda: journal.add(b"\x00{}", 5, 4), lambda: journal.setCurrentTerm(9, None)):
+        with pytest.raises(StorageFailed):
+            call()
+    disk = disk.after_kill()
+    found = Journal.open(disk, PATH).entries
+    assert Journal.open(disk.after_crash("lost"), PATH).entries == found
+
+
+def test_committed_entries_are_not_cut() -> None:
+    _, journal = made()
+    journal.setRaftCommitIndex(4)
+    with pytest.raises(AssertionError, match="J4"):
+        journal.deleteEntriesFrom(3)
+
+
+def test_without_room_for_a_snapshot_the_old_file_goes_on() -> None:
+    disk, journal = made()
+    disk.bytes_max = disk.used_bytes + 30
+    assert journal.renew({"state": "x" * 100}, ("a@a",), journal.entries[1:]) is False
+    disk.bytes_max = None
+    journal.add(b"\x00{}", 6, 4)
+    journal.sync()
+    assert Journal.open(disk.after_crash("lost"), PATH).entries == journal.entries
