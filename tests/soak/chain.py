@@ -22,6 +22,7 @@ STREAM = "chain"
 EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 LANES = 3
 WRONG_SEQUENCE = 10071
+PATIENCE_S = 16.0
 LONG_S = 5.0
 """The story tells of a message that waits longer for its ack."""
 
@@ -40,10 +41,11 @@ class ChainPublisher(Writer):
             while not self.stop.is_set():
                 message = self.next_message()
                 headers = self.headers(message) | {EXPECTED_HEADER: str(last)}
+                patience_s = ANSWER_S
                 while message.offset < 0:
                     self.tried(message)
                     try:
-                        answer = await stream.publish(STREAM, message.value, timeout=ANSWER_S, headers=headers)
+                        answer = await stream.publish(STREAM, message.value, timeout=patience_s, headers=headers)
                         self.ledger.acked(message, 0, answer.seq - 1)
                         last = answer.seq
                     except nats.js.errors.APIError as error:
@@ -54,6 +56,8 @@ class ChainPublisher(Writer):
                         if await self._gives_up(message, error):
                             return
                     except (nats.errors.Error, OSError) as error:
+                        if isinstance(error, nats.errors.TimeoutError):  # late answers are not seen: wait longer
+                            patience_s = min(2 * patience_s, PATIENCE_S)
                         if await self._gives_up(message, error):
                             return
                 if message.offset >= 0:  # else at once: it knows the last one now

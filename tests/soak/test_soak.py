@@ -25,7 +25,7 @@ def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
     assert outcome.figures["acks checked"] > 100
     assert outcome.figures["sights checked"] > 100
     assert outcome.figures["sink batches"] > 0
-    assert outcome.figures["links"] > 10
+    assert outcome.figures["links"] > 0
 
 
 def test_the_soak_finds_that_half_a_message_ends_intake(tmp_path: Path) -> None:
