@@ -49,7 +49,11 @@ class Rounds:
                 client.create_stream(SOURCE, partitions=PARTITIONS)
                 client.create_stream(SINK, partitions=PARTITIONS)
                 for kill in kills:
-                    self._round(client, broker, kill)
+                    try:
+                        self._round(client, broker, kill)
+                    except AssertionError as error:
+                        raise AssertionError(f"{kill}, after {dict(self.told)}: {error}\n{self._output()}") from error
+                    self._check_once(client)
                 self._append(client)
                 job = self._start(broker, "once")
                 try:
@@ -69,10 +73,10 @@ class Rounds:
         job = self._start(broker, "follow")
         try:
             if kill in ("before", "after"):
-                eventually(lambda: self._is_killed(job), timeout_s=300, what="the kill")
+                eventually(lambda: self._is_killed(job), timeout_s=600, what="the kill")
                 self.told[kill] += 1
                 return
-            eventually(lambda: self._has_begun(job, client, before), timeout_s=300, what="the job commits")
+            eventually(lambda: self._has_begun(job, client, before), timeout_s=600, what="the job commits")
             self._append(client)
             time.sleep(self.luck.uniform(0, 1.5))  # the moment is what is tried out
             if kill == "broker":
@@ -89,7 +93,7 @@ class Rounds:
             seen = _last_batch(client)
             self._append(client)  # after a kill that it survives the job goes on; otherwise it ends
             eventually(
-                lambda: job.poll() is not None or _last_batch(client) > seen, timeout_s=300, what="it goes on, or ends"
+                lambda: job.poll() is not None or _last_batch(client) > seen, timeout_s=600, what="it goes on, or ends"
             )
         finally:
             _end(job)
@@ -130,12 +134,17 @@ class Rounds:
     def _output(self) -> str:
         return self.folder.joinpath("job.log").read_text(errors="replace")[-6000:]
 
-    def _compare(self, client: Client) -> None:
+    def _check_once(self, client: Client) -> Counter[int]:
+        """At any time: no record is there twice. Returns what is there."""
         values = client.read(SINK).to_table().column("value").to_pylist()
         counts = Counter(int(value) for value in values)
         repeated = sorted(n for n, times in counts.items() if times > 1)
-        missing = sorted(set(range(self.appended)) - counts.keys())
         assert not repeated, f"{len(repeated)} records are there more than once, first {repeated[:5]}"
+        return counts
+
+    def _compare(self, client: Client) -> None:
+        counts = self._check_once(client)
+        missing = sorted(set(range(self.appended)) - counts.keys())
         assert not missing, f"{len(missing)} records are missing, first {missing[:5]}"
         assert len(counts) == self.appended, "records that nobody wrote"
 
