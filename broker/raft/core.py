@@ -57,7 +57,7 @@ class Core(SyncObj):  # type: ignore[misc]
         transport: A class of transports, guarded (`wire.guarded`).
         node: Makes nodes of ids.
         conf: Without files; those are ours.
-        seeds: Voters that an observer asks first, while it knows none.
+        seeds: Voters that an observer asks beside those that its log names.
         is_voter: Otherwise it follows without a vote, whatever the log says.
     """
 
@@ -86,14 +86,16 @@ class Core(SyncObj):  # type: ignore[misc]
         snapshots = Snapshots(journal, take=take, put=put, voters_at=self.voters_at, others=self._others)
         me = journal.base.node_id
         last = journal.entries[-1][1] if journal.entries else 0
-        voters = self.voters_at(last) or tuple(seeds)
+        voters = self.voters_at(last)
+        is_voter = is_voter and me in voters
+        others = {*voters} if is_voter else {*voters, *seeds}  # its log may be the beginning of one
         with _building:  # its two factories are replaced while it is built
             kept = library.createJournal, library.Serializer
             library.createJournal, library.Serializer = (lambda _: journal), (lambda *_: snapshots)
             try:
                 super().__init__(
-                    node(me) if me in voters and is_voter else None,
-                    [node(voter) for voter in voters if voter != me],
+                    node(me) if is_voter else None,
+                    [node(other) for other in sorted(others) if other != me],
                     conf=conf,
                     nodeClass=node,
                     transportClass=transport,

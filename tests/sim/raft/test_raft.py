@@ -23,6 +23,12 @@ def test_no_acknowledged_command_is_lost(seed: int) -> None:
         run(seeded(each))
 
 
+@pytest.mark.parametrize("seed", [383, 806])
+def test_seeds_that_once_failed(seed: int) -> None:
+    """383: a vote that was never committed (N5). 806: an observer whose log named the lost voter alone."""
+    run(seed)
+
+
 @pytest.mark.parametrize("name", BY_LUCK)
 def test_mutant_is_found(name: str) -> None:
     """It begins with the seed that is known to find it; `--mutants` begins with 0."""
