@@ -101,8 +101,9 @@ class Appender:
                 index.make_room(len(batches))  # before the write: what is written is in the index
                 self._state.chain.write(data, position)
             except (OSError, Untrusted) as error:
+                found = self._state.error_of(error, "append")  # first: a log that is to fail has failed
                 self._epochs.forget_empty()
-                raise self._state.error_of(error, "append") from error
+                raise found from error
             except LiftlogError:
                 self._epochs.forget_empty()
                 raise
@@ -157,8 +158,8 @@ class Appender:
                         begun = position
                 assert len(entries) == group.batch_count, "a group has as many batches as it says"
             except BaseException:
+                self._state.chain.cut(begin)  # first: nothing may stand behind what the index knows
                 self._epochs.forget_empty()
-                self._state.chain.cut(begin)
                 raise
             for entry in entries:
                 index.append(*entry)
@@ -248,6 +249,8 @@ class Appender:
         except BaseException:
             self._epochs.forget_empty()
             raise
+        if first.group_index > 0:
+            self._state.continue_group()
         for header, message in run:
             index.append(header.first_offset, position, header.max_timestamp_us, len(message), header.crc)
             position += len(message)

@@ -105,10 +105,11 @@ class LeaderEpochs:
         self.put(epochs)
 
     def forget_empty(self) -> None:
-        """An append has failed: the epoch that it began has no record, so it is not the last one's."""
-        epochs = Epochs([*self.known().items])
-        epochs.cut(self._state.log_end_offset)
-        self.put(epochs)
+        """An append has failed: the epoch that it began has no record, so it is not the last one's. Reads no file."""
+        if self._epochs is not None:  # else none was begun
+            epochs = Epochs([*self._epochs.items])
+            epochs.cut(self._state.log_end_offset)
+            self.put(epochs)
 
     def write(self, items: Sequence[tuple[int, int]], *, end: int) -> Epochs:
         """Write down other epochs, as far as they begin below `end`; in memory they stand with `put`."""
@@ -141,5 +142,8 @@ class LeaderEpochs:
             with state.guarded("read epochs"):
                 epochs = load_epochs(state.disk, state.folder) or state.ask(derive_epochs)
             epochs.cut(state.log_end_offset)  # an append that failed may have begun one
-            self._epochs = epochs
+            with state.lock:
+                if self._epochs is None:  # else an append has begun one meanwhile
+                    self._epochs = epochs
+                return self._epochs
         return epochs

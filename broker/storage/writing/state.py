@@ -103,6 +103,12 @@ class LogState:
         """What stands above the high watermark counts as one commit group."""
         self.group_ends = [self.log_end_offset] if self.log_end_offset > self.high_watermark else []
 
+    def continue_group(self) -> None:
+        """The last commit group goes on: where an open found the log to end, none ended."""
+        with self._high_watermark_lock:
+            if self.group_ends and self.group_ends[-1] == self.log_end_offset:
+                self.group_ends.pop()
+
     def advance_high_watermark(self, offset: int) -> None:
         """Commit what is below `offset`; one that is not greater changes nothing."""
         assert offset <= self.log_end_offset, f"high watermark {offset} beyond the log end {self.log_end_offset}"

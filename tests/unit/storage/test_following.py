@@ -292,6 +292,29 @@ def test_two_logs_agree_after_the_dialogue_of_epochs() -> None:
     assert values(follower) == [b"both 0", b"both 1", b"both 2", b"both 3", b"new 0"]
 
 
+def test_who_reads_the_epochs_beside_the_first_append_does_not_take_its_epoch_away(leader: PartitionLog) -> None:
+    """The file is read without the lock: an append may begin an epoch before what was read is noted."""
+    disk, log = new_log()
+    append(log, b"0", epoch=1)
+    log.close()
+
+    class SlowDisk(SimDisk):
+        def read_file(self, path: str) -> bytes:
+            data = super().read_file(path)
+            if path.endswith("/epochs") and begins.pop("epoch", None):
+                append(log, b"1", epoch=2)
+            return data
+
+    begins: dict[str, bool] = {}
+    disk.__class__ = SlowDisk
+    log = open_log(disk, settings=SETTINGS)
+    assert log.recovery.clean
+    begins["epoch"] = True
+    assert log.epoch_of(0) == 1
+    assert not begins
+    assert (log.epoch_of(1), log.leader_epoch) == (2, 2)
+
+
 # --- an incomplete group --------------------------------------------------------------------------------------------
 
 
@@ -315,6 +338,27 @@ def test_whoever_leads_cuts_a_group_of_which_it_has_a_part(leader: PartitionLog,
     assert (log.epoch_of(first - 1), log.epoch_of(first)) == (3, 4)
     assert values(log)[-1] == b"mine"
     check_log(log, disk if not is_durable else log.disk)  # type: ignore[arg-type]
+
+
+def test_a_group_that_goes_on_after_an_open_does_not_end_where_the_open_found_the_log_to_end(
+    leader: PartitionLog,
+) -> None:
+    """Who leads it then commits that group as a whole."""
+    first = leader.log_end_offset
+    append(leader, b"g", b"h", epoch=3, group=4)
+    append(leader, b"next", epoch=3)
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3, end=first + 4)
+    log.sync()
+    log.checkpoint()
+    log = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
+    assert log.log_end_offset == first + 4
+    log.follow(3)
+    copy(leader, log, epoch=3, end=first + 6)
+    copy(leader, log, epoch=3)
+    assert log.lead(4) == first + 9
+    assert log.log.state.open_groups() == (0, (first + 8, first + 9))
 
 
 # --- truncate, reset ------------------------------------------------------------------------------------------------

@@ -132,3 +132,41 @@ def test_after_a_power_cut_at_any_step_all_of_it_is_there_or_nothing(mode: Mode)
             seen.add(len(found))
             check_log(again, after)
     assert seen == {"lost": {1}, "kept": {1, 5}}.get(mode, seen)
+
+
+def resting(disk: SimDisk) -> PartitionLog:
+    """A log that was closed cleanly and opened anew: of its epochs it has read nothing yet."""
+    before(disk).close()
+    log = open_log(disk)
+    assert log.recovery.clean
+    return log
+
+
+def test_a_group_whose_source_fails_is_taken_back_also_where_epochs_cannot_be_read() -> None:
+    """Else what is acked next stands behind a batch of its own offset, and is passed over as damage."""
+    disk = SimDisk()
+    log = resting(disk)
+
+    def ends() -> Iterator[RowBatch]:
+        yield row_batch([b"stale"])
+        raise CorruptLog("the source fails")
+
+    disk.fail("read_file", errno.EIO, path="epochs")
+    with pytest.raises(CorruptLog, match="the source fails"):
+        log.append_group(StoredGroup(batches=ends(), batch_count=2, byte_count=1_000), leader_epoch=1, now_us=0)
+    disk.heal()
+    log.append([row_batch([b"acked"])], leader_epoch=1, now_us=0)
+    log.sync()
+    again = open_log(disk.after_crash("lost"), boot_id="next")
+    commit(again)
+    assert [value for _, _, value in records(again)] == [b"before", b"acked"]
+
+
+def test_a_write_that_cannot_be_taken_back_fails_the_log_also_where_epochs_cannot_be_read() -> None:
+    disk = SimDisk()
+    log = resting(disk)
+    disk.fail("write", errno.EIO, path=".arrows", short=100)
+    disk.fail("read_file", errno.EIO, path="epochs")
+    with pytest.raises(StorageFailed):
+        log.append([row_batch([b"x"])], leader_epoch=1, now_us=0)
+    assert log.failure is not None
