@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -43,7 +43,7 @@ from spark_liftlog.reading.heads import HeadWatch
 from spark_liftlog.reading.offsets import Key, Offset, Position, decode, encode, starting_point
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.positions import keys_of, resolve_where, weighed
-from spark_liftlog.reading.where import ByTime
+from spark_liftlog.reading.where import ByPartition, ByTime
 
 SETTLE_S: Final = 5.0
 """How long a log may end below a position that was read before it counts as truncated."""
@@ -220,8 +220,10 @@ class StreamDriver:
             return {}
         if self._options.selection.pattern is not None or where == "committed":
             return {key: heads.partitions[key].log_start_offset for key in new}
-        if not isinstance(where, str | ByTime):
-            where = {stream: offsets for stream, offsets in where.items() if stream not in start.incarnations}
+        if isinstance(where, ByTime) and not isinstance(where.at_ms, int):
+            where = replace(where, at_ms=_without(where.at_ms, start.incarnations))
+        elif not isinstance(where, str | ByTime):
+            where = _without(where, start.incarnations)
         found = resolve_where(
             self._cluster,
             new,
@@ -411,6 +413,10 @@ class StreamDriver:
             )
         self._warned.add(str(left_out))
         log.warning("source.streams_left_out streams=%s note=their positions are kept", ",".join(left_out))
+
+
+def _without(places: ByPartition, streams: Container[str]) -> ByPartition:
+    return {stream: found for stream, found in places.items() if stream not in streams}
 
 
 def _bounds(start: Offset | None, end: Offset) -> dict[Key, tuple[int, int]]:

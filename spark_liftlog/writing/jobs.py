@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.api.errors import SinkBatchRegressed, SinkFenced, StageLost, UnknownSink
+from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, StageLost, UnknownSink
 from broker.client.http.brokers import Brokers
 from broker.client.sinks import Sink, Stage
 from spark_liftlog.writing.digest import as_text, together
@@ -60,9 +60,18 @@ class Job:
         """Make what the tasks staged visible, once.
 
         Raises:
-            LiftlogError: it is not, or nobody knows; a job without a transaction must not simply be run again then if
-                the error's field `sent` is true.
+            LiftlogError: it is not, or nobody knows: the text then says so. A job without a transaction must not simply
+                be run again then.
         """
+        try:
+            self._commit(messages, brokers, deadline_s)
+        except LiftlogError as error:
+            if self.version is not None or not error.fields.get("sent"):
+                raise
+            text = f"{error}; the rows may have been written all the same: look before you run the job again"
+            raise type(error)(text, **error.fields) from error
+
+    def _commit(self, messages: Sequence[Any], brokers: Brokers, deadline_s: float) -> None:
         written = [message for message in messages if isinstance(message, Written)]
         stages = [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages]
         if self.version is None and not stages:
@@ -85,11 +94,9 @@ class Job:
                 digest=as_text(together(message.digest for message in written)),
                 on_repeat_with_other_rows="refuse" if self.version is None else "keep_first",
             )
-        except SinkBatchRegressed:
-            if self.version is None:
-                raise
-        except SinkFenced:
-            # Another job of the application has committed since. If it was this version, or a later one, all is well.
+        except (SinkBatchRegressed, SinkFenced):
+            # If another job of the application has committed this version or a later one, all is well. The sink may
+            # have been reset instead: then nobody has written these rows.
             if self.version is None or not _is_past(sink, self.version):
                 raise
         else:

@@ -27,7 +27,7 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path
 from broker.client.writing.append import Appender
 from broker.client.writing.outgoing import default_subject
-from spark_liftlog.errors import ModeRefused, for_spark, shown_to_spark
+from spark_liftlog.errors import ModeRefused, shown_to_spark
 from spark_liftlog.reading.task import session
 from spark_liftlog.writing.digest import as_text, together
 from spark_liftlog.writing.jobs import Job
@@ -70,6 +70,7 @@ class LiftlogWriter(DataSourceArrowWriter):
         self._columns = checked_columns(schema, options)
         self._job = Job.of(options) if options.is_exactly_once else None
 
+    @shown_to_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         job = self._job
         if job is not None and job.is_done(brokers_of(self._options), self._options.delivery_timeout_s):
@@ -97,13 +98,10 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._columns = checked_columns(schema, options)
 
+    @shown_to_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        run = None
-        if self._options.is_exactly_once:
-            try:
-                run = streaming_run(self._options.sink_id, self._options.checkpoint)
-            except LiftlogError as error:
-                raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
+        options = self._options
+        run = streaming_run(options.sink_id, options.checkpoint) if options.is_exactly_once else None
         return write_task(iterator, self._columns, self._options, run)
 
     @shown_to_spark
@@ -114,17 +112,20 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
         run, epoch = known
         written = [message for message in messages if isinstance(message, Written)]
         sink = sink_of(brokers_of(self._options), run, self._options.delivery_timeout_s, epoch)
+        digest = as_text(together(message.digest for message in written))
         done = sink.commit(
             batchId,
             [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages],
-            digest=as_text(together(message.digest for message in written)),
+            digest=digest,
             attributes={} if run.checkpoint is None else {"checkpoint": run.checkpoint},
             on_repeat_with_other_rows=self._options.on_repeat,
         )
         if done.outcome == "already_done":
-            decided = done.sink.last.rows if done.sink.last is not None else 0
-            rows = sum(message.row_count for message in written)
-            log.warning("sink.repeated sink=%s batch_id=%d rows=%d decided_rows=%d", run.sink, batchId, rows, decided)
+            last = done.sink.last
+            rows, decided = sum(message.row_count for message in written), 0 if last is None else last.rows
+            is_same = last is not None and (last.rows, last.digest) == (rows, digest)
+            text = "sink.repeated sink=%s batch_id=%d rows=%d decided_rows=%d is_same=%s"
+            log.warning(text, run.sink, batchId, rows, decided, is_same)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         abort(messages, self._options, f" batch_id={batchId}")
@@ -166,7 +167,7 @@ def write_task(
     Args:
         run: For whom they are staged; None: they are appended.
     Raises:
-        LiftlogSparkError: not all of them were written; appended ones stay, staged ones will not be seen.
+        LiftlogError: not all of them were written; appended ones stay, staged ones will not be seen.
     """
     brokers = brokers_of(options)
     staging: Staging | None = None
@@ -190,8 +191,6 @@ def write_task(
             staging.discard()
         if run is not None and isinstance(error, LiftlogError) and is_stale(error):
             forget(brokers, run)
-        if isinstance(error, LiftlogError):
-            raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
         raise
     if router.bad_count:
         log.warning("sink.dead_letters task=%d rows=%d stream=%s", task, router.bad_count, options.dead_letter_stream)

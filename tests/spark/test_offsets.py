@@ -81,6 +81,18 @@ def test_streams_are_added_to_a_query_and_left_out_of_it(client: Client) -> None
         latest(reader, one)
 
 
+def test_a_stream_is_added_that_begins_at_a_time_of_its_own(client: Client) -> None:
+    a, b = (Stream.create(client, f"timed-{name}", partitions=1) for name in "ab")
+    a.append(3)
+    b.append(5)
+    with reading(a.address, stream=a.name, startingOffsetsByTimestamp=f'{{"{a.name}": {{"0": 0}}}}') as reader:
+        one = latest(reader)
+    both = f'{{"{a.name}": {{"0": 0}}, "{b.name}": {{"0": 0}}}}'
+    with reading(a.address, streams=f"{a.name},{b.name}", startingOffsetsByTimestamp=both) as reader:
+        two = latest(reader, one)
+        assert rows_of(reader, one, two) == records(b, (0, 0, 5))
+
+
 def test_only_the_partitions_that_are_named_are_read(stream: Stream) -> None:
     stream.append(4)
     only = f'{{"{stream.name}": [0, 2]}}'

@@ -49,6 +49,17 @@ def test_a_replayed_batch_with_its_rows_elsewhere_is_not_written_again(stream: S
     assert found(stream) == ["a", "b", "c", "d"]
 
 
+def test_the_driver_is_told_whether_a_repeated_batch_had_the_same_rows(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    Query(stream).batch(0, values("a", "b"), values("c"))
+    Query(stream, run="run-2").batch(0, values("c"), values("b", "a"))
+    assert "rows=3 decided_rows=3 is_same=True" in caplog.text
+    Query(stream, run="run-3").batch(0, values("a", "b"), values("d"))
+    assert "rows=3 decided_rows=3 is_same=False" in caplog.text
+    assert found(stream) == ["a", "b", "c"]
+
+
 def test_a_replay_with_another_number_of_rows_is_refused_or_dropped_if_chosen(stream: Stream) -> None:
     Query(stream).batch(0, values("a", "b"))
     with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_ROWS_DIFFER: .*batch 0 with 2 rows, .* has 3"):
@@ -315,6 +326,17 @@ def test_a_transaction_is_written_once_and_lower_ones_are_skipped(
     run_job(job(stream, txnAppId="other", txnVersion="4"), values("d"))
     run_job(job(stream, txnAppId="etl", txnVersion="7"), values("e"))
     assert found(stream) == ["a", "b", "d", "e"]
+
+
+def test_a_version_that_nobody_wrote_is_not_skipped_because_the_sink_was_reset(stream: Stream, client: Client) -> None:
+    first = job(stream, txnAppId="reset", txnVersion="7")
+    run_job(first, values("a"))
+    assert first._job is not None
+    client.sink(first._job.run.sink).reset(10)
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_BATCH_REGRESSED: .* reset to begin with batch 10"):
+        run_job(job(stream, txnAppId="reset", txnVersion="8"), values("b"))
+    run_job(job(stream, txnAppId="reset", txnVersion="10"), values("c"))
+    assert found(stream) == ["a", "c"]
 
 
 def test_two_jobs_of_one_transaction_at_once_write_it_once(stream: Stream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -9,14 +10,24 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
-from broker.api.errors import InvalidRecords, InvalidSetting, InvalidSubject, RecordTooLarge, UnknownPartition
+from broker.api.errors import (
+    InvalidRecords,
+    InvalidSetting,
+    InvalidSubject,
+    RecordTooLarge,
+    Unavailable,
+    UnknownPartition,
+)
 from broker.api.schema import HEADERS_TYPE
-from spark_liftlog.errors import ModeRefused
+from broker.client.http.brokers import Brokers
+from broker.client.sinks import Sink, Stage
+from spark_liftlog.errors import LiftlogSparkError, ModeRefused
 from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing.digest import Sums, digest_of, together
+from spark_liftlog.writing.jobs import Job
 from spark_liftlog.writing.partitioner import partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
-from spark_liftlog.writing.run import checkpoint_name
+from spark_liftlog.writing.run import Written, checkpoint_name
 from spark_liftlog.writing.sink_options import SinkOptions, checkpoint_place
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
@@ -29,6 +40,31 @@ def test_overwriting_a_log_is_refused(writer: type[LiftlogWriter] | type[Liftlog
     with pytest.raises(ModeRefused, match="append") as caught:
         writer(OPTIONS, VALUE, overwrite=True)
     assert caught.value.reason == "mode"
+
+
+def test_a_task_that_reaches_no_broker_says_so_with_a_code() -> None:
+    """Also where it asks before it writes."""
+    options = replace(OPTIONS, delivery_timeout_s=0.001, txn_app_id="etl", txn_version=1)
+    with pytest.raises(LiftlogSparkError, match=r"^LIFTLOG_UNAVAILABLE: "):
+        LiftlogWriter(options, VALUE, overwrite=False).write(iter([]))
+
+
+@pytest.mark.parametrize("sent, version, is_told", [(True, None, True), (False, None, False), (True, 3, False)])
+def test_a_job_of_which_nobody_knows_says_so(
+    monkeypatch: pytest.MonkeyPatch, sent: bool, version: int | None, is_told: bool
+) -> None:
+    """A scheduler that runs it again would write it twice, unless it is a transaction."""
+
+    def unanswered(*_: object, **__: object) -> None:
+        raise Unavailable("nobody answers", **({"sent": True} if sent else {}))
+
+    monkeypatch.setattr(Sink, "commit", unanswered)
+    stages = (Stage(stream="s", partition=0, stage="0" * 32, parts=1, rows=1),)
+    options = replace(OPTIONS, txn_app_id=None if version is None else "etl", txn_version=version)
+    job = Job.of(options)
+    with pytest.raises(Unavailable) as caught:
+        job.commit([Written(task=0, row_count=1, run=job.run, epoch=1, stages=stages)], Brokers("localhost:1"), 0.001)
+    assert ("written all the same" in str(caught.value)) == is_told
 
 
 def test_the_columns_of_a_record_are_taken_in_any_order_and_case() -> None:
