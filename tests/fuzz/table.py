@@ -25,5 +25,9 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/cli/commands/dump.py": "shows what scan and read_header found (targets segment, batch)",
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
     "broker/storage/log.py": "applies what file-state decodes",
+    "broker/raft/core.py": "applies commands that the journal's CRC has passed (tests/sim/raft); no port is open yet",
+    "broker/raft/journal.py": "torn writes and flipped bits: tests/unit/raft, tests/sim/raft",
+    "broker/raft/snapshots.py": "pieces of a snapshot: tests/sim/raft; no port is open yet",
+    "broker/raft/wire.py": "messages between voters: tests/unit/raft/test_wire.py; no port is open yet",
     "spark_liftlog/writing/digest.py": "a sum over Arrow columns that Spark hands over: every buffer has one",
 }

@@ -55,6 +55,7 @@ print(hashlib.sha256("\\n".join(cluster.trace).encode()).hexdigest())
 """
 
 
+@pytest.mark.process
 def test_a_seed_repeats_itself_whatever_the_hashes_of_this_process() -> None:
     digests = {
         subprocess.run(

@@ -236,7 +236,7 @@ def pinned_anew_beside_its_own_group() -> None:
         store.pin(named, sink=SINK, epoch=other.epoch, batch_id=0)
     for partition in rig.partitions:
         rig.append(partition.partition, b"after")
-        partition.trim(partition.log.high_watermark)
+        partition.replica.trim(partition.log.high_watermark)
     ends = [partition.log.log_end_offset for partition in rig.partitions]
     rig.sinks.complete(SINK)
     assert [partition.log.log_end_offset for partition in rig.partitions] == ends, "appended once more"
