@@ -4,10 +4,14 @@ catalog.py     streams: `apply(command) -> result`; whatever is known is part of
 cluster.py     brokers and partitions: the state, and what several commands do with it
 broker_commands.py     a broker starts, lives, fails, stops, goes
 partition_commands.py  elections, in-sync replicas, step-outs, reassignment
+controller.py  what the broker that leads Raft does by itself: sessions, elections at their deadline, balance
+session.py     a session, as the broker itself counts it
+rescue.py      the catalog has lost commands: it is fitted to the logs
+growth.py      a stream gets more partitions, or more replicas
 partition.py   one partition, and how it may change
 placement.py   where new replicas go
 fields.py      fields of commands, checked
-info.py        what it knows of one stream, and of one broker
+info.py        what it knows of one stream, of one broker, of a rescue
 overlap.py     which subjects can carry the same message
 journal.py     commands as lines of a file: encoding and checked decoding (the runtime does the I/O)
 """

@@ -1,6 +1,6 @@
 """Commands of brokers: they start, live, fail, stop and go. Each function takes one, and returns its result.
 
-    form_cluster       cluster_id                          once
+    form_cluster       cluster_id                          once; feature_level (optional): what it begins with
     register_broker    broker_id, incarnation, http, grpc  a process has started: its former self leads nothing any more
                        rack, after, feature_level_max      (optional) after: the registration that it replaces, or 0
                        epoch_seen                          (optional) the greatest leader epoch in its logs
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from broker.api.errors import InvalidRequest
 from broker.metadata import fields
-from broker.metadata.cluster import FEATURE_LEVEL, Cluster
+from broker.metadata.cluster import FEATURE_LEVEL, FEATURE_LEVEL_FIRST, Cluster
 from broker.metadata.info import BrokerInfo
 from broker.metadata.partition import Who
 
@@ -36,6 +36,8 @@ def _form(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     cluster_id = fields.text(command, "cluster_id")
     if cluster.cluster_id not in (None, cluster_id):
         raise InvalidRequest(f"this is cluster {cluster.cluster_id}, not {cluster_id}", cluster_id=cluster.cluster_id)
+    if cluster.cluster_id is None and not cluster.brokers:
+        cluster.feature_level = _known_level(fields.whole(command, "feature_level", FEATURE_LEVEL_FIRST, least=1))
     cluster.cluster_id = cluster_id
     return {"cluster_id": cluster_id}
 
@@ -47,7 +49,7 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     known = cluster.brokers.get(broker)
     before = known.registration if known else 0
     if "after" in command and fields.whole(command, "after") != before:
-        raise InvalidRequest(f"broker {broker} has registration {before} by now", registration=before)
+        raise InvalidRequest(f"broker {broker} now has registration {before}", registration=before)
     if level < cluster.feature_level:
         raise InvalidRequest(f"broker {broker} knows feature level {level}, the cluster has {cluster.feature_level}")
     own = [(at, state) for at, state in cluster.partitions.items() if broker in state.replicas]
@@ -79,6 +81,7 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     cluster.commit(changed, number)
     cluster.brokers[broker] = info
     cluster.epoch_last = number
+    cluster.forget_logs(broker)
     return {"registration": number, "leader_epoch": number, "lost": sorted(lost)}
 
 
@@ -140,10 +143,16 @@ def _confirm_deleted(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, 
 def _set_feature_level(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     level = fields.whole(command, "level", least=cluster.feature_level)
     behind = sorted(b.broker_id for b in cluster.brokers.values() if b.feature_level_max < level)
-    if behind or level > FEATURE_LEVEL:
-        raise InvalidRequest(f"feature level {level} is not known to {', '.join(behind) or 'this release'}")
-    cluster.feature_level = level
+    if behind:
+        raise InvalidRequest(f"feature level {level} is not known to {', '.join(behind)}")
+    cluster.feature_level = _known_level(level)
     return {"feature_level": level}
+
+
+def _known_level(level: int) -> int:
+    if level > FEATURE_LEVEL:
+        raise InvalidRequest(f"feature level {level} is not known to this release, which has {FEATURE_LEVEL}")
+    return level
 
 
 KINDS: Final[Mapping[str, Handler]] = {

@@ -7,12 +7,14 @@ commands in the same order give the same catalog on every broker, so it can be r
 A command is judged before it is written to a journal: one that would be refused is not written. `apply`
 judges it again, so a journal that holds a refused one all the same gives everybody the same catalog.
 
-Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`, `partition_commands.py`):
+Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`, `partition_commands.py`, `rescue.py`):
     create_stream    name, incarnation, created_us, settings, internal
                      replication_factor, min_insync_replicas  (optional) its partitions are placed on so many brokers
     alter_stream     name, settings
     set_state        name, paused and/or read_only
-    add_partitions   name, partitions                         the new count
+    add_partitions   name, partitions                         the new count; of a placed stream once it is confirmed:
+    confirm_partitions  name, incarnation, partitions, broker_id, registration, leaders [[partition, leader epoch]]
+    raise_replication   name, replication_factor, min_insync_replicas (optional)
     delete_stream    name
     forget_deleted   incarnations                             of deleted streams whose folders are gone
     register_producer  name (optional)                        an idempotent producer begins: an id and its epoch
@@ -33,6 +35,8 @@ M5  Producer ids count from 1 and are never given out twice. Under a name the id
     registration, which fences the earlier ones; without a name the epoch is 0.
 M6  A deleted incarnation is remembered, also in snapshots, until its folders are known to be gone, on every broker.
 M7  A command takes effect as a whole or is refused, and then changes nothing. `judge` says beforehand which.
+M8  A command has effect only where the cluster has its feature level, at its place in the journal: every broker knows
+    it there, and a journal that holds one from before gives everybody the same catalog, after an upgrade too.
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -54,7 +58,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.api.stream import UNALTERABLE, StreamSettings, check_name, settings_from
-from broker.metadata import broker_commands, fields, partition_commands
+from broker.metadata import broker_commands, fields, growth, partition_commands, rescue
 from broker.metadata.cluster import Cluster
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
 from broker.metadata.overlap import SubjectTree, subjects_of
@@ -65,11 +69,14 @@ COMMAND_VERSION: Final = 1
 SNAPSHOT_VERSION: Final = 2
 REQUESTS_REMEMBERED: Final = 1024
 PRODUCER_NAMES_MAX: Final = 10_000
-_CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS}
+SINCE: Final[dict[str, int]] = {}
+"""Commands by the feature level that they came with; those that are not here have the first (M8)."""
+_CLUSTER_KINDS: Final = {**broker_commands.KINDS, **partition_commands.KINDS, **rescue.KINDS}
 _MOVED: Final = (
     "from {before} to {after} partitions: a key that was in one partition may be in another from now on, so its order"
     " across the change is not kept"
 )
+_NEXT: Final = "{} partitions are being made; until each leader has confirmed that, there are {}"
 
 
 @dataclass(slots=True)
@@ -146,8 +153,14 @@ class Catalog:
     def _dispatch(self, command: Mapping[str, Any]) -> Any:
         if command.get("v") != COMMAND_VERSION:
             raise InvalidRequest(f"command version {command.get('v')!r}, this release knows {COMMAND_VERSION}")
-        match command["kind"]:
+        kind = fields.text(command, "kind")
+        if (level := SINCE.get(kind, 0)) > self.cluster.feature_level:
+            raise InvalidRequest(f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}")
+        rescue.check_kind(self.cluster, kind)
+        match kind:
             case kind if kind in _CLUSTER_KINDS:
+                if kind == "reassign":
+                    self._check_target(command)
                 result = _CLUSTER_KINDS[kind](self.cluster, command)
                 for incarnation in result.get("forgotten", ()):
                     self.deleted.pop(incarnation, None)
@@ -160,6 +173,10 @@ class Catalog:
                 return self._set_state(command)
             case "add_partitions":
                 return self._add_partitions(command)
+            case "confirm_partitions":
+                return self._confirm_partitions(command)
+            case "raise_replication":
+                return self._raise_replication(command)
             case "delete_stream":
                 return self._delete(command)
             case "forget_deleted":
@@ -268,19 +285,49 @@ class Catalog:
                 value=after,
             )
         settings = settings_from({"partitions": after}, base=existing.settings)
-        if after == before:
+        if after == (existing.partitions_next or before):
             return {"stream": existing.as_dict()}
-        if factor := self._factor(existing):
-            least = self.cluster.partitions[existing.incarnation, 0].min_insync_replicas
-            places = self.cluster.place_replicas(after - before, factor)
-            self.cluster.add_stream(existing.incarnation, places, first=before, min_insync=min(least, factor))
+        if after < existing.partitions_next:
+            raise InvalidSetting(
+                f"stream {existing.name!r} is about to have {existing.partitions_next} partitions",
+                key="partitions",
+                value=after,
+            )
+        if not self._factor(existing):
+            return self._grown(existing, settings)
+        growth.place_partitions(self.cluster, existing, after)
+        return self._put(replace(existing, partitions_next=after), existing.settings, _NEXT.format(after, before))
+
+    def _confirm_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        existing = self._live(command["name"])
+        result = growth.confirm(self.cluster, existing, command)
+        if result["waiting"]:
+            return {"stream": existing.as_dict(), **result}
+        settings = settings_from({"partitions": existing.partitions_next}, base=existing.settings)
+        return {**self._grown(replace(existing, partitions_next=0), settings), **result}
+
+    def _grown(self, existing: StreamInfo, settings: StreamSettings) -> dict[str, Any]:
+        before, after = existing.settings.partitions, settings.partitions
         moved = settings.partition_by != "subject_suffix"
         return self._put(existing, settings, *([_MOVED.format(before=before, after=after)] if moved else []))
+
+    def _raise_replication(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        existing = self._live(command["name"])
+        if not self._factor(existing):
+            raise InvalidRequest(f"stream {existing.name!r} is not placed: it has no replicas", stream=existing.name)
+        _check_fsync(existing.settings, fields.whole(command, "replication_factor", least=1))
+        return growth.raise_replication(self.cluster, existing, command)
+
+    def _check_target(self, command: Mapping[str, Any]) -> None:
+        incarnation, _ = fields.place(command)
+        for info in self.streams.values():
+            if info.incarnation == incarnation:
+                _check_fsync(info.settings, len(fields.names(command, "replicas")))
 
     def _outer(self, name: str, verb: str) -> StreamInfo:
         info = self._live(name)
         if info.internal:
-            raise InvalidRequest(f"stream {name!r} is internal: one cannot {verb} it", stream=name)
+            raise InvalidRequest(f"stream {name!r} is internal: you cannot {verb} it", stream=name)
         return info
 
     def _delete(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,7 +353,7 @@ class Catalog:
         check_name(name, what="producer")
         if name not in self.producers and len(self.producers) >= PRODUCER_NAMES_MAX:
             raise InvalidRequest(
-                f"{PRODUCER_NAMES_MAX} producers have names: so many may; others go without", limit=PRODUCER_NAMES_MAX
+                f"{PRODUCER_NAMES_MAX} producers have names, which is the limit", limit=PRODUCER_NAMES_MAX
             )
         producer_id, epoch = self.producers.get(name, (self.producer_id_last + 1, -1))
         self.producer_id_last = max(self.producer_id_last, producer_id)
@@ -328,7 +375,7 @@ class Catalog:
             )
         if epoch < current:
             raise ProducerFenced(
-                f"producer {producer_id} has epoch {current} by now, {epoch} is fenced",
+                f"producer {producer_id} now has epoch {current}; epoch {epoch} is fenced",
                 producer_id=producer_id,
                 producer_epoch=current,
             )

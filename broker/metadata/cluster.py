@@ -25,12 +25,15 @@ from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition
 from broker.metadata import fields
-from broker.metadata.info import BrokerInfo
+from broker.metadata.info import BrokerInfo, Rescue, rescue_from
 from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 
 FEATURE_LEVEL: Final = 1
 """What this release knows."""
+FEATURE_LEVEL_FIRST: Final = 1
+"""What a catalog begins with, in every release: one that began with its own would replay the journal of another release
+to another end. `form_cluster` may say more."""
 
 
 @dataclass(slots=True)
@@ -40,20 +43,23 @@ class Cluster:
     Attributes:
         leftovers: Replicas that a broker still has to delete (C5).
         reports: Of leaders that cannot be reached: epoch, and when which broker said so (ms).
+        confirmed: How many partitions there will be, as the present leader knows by its own word (`growth.G1`).
     """
 
     brokers: dict[str, BrokerInfo] = field(default_factory=dict)
     partitions: dict[Place, PartitionState] = field(default_factory=dict)
     leftovers: dict[str, frozenset[Place]] = field(default_factory=dict)
     reports: dict[Place, tuple[int, dict[str, int]]] = field(default_factory=dict)
+    rescue: Rescue | None = None
+    confirmed: dict[Place, int] = field(default_factory=dict)
     epoch_last: int = 0
-    feature_level: int = FEATURE_LEVEL
+    feature_level: int = FEATURE_LEVEL_FIRST
     cluster_id: str | None = None
 
     def copy(self) -> Cluster:
         """One that may be changed without changing this one."""
         tables = (dict(self.brokers), dict(self.partitions), dict(self.leftovers), dict(self.reports))
-        return Cluster(*tables, self.epoch_last, self.feature_level, self.cluster_id)
+        return Cluster(*tables, self.rescue, dict(self.confirmed), self.epoch_last, self.feature_level, self.cluster_id)
 
     def who(self, *, without: str | None = None) -> Who:
         """The brokers as an election sees them."""
@@ -80,6 +86,7 @@ class Cluster:
         for at in self.places_of(incarnation):
             self.leave_behind(at, self.partitions.pop(at).replicas)
             self.reports.pop(at, None)
+            self.confirmed.pop(at, None)
 
     def places_of(self, incarnation: str) -> list[Place]:
         """The partitions of a stream, in order."""
@@ -113,6 +120,12 @@ class Cluster:
             if state.leader is not None and fit and state.leader != fit[0]:
                 changed[at] = state.led_by(fit[0], epoch, who)
         return self.commit(changed, epoch)
+
+    def begin_epoch(self, places: Iterable[Place]) -> list[Any]:
+        """Whoever leads one of these goes on in another epoch, and nobody has confirmed anything (`growth.G2`)."""
+        epoch, who = self.epoch_last + 1, self.who()
+        states = {at: self.partitions[at] for at in places}
+        return self.commit({at: s.led_by(s.leader, epoch, who) for at, s in states.items() if s.leader}, epoch)
 
     def present(self, command: Mapping[str, Any]) -> BrokerInfo:
         """The broker that a command names, by its present registration, and live."""
@@ -153,6 +166,10 @@ class Cluster:
         still = {incarnation for places in self.leftovers.values() for incarnation, _ in places}
         return sorted({incarnation for incarnation, _ in had & gone} - still)
 
+    def forget_logs(self, broker: str) -> None:
+        """What a broker has reported for a rescue may be so no more (`rescue.Q2`)."""
+        self.rescue = self.rescue and self.rescue.without(broker)
+
     # -- the change itself ------------------------------------------------------------------------------------
 
     def commit(self, changed: Mapping[Place, PartitionState], epoch: int, fresh: Iterable[Place] = ()) -> list[Any]:
@@ -175,6 +192,7 @@ class Cluster:
             if after.leader_epoch != before.leader_epoch:
                 self.epoch_last = epoch
                 self.reports.pop(at, None)
+                self.confirmed.pop(at, None)
                 moved.append([*at, after.leader])
         return moved
 
@@ -189,6 +207,8 @@ class Cluster:
             "partitions": [[*at, state.as_dict()] for at, state in sorted(self.partitions.items())],
             "leftovers": [[broker, sorted(map(list, self.leftovers[broker]))] for broker in sorted(self.leftovers)],
             "reports": [[*at, epoch, said] for at, (epoch, said) in sorted(self.reports.items())],
+            **({"rescue": self.rescue.as_dict()} if self.rescue else {}),
+            "confirmed": [[*at, count] for at, count in sorted(self.confirmed.items())],
         }
 
     @classmethod
@@ -199,6 +219,8 @@ class Cluster:
             partitions={(stream, number): state_from(state) for stream, number, state in value["partitions"]},
             leftovers={broker: frozenset((s, n) for s, n in places) for broker, places in value["leftovers"]},
             reports={(stream, number): (epoch, dict(said)) for stream, number, epoch, said in value["reports"]},
+            rescue=rescue_from(value["rescue"]) if "rescue" in value else None,
+            confirmed={(stream, number): count for stream, number, count in value["confirmed"]},
             epoch_last=epoch_last,
             feature_level=value["feature_level"],
             cluster_id=value["cluster_id"],

@@ -66,13 +66,25 @@ def places(command: Mapping[str, Any], key: str) -> frozenset[Place]:
 
 def replicas(command: Mapping[str, Any], key: str) -> dict[Place, int]:
     """Replicas: [[incarnation of the stream, partition, step-outs], ...]; at least one, each partition once."""
-    value = command.get(key)
-    if not isinstance(value, list) or not value or not all(_is_replica(each) for each in value):
-        raise _unfit(key, value, "a list of [stream, partition, step-outs]")
+    value = rows(command, key, str, int, int)
     found = {(stream, number): step_outs for stream, number, step_outs in value}
-    if len(found) < len(value):
+    if not value or len(found) < len(value):
         raise _unfit(key, value, "a list of partitions, each once")
     return found
+
+
+def rows(command: Mapping[str, Any], key: str, *types: type) -> list[tuple[Any, ...]]:
+    """Lists of so many values each: texts, and whole numbers of 64 bits."""
+    value = command.get(key)
+    fits = isinstance(value, list) and all(
+        isinstance(each, list)
+        and len(each) == len(types)
+        and all(is_int64(v) if kind is int else isinstance(v, kind) for v, kind in zip(each, types, strict=True))
+        for each in value
+    )
+    if not fits or value is None:
+        raise _unfit(key, value, f"a list of lists of {', '.join(kind.__name__ for kind in types)}")
+    return [tuple(each) for each in value]
 
 
 def numbered(command: Mapping[str, Any], key: str) -> dict[str, int]:
@@ -81,16 +93,6 @@ def numbered(command: Mapping[str, Any], key: str) -> dict[str, int]:
     if not isinstance(value, Mapping) or not all(isinstance(k, str) and is_int64(v) for k, v in value.items()):
         raise _unfit(key, value, "an object of whole numbers")
     return dict(value)
-
-
-def _is_replica(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 3
-        and isinstance(value[0], str)
-        and is_int64(value[1])
-        and is_int64(value[2])
-    )
 
 
 def _unfit(key: str, value: Any, wanted: str) -> InvalidRequest:

@@ -1,13 +1,14 @@
-"""What the catalog knows of one stream and of one broker: values, as JSON and back."""
+"""What the catalog knows of one stream, of one broker and of a rescue: values, as JSON and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from broker.api.errors import StaleIncarnation
 from broker.api.stream import StreamSettings, settings_from
+from broker.metadata.partition import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class StreamInfo:
         warnings: What its creator should know, one sentence each.
         paused: Captures nothing and takes no appends until it is resumed; reads go on.
         read_only: Answers every record with an error; reads go on.
+        partitions_next: So many there will be once every leader has confirmed it (`growth.G1`); 0: as `settings` say.
     """
 
     name: str
@@ -31,6 +33,7 @@ class StreamInfo:
     warnings: tuple[str, ...] = ()
     paused: bool = False
     read_only: bool = False
+    partitions_next: int = 0
 
     def check_incarnation(self, asked: str) -> None:
         """Raise StaleIncarnation unless this is the stream that was asked for."""
@@ -54,6 +57,7 @@ class StreamInfo:
             "warnings": list(self.warnings),
             "paused": self.paused,
             "read_only": self.read_only,
+            **({"partitions_next": self.partitions_next} if self.partitions_next else {}),
         }
 
 
@@ -90,6 +94,50 @@ class BrokerInfo:
     def as_dict(self) -> dict[str, Any]:
         """As JSON values: the fields."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue:
+    """A rescue that is under way (`rescue.py`). Its tables are replaced, never changed.
+
+    Attributes:
+        number: What its commands name it by.
+        places: The partitions that there were at its beginning.
+        logs: By broker, what it has reported: partition -> (greatest epoch, log end).
+        excused: Replicas that the operator has given up, as (broker, *place); of a whole broker the place is ("", 0).
+    """
+
+    number: int
+    places: tuple[Place, ...]
+    logs: Mapping[str, Mapping[Place, tuple[int, int]]]
+    excused: frozenset[tuple[str, str, int]] = frozenset()
+
+    def is_excused(self, broker: str, at: Place = ("", 0)) -> bool:
+        """Whether this replica, or all that the broker may have, is given up."""
+        return not self.excused.isdisjoint({(broker, *at), (broker, "", 0)})
+
+    def without(self, broker: str) -> Rescue:
+        """A broker has to report anew."""
+        return replace(self, logs={each: logs for each, logs in self.logs.items() if each != broker})
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values; `rescue_from` reads it back."""
+        return {
+            "number": self.number,
+            "places": [[*at] for at in self.places],
+            "logs": [[b, [[*at, *end] for at, end in sorted(self.logs[b].items())]] for b in sorted(self.logs)],
+            "excused": sorted(map(list, self.excused)),
+        }
+
+
+def rescue_from(value: Mapping[str, Any]) -> Rescue:
+    """Read what `Rescue.as_dict` wrote."""
+    return Rescue(
+        number=value["number"],
+        places=tuple((stream, number) for stream, number in value["places"]),
+        logs={broker: {(s, n): (epoch, end) for s, n, epoch, end in logs} for broker, logs in value["logs"]},
+        excused=frozenset((broker, stream, number) for broker, stream, number in value["excused"]),
+    )
 
 
 def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[Any, Any]]:

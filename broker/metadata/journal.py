@@ -36,7 +36,7 @@ def decode_lines(data: bytes, *, where: str) -> tuple[list[dict[str, Any]], int]
     values: list[dict[str, Any]] = []
     at = 0
     if not data:
-        raise CorruptLog(f"{where}: empty, it begins with a snapshot always")
+        raise CorruptLog(f"{where}: empty, a catalog always begins with a snapshot")
     while at < len(data):
         end = data.find(b"\n", at)
         line = data[at : end if end >= 0 else len(data)]

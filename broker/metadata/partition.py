@@ -19,6 +19,8 @@ P4  Each change takes the next partition epoch, once. So does whatever else coul
 P5  A replica's incarnation is (registration of its broker, number of its step-outs since). It only grows.
 P6  `min_insync_replicas` holds from the partition epoch on that it stands at: who leads takes it and the ISR from one
     and the same state. (With the new ISR and the old minimum it would commit what the last ISR does not have.)
+P7  A leader goes on in another epoch when the replicas become others: it learns who they are, and forgets what they
+    have said, when it begins to lead. (A replica that went and came back has an empty log, and the same incarnation.)
 
 Design: docs/explain/metadata.md. The readings are those of KIP-101, 279, 966 and of two model checkers.
 """
@@ -140,6 +142,10 @@ class PartitionState:
         incarnation = (who.registrations[broker], self.step_outs_of(broker))
         return replace(state, leader=broker, leader_incarnation=incarnation, leader_epoch=epoch).tidied()
 
+    def led_anew(self, epoch: int) -> PartitionState:
+        """Whoever leads goes on in another epoch (P7)."""
+        return self if self.leader is None else replace(self, leader_epoch=epoch)
+
     def settled(self, epoch: int, who: Who, *, need: int | None = None) -> PartitionState:
         """What follows of itself: the end of a reassignment, the first election, another one if nobody leads.
 
@@ -159,6 +165,12 @@ class PartitionState:
                 state = state.led_by(candidates[0], epoch, who)
         return state
 
+    def targeted(self, target: tuple[str, ...], least: int, epoch: int) -> PartitionState:
+        """A reassignment begins: the new replicas come, and catch up (P7)."""
+        replicas = (*self.replicas, *(broker for broker in target if broker not in self.replicas))
+        state = self if replicas == self.replicas else self.led_anew(epoch)
+        return replace(state, replicas=replicas, target=target, target_min=least)
+
     def reassigned(self, epoch: int) -> PartitionState:
         """The reassignment is done as soon as all that are to stay are in sync."""
         target = self.target
@@ -175,7 +187,9 @@ class PartitionState:
             target=None,
             target_min=0,
         ).tidied()
-        return state if state.leader is None or state.leader in target else state.deposed(epoch)
+        if state.leader in target:
+            return state if set(target) == set(self.replicas) else state.led_anew(epoch)
+        return state.deposed(epoch)
 
     # -- as JSON --------------------------------------------------------------------------------------------
 

@@ -120,6 +120,7 @@ def _step_out(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         after = state.stepped_out(broker, lost=why != "fsync")
         changed[at] = (after.deposed(epoch) if state.leader == broker else after).settled(epoch, who)
     moved = cluster.commit(changed, epoch)
+    cluster.forget_logs(broker)
     now = {at: cluster.partitions[at] for at in changed}
     stepped = [[*at, state.step_outs_of(broker)] for at, state in now.items() if broker in state.replicas]
     return {"stepped_out": stepped, "refused": refused, "moved": moved}
@@ -155,9 +156,8 @@ def _reassign(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidRequest(f"no broker {broker!r} is registered")
         if broker not in state.replicas and at in cluster.leftovers.get(broker, ()):
             raise NotReady(f"broker {broker} has not deleted its former replica yet")
-    replicas = (*state.replicas, *(broker for broker in target if broker not in state.replicas))
-    after = replace(state, replicas=replicas, target=target, target_min=least)
     epoch = cluster.epoch_last + 1
+    after = state.targeted(target, least, epoch)
     cluster.commit({at: after.settled(epoch, cluster.who())}, epoch)
     return {"state": cluster.partitions[at].as_dict()}
 

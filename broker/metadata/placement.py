@@ -9,11 +9,13 @@ were chosen the one that is the preferred leader of the fewest partitions comes 
 L1  The replicas of a partition are different brokers.
 L2  They are in as many racks as they can be. A broker without a rack is one of its own.
 L3  In each rack, and of equals of several, the broker with the fewest replicas is taken.
+L4  Who is extended keeps its replicas and their order; the others come by the same rules, and after them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 
@@ -55,20 +57,39 @@ def place(brokers: Sequence[Candidate], partitions: int, replication_factor: int
 
 
 def _place_one(brokers: Sequence[Candidate], replication_factor: int) -> tuple[str, ...]:
-    chosen: list[Candidate] = []
-    in_rack: dict[str, int] = {}
-    while len(chosen) < replication_factor:
-        best = min(
-            (broker for broker in brokers if broker not in chosen),
-            key=lambda broker: (in_rack.get(_rack_of(broker), 0), broker.replicas, broker.preferred, broker.broker_id),
-        )
-        chosen.append(best)
-        in_rack[_rack_of(best)] = in_rack.get(_rack_of(best), 0) + 1
+    chosen = _choose(brokers, [], replication_factor)
     chosen.sort(key=lambda broker: (broker.preferred, broker.broker_id))
-    for broker in chosen:
-        broker.replicas += 1
     chosen[0].preferred += 1
     return tuple(broker.broker_id for broker in chosen)
+
+
+def extend(
+    brokers: Sequence[Candidate], replicas: Sequence[str], replication_factor: int, able: Set[str]
+) -> tuple[str, ...]:
+    """The replicas of a partition, and others of those that are `able` to take one. Counts these in `brokers`.
+
+    Returns:
+        As many as `replication_factor`; fewer if too few are able.
+    """
+    present = [broker for broker in brokers if broker.broker_id in replicas]
+    others = [broker for broker in brokers if broker.broker_id in able and broker.broker_id not in replicas]
+    more = min(replication_factor - len(replicas), len(others))
+    return (*replicas, *(broker.broker_id for broker in _choose(others, present, more)))
+
+
+def _choose(brokers: Sequence[Candidate], present: Sequence[Candidate], count: int) -> list[Candidate]:
+    """So many of the brokers, which are to stand beside those that are present. Counts their replicas."""
+    chosen: list[Candidate] = []
+    in_rack = Counter(_rack_of(broker) for broker in present)
+    while len(chosen) < count:
+        best = min(
+            (broker for broker in brokers if broker not in chosen),
+            key=lambda broker: (in_rack[_rack_of(broker)], broker.replicas, broker.preferred, broker.broker_id),
+        )
+        chosen.append(best)
+        in_rack[_rack_of(best)] += 1
+        best.replicas += 1
+    return chosen
 
 
 def _rack_of(broker: Candidate) -> str:

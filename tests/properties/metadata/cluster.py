@@ -14,6 +14,8 @@ W3  Registrations, leader epochs and partition epochs grow, the latter by one an
 W4  What `alter_isr` was refused once, other than as `not_ready`, it is refused for ever (C4).
 W5  A refused command changes nothing, and `judge` says the same as `apply` (M7).
 W6  A catalog that is restored, or to which the commands are given again, is the same.
+W8  Partitions are added when the leader of each has confirmed them in its epoch, and each has another from then on (G1,
+    G2). A raised replication factor takes nobody away, and leaves the minimum as it is until all have joined (G3).
 W7  What is to be deleted is on somebody's list, and a stream is forgotten with the last entry (C5, M6).
 """
 
@@ -29,6 +31,22 @@ from broker.metadata.partition import PartitionState, Place
 
 BROKERS = ("a", "b", "c", "d")
 WEIGHTS = {"do_alter": 30, "do_opened": 12, "do_register": 8, "do_renew": 8, "do_remove": 1, "do_min_insync": 2}
+CALM = {
+    "do_alter": 30,
+    "do_opened": 12,
+    "do_renew": 12,
+    "do_confirm_partitions": 12,
+    "do_elect_first": 4,
+    "do_add_partitions": 4,
+    "do_raise": 2,
+    "do_report": 4,
+    "do_create": 2,
+    "do_confirm": 2,
+    "do_register": 2,
+    "do_fail": 1,
+}
+PHASE = 40
+"""So many steps are wild, and then as many calm: nothing would ever be finished in wild ones alone."""
 Command = dict[str, Any]
 
 
@@ -51,6 +69,8 @@ class Cluster:
         self.old: list[Command] = []
         self.streams = 0
         self.seen: dict[str, int] = {}
+        self.confirmed: set[tuple[Place, int, int]] = set()
+        self.steps = 0
 
     @property
     def cluster(self) -> Any:
@@ -60,11 +80,12 @@ class Cluster:
 
     def step(self, rng: random.Random) -> None:
         """One command, drawn by `rng` from what means something now; or an old one again."""
-        if self.old and rng.random() < 0.15:
+        self.steps += 1
+        if not self.is_calm and self.old and rng.random() < 0.15:
             command = rng.choice(self.old)
         else:
-            kinds = [name for name in dir(self) if name.startswith("do_")]
-            weights = [WEIGHTS.get(name, 4) for name in kinds]
+            kinds = [name for name in dir(self) if name.startswith("do_") and (not self.is_calm or name in CALM)]
+            weights = [(CALM if self.is_calm else WEIGHTS).get(name, 4) for name in kinds]
             [kind] = rng.choices(kinds, weights)
             drawn = getattr(self, kind)(rng)
             if drawn is None:
@@ -73,6 +94,14 @@ class Cluster:
             self.old.append(command)
         self.apply(command)
 
+    @property
+    def is_calm(self) -> bool:
+        return self.steps // PHASE % 2 == 1
+
+    def off(self, rng: random.Random) -> int:
+        """What a number that somebody names is wrong by."""
+        return 0 if self.is_calm else rng.choice((0,) * 9 + (-1, 1))
+
     def place(self, rng: random.Random) -> Place | None:
         places = sorted(self.cluster.partitions)
         return rng.choice(places) if places else None
@@ -80,7 +109,7 @@ class Cluster:
     def registration(self, broker: str, rng: random.Random) -> int:
         info = self.cluster.brokers.get(broker)
         number = info.registration if info else 0
-        return number + rng.choice((0,) * 9 + (-1, 1))
+        return number + self.off(rng)
 
     def do_create(self, rng: random.Random) -> Command | None:
         if len(self.catalog.streams) >= 2:
@@ -105,13 +134,40 @@ class Cluster:
         if not self.catalog.streams or rng.random() < 0.7:
             return None
         name = rng.choice(sorted(self.catalog.streams))
-        return {"kind": "add_partitions", "name": name, "partitions": min(3, rng.randint(1, 3))}
+        return {"kind": "add_partitions", "name": name, "partitions": rng.randint(1, 4)}
+
+    def do_confirm_partitions(self, rng: random.Random) -> Command | None:
+        growing = [info for info in self.catalog.streams.values() if info.partitions_next]
+        if not growing:
+            return None
+        info = rng.choice(growing)
+        states = {at[1]: s for at, s in self.cluster.partitions.items() if at[0] == info.incarnation}
+        broker = rng.choice(sorted({state.leader for state in states.values() if state.leader} or BROKERS))
+        mine = [number for number, state in states.items() if state.leader == broker or rng.random() < 0.05]
+        leaders = [[n, states[n].leader_epoch - (rng.random() < 0.05)] for n in mine if rng.random() < 0.9]
+        command: Command = {
+            "kind": "confirm_partitions",
+            "name": info.name,
+            "incarnation": info.incarnation,
+            "partitions": info.partitions_next + self.off(rng),
+            "broker_id": broker,
+            "registration": max(0, self.registration(broker, rng)),
+            "leaders": leaders,
+        }
+        return command
+
+    def do_raise(self, rng: random.Random) -> Command | None:
+        if not self.catalog.streams or rng.random() < 0.5:
+            return None
+        name, factor = rng.choice(sorted(self.catalog.streams)), rng.randint(1, 4)
+        command: Command = {"kind": "raise_replication", "name": name, "replication_factor": factor}
+        return command | ({"min_insync_replicas": rng.randint(1, factor)} if rng.random() < 0.5 else {})
 
     def do_register(self, rng: random.Random) -> Command:
         broker = rng.choice(BROKERS)
         own = sorted(at for at, s in self.cluster.partitions.items() if broker in s.replicas)
-        sound = [at for at in own if rng.random() < 0.85]
-        command = {
+        sound = [at for at in own if self.is_calm or rng.random() < 0.85]
+        command: Command = {
             "kind": "register_broker",
             "broker_id": broker,
             "incarnation": f"p{rng.randrange(1 << 30)}",
@@ -129,7 +185,7 @@ class Cluster:
         return command
 
     def do_renew(self, rng: random.Random) -> Command:
-        brokers = [broker for broker in BROKERS if rng.random() < 0.8]
+        brokers = [broker for broker in BROKERS if self.is_calm or rng.random() < 0.8]
         return {"kind": "renew_sessions", "renewals": {b: max(0, self.registration(b, rng)) for b in brokers}}
 
     def do_fail(self, rng: random.Random) -> Command:
@@ -148,7 +204,7 @@ class Cluster:
 
     def replicas(self, broker: str, rng: random.Random) -> list[Any]:
         own = sorted(at for at, s in self.cluster.partitions.items() if broker in s.replicas)
-        chosen = [at for at in own if rng.random() < 0.6]
+        chosen = [at for at in own if self.is_calm or rng.random() < 0.6]
         return [[*at, self.cluster.partitions[at].step_outs_of(broker) + (rng.random() < 0.05)] for at in chosen]
 
     def do_opened(self, rng: random.Random) -> Command:
@@ -194,12 +250,12 @@ class Cluster:
             "stream": at[0],
             "partition": at[1],
             "broker_id": state.leader or rng.choice(BROKERS),
-            "leader_epoch": max(0, state.leader_epoch + rng.choice((0,) * 9 + (-1, 1))),
-            "partition_epoch": max(0, state.partition_epoch + rng.choice((0,) * 9 + (-1, 1))),
+            "leader_epoch": max(0, state.leader_epoch + self.off(rng)),
+            "partition_epoch": max(0, state.partition_epoch + self.off(rng)),
         }
         if is_addition:
             number = info.registration if info else 0
-            incarnation = [max(0, number + rng.choice((0,) * 9 + (-1, 1))), state.step_outs_of(member)]
+            incarnation = [max(0, number + self.off(rng)), state.step_outs_of(member)]
             return {**command, "add": [member, *incarnation]}
         return {**command, "remove": member}
 
@@ -241,9 +297,11 @@ class Cluster:
 
     # -- what is watched
 
-    def apply(self, command: Command) -> None:
+    def apply(self, command: Command) -> dict[str, Any]:
+        """The catalog's result."""
         before = self.catalog.snapshot()
         states = dict(self.cluster.partitions)
+        counts = {name: info.settings.partitions for name, info in self.catalog.streams.items()}
         registrations = {b: info.registration for b, info in self.cluster.brokers.items()}
         epoch_last = self.cluster.epoch_last
         try:
@@ -258,7 +316,7 @@ class Cluster:
             assert self.catalog.snapshot() == before, "W5"
             if command["kind"] == "alter_isr" and result["error"]["reason"] != "not_ready":
                 self.refused.append(command)
-            return
+            return result
         assert command not in self.refused, "W4"
         self.journal.append(command)
         if command["kind"] == "alter_isr":
@@ -273,6 +331,8 @@ class Cluster:
             assert (registrations.get(broker) != info.registration) == is_own, "W3"
         for at, state in self.cluster.partitions.items():
             self.watch(command, result["ok"], at, states.get(at), state)
+        self.watch_growth(command, states, counts)
+        assert {*self.cluster.reports, *self.cluster.confirmed} <= self.cluster.partitions.keys(), "W7: left behind"
         for at in states.keys() - self.cluster.partitions.keys():
             for broker in states[at].replicas:
                 assert at in self.cluster.leftovers[broker], "W7"
@@ -280,6 +340,7 @@ class Cluster:
         to_delete = {stream for left in self.cluster.leftovers.values() for stream, _ in left}
         live = {info.incarnation for info in self.catalog.streams.values()}
         assert set(self.catalog.deleted) == to_delete - live, "W7"
+        return result
 
     def twin(self) -> Catalog:
         """A catalog to try a command on."""
@@ -326,6 +387,30 @@ class Cluster:
             holders = set(now.isr)
         assert {*now.isr, *now.last_isr} == holders, f"W2: {sorted(holders)} have it all"
         self.have_all[at] = holders
+
+    def watch_growth(self, command: Command, states: dict[Place, PartitionState], counts: dict[str, int]) -> None:
+        """W8."""
+        if command["kind"] == "confirm_partitions":
+            for number, epoch in command["leaders"]:
+                at = (command["incarnation"], number)
+                if at in states and (states[at].leader, states[at].leader_epoch) == (command["broker_id"], epoch):
+                    self.confirmed.add((at, epoch, command["partitions"]))
+        for name, info in self.catalog.streams.items():
+            numbers = {at[1] for at in self.cluster.partitions if at[0] == info.incarnation}
+            assert numbers == set(range(info.partitions_next or info.settings.partitions)), "W8"
+            if counts.get(name, info.settings.partitions) != info.settings.partitions:
+                for at in ((info.incarnation, number) for number in numbers):
+                    assert states[at].leader is not None, "W8"
+                    assert (at, states[at].leader_epoch, len(numbers)) in self.confirmed, "W8"
+                    assert self.cluster.partitions[at].leader == states[at].leader, "W8"
+                    assert self.cluster.partitions[at].leader_epoch > states[at].leader_epoch, "W8"
+        if command["kind"] == "raise_replication":
+            for at, before in states.items():
+                now = self.cluster.partitions[at]
+                kept = before.target or before.replicas
+                assert (now.target or now.replicas)[: len(kept)] == kept, "W8"
+                assert set(before.isr) <= set(now.isr), "W8"
+                assert now.min_insync_replicas == before.min_insync_replicas or not now.has_led, "W8"
 
     def lost_by(self, command: Command, ok: dict[str, Any], at: Place, before: PartitionState) -> str | None:
         """Whose log of this partition is gone by a command."""

@@ -1,4 +1,4 @@
-"""Placement against its own definition: L1 to L3 of `placement.py`, for any brokers and racks."""
+"""Placement against its own definition: L1 to L4 of `placement.py`, for any brokers and racks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.metadata.placement import candidates, place
+from broker.metadata.placement import candidates, extend, place
 from tests.support.effort import examples
 
 RACKS = st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["", "r1", "r2", "r3"]), min_size=1)
@@ -24,6 +24,26 @@ def test_replicas_are_spread(racks: dict[str, str], partitions: int, data: st.Da
         assert len(set(replicas)) == factor, "L1"
         most = min(factor, len(set(rack_of.values())))
         assert len({rack_of[broker] for broker in replicas}) == most, "L2"
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(RACKS, st.data())
+def test_more_replicas_go_where_there_are_none(racks: dict[str, str], data: st.DataObject) -> None:
+    """L4: beside what is there, in as many racks as can be, on brokers that may take one and have the least."""
+    names = sorted(racks)
+    present = tuple(data.draw(st.lists(st.sampled_from(names), unique=True)))
+    able = data.draw(st.sets(st.sampled_from(names)))
+    factor = data.draw(st.integers(len(present), len(names)))
+    placed = extend(candidates(racks, ()), present, factor, able)
+    assert placed[: len(present)] == present, "L4"
+    chosen = placed[len(present) :]
+    assert len(set(placed)) == len(placed), "L1"
+    assert set(chosen) <= able
+    assert len(placed) == min(factor, len(present) + len(able - set(present)))
+    rack_of = {broker: rack or f"alone {broker}" for broker, rack in racks.items()}
+    taken = {rack_of[broker] for broker in present}
+    new = {rack_of[broker] for broker in able - set(present)} - taken
+    assert len({rack_of[broker] for broker in chosen} - taken) == min(len(new), len(chosen)), "L2"
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -2,10 +2,12 @@
 
 register a [sound=yes] [behind=yes] [after=3]    with its folder, or without
 renew a b, fail a, stop a, remove a
-create 3 min=2, add-partition, delete, confirm a
+create 3 min=2, delete, confirm a
+add-partitions 2, confirm-partitions a [of=2] [epoch=3], raise 3 [min=2], settings fsync=interval
 opened a, elect-first, preferred, unclean a, min-insync 1, reassign a,b,d [min=2]
 alter a add=b | remove=b [epoch=1] [pe=2] [incarnation=1,0]
 report b at=100, step-out a why=damage
+form, begin-rescue [last=5], logs a [seen=9] 0=3:7 (epoch:end), excuse a [0], end-rescue [a b c]
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ class Scenario:
         match verb:
             case "register":
                 optional: dict[str, Any] = {"after": int(values["after"])} if "after" in values else {}
+                folders = sorted(n for (_, n), s in self.catalog.cluster.partitions.items() if broker in s.replicas)
                 for key in ("sound", "behind"):
-                    optional[key] = {"i1": [0]} if key in values else {}
+                    optional[key] = {"i1": folders} if key in values else {}
                 return {
                     "kind": "register_broker",
                     "broker_id": broker,
@@ -76,12 +79,42 @@ class Scenario:
                     "replication_factor": int(words[0]),
                     **({"min_insync_replicas": int(values["min"])} if "min" in values else {}),
                 }
+            case "add-partitions":
+                return {"kind": "add_partitions", "name": "s", "partitions": int(words[0])}
+            case "confirm-partitions":
+                count = int(values.get("of", self.catalog.streams["s"].partitions_next))
+                led = [(n, s) for (_, n), s in self.catalog.cluster.partitions.items() if s.leader == broker]
+                leaders = [[n, int(values.get("epoch", s.leader_epoch))] for n, s in led]
+                named = {"name": "s", "incarnation": "i1", "partitions": count, "leaders": leaders}
+                return {"kind": "confirm_partitions", **by, **named}
+            case "raise":
+                least = {"min_insync_replicas": int(values["min"])} if "min" in values else {}
+                return {"kind": "raise_replication", "name": "s", "replication_factor": int(words[0]), **least}
+            case "form":
+                return {"kind": "form_cluster", "cluster_id": "c"}
+            case "begin-rescue":
+                last = int(values.get("last", self.catalog.epoch_last))
+                return {"kind": "begin_rescue", "cluster_id": "c", "epoch_last": last}
+            case "logs":
+                logs = [["i1", int(n), *map(int, end.split(":"))] for n, end in values.items() if n.isdigit()]
+                seen = int(values.get("seen", -1))
+                return {"kind": "report_logs", **by, "rescue": self.rescue(), "epoch_seen": seen, "logs": logs}
+            case "excuse":
+                named = {"partitions": {"i1": [int(words[1])]}} if len(words) > 1 else {}
+                return {"kind": "excuse_replicas", "broker_id": broker, "rescue": self.rescue(), **named}
+            case "end-rescue":
+                there = words or sorted(self.catalog.brokers)
+                return {"kind": "end_rescue", "rescue": self.rescue(), "brokers": there}
+            case "settings":
+                return {"kind": "alter_stream", "name": "s", "settings": values}
             case "delete":
                 return {"kind": "delete_stream", "name": "s"}
             case "confirm":
-                return {"kind": "confirm_deleted", "broker_id": broker, **ALL}
+                left = sorted(n for _, n in self.catalog.cluster.leftovers.get(broker, ()))
+                return {"kind": "confirm_deleted", "broker_id": broker, "partitions": {"i1": left}}
             case "opened":
-                return {"kind": "report_opened", **by, "replicas": [[*AT, step_outs]]}
+                own = sorted(at for at, s in self.catalog.cluster.partitions.items() if broker in s.replicas)
+                return {"kind": "report_opened", **by, "replicas": [[*at, step_outs] for at in own]}
             case "step-out":
                 return {"kind": "step_out", **by, "replicas": [[*AT, step_outs]], "why": values["why"]}
             case "elect-first":
@@ -114,6 +147,10 @@ class Scenario:
         numbers = [int(number) for number in values.get("incarnation", present).split(",")]
         return {**command, "add": [member.broker_id, *numbers]}
 
+    def rescue(self) -> int:
+        under_way = self.catalog.cluster.rescue
+        return under_way.number if under_way else 0
+
     def state(self) -> str:
         cluster = self.catalog.cluster
         dead = [b for b, info in sorted(cluster.brokers.items()) if not info.is_live]
@@ -124,6 +161,11 @@ class Scenario:
             words.append(f"of {','.join(state.replicas)} min={state.min_insync_replicas} pe={state.partition_epoch}")
             words += [f"to {','.join(state.target)}"] if state.target else []
             lines.append("  ".join(words))
+        for name, stream in self.catalog.streams.items():
+            if stream.partitions_next:
+                lines.append(f"{name} has {stream.settings.partitions} partitions, soon {stream.partitions_next}")
+        if self.rescue():
+            lines.append(f"rescue {self.rescue()}")
         if dead:
             lines.append(f"dead: {','.join(dead)}")
         for broker, left in sorted(cluster.leftovers.items()):

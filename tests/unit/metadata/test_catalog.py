@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from broker.api.errors import CorruptLog, LiftlogError, ProducerFenced, UnknownProducer
-from broker.metadata.catalog import PRODUCER_NAMES_MAX, Catalog
+from broker.metadata import broker_commands
+from broker.metadata.catalog import PRODUCER_NAMES_MAX, SINCE, Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.overlap import overlaps
 
@@ -121,6 +122,48 @@ def test_what_is_refused_changes_nothing(command: dict[str, Any]) -> None:
         catalog.judge({"v": 1, **command})
     assert "error" in catalog.apply({"v": 1, **command})
     assert json.dumps(catalog.snapshot()) == before
+
+
+def test_a_command_of_a_later_level_has_no_effect_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M8: a release that knows the command, and one that does not, replay one journal to the same catalog."""
+    broker: dict[str, Any] = {"kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g"}
+    journal: list[dict[str, Any]] = [
+        {"kind": "form_cluster", "cluster_id": "c"},
+        {**broker, "feature_level_max": 2},
+        create("a"),
+        {"kind": "set_state", "name": "a", "paused": True},
+        {"kind": "set_feature_level", "level": 2},
+        {"kind": "set_state", "name": "a", "read_only": True},
+    ]
+    monkeypatch.setitem(SINCE, "set_state", 2)
+    monkeypatch.setattr(broker_commands, "FEATURE_LEVEL", 2)
+    new = Catalog()
+    results = [new.apply({"v": 1, **command}) for command in journal]
+    assert "needs feature level 2" in results[3]["error"]["detail"]
+    assert (new.streams["a"].paused, new.streams["a"].read_only) == (False, True)
+    assert Catalog().cluster.feature_level == 1, "a catalog begins alike in every release"
+
+
+def test_a_cluster_may_begin_with_a_later_level_and_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also: who is removed is not asked whether it knows a level, and is not let in again without knowing it."""
+    monkeypatch.setattr(broker_commands, "FEATURE_LEVEL", 3)
+    catalog = Catalog()
+    form = {"v": 1, "kind": "form_cluster", "cluster_id": "c"}
+    assert "error" in catalog.apply({**form, "feature_level": 4})
+    assert "ok" in catalog.apply({**form, "feature_level": 2})
+    assert "ok" in catalog.apply(form), "again"
+    assert catalog.cluster.feature_level == 2
+    register = {"v": 1, "kind": "register_broker", "incarnation": "i", "http": "h", "grpc": "g"}
+    old, new = ({**register, "broker_id": b, "feature_level_max": level} for b, level in (("old", 2), ("new", 3)))
+    number = catalog.apply(old)["ok"]["registration"]
+    catalog.apply(new)
+    raised = {"v": 1, "kind": "set_feature_level", "level": 3}
+    assert "not known to old" in catalog.apply(raised)["error"]["detail"]
+    catalog.apply({"v": 1, "kind": "fail_broker", "broker_id": "old", "registration": number})
+    assert "ok" in catalog.apply({"v": 1, "kind": "remove_broker", "broker_id": "old"})
+    assert catalog.apply(raised)["ok"] == {"feature_level": 3}
+    assert "knows feature level 2" in catalog.apply(old)["error"]["detail"]
+    assert "error" in catalog.apply({**raised, "level": 2})
 
 
 def test_registration_raises_the_epoch_for_all_that_a_broker_leads() -> None:

@@ -1,0 +1,94 @@
+"""A broker's session with the controller, as the broker itself counts it. Time is an argument.
+
+    heartbeat 7 is sent at 1,000 ─► heard by the controller ─► its renewal is committed ─► told here: 7 is renewed
+          └─ the session runs until 1,000 + SESSION_MS: from the sending on, however long the rest took
+
+Invariants
+S1  The session ends here before the controller takes it for lapsed: that counts from the arrival of the last heartbeat
+    (`controller.H1`), and this one from the sending of the last renewed one.
+S2  Only what a committed renewal answered counts, and only a heartbeat of this registration. A controller that has been
+    deposed cannot commit, so it prolongs nothing.
+S3  Without a session a leader acks nothing, answers no end of a log, and reads nothing from NATS. It goes on when the
+    session is renewed, if the catalog still says that it leads in that epoch. This is hygiene: what keeps records safe
+    are epochs and in-sync replicas.
+
+The clock has to count while the machine sleeps (CLOCK_BOOTTIME). Who waits for a disk between `is_open` and an ack asks
+again before the ack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+HEARTBEAT_MS: Final = 500
+SESSION_MS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Send a heartbeat to the controller, whoever that is now."""
+
+    registration: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """There is a session, from now on: what S3 names may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """There is none any more: stop what S3 names, now."""
+
+
+Effect = Beat | Opened | Lapsed
+
+
+class Session:
+    """See the module. Another one is made for each registration.
+
+    Args:
+        registration: Which the catalog has given this process.
+        sent_ms: When the registration was sent. The controller gives it a whole session from when it was applied.
+    """
+
+    def __init__(self, registration: int, sent_ms: int) -> None:
+        self.registration = registration
+        self._until_ms = sent_ms + SESSION_MS
+        self._beat_at_ms = sent_ms
+        self._number = 0
+        self._sent: dict[int, int] = {}  # heartbeats that may still be renewed: when each was sent
+        self._is_open = False  # as the driver was told last
+
+    def is_open(self, now_ms: int) -> bool:
+        """Whether S3 lets a leader go on."""
+        return now_ms < self._until_ms
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Send what is due, and see whether the session has ended."""
+        effects = self._turned(now_ms)
+        if now_ms >= self._beat_at_ms:
+            self._beat_at_ms = now_ms + HEARTBEAT_MS
+            self._number += 1
+            self._sent = {number: ms for number, ms in self._sent.items() if now_ms - ms < SESSION_MS}
+            self._sent[self._number] = now_ms
+            effects.append(Beat(registration=self.registration, number=self._number))
+        return effects
+
+    def renewed(self, registration: int, number: int, now_ms: int) -> list[Effect]:
+        """The controller says that a heartbeat's renewal is committed (S2)."""
+        if registration == self.registration and number in self._sent:
+            self._until_ms = max(self._until_ms, self._sent[number] + SESSION_MS)
+        return self._turned(now_ms)
+
+    def due_ms(self, now_ms: int) -> int:
+        """When `tick` wants to be called next, at the latest."""
+        return min(self._beat_at_ms, self._until_ms) if self.is_open(now_ms) else self._beat_at_ms
+
+    def _turned(self, now_ms: int) -> list[Effect]:
+        was_open, self._is_open = self._is_open, self.is_open(now_ms)
+        if was_open == self._is_open:
+            return []
+        return [Opened() if self._is_open else Lapsed()]

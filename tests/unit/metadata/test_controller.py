@@ -1,0 +1,354 @@
+"""The controller, tick by tick: what it submits, what it waits for, and what it leaves alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from broker.metadata import controller as module
+from broker.metadata.catalog import Catalog
+from broker.metadata.controller import (
+    BALANCE_MS,
+    BALANCE_PARTITIONS,
+    CALM_MS,
+    FIRST_ELECTION_MS,
+    LAPSE_MS,
+    RETRY_MS,
+    Answered,
+    Controller,
+    HeartbeatArrived,
+    Renewed,
+    ReportArrived,
+    Submit,
+    TimePassed,
+)
+from broker.metadata.session import HEARTBEAT_MS
+
+TICK_MS = 100
+
+
+class Bench:
+    """A catalog, a controller, and brokers that are opened, in sync, and heard unless they are `silent`."""
+
+    def __init__(self, *brokers: str) -> None:
+        self.catalog = Catalog()
+        self.now_ms = 10_000
+        self.controller = Controller(self.now_ms)
+        self.silent: set[str] = set()
+        self.numbers: dict[str, int] = {}
+        for broker in brokers:
+            self.register(broker)
+
+    def apply(self, kind: str, **named: Any) -> dict[str, Any]:
+        return self.catalog.apply({"v": 1, "kind": kind, **named})
+
+    def register(self, broker: str) -> None:
+        own: dict[str, list[int]] = {}
+        for (stream, number), state in sorted(self.catalog.cluster.partitions.items()):
+            if broker in state.replicas:
+                own.setdefault(stream, []).append(number)
+        named = {"incarnation": "p", "http": "h", "grpc": "g", "sound": own}
+        assert "ok" in self.apply("register_broker", broker_id=broker, **named)
+
+    def create(self, partitions: int, factor: int, *, name: str = "s", **named: Any) -> None:
+        settings = {
+            "settings": {"partitions": partitions, "subject": None},
+            "created_us": 1,
+            "replication_factor": factor,
+        }
+        assert "ok" in self.apply("create_stream", name=name, incarnation=f"i-{name}", **settings, **named)
+
+    def open(self, *brokers: str) -> None:
+        for broker in brokers:
+            states = self.catalog.cluster.partitions.items()
+            own = [[*at, s.step_outs_of(broker)] for at, s in sorted(states) if broker in s.replicas]
+            number = self.catalog.brokers[broker].registration
+            self.apply("report_opened", broker_id=broker, registration=number, replicas=own)
+
+    def catch_up(self) -> None:
+        """Leaders let everybody into the ISR that lives and has a replica."""
+        for at in sorted(self.catalog.cluster.partitions):
+            for broker in self.catalog.cluster.partitions[at].replicas:
+                state, info = self.catalog.cluster.partitions[at], self.catalog.brokers[broker]
+                if state.leader is not None and broker not in state.isr and info.is_live:
+                    epochs = {"leader_epoch": state.leader_epoch, "partition_epoch": state.partition_epoch}
+                    added = [broker, info.registration, state.step_outs_of(broker)]
+                    where = {"stream": at[0], "partition": at[1], "broker_id": state.leader}
+                    assert "ok" in self.apply("alter_isr", **where, **epochs, add=added)
+
+    def hear(self) -> None:
+        for broker, info in self.catalog.brokers.items():
+            if broker not in self.silent:
+                self.numbers[broker] = self.numbers.get(broker, 0) + 1
+                beat = HeartbeatArrived(broker=broker, registration=info.registration, number=self.numbers[broker])
+                self.controller.step(beat, self.catalog, self.now_ms)
+
+    def tick(self, ms: int = TICK_MS) -> list[Any]:
+        """Time passes; heartbeats come at each tick."""
+        self.now_ms += ms
+        self.hear()
+        return self.controller.step(TimePassed(), self.catalog, self.now_ms)
+
+    def report(self, reporter: str, *, wall_ms: int = 5) -> Submit:
+        """A report of this follower arrives, and is submitted."""
+        info, state = self.catalog.brokers[reporter], self.catalog.cluster.partitions["i-s", 0]
+        at, epoch = ("i-s", 0), state.leader_epoch
+        report = ReportArrived(
+            broker=reporter, registration=info.registration, at=at, leader_epoch=epoch, wall_ms=wall_ms
+        )
+        [submitted] = self.controller.step(report, self.catalog, self.now_ms)
+        assert isinstance(submitted, Submit)
+        assert self.controller.step(report, self.catalog, self.now_ms) == [], "one is out"
+        return submitted
+
+    def answer(self, submitted: Submit) -> list[Any]:
+        result = self.catalog.apply(submitted.command)
+        return self.controller.step(Answered(number=submitted.number, result=result), self.catalog, self.now_ms)
+
+    def lose(self, submitted: Submit) -> None:
+        self.controller.step(Answered(number=submitted.number, result=None), self.catalog, self.now_ms)
+
+    def run(self, ms: int, *, tick_ms: int = TICK_MS) -> list[tuple[int, dict[str, Any]]]:
+        """Time passes and everything is answered at once. Returns what was submitted but renewals, with when."""
+        commands = []
+        until_ms = self.now_ms + ms
+        while self.now_ms < until_ms:
+            for effect in self.tick(tick_ms):
+                assert isinstance(effect, Submit)
+                self.answer(effect)
+                if effect.command["kind"] != "renew_sessions":
+                    commands.append((self.now_ms, effect.command))
+        return commands
+
+    def leaders(self) -> list[str | None]:
+        return [state.leader for _, state in sorted(self.catalog.cluster.partitions.items())]
+
+
+def kinds(commands: list[tuple[int, dict[str, Any]]]) -> list[str]:
+    return [command["kind"] for _, command in commands]
+
+
+def test_heartbeats_are_one_renewal_and_are_answered_when_it_is_committed() -> None:
+    """H2, H3: those that come meanwhile are in the next one; a lost answer loses no heartbeat."""
+    bench = Bench("a", "b")
+    [renewal] = bench.tick()
+    assert renewal.command["renewals"] == {"a": 1, "b": 2}
+    assert [bench.tick() for _ in range(5)] == [[]] * 5, "one is out"
+    assert bench.answer(renewal) == [Renewed(broker=b, registration=n, number=1) for b, n in (("a", 1), ("b", 2))]
+    assert bench.tick() == [], "an fsync each"
+    [renewal] = bench.tick()
+    bench.silent = {"b"}
+    bench.tick()
+    bench.lose(renewal)
+    bench.silent = {"a", "b"}
+    bench.tick()
+    [again] = bench.tick()
+    assert again.command["renewals"] == {"a": 1, "b": 2}
+    assert [effect.number for effect in bench.answer(again)] == [9, 8], "the newest of each"
+
+
+def test_a_renewal_of_a_former_registration_is_answered_by_nobody() -> None:
+    bench = Bench("a")
+    [renewal] = bench.tick()
+    bench.register("a")
+    assert bench.answer(renewal) == []
+    assert bench.catalog.brokers["a"].renewal == 0
+
+
+def test_heartbeats_of_a_former_process_keep_nobody_alive() -> None:
+    bench = Bench("a")
+    bench.register("a")
+    bench.silent = {"a"}
+    for number in range(LAPSE_MS // TICK_MS + 2):
+        beat = HeartbeatArrived(broker="a", registration=1, number=number)
+        assert bench.controller.step(beat, bench.catalog, bench.now_ms) == []
+        bench.run(TICK_MS)
+    assert not bench.catalog.brokers["a"].is_live
+
+
+def test_silence_for_a_whole_session_is_one_command_until_it_is_answered() -> None:
+    """H1, H3."""
+    bench = Bench("a", "b")
+    bench.run(500)
+    bench.silent = {"b"}
+    began_ms = bench.now_ms
+    found: list[Submit] = []
+    while not found:
+        for effect in bench.tick():
+            if effect.command["kind"] == "fail_broker":
+                found.append(effect)
+            else:
+                bench.answer(effect)
+    assert bench.now_ms - began_ms == LAPSE_MS + TICK_MS
+    assert found[0].command["broker_id"] == "b"
+    assert "fail_broker" not in kinds(bench.run(10_000)), "one is out"
+    bench.lose(found[0])
+    lost_ms = bench.now_ms
+    [(again_ms, again)] = bench.run(5_000)
+    assert (again_ms - lost_ms, again) == (RETRY_MS, found[0].command)
+    assert not bench.catalog.brokers["b"].is_live
+    bench.silent = set()
+    bench.run(500)
+    assert bench.catalog.brokers["b"].is_live, "it is heard again"
+
+
+def test_a_new_controller_gives_everybody_a_whole_session() -> None:
+    """H1: it does not know what the former one has heard, and answered."""
+    bench = Bench("a", "b")
+    bench.silent = {"b"}
+    bench.run(LAPSE_MS - 200)
+    bench.controller = Controller(bench.now_ms)
+    assert bench.run(LAPSE_MS) == []
+    assert kinds(bench.run(200)) == ["fail_broker"]
+
+
+def test_a_lapse_that_was_judged_before_a_renewal_is_refused_after_it() -> None:
+    """H4: a deposed controller's command, committed late."""
+    bench = Bench("a")
+    bench.silent = {"a"}
+    late = next(e for _ in range(50) for e in bench.tick() if e.command["kind"] == "fail_broker")
+    bench.apply("renew_sessions", renewals={"a": 1})
+    assert "has renewed" in bench.catalog.apply(late.command)["error"]["detail"]
+    assert bench.catalog.brokers["a"].is_live
+
+
+def test_a_controller_that_hung_fails_nobody_for_what_it_did_not_hear() -> None:
+    """H1: but one that is always slow still finds out."""
+    bench = Bench("a", "b")
+    bench.run(500)
+    bench.silent = {"a", "b"}
+    assert bench.run(30_000, tick_ms=30_000) == []
+    bench.silent = {"b"}
+    assert [c["broker_id"] for _, c in bench.run(8_000, tick_ms=2 * HEARTBEAT_MS)] == ["b"]
+
+
+def test_the_first_election_waits_for_its_deadline_and_for_enough() -> None:
+    bench = Bench("a", "b", "c")
+    bench.create(2, 3)
+    bench.open("a")
+    assert bench.run(2 * FIRST_ELECTION_MS) == [], "one of them may not lead"
+    bench.open("b")
+    began_ms = bench.now_ms
+    [(at_ms, command)] = bench.run(1_000)
+    assert command["partitions"] == {"i-s": [0, 1]}
+    assert at_ms - began_ms <= 600, "the deadline was over"
+    assert None not in bench.leaders()
+    bench.create(1, 3, name="t")
+    bench.open("a", "b")
+    [(at_ms, command)] = bench.run(FIRST_ELECTION_MS + 1_000)
+    assert (command["partitions"], at_ms - bench.now_ms) == ({"i-t": [0]}, 0) or at_ms > began_ms + FIRST_ELECTION_MS
+
+
+def test_leaderships_go_back_once_their_broker_is_calm() -> None:
+    bench = Bench("a", "b", "c")
+    bench.create(60, 3)
+    bench.open("a", "b", "c")
+    bench.run(4 * CALM_MS + 1_000)
+    mine = bench.leaders().count("a")
+    assert mine == 20
+    bench.silent = {"a"}
+    bench.run(LAPSE_MS + 1_000)
+    assert "a" not in bench.leaders()
+    bench.silent = set()
+    bench.run(500)
+    bench.catch_up()
+    back_ms = bench.now_ms
+    moved = bench.run(CALM_MS + 5_000)
+    assert kinds(moved) == ["elect_preferred"]
+    assert moved[0][0] - back_ms >= CALM_MS - 1_000
+    assert bench.leaders().count("a") == mine
+
+
+def test_leaderships_go_back_a_few_at_a_time() -> None:
+    bench = Bench("a", "b")
+    bench.create(100, 2)
+    bench.open("a", "b")
+    bench.apply("stop_broker", broker_id="a", registration=1)
+    bench.register("a")
+    bench.catch_up()
+    moves = bench.run(CALM_MS + 10 * BALANCE_MS)
+    assert [len(command["partitions"]["i-s"]) for _, command in moves] == [BALANCE_PARTITIONS] * 2 + [10]
+    assert all(later - sooner >= BALANCE_MS for (sooner, _), (later, _) in pairwise(moves))
+
+
+def test_a_broker_that_flaps_gets_nothing_back_for_longer_and_longer() -> None:
+    """It lives and is in sync, but followers cannot reach it: it is reported away as soon as it leads again."""
+    bench = Bench("a", "b", "c")
+    bench.create(1, 3)
+    bench.open("a", "b", "c")
+    bench.run(1_000)
+    waits = []
+    for _ in range(5):
+        for reporter in ("b", "c"):
+            bench.answer(bench.report(reporter))
+        assert bench.leaders() == ["b"]
+        bench.catch_up()
+        lost_ms = bench.now_ms
+        while bench.leaders() == ["b"]:
+            bench.run(500)
+        waits.append((bench.now_ms - lost_ms) // CALM_MS)
+    assert waits[1:] == [2, 4, 8, 16]
+
+
+def test_reports_count_together_within_their_window_only() -> None:
+    """And over a change of the controller: what the former one submitted is in the catalog."""
+    bench = Bench("a", "b", "c")
+    bench.create(1, 3)
+    bench.open("a", "b", "c")
+    for wall_ms, reporter in ((0, "b"), (module.REPORT_WINDOW_MS + 1, "c"), (module.REPORT_WINDOW_MS + 2, "b")):
+        assert bench.leaders() == ["a"]
+        bench.controller = Controller(bench.now_ms)
+        bench.answer(bench.report(reporter, wall_ms=wall_ms))
+    assert bench.leaders() == ["b"]
+
+
+def test_internal_streams_get_replicas_as_brokers_join() -> None:
+    """Up to three; a stream of users is left as it is; the old minimum holds until all have joined."""
+    bench = Bench("a")
+    bench.create(1, 1, name="__offsets", internal=True)
+    bench.create(1, 1)
+    bench.open("a")
+    state = bench.catalog.cluster.partitions
+    assert bench.run(2 * CALM_MS) == []
+    for broker, factor in (("b", 2), ("c", 3)):
+        bench.register(broker)
+        assert bench.run(CALM_MS - 1_000) == [], "it may be gone again soon"
+        [(_, command)] = bench.run(3_000)
+        assert (command["name"], command["replication_factor"]) == ("__offsets", factor)
+        assert state["i-__offsets", 0].min_insync_replicas == 1
+    bench.catch_up()
+    assert state["i-__offsets", 0].isr == ("a", "b", "c")
+    assert state["i-__offsets", 0].min_insync_replicas == 2
+    bench.register("d")
+    assert bench.run(2 * CALM_MS) == []
+    assert state["i-s", 0].replicas == ("a",)
+
+
+def test_a_broker_that_is_removed_is_forgotten() -> None:
+    bench = Bench("a", "b")
+    bench.silent = {"b"}
+    bench.run(2 * LAPSE_MS)
+    assert "ok" in bench.apply("remove_broker", broker_id="b")
+    assert bench.run(LAPSE_MS) == []
+    bench.silent = set()
+    bench.register("b")
+    bench.silent = {"b"}
+    assert bench.run(LAPSE_MS - 200) == []
+
+
+@pytest.mark.parametrize("kind", ["elect_first", "elect_preferred", "raise_replication"])
+def test_what_a_deposed_controller_submitted_changes_nothing_that_is_newer(kind: str) -> None:
+    """H4: applied once more after everything has moved on, it does nothing."""
+    bench = Bench("a", "b", "c")
+    bench.create(1, 3)
+    bench.open("a", "b", "c")
+    named: dict[str, dict[str, Any]] = {
+        "elect_first": {"partitions": {"i-s": [0]}},
+        "elect_preferred": {"partitions": {"i-s": [0]}},
+        "raise_replication": {"name": "s", "replication_factor": 2},
+    }
+    before = bench.catalog.snapshot()
+    assert "ok" in bench.apply(kind, **named[kind])
+    assert bench.catalog.snapshot() == before
