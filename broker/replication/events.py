@@ -46,6 +46,7 @@ class Led:
         epoch: Greater than any before.
         replicas: All that are assigned; `me` is among them.
         isr, partition_epoch: As the catalog has them; `me` is in sync.
+        min_insync_replicas: Of the same state; None: as `Altered` has it.
         high_watermark, durable_end, log_end: Of its log, whose last group is whole.
         group_ends: Of the commit groups beyond the high watermark, in order; the last is the log end.
         log_start: Of its checkpoint.
@@ -60,6 +61,7 @@ class Led:
     log_end: int
     group_ends: tuple[int, ...] = ()
     log_start: int = 0
+    min_insync_replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,8 @@ class IsrAnswered:
 
     Attributes:
         epoch: Of the leadership that this is said to.
+        min_insync_replicas: Of the same state; None: as before. (With the new members and the old minimum too few would
+            commit what a member of the last ISR does not have.)
         request: Of `AskIsr` that is answered; None: of none.
     """
 
@@ -178,6 +182,7 @@ class IsrAnswered:
     partition_epoch: int
     isr: tuple[str, ...]
     request: int | None = None
+    min_insync_replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

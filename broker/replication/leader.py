@@ -283,6 +283,7 @@ class Leader:
         is_more = event.log_end > event.high_watermark
         self._group_ends = deque(event.group_ends or ((event.log_end,) if is_more else ()))
         assert not is_more or self._group_ends[-1] == event.log_end, "a leader cuts what is no whole group"
+        self._minimum(event.min_insync_replicas)
         self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
         self.trims = Trims(event.log_start)
         return (*effects, *self._advance(), WAKE, *self._begin_sync())
@@ -376,7 +377,12 @@ class Leader:
             return NOTHING
         if self.me not in event.isr or not self.in_sync.confirm(event):
             return NOTHING
+        self._minimum(event.min_insync_replicas)
         return tuple(self._advance())
+
+    def _minimum(self, of_state: int | None) -> None:
+        if of_state is not None:
+            self.min_insync_replicas = of_state
 
     def _tick(self, event: Tick) -> tuple[Effect, ...]:
         assert event.now_ms >= self.now_ms, "time runs back"

@@ -9,13 +9,14 @@ and clocks that fail.
 
     world.py      the clock, what is to happen when, luck, the story
     network.py    messages that are late, lost, doubled; links that are cut one way
-    catalog.py    what the catalog has to decide; metadata.py  the plane that it comes through: commands are late or
-                  lost, answers are lost, controllers change
-    broker.py     a process and its disk; replica.py  one replica: drives the cores, does what they want
+    metadata.py   the plane that the catalog (`broker.metadata`) comes through: commands are late, doubled or lost,
+                  answers are lost, controllers change
+    broker.py     a process, its disk, its catalog
+    replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want
     clients.py    publishers that try again, consumers that remember
     checker.py    R1-R8, from outside: after each step, and at the end
     faults.py     what goes wrong, and how often; cluster.py  a run, and its end; scenarios.py  runs by hand
-    mutants.py    deliberate mistakes, and within how many seeds each is found
+    mutants.py    deliberate mistakes: within how many seeds each is found, or which script shows it
 
 Fault model. Any process may be killed or stopped, any machine lose power, all at once too; disks keep what was fsynced.
 A disk that loses what it had fsynced (a wiped folder, flipped bits, a file that is cut) does so while another member of

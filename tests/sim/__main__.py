@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import Any
 
 from tests.sim import mutants, scenarios
 from tests.sim.cluster import Cluster, play
@@ -23,29 +22,29 @@ def main() -> int:
     parser.add_argument("--scenario", help=f"one of {', '.join(scenarios.SCENARIOS)}")
     parser.add_argument("--cover", help="what the seeds A..B have seen")
     options = parser.parse_args()
-    with mutants.applied(options.mutant) as given:
-        return run(options, given)
+    with mutants.applied(options.mutant):
+        return run(options)
 
 
-def run(options: argparse.Namespace, given: dict[str, Any]) -> int:
+def run(options: argparse.Namespace) -> int:
     if options.mutants:
         for mutant in mutants.MUTANTS:
             found = mutants.found_by(mutant, mutant.seeds)
             print(f"{mutant.name:58} {found or 'NOT FOUND'}  (of {mutant.seeds})", flush=True)
         return 0
     if options.scenario:
-        cluster = Cluster(options.seed or 0, faults=False, **{**scenarios.OPTIONS, **given})
+        cluster = Cluster(options.seed or 0, faults=False, **scenarios.OPTIONS)
         failure = scenarios.played(cluster, options.scenario)
         return told(cluster, failure)
     if options.seed is not None:
-        cluster = Cluster(options.seed, **given)
+        cluster = Cluster(options.seed)
         failure = scenarios.guarded(lambda: cluster.run(options.steps))
         return told(cluster, failure)
     first, last = map(int, (options.seeds or options.cover or "0..100").split(".."))
     seen: Counter[str] = Counter()
     begun = time.process_time()
     for seed in range(first, last):
-        cluster, failure = play(seed, **given)
+        cluster, failure = play(seed)
         seen.update(cluster.world.seen)
         seen["seeds"] += 1
         if failure:

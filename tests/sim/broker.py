@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from broker.metadata.catalog import Catalog
+from broker.metadata.partition import PartitionState
 from broker.replication.messages import Message
-from tests.sim.catalog import Partition, Register, Renew
 from tests.sim.replica import Replica
 from tests.support.simdisk import Crashed, SimDisk
 
@@ -23,7 +25,8 @@ class Broker:
 
     Attributes:
         process: A number of its own for each process; 0: none runs.
-        incarnation: As the applied catalog has it; 0: not registered yet.
+        catalog: What it has applied; `applied`: so many commands.
+        incarnation: The registration of this process, as that catalog has it; 0: none yet.
         replicas: Of partitions that the applied catalog, or a folder here, knows.
         paused_until_ms: Stopped until then.
         clock_rate, clock_ms: How its clock runs, and by how much it has jumped.
@@ -37,6 +40,7 @@ class Broker:
         self.disk = disk
         self.process = 0
         self.incarnation = 0
+        self.catalog = Catalog()
         self.applied = 0
         self.replicas: dict[str, Replica] = {}
         self.paused_until_ms = 0.0
@@ -44,7 +48,7 @@ class Broker:
         self.wall_jump_ms = 0
         self.sync_ms = 4.0
         self._heard_ms = 0.0
-        self._beaten_ms = 0.0
+        self._beaten_ms = self._confirmed_ms = 0.0
         self._clock_last = 0
 
     @property
@@ -97,27 +101,58 @@ class Broker:
         """A process begins: opens what is there, registers that, and does nothing before it has learnt of it."""
         assert self.process == 0
         self.process = self.cluster.next_process()
-        self.incarnation = self.applied = 0
+        self.incarnation = 0
+        self._restore()
         self.paused_until_ms = 0.0
         self._clock_last = int(self.clock_ms)
         self.note("starts")
         self.replicas = {}
         self.guard(self._start)
 
+    def _restore(self) -> None:
+        """What its own journal of Raft has, or the snapshot that it is sent: any that there was, and then the rest."""
+        snapshots = self.cluster.metadata.snapshots
+        self.applied = self.world.rng.choice(list(snapshots))
+        self.catalog = Catalog.restore(json.loads(snapshots[self.applied]))
+        if self.applied:
+            self.world.saw("catalog restored from a snapshot")
+
     def _start(self) -> None:
-        for name, partition in self.cluster.metadata.catalog.partitions.items():
-            replica = Replica(self, name, partition.number)
+        for name in self.cluster.metadata.states:
+            replica = Replica(self, name)
             if replica.open():
                 self.replicas[name] = replica
-        self._register(tuple(name for name, replica in self.replicas.items() if replica.is_sound))
+        self._register({name: [0] for name, replica in self.replicas.items() if replica.is_sound})
         self.after(TICK_MS * self.world.rng.random(), self._tick)
 
-    def _register(self, folders: tuple[str, ...]) -> None:
+    def _register(self, folders: dict[str, list[int]]) -> None:
+        """Again and again; `after` keeps what a former process of this broker had sent from coming after it."""
         if self.incarnation:
             return
-        command = Register(broker=self.name, token=self.process, folders=folders)
-        self.cluster.metadata.submit(self.name, command)
+        known = self.catalog.brokers.get(self.name)
+        self.submit(
+            {
+                "kind": "register_broker",
+                "broker_id": self.name,
+                "incarnation": f"{self.process}",
+                "http": f"{self.name}:9293",
+                "grpc": f"{self.name}:9292",
+                "rack": known.rack if known else "",
+                "after": known.registration if known else 0,
+                "sound": folders,
+                "request_id": f"{self.process} after {known.registration if known else 0}",
+            }
+        )
         self.after(400, self._register, folders)
+
+    def submit(self, command: dict[str, Any], answered: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Ask the controller for something; the answer counts in this process only."""
+        self.cluster.metadata.submit(self.name, command, answered)
+
+    def post(self, to: str, partition: str, message: Message, data: bytes) -> None:
+        """Tell the replica of another broker."""
+        target = self.cluster.brokers[to]
+        self.cluster.network.send(self.name, to, target.arrive, partition, self.name, message, data)
 
     def crash(self, mode: str) -> None:
         """The process is gone: killed, or its machine has lost power and keeps of the disk what `mode` says."""
@@ -138,13 +173,12 @@ class Broker:
         metadata, now = self.cluster.metadata, self.world.now_ms
         if now - self._beaten_ms >= HEARTBEAT_MS and self.incarnation:
             self._beaten_ms = now
-            metadata.heartbeat(self.name)
+            metadata.heartbeat(self.name, self.incarnation)
             if metadata.reaches(self.name):
                 self._heard_ms = now
-                if self.name not in metadata.catalog.live:
-                    metadata.submit(self.name, Renew(broker=self.name, incarnation=self.incarnation))
-        if metadata.reaches(self.name) and self.applied < len(metadata.history) and self.world.chance(0.5):
-            self.learn(len(metadata.history))
+        if metadata.reaches(self.name) and self.applied < len(metadata.log) and self.world.chance(0.5):
+            self.learn(len(metadata.log))
+        self._delete_left()
         for replica in list(self.replicas.values()):
             replica.tick(self.now_ms)
 
@@ -159,26 +193,52 @@ class Broker:
         self.guard(self._learn, end)
 
     def _learn(self, end: int) -> None:
-        while self.applied < end and self.process:
-            changed, registered = self.cluster.metadata.history[self.applied]
+        metadata, process = self.cluster.metadata, self.process
+        while self.applied < end and self.process == process:
+            before = dict(self.catalog.cluster.partitions)
+            command, _ = metadata.log[self.applied]
+            result = self.catalog.apply(command)
             self.applied += 1
-            if registered is not None and registered[0] == self.name and registered[2] == self.process:
-                self.incarnation = registered[1]
+            metadata.compare(self, result)
+            info = self.catalog.brokers.get(self.name)
+            is_new = info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation
+            if is_new and info is not None:
+                self.incarnation = info.registration
                 self._heard_ms = self.world.now_ms
-            for partition in changed:
-                self._adopt(partition)
+            for at, state in self.catalog.cluster.partitions.items():
+                if is_new or before.get(at) is not state:
+                    self._adopt(at[0], state)
 
-    def _adopt(self, partition: Partition) -> None:
-        replica = self.replicas.get(partition.name)
-        if self.name not in partition.replicas:
-            if replica is not None and self.incarnation:
-                self.note(f"{partition.name}: no replica of mine any more")
-                replica.drop()
-                del self.replicas[partition.name]
+    def _adopt(self, name: str, state: PartitionState) -> None:
+        replica = self.replicas.get(name)
+        if self.name in state.replicas:
+            if replica is None:
+                replica = self.replicas[name] = Replica(self, name)
+            replica.adopt(state)
+        elif replica is not None and self.incarnation:
+            self.note(f"{name}: no replica of mine any more")
+            replica._rest()
+            replica.drop()
+            del self.replicas[name]
+
+    def _delete_left(self) -> None:
+        """Folders of replicas that went elsewhere are deleted, and the catalog is told."""
+        left = self.catalog.cluster.leftovers.get(self.name)
+        if not left or not self.incarnation or self.world.now_ms - self._confirmed_ms < 400:
             return
-        if replica is None:
-            replica = self.replicas[partition.name] = Replica(self, partition.name, partition.number)
-        replica.adopt(partition)
+        self._confirmed_ms = self.world.now_ms
+        gone = [name for name, _ in sorted(left) if name not in self.replicas]
+        for name in gone:
+            self.disk.remove_tree(f"/data/{name}")
+        if gone:
+            self.world.saw("folder deleted")
+            self.submit({"kind": "confirm_deleted", "broker_id": self.name, "partitions": {name: [0] for name in gone}})
+
+    def step_out_answered(self, why: str, result: dict[str, Any]) -> None:
+        """Replicas that are refused stay; an error is no answer."""
+        for name, _ in result.get("ok", {}).get("refused", ()):
+            if name in self.replicas:
+                self.replicas[name].step_out_refused(why)
 
     # -- others
 

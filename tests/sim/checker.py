@@ -2,7 +2,7 @@
 
 R1  one leader per (partition, epoch)
 R2  within an epoch the high watermark never moves back; a consumer never sees an end below one it has seen
-R3  a committed record is durable on every member of the ISR
+R3  a committed record is durable on every member of the ISR, and on as many replicas as must be in sync
 R4  logs agree below the high watermark, batch for batch, byte for byte
 R5  what was acked under `all` is readable while a member of the ISR or of the last ISR has its disk
 R6  once faults stop, the ISR is full again in bounded time, and nobody waits
@@ -10,7 +10,8 @@ R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the
 S2  what was fsynced is there after a power cut
 TRIM  what a trim that was answered let go is not served again
 
-R8 is the catalog's own: `tests/sim` has a single one, which loses nothing.
+R8, that the catalog loses no command, is the adapter's of Raft (`tests.sim.raft`). Here the catalogs of all brokers
+must be equal wherever they are equally far (`metadata.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from broker.api.batch import decode_batch
+from broker.metadata.partition import PartitionState
 from broker.replication.events import Acks
-from tests.sim.catalog import Partition
-from tests.sim.replica import Replica, Stored, position_of, stored_of
+from tests.sim.held import Stored, position_of, stored_of
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
     from tests.sim.batches import Batch
     from tests.sim.broker import Broker
+    from tests.sim.replica import Replica
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Checker:
         self.world = world
         self.known: dict[str, Known] = {}
         self.brokers: dict[str, Broker] = {}
-        self.partitions: dict[str, Partition] = {}
+        self.partitions: dict[str, PartitionState] = {}
         self._gone: dict[tuple[str, str], Replica] = {}
 
     def fail(self, what: str) -> None:
@@ -75,7 +77,7 @@ class Checker:
         known, who = self.known[replica.name], replica.broker.name
         if known.leaders.setdefault(epoch, who) != who:
             self.fail(f"R1: {replica.name}: {known.leaders[epoch]} and {who} lead epoch {epoch}")
-        if known.is_lost or who in known.bad or epoch < self.partitions[replica.name].epoch:
+        if known.is_lost or who in known.bad or epoch < self.partitions[replica.name].leader_epoch:
             return
         self._holds(replica, "R5", "leads", is_durable=False)
 
@@ -112,7 +114,8 @@ class Checker:
         elif end > known.end:
             self.fail(f"R4: {name}: {who} commits up to {end}, and has nothing there")
         if replica.leads:
-            self.members_hold(self.partitions[name])
+            self.members_hold(name, self.partitions[name])
+            self._enough_hold(replica, end)
 
     def cut(self, replica: Replica) -> None:
         self._member_holds(self.partitions[replica.name], replica, "has cut its log")
@@ -143,7 +146,7 @@ class Checker:
         self._gone.pop((who, replica.name), None)
         known = self.known[replica.name]
         known.bad.discard(who)
-        if who in partition.isr and known.end and not known.is_lost and partition.is_begun:
+        if who in partition.isr and known.end and not known.is_lost and partition.has_led:
             self.fail(f"R3: {replica.name}: {who} begins anew, and is in the ISR {partition.isr}")
 
     def damaged(self, replica: Replica) -> None:
@@ -153,33 +156,47 @@ class Checker:
         """A disk does not have what it had."""
         self.known[name].bad.add(broker)
         self._gone.pop((broker, name), None)
-        self._promise(self.partitions[name])
+        self._promise(name, self.partitions[name])
 
-    def _promise(self, partition: Partition) -> None:
-        known = self.known[partition.name]
+    def _promise(self, name: str, partition: PartitionState) -> None:
+        known = self.known[name]
         members = {*partition.isr, *partition.last_isr}
-        if partition.is_begun and members and members <= known.bad and not known.is_lost and known.end:
+        if partition.has_led and members and members <= known.bad and not known.is_lost and known.end:
             known.is_lost = True
             self.world.saw("lost: every member's disk")
-            self.world.note("CHECK", f"{partition.name}: no member of the ISR or the last ISR has its disk any more")
+            self.world.note("CHECK", f"{name}: no member of the ISR or the last ISR has its disk any more")
 
     # -- the catalog
 
-    def changed(self, partition: Partition) -> None:
+    def changed(self, name: str, partition: PartitionState) -> None:
         """The catalog has changed a partition."""
-        self._promise(partition)
-        self.members_hold(partition)
+        self._promise(name, partition)
+        self.members_hold(name, partition)
 
-    def members_hold(self, partition: Partition) -> None:
+    def members_hold(self, name: str, partition: PartitionState) -> None:
         for who in partition.isr:
-            replica = self.brokers[who].replicas.get(partition.name)
+            replica = self.brokers[who].replicas.get(name)
             if replica is not None:
                 self._member_holds(partition, replica, "is a member of the ISR")
 
-    def _member_holds(self, partition: Partition, replica: Replica, what: str) -> None:
-        known, who = self.known[partition.name], replica.broker.name
-        if who in partition.isr and partition.is_begun and who not in known.bad and not known.is_lost:
+    def _member_holds(self, partition: PartitionState, replica: Replica, what: str) -> None:
+        known, who = self.known[replica.name], replica.broker.name
+        if who in partition.isr and partition.has_led and who not in known.bad and not known.is_lost:
             self._holds(replica, "R3", what, is_durable=True)
+
+    def _enough_hold(self, replica: Replica, end: int) -> None:
+        """A leader commits: as many replicas as must be in sync have it on their disks, or had."""
+        name, state = replica.name, self.partitions[replica.name]
+        known, least = self.known[name], state.min_insync_replicas
+        if replica.state is not None:
+            least = min(least, replica.state.min_insync_replicas)  # it may not have heard of another
+        having = set(known.bad)
+        for who, broker in self.brokers.items():
+            other = broker.replicas.get(name)
+            if other is not None and other.durable_end >= end:
+                having.add(who)
+        if len(having) < least:
+            self.fail(f"R3: {name}: {replica.broker.name} commits {end}, which {sorted(having)} hold of {least}")
 
     def _holds(self, replica: Replica, rule: str, what: str, *, is_durable: bool) -> None:
         """A replica has all that is committed. By its last batch: logs that have it have all before it (R4)."""

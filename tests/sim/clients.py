@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.replication.events import Acks
 from tests.sim.batches import Batch
-from tests.sim.replica import Stored
+from tests.sim.held import Stored
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
@@ -25,7 +25,7 @@ class Client:
 
     def call(self, method: str, answered: Any, *args: Any) -> None:
         cluster, rng = self.cluster, self.world.rng
-        partition = cluster.metadata.catalog.partitions[self.partition]
+        partition = cluster.metadata.states[self.partition]
         target = partition.leader
         if target is None or rng.random() < 0.1:
             target = rng.choice(partition.replicas)

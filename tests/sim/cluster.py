@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
 from typing import Any
 
-from broker.replication import follower, leader
 from tests.sim.broker import Broker
-from tests.sim.catalog import Catalog, Partition
 from tests.sim.checker import Checker, Known
 from tests.sim.clients import Consumer, Publisher
 from tests.sim.faults import Faults
@@ -17,7 +14,6 @@ from tests.sim.network import CALM, Network, Weather
 from tests.sim.world import Violation, World
 from tests.support.simdisk import SimDisk
 
-CORES: Any = SimpleNamespace(leader=leader, follower=follower)
 FAULTS_MS = 16_000
 QUIET_MS = 3_000
 """After the faults clients go on for so long."""
@@ -29,7 +25,6 @@ class Cluster:
     """A run, made from a seed.
 
     Args:
-        cores: The modules of the cores; mutants bring their own.
         faults: Whether luck lets things go wrong. A scenario does that itself.
     Attributes:
         trims: Whether consumers ask for trims.
@@ -39,15 +34,12 @@ class Cluster:
         self,
         seed: int,
         *,
-        cores: Any = CORES,
         faults: bool = True,
         size: int | None = None,
         partitions: int | None = None,
         min_insync_replicas: int | None = None,
-        catalog: type[Catalog] = Catalog,
     ) -> None:
         self.seed = seed
-        self.cores = cores
         self.world = world = World(seed)
         rng = world.rng
         size = size or rng.choice((3, 3, 3, 4, 5, 5, 7))
@@ -56,30 +48,24 @@ class Cluster:
             late=rng.choice((0, 0.02, 0.15)),
             lost=rng.choice((0, 0.01, 0.06)),
             doubled=rng.choice((0, 0.02, 0.2)),
+            kept=rng.choice((0, 0.02, 0.1)),
         )
         self.network = Network(world, weather if faults else CALM)
         self.trims = rng.random() < 0.4
         self.pace_ms = rng.choice((60, 150, 400))
-        self.replication_factor = 3
         names = [f"b{number}" for number in range(1, size + 1)]
         self.checker = checker = Checker(world)
-        state = catalog()
-        for number in range(partitions or rng.choice((1, 2, 3))):
-            replicas = tuple(sorted(rng.sample(names, 3))) if size > 3 else tuple(names)
-            replicas = replicas[number % 3 :] + replicas[: number % 3]
-            minimum = min_insync_replicas or rng.choice((1, 2, 2))
-            state.partitions[f"p{number}"] = Partition(
-                name=f"p{number}", number=number, min_insync_replicas=minimum, replicas=replicas, incarnations={}
-            )
-            checker.known[f"p{number}"] = Known()
-        checker.partitions = state.partitions
-        self.metadata = Metadata(world, self.network, state, checker.changed)
+        self.metadata = metadata = Metadata(world, self.network, checker.changed)
+        minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(partitions or rng.choice((1, 2, 3)))]
+        checker.known = {f"p{number}": Known() for number in range(len(minima))}
+        checker.partitions = metadata.states
+        self._form(names, minima)
         self._processes = self._producers = 0
         self.brokers = {name: Broker(self, name, self.new_disk()) for name in names}
         checker.brokers = self.metadata.brokers = self.brokers
         self.publishers: list[Publisher] = []
-        self.consumers = [Consumer(self, name) for name in state.partitions]
-        for name in state.partitions:
+        self.consumers = [Consumer(self, name) for name in metadata.states]
+        for name in metadata.states:
             for number in range(2):
                 producer_id = self.next_producer_id() if number == 0 or rng.random() < 0.3 else 0
                 self.publishers.append(Publisher(self, name, producer_id, f"{name}.{number}"))
@@ -87,6 +73,21 @@ class Cluster:
             world.after(rng.uniform(0, 300), broker.start)
         self.faults = Faults(self)
         self.faults.is_over = not faults
+
+    def _form(self, names: list[str], minima: list[int]) -> None:
+        """What the catalog was told before: the brokers, and a stream of one partition for each minimum."""
+        commands: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "c"}]
+        for name in names:
+            rack = self.world.rng.choice(("", "north", "south"))
+            of = {"broker_id": name, "incarnation": "0", "http": f"{name}:9293", "grpc": f"{name}:9292", "rack": rack}
+            commands.append({"kind": "register_broker", **of})
+        for number, minimum in enumerate(minima):
+            stream = {"name": f"p{number}", "incarnation": f"p{number}", "created_us": 1, "settings": {}}
+            placed = {"replication_factor": 3, "min_insync_replicas": minimum}
+            commands.append({"kind": "create_stream", **stream, **placed})
+        for command in commands:
+            result = self.metadata.carry_out({"v": 1, **command})
+            assert "ok" in result, result
 
     def new_disk(self) -> SimDisk:
         disk = SimDisk(seed=self.world.rng.randrange(1 << 30), runs_ahead=self.world.chance(0.5))
@@ -124,7 +125,7 @@ class Cluster:
         self.world.run(self.world.now_ms + HEAL_MS, self.is_well)
         if not self.is_well():
             self.checker.fail(f"R6: not well {HEAL_MS / 1000:.0f} s after all faults: {self.why()}")
-        for name in self.metadata.catalog.partitions:
+        for name in self.metadata.states:
             self.checker.all_is_well(name)
 
     def heal(self) -> None:
@@ -137,23 +138,23 @@ class Cluster:
 
     def why(self) -> str:
         """What is not well yet."""
-        for p in self.metadata.catalog.partitions.values():
-            if self.checker.known[p.name].is_lost:
+        for name, p in self.metadata.states.items():
+            if self.checker.known[name].is_lost:
                 continue
-            if sorted(p.isr) != sorted(p.replicas):
-                return f"{p.name}: the ISR is {p.isr}"
+            if sorted(p.isr) != sorted(p.replicas) or p.target is not None:
+                return f"{name}: the ISR is {p.isr}, replicas {p.replicas}, target {p.target}"
             for who in p.replicas:
-                replica = self.brokers[who].replicas.get(p.name)
+                replica = self.brokers[who].replicas.get(name)
                 if replica is None or replica.log is None:
-                    return f"{p.name}: {who} has no log"
+                    return f"{name}: {who} has no log"
                 log = replica.log
                 if log.high_watermark != log.log_end_offset or replica.is_damaged:
-                    return f"{p.name}: {who} ends at {log.log_end_offset}, high watermark {log.high_watermark}"
-                if log.log_end_offset != self.checker.known[p.name].end:
-                    return f"{p.name}: {who} ends at {log.log_end_offset}"
-            core = self.brokers[p.leader or ""].replicas[p.name].leader
-            if core.waiting_count or core.epoch != p.epoch or not core.knows_end:
-                return f"{p.name}: {core.waiting_count} wait for epoch {core.epoch}"
+                    return f"{name}: {who} ends at {log.log_end_offset}, high watermark {log.high_watermark}"
+                if log.log_end_offset != self.checker.known[name].end:
+                    return f"{name}: {who} ends at {log.log_end_offset}"
+            core = self.brokers[p.leader or ""].replicas[name].leader
+            if core.waiting_count or core.epoch != p.leader_epoch or not core.knows_end:
+                return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
         for publisher in self.publishers:
             if not publisher.is_done and not self.checker.known[publisher.partition].is_lost:
                 return f"publisher {publisher.name} waits"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.sim.catalog import Assign, Elect
 from tests.support.simdisk import MODES
 
 if TYPE_CHECKING:
@@ -39,6 +38,11 @@ WEIGHTS = {
     "controller": 2.0,
     "elect": 2.0,
     "assign": 1.5,
+    "stop": 1.5,
+    "minimum": 1.0,
+    "below": 2.0,
+    "takeovers": 1.5,
+    "lapse": 1.0,
 }
 
 
@@ -74,7 +78,7 @@ class Faults:
         """Any; leaders and the controller more often than others."""
         rng, cluster = self.world.rng, self.cluster
         if rng.random() < 0.5:
-            leaders = [p.leader for p in cluster.metadata.catalog.partitions.values()]
+            leaders = [state.leader for state in cluster.metadata.states.values()]
             names = [name for name in (*leaders, cluster.metadata.controller) if name is not None]
             if names:
                 return cluster.brokers[rng.choice(names)]
@@ -138,14 +142,13 @@ class Faults:
     def spare(self, broker: Broker, name: str) -> bool:
         """Whether this replica's disk may lose what it has fsynced: another member lives and has its own."""
         cluster = self.cluster
-        partition, bad = cluster.metadata.catalog.partitions[name], cluster.checker.known[name].bad
+        partition, bad = cluster.metadata.states[name], cluster.checker.known[name].bad
         others = {*partition.isr, *partition.last_isr} - {broker.name} - bad
         whole = [who for who in others if cluster.brokers[who].process and name in cluster.brokers[who].replicas]
         return broker.name not in {*partition.isr, *partition.last_isr} or len(whole) >= 1
 
     def _mine(self, broker: Broker) -> list[str]:
-        partitions = self.cluster.metadata.catalog.partitions.values()
-        return [p.name for p in partitions if broker.name in p.replicas]
+        return [name for name, state in self.cluster.metadata.states.items() if broker.name in state.replicas]
 
     def _wipe(self, broker: Broker) -> bool:
         """The machine comes back without its disk."""
@@ -228,7 +231,13 @@ class Faults:
     def _fsync(self, broker: Broker) -> bool:
         if broker.process == 0:
             return False
-        broker.disk.fail("sync", errno.EIO, path=".arrows", after=self.world.rng.randint(0, 3))
+        broker.disk.fail(
+            "sync",
+            errno.EIO,
+            path=".arrows",
+            after=self.world.rng.randint(0, 3),
+            times=self.world.rng.choice((1, 1, 3)),
+        )
         return True
 
     # -- links
@@ -239,11 +248,11 @@ class Faults:
         network.cut.update(new)
         self._later(low, high, lambda: network.cut.difference_update(new))
 
-    def _isolate(self, broker: Broker) -> None:
+    def _isolate(self, broker: Broker, longest_ms: float = 5_000) -> None:
         """From all other brokers, both ways; clients still come."""
         broker.note("is cut off from the others")
         others = [name for name in self.cluster.brokers if name != broker.name]
-        self._cut([pair for name in others for pair in ((broker.name, name), (name, broker.name))], 300, 5_000)
+        self._cut([pair for name in others for pair in ((broker.name, name), (name, broker.name))], 300, longest_ms)
 
     def _one_way(self, broker: Broker) -> None:
         rng = self.world.rng
@@ -260,7 +269,7 @@ class Faults:
     def _slow(self, broker: Broker) -> None:
         network = self.cluster.network
         network.slow.add(broker.name)
-        broker.sync_ms = self.world.rng.choice((60, 400))
+        broker.sync_ms = self.world.rng.choice((60, 400, 1_500))
 
         def quick() -> None:
             network.slow.discard(broker.name)
@@ -278,31 +287,86 @@ class Faults:
         self.world.note("catalog", "the controller steps down")
         return True
 
-    def _elect(self, broker: Broker) -> bool:
-        metadata, rng = self.cluster.metadata, self.world.rng
-        partition = rng.choice(list(metadata.catalog.partitions.values()))
-        others = [who for who in partition.isr if who != partition.leader]
-        if metadata.controller is None or not others:
+    def _ask(self, kind: str, **values: Any) -> bool:
+        """As an operator, or the controller itself, asks."""
+        metadata = self.cluster.metadata
+        if metadata.controller is None:
             return False
-        metadata.submit(metadata.controller, Elect(partition=partition.name, leader=rng.choice(others)))
+        metadata.submit(metadata.controller, {"kind": kind, **values})
         return True
 
+    def _elect(self, broker: Broker) -> bool:
+        """Leaderships go to the first replicas."""
+        return self._ask("elect_preferred", partitions={name: [0] for name in self.cluster.metadata.states})
+
+    def _stop(self, broker: Broker) -> bool:
+        """It hands its leaderships over, and ends: before or after they are others'."""
+        if not broker.incarnation or broker.process == 0:
+            return False
+        self._later(0, 400, lambda: self._down(broker, "kill"))
+        return self._ask("stop_broker", broker_id=broker.name, registration=broker.incarnation)
+
+    def _minimum(self, broker: Broker) -> bool:
+        """So many must be in sync from now on."""
+        name = self.world.rng.choice(list(self.cluster.metadata.states))
+        return self._ask("set_min_insync", stream=name, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
+
     def _assign(self, broker: Broker) -> bool:
-        """Another broker takes the place of one, or one more comes and one goes."""
+        """Other brokers get the replicas, or the same in another order."""
         metadata, rng = self.cluster.metadata, self.world.rng
-        partition = rng.choice(list(metadata.catalog.partitions.values()))
-        free = [name for name in self.cluster.brokers if name not in partition.replicas]
-        replicas = list(partition.replicas)
-        if metadata.controller is None or not partition.is_begun:
-            return False
-        wanted = self.cluster.replication_factor
-        if free and (len(replicas) <= wanted):
-            replicas.append(rng.choice(free))
-        elif len(replicas) > wanted:
-            replicas.remove(rng.choice(replicas))
+        name = rng.choice(list(metadata.states))
+        state, names = metadata.states[name], list(self.cluster.brokers)
+        target = list(state.target or state.replicas)
+        free = [each for each in names if each not in target]
+        if free and rng.random() < 0.8:
+            target[rng.randrange(len(target))] = rng.choice(free)
         else:
+            rng.shuffle(target)
+        return self._ask("reassign", stream=name, partition=0, replicas=target)
+
+    # -- several things in a row
+
+    def _some(self) -> tuple[str, list[Broker]]:
+        """A partition that is led, and its brokers: the leader last."""
+        states = [(name, state) for name, state in self.cluster.metadata.states.items() if state.leader]
+        if not states:
+            return "", []
+        name, state = self.world.rng.choice(states)
+        others = [who for who in state.replicas if who != state.leader]
+        self.world.rng.shuffle(others)
+        return name, [self.cluster.brokers[who] for who in (*others, state.leader) if who is not None]
+
+    def _below(self, broker: Broker) -> bool:
+        """One after the other goes, the leader last, so that too few are in sync; they come back one by one."""
+        name, brokers = self._some()
+        for number, one in enumerate(brokers):
+            self._later(900 * number, 900 * number + 1_200, lambda one=one: self._down(one, "kill"))  # type: ignore[misc]
+        return bool(name)
+
+    def _takeovers(self, broker: Broker) -> bool:
+        """Leaders in a row lose the others, go on for a while, and are dead when they would be heard again."""
+        name, _ = self._some()
+        at_ms = 0.0
+        for _ in range(self.world.rng.choice((2, 3, 3)) if name else 0):
+            self.world.after(at_ms, self._take_over, name)
+            at_ms += self.world.rng.uniform(1_300, 2_600)
+        return bool(name)
+
+    def _take_over(self, name: str) -> None:
+        leader = self.cluster.metadata.states[name].leader
+        if self.is_over or leader is None:
+            return
+        one = self.cluster.brokers[leader]
+        self._isolate(one, 900)
+        self._later(700, 900, lambda: self._down(one, "kill"))
+
+    def _lapse(self, broker: Broker) -> bool:
+        """It loses the controller for a little longer than a session, and not the others."""
+        controller = self.cluster.metadata.controller
+        if controller is None or controller == broker.name:
             return False
-        metadata.submit(metadata.controller, Assign(partition=partition.name, replicas=tuple(replicas)))
+        broker.note("does not reach the controller")
+        self._cut([(broker.name, controller), (controller, broker.name)], 1_900, 3_500)
         return True
 
     # -- the end

@@ -17,6 +17,7 @@ class Weather:
         delay_ms: Of most.
         late, late_ms: Such a share is so late at most.
         lost, doubled: Shares.
+        kept, kept_ms: Of what is sent between brokers such a share comes once more, so much later at most.
     """
 
     delay_ms: float = 3
@@ -24,9 +25,11 @@ class Weather:
     late_ms: float = 900
     lost: float = 0.01
     doubled: float = 0.02
+    kept: float = 0.02
+    kept_ms: float = 6_000
 
 
-CALM = Weather(late=0, lost=0, doubled=0)
+CALM = Weather(late=0, lost=0, doubled=0, kept=0)
 
 
 class Network:
@@ -55,6 +58,9 @@ class Network:
             if source in self.slow or target in self.slow:
                 delay += world.rng.uniform(20, 400)
             world.after(delay, arrive, *args)
+        if "client" not in (source, target) and world.chance(weather.kept):
+            world.saw("message of long ago")
+            world.after(world.rng.uniform(500, weather.kept_ms), arrive, *args)
 
     def connects(self, source: str, target: str) -> bool:
         """Whether messages get through both ways, for what is not sent message by message here."""

@@ -23,7 +23,7 @@ def until(cluster: Cluster, ms: float) -> None:
 
 
 def leader_of(cluster: Cluster, name: str = "p0") -> Broker:
-    leader = cluster.metadata.catalog.partitions[name].leader
+    leader = cluster.metadata.states[name].leader
     assert leader is not None, "nobody leads"
     return cluster.brokers[leader]
 
@@ -107,6 +107,38 @@ def two_failovers_each_losing_a_tail(cluster: Cluster) -> None:
     assert cluster.world.seen["truncation"] >= 2, "no tail was given up"
 
 
+def a_wiped_follower_of_a_log_that_begins_within_a_batch(cluster: Cluster) -> None:
+    """It begins anew at the batch that holds the log start: stored batches are appended whole (once seed 17)."""
+    until(cluster, 4_000)
+    for _ in range(4):
+        leader = leader_of(cluster)
+        log = leader.replicas["p0"].log
+        assert log is not None
+        wide = [batch for batch in leader.replicas["p0"].shadow if batch.next - batch.first > 1]
+        inside = [batch.first + 1 for batch in wide if log.log_start_offset < batch.first < log.high_watermark - 1]
+        leader.call("p0", "trim", lambda *answer: None, inside[len(inside) // 2])
+        until(cluster, 800)
+        cluster.faults.inject("wipe", others_of(cluster, leader)[0])
+        until(cluster, 3_500)
+    assert cluster.world.seen["reset"], "nobody began anew above 0"
+
+
+def a_session_comes_back_while_the_leader_asks_it_in(cluster: Cluster) -> None:
+    """Of two tries to add it the first may be refused: the second must be too (once seed 467)."""
+    until(cluster, 4_000)
+    for _ in range(8):
+        controller, leader = cluster.metadata.controller, leader_of(cluster).name
+        if controller is None:
+            until(cluster, 600)
+            continue
+        away = next(name for name in cluster.brokers if name not in (controller, leader))
+        cluster.network.cut |= {(away, controller), (controller, away)}
+        until(cluster, cluster.world.rng.choice((2_200, 2_600, 3_000)))
+        cluster.network.cut.clear()
+        until(cluster, 700)
+    assert cluster.world.seen["session lapsed"], "nobody was taken for dead"
+
+
 def controller_changes_while_the_isr_does(cluster: Cluster) -> None:
     """Commands of the old controller are lost, or committed and nobody is told."""
     until(cluster, 3_000)
@@ -139,6 +171,8 @@ SCENARIOS: dict[str, Scenario] = {
     "flipped_bit_in_a_state_file": _damage("flip_state"),
     "truncated_files": _damage("cut_file"),
     "two_failovers_each_losing_a_tail": two_failovers_each_losing_a_tail,
+    "a_wiped_follower_of_a_log_that_begins_within_a_batch": a_wiped_follower_of_a_log_that_begins_within_a_batch,
+    "a_session_comes_back_while_the_leader_asks_it_in": a_session_comes_back_while_the_leader_asks_it_in,
     "controller_changes_while_the_isr_does": controller_changes_while_the_isr_does,
     "one_way_links_that_flap": one_way_links_that_flap,
 }

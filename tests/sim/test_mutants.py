@@ -1,12 +1,19 @@
-"""The simulator can fail: it finds each of these mistakes, within the number of seeds that is stated for it."""
+"""The simulator can fail: it finds each of these mistakes, within the number of seeds that is stated for it. Others are
+shown by a script.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.sim.mutants import MUTANTS, Mutant, found_by
+from tests.sim.mutants import MUTANTS, PLAYED, Mutant, found_by, shown_by
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_mistake_is_found(mutant: Mutant) -> None:
     assert found_by(mutant, mutant.seeds), f"{mutant.seeds} seeds do not find it"
+
+
+@pytest.mark.parametrize("mutant", PLAYED, ids=[mutant.name for mutant in PLAYED])
+def test_a_mistake_is_shown(mutant: Mutant) -> None:
+    assert shown_by(mutant), f"{mutant.script} comes out as it should"

@@ -7,7 +7,7 @@ sync-failed EIO, recovered durable=2 end=2
 follower b 2 end=3 epoch=1 incarnation=1 last=1 before=1 start=0 from=0    a fetch: 2 is durable, 3 its log end
 follower-asks b last=1 found=1 end=3       where does epoch 1 end?
 trim 2 x, starts 2                         a trim is asked for; the leader's checkpoint says so
-isr a,b pe=2 request=1 epoch=1
+isr a,b pe=2 request=1 epoch=1 min=2
 altered min=2 fsync=interval interval=1000
 tick 500, deposed, closed
 """
@@ -108,6 +108,7 @@ class Scenario:
                     log_end=end,
                     group_ends=numbers(values.get("groups", "")),
                     log_start=int(values.get("start", 0)),
+                    min_insync_replicas=int(values["min"]) if "min" in values else None,
                 )
             case "appended":
                 first, end = int(words[0]), int(words[1])
@@ -163,6 +164,7 @@ class Scenario:
                     partition_epoch=int(values["pe"]),
                     isr=names(words[0]),
                     request=None if request is None else int(request),
+                    min_insync_replicas=int(values["min"]) if "min" in values else None,
                 )
             case "altered":
                 return events.Altered(

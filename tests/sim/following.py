@@ -1,0 +1,85 @@
+"""A replica that follows: does what the follower's core wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.api.errors import LiftlogError
+from broker.replication import events as e
+from broker.replication import following as f
+from broker.replication.follower import Follower
+from tests.sim.held import Held
+
+if TYPE_CHECKING:
+    from tests.sim.broker import Broker
+
+
+class Following(Held):
+    """See the module."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        super().__init__(broker, name)
+        self.follower = Follower(broker.name)
+
+    def _follow_step(self, event: f.Event) -> None:
+        for effect in self.follower.step(event):
+            self._follow_do(effect)
+
+    def _follow_do(self, effect: f.Effect) -> None:
+        log, world = self.log, self.world
+        assert log is not None
+        match effect:
+            case f.Ask(to, message):
+                self.broker.post(to, self.name, message, b"")
+            case f.Append(epoch):
+                self._on_disk(lambda: self._append_stored(epoch))
+            case f.Truncate(to):
+                world.saw("truncation")
+                self.note(f"truncates from {log.log_end_offset} to {to}")
+                self._on_disk(lambda: log.truncate(to))
+            case f.Reset(to, last_epoch):
+                world.saw("reset")
+                self.note(f"begins anew at {to}")
+                self._on_disk(lambda: log.reset(to, last_epoch=last_epoch))
+            case f.StartAt(start):
+                self._on_disk(lambda: log.trim(start))
+                self.checker.starts(self)
+            case f.Report():
+                self._report(effect)
+            case e.Commit(high_watermark):
+                self.checker.commits(self, high_watermark)
+                log.advance_high_watermark(high_watermark)
+            case e.Sync(generation):
+                self._begin_sync(generation, self._follow_step)
+            case e.StepOut():
+                self.step_out("fsync")
+
+    def _report(self, effect: f.Report) -> None:
+        self.world.saw("leader reported")
+        self.submit(
+            {
+                "kind": "report_leader",
+                "broker_id": self.broker.name,
+                "registration": self.incarnation[0],
+                "stream": self.name,
+                "partition": 0,
+                "leader_epoch": effect.epoch,
+                "at_ms": int(self.world.now_ms),
+                "window_ms": 2_000,
+            }
+        )
+
+    def _on_disk(self, act: Callable[[], object]) -> None:
+        """Do something to the log that is followed by what it holds."""
+        try:
+            act()
+        except LiftlogError as error:
+            self._cut_shadow()
+            if self._is_harmless(error):
+                self._follow_step(self._holds(is_refused=True))
+            else:
+                self._disk_failed(error)
+            return
+        self._cut_shadow()
+        self._follow_step(self._holds())

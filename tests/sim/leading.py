@@ -1,0 +1,261 @@
+"""A replica that leads, or is asked to: does what the leader's core wants, and answers clients.
+
+An answer that would tell nothing is held back for a while (long poll).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.api.errors import BadBatch, DiskFull, LiftlogError, OffsetOutOfRange
+from broker.metadata.partition import PartitionState, state_from
+from broker.replication import events as e
+from broker.replication.leader import Leader
+from broker.replication.messages import AskEnd, Fetch, Message, Records
+from broker.storage.log import PartitionLog
+from broker.storage.read import verified_messages
+from tests.sim.batches import Batch
+from tests.sim.held import Held, stored_of
+
+if TYPE_CHECKING:
+    from tests.sim.broker import Broker
+
+LAG_MS_MAX = 1_500
+POLL_MS = 200
+
+
+class Leading(Held):
+    """See the module."""
+
+    stepping: object
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        super().__init__(broker, name)
+        self.leader = Leader(broker.name, replica_lag_ms_max=LAG_MS_MAX)
+        self.leader.step(e.Altered(min_insync_replicas=1, fsync_each_batch=True, fsync_interval_ms=0))
+        self._parked: dict[str, tuple[Records, float]] = {}
+        self._told: dict[str, tuple[int, int]] = {}
+        self._trim_to = 0
+
+    @property
+    def leads(self) -> bool:
+        return bool(self.leader.role.value == "leading")
+
+    def _lead_step(self, event: e.Event) -> None:
+        for effect in self.leader.step(event):
+            self._lead_do(effect)
+
+    def _lead_do(self, effect: e.Effect) -> None:
+        log = self.log
+        match effect:
+            case e.Sync(generation):
+                self._begin_sync(generation, self._lead_step)
+            case e.Commit(high_watermark):
+                assert log is not None
+                self.checker.commits(self, high_watermark)
+                log.advance_high_watermark(high_watermark)
+                self._unpark()
+            case e.Answer(ticket, outcome, _):
+                ticket(outcome)
+            case e.Send(to, message):
+                self._send(to, message)
+            case e.AskIsr():
+                self._ask_isr(effect)
+            case e.StepOut():
+                self.step_out("fsync")
+            case e.Trim(start):
+                self._trim_to = max(self._trim_to, start)
+                self._trim()
+            case e.Wake():
+                self._unpark()
+
+    # -- the in-sync replicas
+
+    def isr_of(self, state: PartitionState, request: int | None = None) -> e.IsrAnswered:
+        """What a state says to the leader's core."""
+        return e.IsrAnswered(
+            epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
+            isr=state.isr,
+            min_insync_replicas=state.min_insync_replicas,
+            request=request,
+        )
+
+    def _ask_isr(self, ask: e.AskIsr) -> None:
+        change = {"add": [ask.add, *ask.incarnation]} if ask.add else {"remove": ask.remove}
+        command = {
+            "kind": "alter_isr",
+            "broker_id": self.broker.name,
+            "stream": self.name,
+            "partition": 0,
+            "leader_epoch": ask.epoch,
+            "partition_epoch": ask.partition_epoch,
+            **change,
+        }
+        self.world.saw("ISR asked to grow" if ask.add else "ISR asked to shrink")
+        self.submit(command, lambda result: self.broker.after(0, self._isr_answered, ask, result))
+
+    def _isr_answered(self, ask: e.AskIsr, result: dict[str, Any]) -> None:
+        """With the state that it was judged by: a second try is refused because the first was accepted."""
+        said = result.get("ok") or result["error"]
+        if "state" in said:  # else it is not known yet (`cluster.C4`): asked again at a tick
+            self._lead_step(self.isr_of(state_from(said["state"]), ask.request))
+        else:
+            self.world.saw("ISR change not judged yet")
+
+    def _send(self, to: str, message: Message) -> None:
+        data = b""
+        if isinstance(message, Records):
+            log = self.log
+            assert log is not None
+            is_news = (message.high_watermark, message.log_start) != self._told.get(to)
+            if message.offset >= log.log_end_offset and not is_news:
+                self._parked[to] = (message, self.world.now_ms)
+                return
+            self._parked.pop(to, None)
+            self._told[to] = (message.high_watermark, message.log_start)
+            if message.offset < log.log_end_offset:
+                size = self.world.rng.choice((900, 2_000, 6_000))
+                data = b"".join(self._read(message.offset, log.log_end_offset, size))
+                if not data:  # it cannot be read
+                    self._parked[to] = (message, self.world.now_ms)
+                    return
+        self.broker.post(to, self.name, message, data)
+
+    def _unpark(self, *, timed_out: bool = False) -> None:
+        """Answer who waits for news: there is some, or it has waited long enough."""
+        for to, (message, since) in list(self._parked.items()):
+            log = self.log
+            if not self.leads or log is None or message.epoch != self.leader.epoch:
+                del self._parked[to]
+                continue
+            news = Records(
+                epoch=message.epoch,
+                incarnation=message.incarnation,
+                offset=message.offset,
+                high_watermark=self.leader.high_watermark,
+                log_start=log.log_start_offset,
+            )
+            if self.is_damaged and not timed_out:
+                continue
+            if timed_out and self.world.now_ms - since >= POLL_MS:
+                self._told.pop(to, None)
+            if news.offset < log.log_end_offset or (news.high_watermark, news.log_start) != self._told.get(to):
+                del self._parked[to]
+                self._send(to, news)
+
+    def _trim(self) -> None:
+        log = self.log
+        if log is None or not self.leads or self._trim_to <= log.log_start_offset:
+            return
+        try:
+            log.trim(self._trim_to)
+        except LiftlogError as error:
+            if not self._is_harmless(error):
+                self._disk_failed(error)
+            return
+        self.world.saw("trim")
+        self.checker.starts(self)
+        self._lead_step(e.StartMoved(log.log_start_offset))
+        self._unpark()
+
+    def _fetched(self, fetch: Fetch, log: PartitionLog) -> None:
+        start = self._first_stored(log)
+        self._lead_step(
+            e.FetchArrived(
+                fetch=fetch,
+                epoch_before=log.epoch_of(fetch.offset - 1) if fetch.offset else -1,
+                log_start=start,
+                start_epoch=log.epoch_of(start - 1) if start else -1,
+            )
+        )
+
+    def _asked_end(self, ask: AskEnd, log: PartitionLog) -> None:
+        start, found = self._first_stored(log), log.end_of_epoch(ask.last_epoch)
+        before = log.epoch_of(start - 1) if start else -1
+        event = e.EndAsked(ask=ask, found_epoch=found.epoch, end=found.end_offset, log_start=start, start_epoch=before)
+        self._lead_step(event)
+
+    # -- clients
+
+    def publish(self, answer: Callable[..., None], batches: Sequence[Batch], acks: e.Acks) -> None:
+        """Append one commit group. Answers ("stored", first, next) or why not."""
+        log, core = self.log, self.leader
+        if log is None or not self.leads or not self.broker.has_session or self.stepping is not None:
+            answer("not the leader")
+            return
+        if core.in_sync is not None and len(core.in_sync.members) < core.min_insync_replicas:
+            answer("too few in sync")
+            return
+        try:
+            result = log.append(batches, leader_epoch=core.epoch, now_us=self.broker.now_us)
+        except DiskFull:
+            self.world.saw("disk full at an append")
+            if log.failure is not None:
+                self._disk_failed(log.failure)
+            answer("full")
+            return
+        except LiftlogError as error:
+            if log.failure is not None:
+                self._disk_failed(error)
+            answer(type(error).__name__)
+            return
+        first, end = result.first_offset, result.next_offset
+        ends = () if result.duplicate else (end,)
+        if result.duplicate:
+            self.world.saw("repeat known by its sequence")
+        else:
+            self.shadow += [stored_of(batch.message) for batch in batches]
+
+        def told(outcome: e.Outcome) -> None:
+            if outcome is e.Outcome.STORED:
+                self.checker.acked(self, first, end, acks, batches)
+                answer("stored", first, end)
+            else:
+                answer(outcome.name)
+
+        self._lead_step(e.Appended(first, end, ends, ((told, acks),)))
+        self._unpark()
+
+    def read(self, answer: Callable[..., None], offset: int, epoch: int) -> None:
+        """Committed records for a consumer who has seen `epoch`. Answers (epoch, start, end or -1, batches)."""
+        log, core = self.log, self.leader
+        if log is None or not self.leads or core.epoch < epoch or not self.broker.has_session:
+            answer("not known")
+            return
+        end = core.high_watermark if core.knows_end else -1
+        try:
+            with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
+                found = []
+                for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
+                    found += [stored_of(message) for message, _ in verified_messages(file, place)]
+        except OffsetOutOfRange:
+            found = []
+        except (BadBatch, LiftlogError) as error:
+            self.damaged(f"a consumer's read: {type(error).__name__}")
+            answer("damaged")
+            return
+        answer("records", core.epoch, log.log_start_offset, end, found)
+
+    def trim(self, answer: Callable[..., None], start: int) -> None:
+        """Let records go. Answers ("stored", epoch) once nobody can undo it."""
+        log, core = self.log, self.leader
+        if (
+            log is None
+            or not self.leads
+            or not self.broker.has_session
+            or not log.log_start_offset < start <= log.high_watermark
+        ):
+            answer("no")
+            return
+        epoch = core.epoch
+
+        def told(outcome: e.Outcome) -> None:
+            if outcome is e.Outcome.STORED:
+                self.world.saw("trim answered")
+                self.checker.trimmed(self, start)
+            answer(outcome.name.lower(), epoch)
+
+        self.checker.trim_asked(self, start)
+        self._lead_step(e.TrimAsked(start, told))
