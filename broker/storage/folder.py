@@ -174,7 +174,7 @@ def _read_owner(path: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         if os.path.isdir(f"{path}/{STREAMS_FOLDER}"):
             raise WrongFolder(
-                f"data folder {path} holds streams but no {BROKER_FILE}, so whose they are is not known", path=path
+                f"data folder {path} holds streams but no {BROKER_FILE}, so their broker is not known", path=path
             ) from None
         return None
     try:

@@ -84,7 +84,7 @@ class LogReader:
             if damaged is None:
                 offset = next_offset
             elif repaired == offset:
-                raise CorruptLog(f"{damaged.path}: damaged, and scanning it anew did not help", path=damaged.path)
+                raise CorruptLog(f"{damaged.path}: damaged, and a second scan did not help", path=damaged.path)
             else:
                 repaired = offset
                 self._state.repair(damaged)

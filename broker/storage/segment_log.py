@@ -106,7 +106,8 @@ class Log:
         Raises:
             WrongFolder: no log is there, or that of another partition.
             UnknownFormatVersion: a later release wrote it; nothing was changed.
-            CorruptLog: a file that cannot be rebuilt from others is damaged.
+            CorruptLog: a file that cannot be rebuilt from others is damaged; nothing was changed. With other replicas
+                the checkpoint is one: log start and high watermark are not proven by segments.
             StorageFailed, DiskFull: the disk refuses.
         """
         try:
@@ -117,6 +118,10 @@ class Log:
             report = RecoveryReport()
             joins: list[str] = []
             checkpoint = load_checkpoint(disk, folder, report)
+            if report.notes and not settings.is_sole_replica:  # as often as it is asked, until the folder is made anew
+                raise CorruptLog(
+                    f"{folder}: the checkpoint is damaged, so this replica begins anew from the others", path=folder
+                )
             settle_joins(disk, folder, joins)
             segments = list_segments(disk, folder)
             if not segments and report.notes:

@@ -70,9 +70,9 @@ def find_places(path: str) -> list[Place]:
             raise InvalidRequest(f"{path}: no such file or folder", path=path)
         folders = sorted(_partitions(path, DEPTH_MAX), key=_order)
     except PermissionError as error:
-        raise FolderNotAllowed(f"{error.filename}: no permission to look into it", path=error.filename) from error
+        raise FolderNotAllowed(f"{error.filename}: no permission to read it", path=error.filename) from error
     if not folders and not os.path.exists(f"{path}/{BROKER_FILE}"):
-        raise InvalidRequest(f"{path}: no segment, partition, stream or data folder of liftlog", path=path)
+        raise InvalidRequest(f"{path}: not a segment, partition, stream or data folder of liftlog", path=path)
     if not folders:
         _read_owner(path)
     return [_place(folder) for folder in folders]

@@ -103,7 +103,7 @@ class ProducerTable:
             if stamp.sequence > 0:
                 raise UnknownProducer(
                     f"producer {stamp.producer_id} is not known here, or has expired, and sequence {stamp.sequence} is"
-                    " not its first: nothing was appended, register it anew",
+                    " not its first: nothing was appended; register the producer again",
                     producer_id=stamp.producer_id,
                     sequence=stamp.sequence,
                 )
@@ -116,7 +116,7 @@ class ProducerTable:
             return None
         if stamp.epoch < known.epoch:
             raise ProducerFenced(
-                f"producer {stamp.producer_id} has epoch {known.epoch} by now, {stamp.epoch} is fenced",
+                f"producer {stamp.producer_id} now has epoch {known.epoch}; epoch {stamp.epoch} is fenced",
                 producer_id=stamp.producer_id,
                 producer_epoch=known.epoch,
             )

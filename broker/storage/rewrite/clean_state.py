@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from broker.api.plain import build, pairs_of_offsets
+from broker.api.plain import pairs_of_offsets
+from broker.api.validation import build
 from broker.storage.disk import Disk
 from broker.storage.segments.checkpoint import open_json, seal_json
 

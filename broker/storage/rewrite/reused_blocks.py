@@ -59,7 +59,7 @@ def messages_in_turn(
                 offset = plan.next_offset
         if damaged is not None:
             if repaired == offset:
-                raise CorruptLog(f"{damaged.path}: damaged, and scanning it anew did not help", path=damaged.path)
+                raise CorruptLog(f"{damaged.path}: damaged, and a second scan did not help", path=damaged.path)
             repaired = offset
             repair(damaged)
 

@@ -284,10 +284,10 @@ class Chain:
         self.close()
         self.tail = None
         kept = () if is_all else tuple(segment for segment in self.segments if segment.base_offset < to)
-        for segment in reversed(self.segments[len(kept) :]):
+        gone, self.segments = self.segments[len(kept) :], kept  # first: whoever misses a file of ours calls it lost
+        for segment in reversed(gone):
             segment.is_replaced = True
             segment.unlink(self.disk)
-        self.segments = kept
         if kept:
             self._end_last_at(to)
         else:

@@ -17,8 +17,9 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion, WrongFolder
-from broker.api.plain import build, is_offset, pairs_of_offsets, parse_json
+from broker.api.plain import is_offset, pairs_of_offsets, parse_json
 from broker.api.stream import StreamSettings
+from broker.api.validation import build
 from broker.storage.disk import Disk
 
 FORMAT_VERSION: Final = 1
@@ -172,7 +173,7 @@ def read_identity(disk: Disk, folder: str) -> LogIdentity:
     try:
         data = disk.read_file(path)
     except FileNotFoundError as error:
-        raise WrongFolder(f"{folder}: no {PARTITION_FILE}, so this is no partition's folder", path=folder) from error
+        raise WrongFolder(f"{folder}: no {PARTITION_FILE}, so this is not a partition's folder", path=folder) from error
     try:
         values = parse_json(data)
         version = values.pop("format_version")

@@ -36,32 +36,33 @@ def replace_segments(
         StorageFailed, DiskFull: the log is failed, or the disk refuses; the old ones are there, or the new one,
             whole (`joining.J1`).
     """
-    start = old[0].base_offset
-    end = next((after for segment, after in sealed_segments(state) if segment is old[-1]), start)
-    is_done = False
-    replaced: File | None = None
-    try:
-        if end > start:
-            if len(old) > 1:
-                with state.guarded("join"):
-                    announce(state.disk, state.folder, start, end)
-            with suppress(OSError):  # held open, or the lock would wait until its blocks are freed
-                replaced = state.disk.open(old[0].path, readonly=True)
-            with state.lock, state.guarded("replace"):
-                state.check_writable()
-                if cuts is None or cuts == state.cuts:
-                    is_done = state.chain.replace(old, staged, entries, size)
-    finally:
-        if replaced is not None:
-            replaced.close()
-        if not is_done:
-            with suppress(OSError):
-                state.disk.unlink(staged)
-    with state.guarded("replace"):
-        state.disk.sync_dir(state.folder)
-        if len(old) > 1 and end > start:
-            for segment in old[1:] if is_done else ():
-                segment.unlink(state.disk)
+    with state.checkpoint_lock:  # else a truncation may reuse the name of a segment that is still to be removed
+        start = old[0].base_offset
+        end = next((after for segment, after in sealed_segments(state) if segment is old[-1]), start)
+        is_done = False
+        replaced: File | None = None
+        try:
+            if end > start:
+                if len(old) > 1:
+                    with state.guarded("join"):
+                        announce(state.disk, state.folder, start, end)
+                with suppress(OSError):  # held open, or the lock would wait until its blocks are freed
+                    replaced = state.disk.open(old[0].path, readonly=True)
+                with state.lock, state.guarded("replace"):
+                    state.check_writable()
+                    if cuts is None or cuts == state.cuts:
+                        is_done = state.chain.replace(old, staged, entries, size)
+        finally:
+            if replaced is not None:
+                replaced.close()
+            if not is_done:
+                with suppress(OSError):
+                    state.disk.unlink(staged)
+        with state.guarded("replace"):
             state.disk.sync_dir(state.folder)
-            retract(state.disk, state.folder, start, end)
-    return is_done
+            if len(old) > 1 and end > start:
+                for segment in old[1:] if is_done else ():
+                    segment.unlink(state.disk)
+                state.disk.sync_dir(state.folder)
+                retract(state.disk, state.folder, start, end)
+        return is_done

@@ -159,7 +159,7 @@ class LogState:
                         self.repair(segment)
             except OSError as error:
                 raise storage_error(error, f"read in {self.folder}") from error
-        raise CorruptLog(f"{self.folder}: damaged, and scanning it anew did not help", path=self.folder)
+        raise CorruptLog(f"{self.folder}: damaged, and a second scan did not help", path=self.folder)
 
     def repair(self, segment: Segment, *, around_errors: bool = False) -> None:
         """Scan a segment anew: its index is written, what is lost is noted.

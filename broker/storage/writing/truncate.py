@@ -1,8 +1,8 @@
 """Take back records that a new leader does not have, and cut a commit group that is not whole.
 
 Both may go below the recovery point and the high watermark. In this order, each step on disk before
-the next: the mark of compaction; the checkpoint, lowered; the epochs; then the segments from the
-newest on, and the end of the one that the cut is in.
+the next: what a join has left; the mark of compaction; the checkpoint, lowered; the epochs; then the
+segments from the newest on, and the end of the one that the cut is in.
 
 L5  What is taken back is taken back on disk first, in an order in which a crash leaves the log as it
     was, or shorter; and all of it is on disk before the next append.
@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.storage.rewrite.clean_state import lower_clean_state
+from broker.storage.rewrite.joining import settle_joins
 from broker.storage.segments.checkpoint import Checkpoint
 from broker.storage.writing.checkpoints import Checkpoints
 from broker.storage.writing.leader_epochs import LeaderEpochs
@@ -38,6 +39,7 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
     if to >= state.log_end_offset:
         return
     with state.guarded("truncate"):
+        settle_joins(state.disk, state.folder, [])  # what one has left is not in the chain, and would come back
         lower_clean_state(state.disk, state.folder, to)
         point = checkpoints.point(flush=False)
         checkpoints.write(
@@ -65,6 +67,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
         DiskFull, StorageFailed: as `truncate`.
     """
     with state.guarded("reset"):
+        settle_joins(state.disk, state.folder, [])
         lower_clean_state(state.disk, state.folder, 0)
         checkpoints.write(Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to))
         before = epochs.write([(last_epoch, to - 1)] if last_epoch >= 0 and to else [], end=to)

@@ -553,6 +553,7 @@ def test_a_full_disk_stops_it_and_appends_go_on() -> None:
     assert verified_records(log) == records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["create", "write", "sync", "sync_dir", "rename", "unlink"])
 def test_a_disk_that_fails_at_any_call_loses_nothing(call: str) -> None:
     for after in range(6):

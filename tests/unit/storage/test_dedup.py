@@ -17,6 +17,7 @@ from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 from broker.storage.memory.ids import CAPACITY_MIN, IDS_BYTES, IdTable, ids_in
 from broker.storage.memory.siphash import siphash, siphash_all
+from tests.support.effort import seeds
 
 KEY = bytes(range(16))
 
@@ -35,7 +36,7 @@ def test_many_are_hashed_like_one() -> None:
     assert siphash_all(KEY, []).shape == (0, 2)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_against_a_dictionary(seed: int) -> None:
     rng = random.Random(seed)
     table = IdTable()

@@ -12,14 +12,14 @@ from dataclasses import replace
 import pytest
 
 from broker.api.batch import read_header
-from broker.api.errors import BadBatch, DiskFull, NotLeader, OffsetOutOfRange, StorageFailed
+from broker.api.errors import BadBatch, CorruptLog, DiskFull, NotLeader, OffsetOutOfRange, StorageFailed
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import list_states
 from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
-from broker.storage.segments.checkpoint import Checkpoint, LogSettings
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
 from tests.support.compacting import check_compacted, keyed_batch
 from tests.support.logs import FOLDER, check_log, create_log, open_log, plan_bytes, row_batch, stamped, verified_records
 from tests.support.simdisk import SimDisk
@@ -567,6 +567,22 @@ def test_a_high_watermark_on_disk_proves_nothing_where_there_are_other_replicas(
     assert log.log_end_offset < 12
     assert log.high_watermark == log.log_end_offset
     assert log.lost_ranges == ()
+
+
+def test_a_replica_with_a_damaged_checkpoint_says_so_at_each_open(leader: PartitionLog) -> None:
+    """Seed 347 of the simulator: the process was killed after the first open, which had written a new checkpoint; the
+    next one took the folder for sound, and served records that an answered trim had let go."""
+    disk = leader.log.disk
+    leader.advance_high_watermark(leader.sync())
+    leader.checkpoint()
+    path = f"{FOLDER}/{CHECKPOINT_FILE}"
+    disk.replace_file(path, bytes([disk.read_file(path)[0] ^ 1]) + disk.read_file(path)[1:])
+    files = {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.listdir(FOLDER)}
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match="begins anew from the others"):
+            open_log(disk, settings=SETTINGS)
+        assert files == {name: disk.read_file(f"{FOLDER}/{name}") for name in disk.listdir(FOLDER)}
+    assert values(open_log(disk, settings=replace(SETTINGS, is_sole_replica=True)))
 
 
 @pytest.mark.parametrize("at", range(1, 40, 2))

@@ -107,6 +107,7 @@ def test_without_spare_files_the_error_says_that_the_disk_is_full_and_nothing_is
     assert open_log(disk.after_kill(), settings=SETTINGS).log_start_offset >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", FREEING)
 def test_a_power_cut_at_any_step_of_freeing_on_a_full_disk_loses_nothing(free: Callable[[PartitionLog], int]) -> None:
     for step in itertools.count(1):

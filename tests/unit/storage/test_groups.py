@@ -109,6 +109,7 @@ def test_a_write_that_fails_takes_all_of_it_back(after: int, number: int, error:
     check_log(log, disk)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_after_a_power_cut_at_any_step_all_of_it_is_there_or_nothing(mode: Mode) -> None:
     disk = SimDisk()

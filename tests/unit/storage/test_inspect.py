@@ -383,6 +383,7 @@ def test_in_use_a_last_segment_that_was_sealed_and_written_anew_since_the_checkp
     assert _kinds(inspect_partition(disk, FOLDER, in_use=True)) == ["wrong_index"]
 
 
+@pytest.mark.slow
 def test_in_use_a_log_may_grow_roll_and_shrink_while_it_is_inspected() -> None:
     """Between any two reads of the inspection the log appends; nothing is found wrong."""
     disk = SimDisk()

@@ -70,6 +70,7 @@ class Damaged:
 # --- torn tails -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_torn_last_batch_is_cut_at_every_length() -> None:
     made = Damaged()
     made.append(b"a")

@@ -20,6 +20,7 @@ from tests.support.logs import check_log, create_log, records_of, row_batch
 APPENDS = 300
 
 
+@pytest.mark.slow
 def test_appends_syncs_reads_and_retention_beside_each_other(tmp_path: Path) -> None:
     """Two appenders, two syncers, two readers, a cleaner. Readers check every record they see."""
     disk = OsDisk()

@@ -118,6 +118,7 @@ def test_a_kill_at_any_step_of_the_recovery_leaves_what_was_visible(durable: int
     assert step > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("durable", [0, 2])
 def test_a_power_cut_at_any_step_of_the_recovery_leaves_what_was_durable(durable: int, mode: Mode) -> None:
