@@ -36,6 +36,7 @@ WORKLOADS = (
     "acked",
     "fetch",
     "spark_read",
+    "spark_write",
     "memory",
     "idle",
     "many",

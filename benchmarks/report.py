@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its plots, written from the JSON lines in results/.
+"""docs/benchmarks.md and its plots, written from the JSON lines in results/ and the words of notes.md.
 
 Of each case the newest line that is not tiny counts. A figure is the median of its repeats; dots in a plot are the
 repeats themselves. The words about a workload are its module's docstring.
@@ -15,11 +15,13 @@ from typing import Any
 from benchmarks.harness import OURS, RESULTS, ROOT, WORKLOADS
 
 DOCS = ROOT / "docs"
+NOTES = Path(__file__).with_name("notes.md")
 Line = Mapping[str, Any]
 
 INTRODUCTION = """# Benchmarks
 
-<!-- Written by `python -m benchmarks report` from benchmarks/results/*.jsonl. Do not edit. -->
+<!-- Written by `python -m benchmarks report` from benchmarks/results/*.jsonl and benchmarks/notes.md.
+     Do not edit this page. -->
 
 Every figure here is the median of the repeats of one run; in each repeat liftlog and its peers take turns on the same
 machine, and a ratio is made within a repeat. Publishers, servers, brokers and clients all share that machine's cores.
@@ -47,7 +49,7 @@ def write(results: Path = RESULTS, docs: Path = DOCS) -> Path:
             parts.append(section(workload, lines))
             if plot(lines, plots / f"{workload}.png"):
                 parts.append(f"![{workload}](benchmarks/{workload}.png)\n")
-    parts.append(_provenance(newest))
+    parts += [NOTES.read_text(), _provenance(newest)]
     page.write_text("\n".join(parts))
     return page
 

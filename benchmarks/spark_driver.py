@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from benchmarks.payload import Messages
+from benchmarks.spark_sinks import NullSource, run_micro_batches, run_write
 from spark_liftlog import configure, register
 from spark_liftlog.schema import ROW
 
@@ -118,6 +119,10 @@ def prepared(size: int) -> Sequence[pa.RecordBatch]:
 
 def run(spark: SparkSession, query: dict[str, Any], folder: Path) -> dict[str, float]:
     """Run one query; with `check` only count its rows, as a batch."""
+    if query["kind"] == "write":
+        return run_write(spark, query)
+    if query["kind"] == "micro-batch":
+        return run_micro_batches(spark, query, folder)
     if query["kind"] == "stream" and not query.get("check"):
         return run_stream(spark, query, folder)
     frame = load(spark.read, query)
@@ -182,6 +187,7 @@ def main(folder: Path, jars: Sequence[str]) -> None:
     spark = configure(builder).getOrCreate()
     register(spark)
     spark.dataSource.register(MemorySource)
+    spark.dataSource.register(NullSource)
     try:
         for line in sys.stdin:
             try:

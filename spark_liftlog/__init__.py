@@ -11,6 +11,7 @@ Spark finds the format by itself when this distribution is installed (module `py
     options.py     the options of the source
     parsing.py     option values: found by name, read, refused
     schema.py      the row, the projection
+    subjects.py    rows of some subjects only
     errors.py      LIFTLOG_<REASON>
 
     reading/       the source: what the driver plans, and what a task reads

@@ -9,11 +9,12 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from broker.api.errors import InvalidSetting
 from spark_liftlog.errors import shown_to_spark
-from spark_liftlog.options import check_names, source_options
+from spark_liftlog.options import check_names, columns_in, source_options
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
-from spark_liftlog.schema import ROW
+from spark_liftlog.schema import row_of
 from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
@@ -35,15 +36,27 @@ class LiftlogDataSource(DataSource):
     @shown_to_spark
     def schema(self) -> StructType:
         check_names(self.options)
-        return ROW
+        return row_of(columns_in(self.options))
 
     @shown_to_spark
     def reader(self, schema: StructType) -> LiftlogReader:
+        self._check_columns(schema)
         return LiftlogReader(source_options(self.options, "batch"), schema)
 
     @shown_to_spark
     def streamReader(self, schema: StructType) -> LiftlogStreamReader:
+        self._check_columns(schema)
         return LiftlogStreamReader(source_options(self.options, "stream"), schema)
+
+    def _check_columns(self, schema: StructType) -> None:
+        """The option `columns` and a schema say the same, in two ways: both at once is a contradiction."""
+        names = columns_in(self.options)
+        if names and schema != row_of(names):
+            raise InvalidSetting(
+                f"option columns={','.join(names)!r}: .schema(…) names columns, too: one of them is enough",
+                key="columns",
+                value=",".join(names),
+            )
 
     @shown_to_spark
     def writer(self, schema: StructType, overwrite: bool) -> LiftlogWriter:

@@ -22,6 +22,10 @@
     maxRecordsPerPartition              batch  stream    no limit             records, 1 to 2^63 - 1
     resolve                             batch            auto                 auto, plan, read
     failOnDataLoss                      batch  stream    true                 true, false
+    truncationTimeoutMs                        stream    5000                 milliseconds, 0 to 86,400,000
+    subjects                            batch  stream    all                  NATS subjects, wildcards; comma separated
+    columns                             batch  stream    all                  names of a row's columns, comma separated
+    readFrom                            batch  stream    leader               leader
     consumer                                   stream    spark-<uuid>         a name; progress is stored under it
     commitOffsets                              stream    true                 true, false
     batchRows                           batch  stream    65536                rows, 1 to 1,048,576
@@ -39,11 +43,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from broker.api.errors import InvalidSetting
+from broker.api.errors import InvalidSetting, NotSupported
 from broker.api.plain import parse_json
-from broker.api.stream import check_name
+from broker.api.stream import check_name, check_subject
 from spark_liftlog.parsing import (
     OFFSET_MAX,
+    TIMEOUT_MS_MAX,
     Kind,
     brokers_in,
     byte_count,
@@ -62,6 +67,7 @@ from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, W
 PARTITIONS_MAX: Final = 100_000
 BATCH_ROWS_MAX: Final = 1 << 20
 TRIGGER_DELAY_S: Final = 900.0
+TRUNCATION_TIMEOUT_S: Final = 5.0
 
 Resolve: TypeAlias = Literal["auto", "plan", "read"]
 
@@ -90,6 +96,10 @@ _SOURCE: Final[Mapping[str, frozenset[str]]] = {
     "maxRecordsPerPartition": _BOTH,
     "resolve": _BATCH,
     "failOnDataLoss": _BOTH,
+    "truncationTimeoutMs": _STREAM,
+    "subjects": _BOTH,
+    "columns": _BOTH,
+    "readFrom": _BOTH,
     "consumer": _STREAM,
     "commitOffsets": _STREAM,
     "batchRows": _BOTH,
@@ -103,6 +113,8 @@ class SourceOptions:
     """The source's options, checked. The table above says what they mean.
 
     Attributes:
+        truncation_timeout_s: How long a log may end below a position that was read before it counts as truncated.
+        subjects: Patterns of which a row's subject must match one; none: all rows.
         consumer: None: a name is made with the first offset.
         max_offsets_per_trigger, max_bytes_per_trigger, min_offsets_per_trigger, max_records_per_partition: None: none.
     """
@@ -120,6 +132,8 @@ class SourceOptions:
     max_records_per_partition: int | None
     resolve: str
     fail_on_data_loss: bool
+    truncation_timeout_s: float
+    subjects: tuple[str, ...]
     consumer: str | None
     commit_offsets: bool
     batch_rows: int
@@ -150,6 +164,8 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         raise invalid("minOffsetsPerTrigger", str(least), f"must not exceed maxOffsetsPerTrigger={most}")
     if "maxTriggerDelay" in options and least is None:
         raise invalid("maxTriggerDelay", options["maxTriggerDelay"], "means something with minOffsetsPerTrigger only")
+    timeout_ms = whole(options, "truncationTimeoutMs", 0, TIMEOUT_MS_MAX)
+    _check_reader(options)
     return SourceOptions(
         brokers=brokers_in(options),
         selection=selection,
@@ -164,10 +180,39 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         max_records_per_partition=whole(options, "maxRecordsPerPartition", 1, OFFSET_MAX),
         resolve=one_of(options, "resolve", ("auto", "plan", "read")),
         fail_on_data_loss=truth(options, "failOnDataLoss", default=True),
+        truncation_timeout_s=TRUNCATION_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000,
+        subjects=_subjects(options),
         consumer=None if consumer is None else check_name(consumer, what="consumer"),
         commit_offsets=truth(options, "commitOffsets", default=True),
         batch_rows=whole(options, "batchRows", 1, BATCH_ROWS_MAX) or 1 << 16,
     )
+
+
+def columns_in(given: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the option `columns`, as they are written; none: all. What they name is not checked."""
+    value = next((value for name, value in given.items() if name.lower() == "columns"), None)
+    if value is None:
+        return ()
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(names):
+        raise invalid("columns", value, "must be names, separated by commas")
+    return names
+
+
+def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
+    value = options.get("subjects")
+    if value is None:
+        return ()
+    return tuple(check_subject(pattern.strip(), wildcards=True) for pattern in value.split(","))
+
+
+def _check_reader(options: Mapping[str, str]) -> None:
+    """Refuse what needs several brokers."""
+    if one_of(options, "readFrom", ("leader", "nearest", "local")) != "leader":
+        raise NotSupported(
+            f"option readFrom={options['readFrom']!r}: there is one broker, and it leads all partitions; nearest and"
+            " local need replicas on others"
+        )
 
 
 def check_names(given: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from broker.api.stream import check_name
 
 Kind: TypeAlias = Literal["batch", "stream"]
 OFFSET_MAX: Final = (1 << 63) - 1
+TIMEOUT_MS_MAX: Final = 86_400_000
 
 # `path` is the argument of load() and save(); the others are how Spark tells a sink about the query.
 _FROM_SPARK: Final = frozenset(("path", "checkpointlocation", "queryname"))
@@ -36,6 +37,11 @@ _IN_PLACE: Final[Mapping[str, str]] = {
     "nats.pull.subscription.stream.name": "stream",
     "nats.pull.subscription.durable.name": "consumer",
     "nats.stream.name": "stream",
+}
+_LATER: Final[Mapping[str, str]] = {
+    "payload": "values are not decoded by the source: from_json(CAST(value AS STRING), schema) does it in Spark",
+    "mode": "a stream is not read as a table: take the newest row of each key by offset",
+    "via": "rows are written to the log; to publish to NATS use its client in foreachBatch",
 }
 _FOREIGN: Final = ("kafka.", "kafkaconsumer.", "fetchoffset.", "nats.")
 
@@ -56,8 +62,10 @@ def known(given: Mapping[str, str], names: Iterable[str], *, what: str) -> dict[
             found[proper[lower]] = value
         elif lower in ("token", "tls") or lower.startswith("tls."):
             raise NotSupported(
-                f"option {key!r}: brokers have no authentication and no TLS yet; keep their ports to yourself"
+                f"option {key!r}: brokers have no authentication and no TLS yet; keep their ports in a trusted network"
             )
+        elif lower in _LATER:
+            raise NotSupported(f"option {key!r}: {_LATER[lower]}")
         elif lower not in _FROM_SPARK:
             nearest = proper.get(next(iter(difflib.get_close_matches(lower, proper, n=1)), ""))
             if lower in _IN_PLACE:
@@ -78,7 +86,7 @@ def of_kind(options: Iterable[str], kinds: Mapping[str, Set[str]], kind: Kind, w
     for name in options:
         if kind not in kinds[name]:
             raise UnknownSetting(
-                f"option {name!r} means something for {other} only, this is {this}", key=name, nearest=None
+                f"option {name!r} means something for {other} only, and this is {this}", key=name, nearest=None
             )
 
 

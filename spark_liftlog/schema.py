@@ -16,7 +16,7 @@ C2  Columns are taken over as they are; `stream` and `partition` are constants r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 
 from broker.api.errors import InvalidSetting
 from broker.client.reading.gathering import Shape
+from spark_liftlog.subjects import with_subjects
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 ROW: Final = StructType(
@@ -70,10 +71,32 @@ class Projection:
         self._columns = columns_of(schema)
         self._schema = to_arrow_schema(schema, timezone="UTC")
 
-    def shape(self, stream: str, partition: int) -> Shape:
-        """Of batches with rows of one partition."""
+    def shape(self, stream: str, partition: int, *, with_subject: bool = False) -> Shape:
+        """Of batches with rows of one partition; with the subject as one more, last column if it is asked for."""
         constants = {"stream": pa.scalar(stream, pa.string()), "partition": pa.scalar(partition, pa.int32())}
+        if with_subject and "subject" not in self._columns:
+            schema = self._schema.append(pa.field("subject of the row", pa.string()))
+            return Shape([*self._columns, "subject"], schema, constants)
         return Shape(self._columns, self._schema, constants)
+
+    def of_subjects(self, batches: Iterable[pa.RecordBatch], patterns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Of batches in the shape with subjects, the rows whose subject matches one of the patterns."""
+        names = [*self._columns, "subject"]
+        return with_subjects(batches, patterns, at=names.index("subject"), width=len(self._columns))
+
+
+def row_of(names: Sequence[str]) -> StructType:
+    """The row with these columns only, in their order; without names, all.
+
+    Raises:
+        InvalidSetting: a column that a record does not have, or twice.
+    """
+    known = {field.name: field for field in ROW}
+    for name in names:
+        if name.lower() not in known or [other.lower() for other in names].count(name.lower()) > 1:
+            why = "occurs twice" if name.lower() in known else f"is none of {', '.join(known)}"
+            raise InvalidSetting(f"option columns: {name!r} {why}", key="columns", value=name)
+    return StructType([known[name.lower()] for name in names]) if names else ROW
 
 
 def columns_of(schema: StructType) -> list[str]:

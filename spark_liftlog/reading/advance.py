@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from broker.api.answers import PartitionDescription
 from broker.api.errors import LiftlogError, StaleIncarnation, UnknownPartition, UnknownStream
-from broker.client.http.answers import PartitionDescription
 from spark_liftlog.errors import HOW_TO_GO_ON, LogTruncated, RecordsExpired, RecordsLost
 from spark_liftlog.reading.offsets import Key, Offset, Position
 from spark_liftlog.reading.plan import prorate
@@ -108,7 +108,7 @@ def deleted(stream: str) -> UnknownStream:
     """The stream is gone."""
     return UnknownStream(
         f"stream {stream!r} was deleted while the query had a position in it; create it again and set the option"
-        " failOnDataLoss=false to go on with the new one, or start with a new checkpoint",
+        " failOnDataLoss=false to continue with the new one, or start with a new checkpoint",
         stream=stream,
     )
 
@@ -118,7 +118,7 @@ def missing(key: Key) -> UnknownPartition:
     stream, partition = key
     return UnknownPartition(
         f"stream {stream!r} has no partition {partition} any more, in which the query has a position; set the option"
-        " failOnDataLoss=false to go on without it, or start with a new checkpoint",
+        " failOnDataLoss=false to continue without it, or start with a new checkpoint",
         stream=stream,
         partition=partition,
     )

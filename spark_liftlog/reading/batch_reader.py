@@ -69,14 +69,7 @@ class LiftlogReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        options = self._options
-        return read_task(
-            partition,
-            self._projection,
-            brokers=options.brokers,
-            batch_rows=options.batch_rows,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
+        return read_task(partition, self._projection, options=self._options)
 
     def _ranges(self, cluster: Cluster) -> list[Range]:
         options = self._options

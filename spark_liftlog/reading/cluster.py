@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from broker.api import answers
+from broker.api.answers import PartitionLag
 from broker.api.errors import LiftlogError, Retryable
 from broker.client.client import Client
-from broker.client.http import answers
-from broker.client.http.answers import PartitionLag
 from broker.client.http.brokers import Brokers
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
 from broker.client.positions import Position as ClientPosition
@@ -92,10 +92,10 @@ class Cluster:
         calls = Calls(self._brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
         wait_s = query.get("max_wait_ms", 0) / 1000
         value = calls.json("GET", path("watch"), query=query, wait_s=wait_s, interrupt=interrupt)
-        found = answers.understand(answers.Watch.of, value, where=str(self._brokers))
+        found = understand(answers.Watch, value, where=str(self._brokers))
         self._has_answered = True
         partitions = {
-            (name, number): Head(at.log_start_offset, at.high_watermark, at.leader_epoch, at.leader_http)
+            (name, number): Head(at.log_start_offset, at.high_watermark, at.leader_epoch, at.leader.http)
             for name, stream in found.streams.items()
             for number, at in stream.partitions.items()
         }

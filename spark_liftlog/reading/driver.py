@@ -20,7 +20,8 @@ import uuid
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from socket import socket
+from typing import Any
 
 from broker.api.errors import (
     InvalidSetting,
@@ -33,6 +34,7 @@ from broker.api.errors import (
 )
 from spark_liftlog.errors import BadOffset
 from spark_liftlog.options import SourceOptions
+from spark_liftlog.progress.claim import claim
 from spark_liftlog.progress.publishing import Progress
 from spark_liftlog.progress.query_lag import report
 from spark_liftlog.reading import advance
@@ -44,9 +46,6 @@ from spark_liftlog.reading.offsets import Key, Offset, Position, decode, encode,
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.positions import keys_of, resolve_where, weighed
 from spark_liftlog.reading.where import ByPartition, ByTime
-
-SETTLE_S: Final = 5.0
-"""How long a log may end below a position that was read before it counts as truncated."""
 
 log = logging.getLogger("spark_liftlog")
 
@@ -70,6 +69,17 @@ class StreamDriver:
         self._ends: Mapping[Key, int] = {}
         self._idle: tuple[Any, Heads] | None = None
         self._warned: set[str] = set()
+        self._claimed: socket | None = None
+
+    def claim(self) -> None:
+        """Have the consumer's name to oneself, if progress is published under one. Asked before the first offset.
+
+        Raises:
+            InvalidSetting: another source of this driver has it.
+        """
+        options = self._options
+        if self._claimed is None and options.consumer is not None and options.commit_offsets:
+            self._claimed = claim(options.consumer, options.brokers)
 
     def freeze(self) -> None:
         """Read up to what there is now, and no further (Trigger.AvailableNow)."""
@@ -84,6 +94,7 @@ class StreamDriver:
             rows_max: Records that the batch may have.
             is_bounded: Whether the limits of the options count. Spark may ask for all that there is.
         """
+        self.claim()
         start = decode(start_value)
         heads = self._frozen or self._watch.current()
         self._admission.begin(heads, rows_max=rows_max, is_bounded=is_bounded, is_final=self._frozen is not None)
@@ -141,6 +152,8 @@ class StreamDriver:
         self._progress.close()
         self._watch.close()
         self._cluster.close()
+        if self._claimed is not None:
+            self._claimed.close()
 
     def _first(self, start_value: dict[str, Any], heads: Heads) -> Offset | None:
         """The first end of a query: it says itself where its batch begins (S1). None: there is no stream yet."""
@@ -201,7 +214,7 @@ class StreamDriver:
                 return self._finish(it, heads)
         raise UnknownConsumer(
             f"option startingOffsets='committed': consumer {consumer!r} has published no progress for {selection};"
-            " begin once with startingOffsets=earliest or latest",
+            " start once with startingOffsets=earliest or latest",
             consumer=consumer,
         )
 
@@ -296,7 +309,7 @@ class StreamDriver:
                 found.incarnation and found.head.high_watermark < suspects[key] for key, found in answers.items()
             )
             waited_s = time.monotonic() - began
-            if (is_away and waited_s < DEADLINE_S) or (is_behind and waited_s < SETTLE_S):
+            if (is_away and waited_s < DEADLINE_S) or (is_behind and waited_s < self._options.truncation_timeout_s):
                 time.sleep(0.1)  # a leader that has just begun learns its high watermark
                 continue
             break
@@ -354,7 +367,7 @@ class StreamDriver:
             self._lost(Loss(advance.recreated(stream, known, now, head.log_start_offset), None))
             return None
         if head.high_watermark < stop:  # planned in an earlier run, perhaps: settle as in `_compared`
-            deadline = time.monotonic() + SETTLE_S
+            deadline = time.monotonic() + self._options.truncation_timeout_s
             while (head := self._watch.fresh().partitions.get(key, head)).high_watermark < stop:
                 if time.monotonic() > deadline:
                     self._lost(Loss(advance.truncated(key, stop, head.high_watermark, head), None))

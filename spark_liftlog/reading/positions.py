@@ -28,12 +28,12 @@ def keys_of(cluster: Cluster, selection: Selection, heads: Heads) -> list[Key]:
     for stream in selection.names:
         if stream not in heads.incarnations:
             (found,) = cluster.resolve([((stream, 0), "earliest")])
-            raise found.error or NotReady(f"stream {stream!r} has only just appeared", stream=stream)
+            raise found.error or NotReady(f"stream {stream!r} was created a moment ago", stream=stream)
     for stream, numbers in sorted((selection.partitions or {}).items()):
         for number in sorted(numbers):
             if (stream, number) not in heads.partitions:
                 (found,) = cluster.resolve([((stream, number), "earliest")])
-                raise found.error or NotReady(f"partition {number} of stream {stream!r} has only just appeared")
+                raise found.error or NotReady(f"partition {number} of stream {stream!r} was created a moment ago")
     return sorted(heads.partitions)
 
 
@@ -66,7 +66,7 @@ def resolve_where(
 
 def _too_late(key: Key, head: Head) -> OffsetOutOfRange:
     return OffsetOutOfRange(
-        f"option startingTimestamp: stream {key[0]!r} partition {key[1]} has no record that is as late; valid"
+        f"option startingTimestamp: stream {key[0]!r} partition {key[1]} has no record at or after that time; valid"
         f" offsets are {head.log_start_offset} to {head.high_watermark};"
         " startingOffsetsByTimestampStrategy=latest begins at the end of such partitions",
         stream=key[0],

@@ -104,14 +104,7 @@ class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TaskRanges(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        options = self._options
-        return read_task(
-            partition,
-            self._projection,
-            brokers=options.brokers,
-            batch_rows=options.batch_rows,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
+        return read_task(partition, self._projection, options=self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         try:

@@ -20,14 +20,15 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
+from broker.api.answers import StreamDescription
 from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
-from broker.client.http.answers import StreamDescription, understand
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.reading.fetch import FetchSession, PartitionFetch
 from broker.client.reading.gathering import Gathering
 from broker.client.reading.reused_memory import Memory
 from spark_liftlog.errors import for_spark
+from spark_liftlog.options import SourceOptions
 from spark_liftlog.reading.advance import Head, expired, lost, truncated
 from spark_liftlog.reading.cluster import TIMEOUT_S, Cluster
 from spark_liftlog.reading.plan import Range
@@ -66,9 +67,7 @@ def session(brokers: str) -> FetchSession:
         return found
 
 
-def read_task(
-    partition: InputPartition, projection: Projection, *, brokers: str, batch_rows: int, fail_on_data_loss: bool
-) -> Iterator[pa.RecordBatch]:
+def read_task(partition: InputPartition, projection: Projection, *, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task, n >= 1 per batch, of exactly the projection's schema.
 
     Raises:
@@ -76,12 +75,14 @@ def read_task(
     """
 
     interrupt = Interrupt()
+    brokers, batch_rows, subjects = options.brokers, options.batch_rows, options.subjects
 
     def batches() -> Iterator[pa.RecordBatch]:
         for wanted in ranges:
-            shape = projection.shape(wanted.stream, wanted.partition)
+            shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
-            yield from _records(wanted, gathering, brokers, fail_on_data_loss, interrupt)
+            found = _records(wanted, gathering, brokers, options.fail_on_data_loss, interrupt)
+            yield from projection.of_subjects(found, subjects) if subjects else found
 
     try:
         ranges = _now(partition, brokers)
@@ -154,7 +155,7 @@ def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool) -> None:
         RecordsLost: unless failOnDataLoss is false.
     """
     calls = Calls(session(brokers).brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S)
-    found = understand(StreamDescription.of, calls.json("GET", path("streams", wanted.stream)), where=brokers)
+    found = understand(StreamDescription, calls.json("GET", path("streams", wanted.stream)), where=brokers)
     for partition in found.partitions:
         if found.incarnation != wanted.incarnation or partition.partition != wanted.partition:
             continue

@@ -9,4 +9,6 @@ outlets.py       rows on their way: appended, or staged
 run.py           who writes: the sink, the run of it, its checkpoint
 jobs.py          batch writes: a sink for one job, or for a transaction
 digest.py        a sum over rows that does not depend on their order
+letters.py       what becomes of rows that cannot be written
+advice.py        what a broker's refusal means for a query
 """

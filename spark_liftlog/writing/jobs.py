@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from broker.api.answers import Stage
 from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, StageLost, UnknownSink
 from broker.client.http.brokers import Brokers
-from broker.client.sinks import Sink, Stage
+from broker.client.sinks import Sink
 from spark_liftlog.writing.digest import as_text, together
 from spark_liftlog.writing.run import Run, Written, agreed, opened, sink_of
 from spark_liftlog.writing.sink_options import SinkOptions
@@ -112,4 +113,4 @@ class Job:
 
 def _is_past(sink: Sink, version: int) -> bool:
     last = sink.describe().last
-    return last is not None and (last.batch_id > version or (last.batch_id == version and last.is_complete))
+    return last is not None and (last.batch_id > version or (last.batch_id == version and last.complete))

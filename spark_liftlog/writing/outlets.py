@@ -18,8 +18,9 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
+from broker.api.answers import Stage
 from broker.api.errors import LiftlogError
-from broker.client.sinks import Sink, Stage
+from broker.client.sinks import Sink
 from broker.client.writing.append import Appender
 from broker.client.writing.outgoing import pieces
 from spark_liftlog.writing.rows import Target

@@ -40,7 +40,7 @@ def partitions_for(keys: Any, explicit: Any, *, partition_count: int, turn: int)
         wrong = np.flatnonzero(is_chosen & ((chosen < 0) | (chosen >= partition_count)))
         if len(wrong):
             raise UnknownPartition(
-                f"column partition: {int(chosen[wrong[0]])} is no partition of the stream, it has 0 to"
+                f"column partition: {int(chosen[wrong[0]])} is not a partition of the stream, which has 0 to"
                 f" {partition_count - 1}",
                 partitions=partition_count,
             )

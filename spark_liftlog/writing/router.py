@@ -13,27 +13,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.api.errors import InvalidName, InvalidRecords, LiftlogError, UnknownStream
-from broker.api.schema import HEADERS_TYPE
 from broker.api.stream import check_name
-from spark_liftlog.writing.digest import NOTHING, digest_of, together
+from spark_liftlog.writing.digest import digest_of, together
+from spark_liftlog.writing.letters import letters_of
 from spark_liftlog.writing.partitioner import partitions_for
 from spark_liftlog.writing.rows import ARROW, Bad, Target, bad_rows, row_bytes
 from spark_liftlog.writing.sink_options import SinkOptions
-
-ERROR_HEADER: Final = "Liftlog-Error"
-STREAM_HEADER: Final = "Liftlog-Stream"
-ROW_HEADER: Final = "Liftlog-Row"
-CUT_HEADER: Final = "Liftlog-Value-Bytes"
-"""How long the value was, of a row whose value the dead letter stream could not take whole."""
-ERROR_LENGTH_MAX: Final = 1000
-RECORD_COLUMNS: Final = ("value", "key", "subject", "headers")
 
 
 class Outlet(Protocol):
@@ -65,7 +57,7 @@ class Router:
         self._letters = 0
         self.row_count = 0
         self.bad_count = 0
-        self.digest = NOTHING
+        self.digest = 0
 
     @property
     def incarnations(self) -> dict[str, str]:
@@ -81,6 +73,9 @@ class Router:
         if batch.num_rows == 0:
             return
         arrays = {name: batch.column(index).cast(ARROW[name]) for name, index in self._columns.items()}
+        options = self._options
+        of_these = digest_of(arrays, rows=batch.num_rows, stream=options.stream, subject=options.subject)
+        self.digest = together((self.digest, of_these))
         streams, partitions = arrays.pop("stream", None), arrays.pop("partition", None)
         if self._options.subject is not None:
             arrays["subject"] = pa.repeat(self._options.subject, batch.num_rows)
@@ -111,7 +106,6 @@ class Router:
             partitions = None if partitions is None else partitions.take(pa.array(good))
         if rows.num_rows == 0:
             return
-        self.digest = together((self.digest, digest_of(target.stream, rows, lengths)))
         by_key = self._options.partitioner == "key" and "key" in rows.schema.names
         if partitions is None and not by_key:
             self._outlet.add(target, self._turn % target.partition_count, rows)
@@ -148,25 +142,11 @@ class Router:
     def _write_letters(self, stream: str | None, rows: pa.RecordBatch, error: LiftlogError, numbers: Any) -> None:
         name = self._options.dead_letter_stream
         target = self._target(name)
-        value_bytes_max = target.record_bytes_max // 2
-        letters = []
-        for row, number in zip(rows.to_pylist(), numbers, strict=True):
-            value, key = row["value"] or b"", row.get("key")
-            headers = [
-                {"key": ERROR_HEADER, "value": f"LIFTLOG_{error.reason.upper()}: {error}"[:ERROR_LENGTH_MAX].encode()},
-                {"key": STREAM_HEADER, "value": (stream or "").encode()},
-                {"key": ROW_HEADER, "value": f"{self._task}/{number}".encode()},
-            ]
-            if len(value) > value_bytes_max:
-                headers.append({"key": CUT_HEADER, "value": str(len(value)).encode()})
-            key = None if key is None else key[: target.record_bytes_max // 8]
-            letters.append({"value": value[:value_bytes_max], "key": key, "headers": headers})
-        schema = pa.schema([("value", pa.binary()), ("key", pa.binary()), ("headers", HEADERS_TYPE)])
-        self._outlet.add(
-            target, self._letters % target.partition_count, pa.RecordBatch.from_pylist(letters, schema=schema)
-        )
+        places = [f"{self._task}/{number}" for number in numbers]
+        letters = letters_of(rows, error, stream=stream, places=places, target=target)
+        self._outlet.add(target, self._letters % target.partition_count, letters)
         self._letters += 1
-        self.bad_count += len(letters)
+        self.bad_count += letters.num_rows
 
 
 def _by_value(column: Any) -> Iterable[tuple[str | None, Any]]:

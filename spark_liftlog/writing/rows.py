@@ -84,7 +84,7 @@ def columns_of(schema: StructType) -> dict[str, int]:
         name = field.name.lower()
         if name not in COLUMNS:
             raise InvalidRecords(
-                f"column {field.name!r} has no place in a record, which takes {', '.join(COLUMNS)}: select those, and"
+                f"column {field.name!r} does not belong to a record, which has {', '.join(COLUMNS)}: select those, and"
                 " put the rest into value, for instance with to_json(struct(*)) AS value",
                 column=field.name,
             )

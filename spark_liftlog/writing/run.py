@@ -21,11 +21,12 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from broker.api.answers import Stage
 from broker.api.errors import LiftlogError, NotSupported, SinkFenced, StaleIncarnation, UnknownSink
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
-from broker.client.sinks import Sink, Stage
-from spark_liftlog.writing.digest import NOTHING, Sums
+from broker.client.sinks import Sink
+from spark_liftlog.writing.digest import Digest
 
 QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "spark.jobGroup.id"
@@ -68,7 +69,7 @@ class Written(WriterCommitMessage):
     epoch: int = 0
     stages: tuple[Stage, ...] = ()
     incarnations: Mapping[str, str] | None = None
-    digest: Sums = NOTHING
+    digest: Digest = 0
     is_skipped: bool = False
 
 

@@ -8,6 +8,7 @@
     deliveryGuarantee       batch  stream    exactly-once       exactly-once, at-least-once
     sinkId                         stream    the query's id     a name; the state of the sink is kept under it
     onRepeatWithOtherRows          stream    refuse             refuse, keepFirst
+    onMissingBatches               stream    refuse             refuse, accept
     txnAppId, txnVersion    batch            none               text; a whole number from 0
     deadLetterStream        batch  stream    none: an error     a stream's name
     deliveryTimeoutMs       batch  stream    120000             1 to 86,400,000
@@ -20,15 +21,24 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 from broker.api.errors import InvalidSetting
 from broker.api.stream import check_name, check_subject
-from spark_liftlog.parsing import OFFSET_MAX, Kind, brokers_in, invalid, known, of_kind, one_of, stream_in, whole
+from spark_liftlog.parsing import (
+    OFFSET_MAX,
+    TIMEOUT_MS_MAX,
+    Kind,
+    brokers_in,
+    invalid,
+    known,
+    of_kind,
+    one_of,
+    stream_in,
+    whole,
+)
 
 TIMEOUT_MS: Final = 120_000
-TIMEOUT_MS_MAX: Final = 86_400_000
 TXN_APP_ID_MAX: Final = 1024
 
 _BOTH: Final = frozenset(("batch", "stream"))
@@ -42,6 +52,7 @@ SINK_OPTIONS: Final[Mapping[str, frozenset[str]]] = {
     "deliveryGuarantee": _BOTH,
     "sinkId": _STREAM,
     "onRepeatWithOtherRows": _STREAM,
+    "onMissingBatches": _STREAM,
     "txnAppId": _BATCH,
     "txnVersion": _BATCH,
     "deadLetterStream": _BOTH,
@@ -56,6 +67,7 @@ class SinkOptions:
     Attributes:
         stream: None: the frame's column stream names it.
         sink_id: None: the query's id.
+        accepts_missing: A sink that lacks batches of the checkpoint goes on all the same.
         checkpoint: The place of the query's checkpoint; None where it comes from the session.
     """
 
@@ -66,6 +78,7 @@ class SinkOptions:
     is_exactly_once: bool = True
     sink_id: str | None = None
     on_repeat: Literal["refuse", "keep_first"] = "refuse"
+    accepts_missing: bool = False
     txn_app_id: str | None = None
     txn_version: int | None = None
     dead_letter_stream: str | None = None
@@ -98,7 +111,7 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     if app is not None and not 0 < len(app) <= TXN_APP_ID_MAX:
         raise invalid("txnAppId", app, f"must be text of 1 to {TXN_APP_ID_MAX} characters")
     is_exactly_once = guarantee == "exactly-once"
-    for name in ("sinkId", "txnAppId", "onRepeatWithOtherRows"):
+    for name in ("sinkId", "txnAppId", "onRepeatWithOtherRows", "onMissingBatches"):
         if name in options and not is_exactly_once:
             raise invalid(name, options[name], "means nothing with deliveryGuarantee=at-least-once")
     return SinkOptions(
@@ -111,6 +124,7 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
         on_repeat="keep_first"
         if one_of(options, "onRepeatWithOtherRows", ("refuse", "keepFirst")) == "keepFirst"
         else "refuse",
+        accepts_missing=one_of(options, "onMissingBatches", ("refuse", "accept")) == "accept",
         txn_app_id=app,
         txn_version=version,
         dead_letter_stream=letters,
@@ -122,14 +136,17 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
 
 
 def checkpoint_place(location: str | None) -> str | None:
-    """One text for one place. Asked by the driver: a relative path is relative to its folder, not to a task's."""
+    """One text for one place. Without a scheme it is a place of Spark's default file system, which nobody tells us.
+
+    So `/a` and `file:/a` are two places, also where they are one: that is refused (`sink_forked`), and can be adopted;
+    the other way round a copy on another file system would not be noticed. A relative path stays one: what it is
+    relative to is that file system's business, and on a cluster no two drivers begin in the same folder.
+    """
     if not location:
         return None
     scheme, colon, rest = location.partition(":")
     if not colon or "/" in scheme:
-        scheme, rest = "file", location
+        return posixpath.normpath("/" + location.lstrip("/") if location.startswith("/") else location)
     if scheme == "file":
-        rest = str(Path.cwd() / posixpath.normpath("/" + rest.lstrip("/") if rest.startswith("/") else rest))
-    else:
-        rest = rest.rstrip("/")
-    return f"{scheme}:{rest}"
+        return f"file:{posixpath.normpath('/' + rest.lstrip('/'))}"
+    return f"{scheme}:{rest.rstrip('/')}"

@@ -7,7 +7,8 @@
 A micro-batch comes again after a crash, with the same number and its rows placed otherwise; a task comes again after a
 failure, or twice at once. Each makes its own stages, and one commit decides which count (docs/guides/sinks.md).
 
-K5  What a batch id was decided with stands: repeated stages are dropped by the broker, other rows are refused.
+K5  What a batch id was decided with stands: repeated stages are dropped by the broker, other rows are refused
+    (digest.py tells them from the same rows in other places).
 K6  Nothing that a log cannot honour is tried: overwriting, complete mode.
 """
 
@@ -21,14 +22,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from broker.api.answers import StreamDescription
 from broker.api.errors import InvalidSetting, LiftlogError
-from broker.client.http.answers import StreamDescription, understand
 from broker.client.http.brokers import Brokers
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.writing.append import Appender
 from broker.client.writing.outgoing import default_subject
 from spark_liftlog.errors import ModeRefused, shown_to_spark
 from spark_liftlog.reading.task import session
+from spark_liftlog.writing.advice import advised
 from spark_liftlog.writing.digest import as_text, together
 from spark_liftlog.writing.jobs import Job
 from spark_liftlog.writing.outlets import Appending, Staging
@@ -102,7 +104,10 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         options = self._options
         run = streaming_run(options.sink_id, options.checkpoint) if options.is_exactly_once else None
-        return write_task(iterator, self._columns, self._options, run)
+        try:
+            return write_task(iterator, self._columns, self._options, run)
+        except LiftlogError as error:
+            raise advised(error) from error
 
     @shown_to_spark
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -113,13 +118,17 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
         written = [message for message in messages if isinstance(message, Written)]
         sink = sink_of(brokers_of(self._options), run, self._options.delivery_timeout_s, epoch)
         digest = as_text(together(message.digest for message in written))
-        done = sink.commit(
-            batchId,
-            [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages],
-            digest=digest,
-            attributes={} if run.checkpoint is None else {"checkpoint": run.checkpoint},
-            on_repeat_with_other_rows=self._options.on_repeat,
-        )
+        try:
+            done = sink.commit(
+                batchId,
+                [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages],
+                digest=digest,
+                attributes={} if run.checkpoint is None else {"checkpoint": run.checkpoint},
+                follows=None if batchId == 0 or self._options.accepts_missing else batchId - 1,
+                on_repeat_with_other_rows=self._options.on_repeat,
+            )
+        except LiftlogError as error:
+            raise advised(error) from error
         if done.outcome == "already_done":
             last = done.sink.last
             rows, decided = sum(message.row_count for message in written), 0 if last is None else last.rows
@@ -147,6 +156,14 @@ def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
                 key=name,
                 value=value,
             )
+    if options.txn_app_id is not None and options.stream is None:
+        raise InvalidSetting(
+            f"option txnAppId={options.txn_app_id!r}: a transaction is known by the option stream and by txnAppId, and"
+            " here a column names the streams: two frames of one version would be taken for one. Write each stream by"
+            ' itself, with .option("stream", …)',
+            key="txnAppId",
+            value=options.txn_app_id,
+        )
     if options.stream is None and "stream" not in columns:
         raise InvalidSetting(
             'no stream is named: .option("stream", "orders"), or a column stream in the frame', key="stream", value=None
@@ -212,7 +229,7 @@ def find(calls: Calls, stream: str) -> Target:
         UnknownStream: there is no such stream.
     """
     answer: Any = calls.json("GET", path("streams", stream))
-    found = understand(StreamDescription.of, answer, where=str(calls.brokers))
+    found = understand(StreamDescription, answer, where=str(calls.brokers))
     return Target(
         stream=stream,
         partition_count=len(found.partitions),

@@ -70,6 +70,16 @@ def test_spark_read(tmp_path: Path) -> None:
     assert with_kafka_or_the_reason(line)
 
 
+@pytest.mark.timeout(300)
+def test_spark_write(tmp_path: Path) -> None:
+    """A batch into every sink, a few micro-batches, a plan of some partitions."""
+    write, small, plan = run_tiny("spark_write", tmp_path)
+    assert ours(write)["lost"] == ours(plan)["lost"] == 0
+    assert {"liftlog/append", "liftlog/null"} <= set(write["ratios"])
+    assert with_kafka_or_the_reason(write)
+    assert ours(small)["micro_batches"] == 5
+
+
 @pytest.mark.parametrize(
     "workload,measure",
     [

@@ -1,4 +1,9 @@
-"""python -m tests.spark --rounds 20 [--seed 1] [--master local-cluster[2,1,1024]]: rounds of SIGKILL, and the count."""
+"""Rounds of SIGKILL, and the count.
+
+    python -m tests.spark --rounds 20 [--seed 1] [--master local-cluster[2,1,1024] | standalone] [--folder kept]
+
+`standalone` starts a master and two workers, with speculation on.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +20,26 @@ KINDS = ("before", "after", "driver", "worker", "broker", "executor")
 
 def main() -> None:
     """Run them and print what was killed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--folder", type=Path, help="keep everything there; default: a folder that goes")
     given = parser.parse_args()
     luck = random.Random(given.seed)
-    kinds = KINDS if given.master.startswith("local-cluster") else KINDS[:-1]
+    kinds = KINDS[:-1] if given.master.startswith("local[") else KINDS
     kills = [kinds[n % len(kinds)] for n in range(given.rounds)]
     luck.shuffle(kills)
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        rounds = Rounds(Path(folder), given.master, luck)
+    with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
+        folder = given.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        rounds = Rounds(folder, given.master, luck)
         told = rounds.run(kills)
     print(
         f"seed {given.seed}: {given.rounds} rounds on {given.master}, killed {dict(sorted(told.items()))},"
-        f" {rounds.appended} records, each once, {time.monotonic() - began_s:.0f} s"
+        f" {rounds.appended} records, each once, {rounds.stalls} minutes without progress,"
+        f" {time.monotonic() - began_s:.0f} s"
     )
 
 

@@ -9,11 +9,14 @@ Its sink is the real one, with two places where it can be told to kill the drive
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import WriterCommitMessage
@@ -23,6 +26,7 @@ import spark_liftlog
 from spark_liftlog.datasource import LiftlogDataSource
 from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogStreamWriter
+from tests.spark.standalone import SETTINGS
 
 FOLDER = "LIFTLOG_TEST_FOLDER"
 SOURCE, SINK = "kills-source", "kills-sink"
@@ -44,6 +48,13 @@ class KillableSource(LiftlogDataSource):
         return KillableWriter(sink_options(self.options, "stream"), schema, overwrite=overwrite)
 
 
+def dawdling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows; one task in four is late with them, and is run a second time elsewhere."""
+    yield from batches
+    if random.random() < 0.25:
+        time.sleep(2)
+
+
 def _kill_if(moment: str) -> None:
     folder = Path(os.environ[FOLDER])
     order = folder / "kill"
@@ -56,8 +67,10 @@ def main(broker: str, folder: str, master: str, mode: str) -> None:
     """Run until there is nothing left (`once`), or until killed."""
     os.environ[FOLDER] = folder
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    on_cluster = master.startswith("spark://")
     builder = (
         SparkSession.builder.master(master)
+        .config(map=SETTINGS if on_cluster else {})
         .config("spark.driver.memory", "1g")
         .config("spark.executor.memory", "512m")
         .config("spark.ui.enabled", "false")
@@ -71,6 +84,8 @@ def main(broker: str, folder: str, master: str, mode: str) -> None:
     spark.dataSource.register(KillableSource)
     options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "1000"}
     rows = spark.readStream.format("liftlog").options(**options).load().repartition(2, F.rand()).select("key", "value")
+    if on_cluster:
+        rows = rows.mapInArrow(dawdling, rows.schema)
     writer = rows.writeStream.format("liftlog").options(brokers=broker, stream=SINK)
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
     query = (writer.trigger(availableNow=True) if mode == "once" else writer).start()

@@ -6,6 +6,9 @@
 Who is killed, with SIGKILL: the driver between stage and commit (`before`), between the sink's commit and Spark's own
 (`after`), or at a random moment (`driver`); a Python `worker`, an `executor` (only with executors of their own), the
 `broker`. A job that ends by it is started again from its checkpoint, as a person would.
+
+On a standalone cluster (standalone.py) some tasks dawdle, and Spark runs them twice at once. A wait without progress
+for a minute writes down what every process does (`stalls.log` in the folder).
 """
 
 from __future__ import annotations
@@ -17,52 +20,67 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.api.errors import LiftlogError
 from broker.client.client import Client, connect
 from tests.spark.kill_app import SINK, SOURCE
-from tests.support.processes import BrokerProcess, eventually
+from tests.spark.stalls import descendants, stacks
+from tests.spark.standalone import Standalone
+from tests.support.processes import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
 RECORDS = 1500
 PARTITIONS = 3
+STALL_S = 60.0
+PATIENCE = 10
+"""A wait is given up after so many stalls."""
 
 
 @dataclass
 class Rounds:
-    """One job, its broker, and what was done to them."""
+    """One job, its broker, and what was done to them.
+
+    Args:
+        master: For Spark; or `standalone`: a cluster is started.
+    """
 
     folder: Path
     master: str
     luck: random.Random
     appended: int = 0
+    stalls: int = 0
     told: Counter[str] = field(default_factory=Counter)
+    cluster: Standalone | None = None
+    broker: BrokerProcess | None = None
 
     def run(self, kills: list[str]) -> Counter[str]:
         """All rounds and the comparison. Returns how often each kind of kill was carried out."""
-        broker = BrokerProcess(self.folder / "broker", None).start()
-        try:
-            with connect(broker.address, deadline_s=60) as client:
-                client.create_stream(SOURCE, partitions=PARTITIONS)
-                client.create_stream(SINK, partitions=PARTITIONS)
-                for kill in kills:
-                    try:
-                        self._round(client, broker, kill)
-                    except AssertionError as error:
-                        raise AssertionError(f"{kill}, after {dict(self.told)}: {error}\n{self._output()}") from error
-                    self._check_once(client)
-                self._append(client)
-                job = self._start(broker, "once")
+        with ExitStack() as stack:
+            self.broker = broker = BrokerProcess(self.folder / "broker", None).start()
+            stack.callback(broker.stop)
+            if self.master == "standalone":
+                self.cluster = stack.enter_context(Standalone(self.folder / "cluster"))
+            client = stack.enter_context(connect(broker.address, deadline_s=60))
+            client.create_stream(SOURCE, partitions=PARTITIONS)
+            client.create_stream(SINK, partitions=PARTITIONS)
+            for kill in kills:
                 try:
-                    assert job.wait(600) == 0, self._output()
-                finally:
-                    _end(job)
-                self._compare(client)
-        finally:
-            broker.stop()
+                    self._round(client, broker, kill)
+                except AssertionError as error:
+                    raise AssertionError(f"{kill}, after {dict(self.told)}: {error}\n{self._output()}") from error
+                self._check_once(client)
+            self._append(client)
+            job = self._start(broker, "once")
+            try:
+                self._wait(job, lambda: job.poll() is not None, "the last run ends")
+                assert job.returncode == 0, self._output()
+            finally:
+                _end(job)
+            self._compare(client)
         return self.told
 
     def _round(self, client: Client, broker: BrokerProcess, kill: str) -> None:
@@ -73,10 +91,10 @@ class Rounds:
         job = self._start(broker, "follow")
         try:
             if kill in ("before", "after"):
-                eventually(lambda: self._is_killed(job), timeout_s=600, what="the kill")
+                self._wait(job, lambda: self._is_killed(job), "the kill")
                 self.told[kill] += 1
                 return
-            eventually(lambda: self._has_begun(job, client, before), timeout_s=600, what="the job commits")
+            self._wait(job, lambda: self._has_begun(job, client, before), "the job commits")
             self._append(client)
             time.sleep(self.luck.uniform(0, 1.5))  # the moment is what is tried out
             if kill == "broker":
@@ -84,7 +102,8 @@ class Rounds:
                 broker.start()
             else:
                 jvm = int(self.folder.joinpath("jvm").read_text())
-                victims = {"driver": [jvm]}.get(kill) or _descendants(jvm, _COMMANDS[kill])
+                roots = [jvm, *(self.cluster.pids if self.cluster else [])]
+                victims = [jvm] if kill == "driver" else [p for r in roots for p in descendants(r, _COMMANDS[kill])]
                 for victim in self.luck.sample(victims, min(1, len(victims))):
                     with suppress(ProcessLookupError):
                         os.kill(victim, signal.SIGKILL)
@@ -92,11 +111,25 @@ class Rounds:
             self.told[kill] += kill == "broker"
             seen = _last_batch(client)
             self._append(client)  # after a kill that it survives the job goes on; otherwise it ends
-            eventually(
-                lambda: job.poll() is not None or _last_batch(client) > seen, timeout_s=600, what="it goes on, or ends"
-            )
+            self._wait(job, lambda: job.poll() is not None or _last_batch(client) > seen, "it goes on, or ends")
         finally:
             _end(job)
+
+    def _wait(self, job: subprocess.Popen[bytes], condition: Callable[[], bool], what: str) -> None:
+        """Until it is so. Every minute in which it is not, the stacks of all processes are written down."""
+        for _ in range(PATIENCE):
+            deadline = time.monotonic() + STALL_S
+            while time.monotonic() < deadline:
+                if condition():
+                    return
+                time.sleep(0.02)
+            self.stalls += 1
+            assert self.broker is not None
+            roots = [job.pid, self.broker.pid, *(self.cluster.pids if self.cluster else [])]
+            with self.folder.joinpath("stalls.log").open("a") as log:
+                log.write(f"##### {what}, after {dict(self.told)}\n")
+                log.write(stacks([pid for root in roots for pid in (root, *descendants(root))]) + "\n")
+        raise AssertionError(f"not within {PATIENCE * STALL_S:.0f} s: {what}; see stalls.log")
 
     def _is_killed(self, job: subprocess.Popen[bytes]) -> bool:
         """Whether the driver was killed at the commit where it was told to."""
@@ -104,8 +137,8 @@ class Rounds:
         assert killed.exists() or job.poll() is None, self._output()
         if not killed.exists():
             return False
-        killed.unlink()
         job.wait(120)
+        killed.unlink()
         return True
 
     def _has_begun(self, job: subprocess.Popen[bytes], client: Client, before: int) -> bool:
@@ -121,9 +154,10 @@ class Rounds:
 
     def _start(self, broker: BrokerProcess, mode: str) -> subprocess.Popen[bytes]:
         self.folder.joinpath("jvm").unlink(missing_ok=True)
+        master = self.cluster.url if self.cluster else self.master
         with self.folder.joinpath("job.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.kill_app", broker.address, str(self.folder), self.master, mode],
+                [sys.executable, "-m", "tests.spark.kill_app", broker.address, str(self.folder), master, mode],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -157,25 +191,6 @@ def _last_batch(client: Client) -> int:
     with suppress(LiftlogError):
         return max((sink.last.batch_id for sink in client.sinks() if sink.last is not None), default=-1)
     return -1
-
-
-def _descendants(pid: int, command: str) -> list[int]:
-    """Processes below this one whose command line names something."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                parents.setdefault(parent, []).append(int(entry.name))
-    found, queue = [], [pid]
-    while queue:
-        children = parents.get(queue.pop(), [])
-        queue += children
-        for child in children:
-            with suppress(OSError):
-                if command in Path(f"/proc/{child}/cmdline").read_text(errors="replace"):
-                    found.append(child)
-    return found
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:

@@ -100,6 +100,31 @@ def test_a_schema_that_records_do_not_have_is_refused(spark: SparkSession, strea
         frame.count()
 
 
+def test_columns_and_subjects_are_chosen_by_option(spark: SparkSession, client: Client) -> None:
+    """A wildcard stands for one token, `>` for the rest; the subject need not be among the columns."""
+    stream = Stream.create(client, "by-subject", partitions=1)
+    subjects = ["a.eu", "a.us", "a.eu.1", "b.eu", "a", "aXeu"] * 50
+    rows = pa.RecordBatch.from_pydict({"value": [str(n).encode() for n in range(300)], "subject": subjects})
+    client.append(stream.name, 0, rows)
+
+    def seen(patterns: str, columns: str = "offset") -> list[str]:
+        frame = stream.read(spark, subjects=patterns, columns=columns)
+        assert frame.columns == columns.split(",")
+        return [subjects[row.offset] for row in frame.collect()]
+
+    assert seen("a.*") == [s for s in subjects if s in ("a.eu", "a.us")]
+    assert seen("a.>", "subject,offset") == [s for s in subjects if s in ("a.eu", "a.us", "a.eu.1")]
+    assert seen("*.eu, a", "offset,partition") == [s for s in subjects if s in ("a.eu", "b.eu", "a")]
+    assert seen(">") == subjects
+    assert seen("none") == []
+    assert stream.read(spark, subjects="b.*").count() == 50
+    with pytest.raises(PySparkException, match="LIFTLOG_INVALID_SETTING: option columns: 'topic' is none of"):
+        stream.read(spark, columns="offset,topic").count()
+    both = spark.read.format("liftlog").options(brokers=stream.address, stream=stream.name, columns="offset")
+    with pytest.raises(PySparkException, match=r"option columns='offset': \.schema"):
+        both.schema("value BINARY").load().count()
+
+
 def test_small_partitions_share_a_task_and_empty_ones_have_none(spark: SparkSession, client: Client) -> None:
     stream = Stream.create(client, "packing", partitions=12)
     stream.append(20, partitions=range(10))

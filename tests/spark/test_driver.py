@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from broker.client.client import Client, connect
 from spark_liftlog.errors import LiftlogSparkError
 from spark_liftlog.options import source_options
+from spark_liftlog.progress import claim as claim_module
 from spark_liftlog.reading import cluster as cluster_module
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
@@ -234,9 +235,27 @@ def test_a_read_that_is_closed_early_leaves_no_thread_and_no_connection(stream: 
     reader.stop()
 
 
+def test_a_second_source_of_a_driver_with_the_same_consumer_is_refused(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would overwrite the other's progress. Once the first is gone, its name is free."""
+    monkeypatch.setattr(claim_module, "PATIENCE_S", 0.2)
+    stream.append(1)
+    first, second = (reader_of(stream, consumer="shared") for _ in range(2))
+    silent = reader_of(stream, consumer="shared", commitOffsets="false")
+    first.latestOffset(first.initialOffset(), ALL)
+    silent.latestOffset(silent.initialOffset(), ALL)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_INVALID_SETTING: option consumer='shared': another source"):
+        second.latestOffset(second.initialOffset(), ALL)
+    first.stop()
+    second.latestOffset(second.initialOffset(), ALL)
+    for reader in (second, silent):
+        reader.stop()
+
+
 def test_the_empty_plan_of_a_batch_read_has_no_rows() -> None:
-    options: dict[str, Any] = {"brokers": "127.0.0.1:9", "batch_rows": 10, "fail_on_data_loss": True}
-    assert list(read_task(InputPartition(None), Projection(ROW), **options)) == []
+    options = source_options({"brokers": "127.0.0.1:9", "stream": "s"}, "batch")
+    assert list(read_task(InputPartition(None), Projection(ROW), options=options)) == []
 
 
 def test_what_is_lost_between_plan_and_task_is_named_or_left_out(client: Client) -> None:
@@ -257,10 +276,11 @@ def test_what_is_lost_between_plan_and_task_is_named_or_left_out(client: Client)
 
 
 def check_loss(stream: Stream, tasks: Any, says: str) -> None:
-    options: dict[str, Any] = {"brokers": stream.address, "batch_rows": 1000}
+    given = {"brokers": stream.address, "stream": stream.name}
     with pytest.raises(LiftlogSparkError, match=says):
-        list(read_task(tasks[0], Projection(ROW), fail_on_data_loss=True, **options))
-    assert list(read_task(tasks[0], Projection(ROW), fail_on_data_loss=False, **options)) == []
+        list(read_task(tasks[0], Projection(ROW), options=source_options(given, "batch")))
+    surviving = source_options({**given, "failOnDataLoss": "false"}, "batch")
+    assert list(read_task(tasks[0], Projection(ROW), options=surviving)) == []
 
 
 def test_a_task_is_pickled_with_its_ranges_and_leaders(stream: Stream, broker: BrokerProcess) -> None:

@@ -50,9 +50,7 @@ def test_replays_copies_and_backups_of_a_checkpoint(
     shutil.copytree(checkpoint, backup)
 
     # Died after the sink's commit, before Spark's own: the last batch comes again, its rows placed otherwise.
-    last = max(Path(checkpoint, "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    last.with_name(f".{last.name}.crc").unlink()
+    forget_last(checkpoint, "commits")
     stream.append(30)
     run_into(target, shuffled(stream, spark), checkpoint)
     assert (seen := found(target)) == expected(stream)
@@ -76,6 +74,48 @@ def test_replays_copies_and_backups_of_a_checkpoint(
     with pytest.raises(PySparkException, match=r"LIFTLOG_SINK_BATCH_REGRESSED: .*, this is 0"):
         run_into(target, shuffled(stream, spark), checkpoint)
     assert found(target) == seen
+
+
+def forget_last(checkpoint: str, *folders: str) -> None:
+    """Delete the newest file of these folders, and its checksum."""
+    for folder in folders:
+        last = max(Path(checkpoint, folder).glob("[0-9]*"), key=lambda path: int(path.name))
+        last.unlink()
+        last.with_name(f".{last.name}.crc").unlink()
+
+
+def test_a_batch_that_is_planned_anew_with_as_many_rows_is_refused(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """The newest offsets and commits are deleted by hand; the batch then has another share of each partition."""
+    target = Stream.create(client, "anew")
+    stream.append(20, partitions=[0])
+    frame = stream.follow(spark, maxOffsetsPerTrigger=20).select("value")
+    run_into(target, frame, checkpoint)
+    forget_last(checkpoint, "offsets", "commits")
+    stream.append(500, partitions=[1, 2])
+    with pytest.raises(PySparkException, match=r"LIFTLOG_SINK_ROWS_DIFFER: .* as many, but others .*keepFirst"):
+        run_into(target, frame, checkpoint)
+    assert len(found(target)) == 20, "nothing of it was written"
+    run_into(target, frame, checkpoint, onRepeatWithOtherRows="keepFirst")
+    assert len(found(target)) == 1020, "20 of the first plan; and 20 records are lost, as the option says"
+
+
+def test_a_replay_with_the_time_of_its_batch_is_the_same_batch(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str
+) -> None:
+    """Spark keeps a batch's time with its offsets. Chance, on the other hand, comes out otherwise each time."""
+    target = Stream.create(client, "timed")
+    stream.append(10)
+    timed = shuffled(stream, spark).selectExpr("concat(value, cast(current_timestamp() AS string)) AS value")
+    run_into(target, timed, checkpoint)
+    forget_last(checkpoint, "commits")
+    run_into(target, timed, checkpoint)
+    assert len(found(target)) == 30
+    forget_last(checkpoint, "commits")
+    with pytest.raises(PySparkException, match="LIFTLOG_SINK_ROWS_DIFFER"):
+        run_into(target, stream.follow(spark).selectExpr("cast(uuid() AS binary) AS value"), checkpoint)
+    assert len(found(target)) == 30
 
 
 def test_rows_name_their_stream_and_bad_ones_become_dead_letters(

@@ -118,7 +118,7 @@ def test_a_time_is_a_place_to_begin(stream: Stream) -> None:
         reading(stream.address, stream=stream.name, startingTimestamp=str(at_ms)) as reader,
         pytest.raises(
             LiftlogSparkError,
-            match=r"LIFTLOG_OFFSET_OUT_OF_RANGE: .*partition 2 has no record that is as late; .* are 0 to 3",
+            match=r"LIFTLOG_OFFSET_OUT_OF_RANGE: .*partition 2 has no record at or after that time; .* are 0 to 3",
         ),
     ):
         latest(reader)
@@ -189,7 +189,7 @@ def test_a_lost_checkpoint_is_replaced_by_what_was_published(stream: Stream) -> 
     options = {"stream": stream.name, "consumer": stream.name, "startingOffsets": "committed"}
     with (
         reading(stream.address, **options) as reader,
-        pytest.raises(LiftlogSparkError, match=r"LIFTLOG_UNKNOWN_CONSUMER: .*begin once with startingOffsets=earliest"),
+        pytest.raises(LiftlogSparkError, match=r"LIFTLOG_UNKNOWN_CONSUMER: .*start once with startingOffsets=earliest"),
     ):
         latest(reader)
     with reading(stream.address, **options | {"startingOffsets": "earliest"}) as reader:

@@ -123,7 +123,7 @@ def test_complete_mode_is_refused(spark: SparkSession, stream: Stream, checkpoin
 @pytest.mark.parametrize(
     "columns, options, says",
     [
-        (["id"], {}, "LIFTLOG_INVALID_RECORDS: column 'id' has no place in a record"),
+        (["id"], {}, "LIFTLOG_INVALID_RECORDS: column 'id' does not belong to a record"),
         (["id AS value"], {}, "LIFTLOG_INVALID_RECORDS: column 'value' is bigint, it must be binary or string"),
         (["'x' AS key"], {}, "LIFTLOG_INVALID_RECORDS: a record needs a column value"),
         (

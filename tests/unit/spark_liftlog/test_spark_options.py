@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.api.errors import InvalidName, InvalidSetting, LiftlogError, UnknownSetting
+from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, LiftlogError, NotSupported, UnknownSetting
 from spark_liftlog.options import SOURCE_OPTIONS, SourceOptions, check_names, cores, source_options
 from spark_liftlog.reading.where import ByTime
 from spark_liftlog.writing.sink_options import SINK_OPTIONS, sink_options
@@ -42,7 +42,7 @@ def test_the_path_of_load_is_the_stream() -> None:
 
 def test_what_spark_passes_by_itself_is_let_by() -> None:
     sink = sink_options({"path": "s", "checkpointLocation": "/c", "queryName": "q"}, "stream")
-    assert (sink.stream, sink.checkpoint) == ("s", "file:/c")
+    assert (sink.stream, sink.checkpoint) == ("s", "/c")
     assert source_options({"stream": "s", "checkpointlocation": "/c", "queryname": "q"}, "stream").selection.names == (
         "s",
     )
@@ -75,6 +75,29 @@ def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | 
     assert caught.value.nearest == nearest
     assert repr(key) in str(caught.value)
     assert (nearest or "in its place: ") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"readFrom": "nearest"}, "option readFrom='nearest': there is one broker"),
+        ({"payload": "json"}, r"option 'payload': .*from_json"),
+        ({"mode": "table"}, "option 'mode': a stream is not read as a table"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(given: dict[str, str], says: str) -> None:
+    with pytest.raises(NotSupported, match=says):
+        source_options({"stream": "s", **given}, "batch")
+
+
+def test_subjects_and_the_time_for_a_log_to_catch_up_are_read() -> None:
+    found = source_options(
+        {"stream": "s", "subjects": "a.*, b.>", "truncationTimeoutMs": "0", "readFrom": "Leader"}, "stream"
+    )
+    assert (found.subjects, found.truncation_timeout_s) == (("a.*", "b.>"), 0)
+    assert source_options({"stream": "s"}, "stream").truncation_timeout_s == 5
+    with pytest.raises(InvalidSubject, match="has an empty token"):
+        source_options({"stream": "s", "subjects": "ok,a..b"}, "batch")
 
 
 @pytest.mark.parametrize("name", ["endingOffsets"])
@@ -222,7 +245,7 @@ def test_the_users_page_has_every_option_and_no_other() -> None:
         ({"deadLetterStream": "a b"}, "stream name 'a b'"),
         ({"subject": "orders.>"}, "a record needs a concrete subject"),
         ({"deliveryTimeoutMs": "0"}, "must be a whole number from 1 to 86400000"),
-        ({"sinkId": "s"}, "option 'sinkId' means something for writeStream only, this is write"),
+        ({"sinkId": "s"}, "option 'sinkId' means something for writeStream only, and this is write"),
         ({"subscribe": "s"}, "has no option 'subscribe'; in its place: stream"),
         ({"kafka.acks": "all"}, "has no option 'kafka.acks'; it belongs to another connector"),
         ({"deadLeterStream": "d"}, "did you mean 'deadLetterStream'"),
@@ -291,6 +314,10 @@ def test_streams_partitions_and_times_are_understood() -> None:
 
 
 VALID = {
+    "truncationTimeoutMs": "100",
+    "subjects": "orders.>",
+    "columns": "value",
+    "readFrom": "leader",
     "brokers": "h:1",
     "stream": "s",
     "streams": "s",
