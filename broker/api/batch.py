@@ -31,7 +31,6 @@ Format: docs/reference/storage.md.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Final
@@ -48,7 +47,7 @@ from broker.api.compression import (
     packed_template,
 )
 from broker.api.errors import BadBatch, UnknownFormatVersion
-from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
+from broker.api.schema import SCHEMA
 
 FORMAT_VERSION: Final = 1
 METADATA_KEY: Final = b"liftlog"
@@ -72,7 +71,6 @@ FIELDS: Final = {
 }
 VALUE_BYTES: Final = sum(FIELDS.values())
 HEADER_BYTES: Final = 888
-METADATA_LENGTH: Final = HEADER_BYTES - 8
 VALUE_AT: Final = 88
 CRC_AT: Final = VALUE_AT + VALUE_BYTES - FIELDS["crc"]
 BODY_LENGTH_AT: Final = 48
@@ -377,25 +375,3 @@ def decode_batch(message: bytes | bytearray | memoryview | pa.Buffer, *, where: 
         return pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
     except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong
         raise BadBatch(f"{where}{error}") from error
-
-
-def split_messages(data: bytes | bytearray | memoryview, *, where: str = "") -> Iterator[memoryview]:
-    """Yield the batch messages of a complete stream: schema, batches, end-of-stream, nothing else.
-
-    Neither the CRCs nor the headers are checked, only the framing and the pinned schema bytes.
-
-    Raises:
-        BadBatch: another schema, a torn batch, a missing end marker, or bytes behind it.
-    """
-    view = memoryview(data)
-    if bytes(view[: len(SCHEMA_BYTES)]) != SCHEMA_BYTES:
-        raise BadBatch(f"{where}the stream does not begin with the record schema of format version {FORMAT_VERSION}")
-    at, end = len(SCHEMA_BYTES), len(view) - len(END_OF_STREAM)
-    if bytes(view[max(at, end) :]) != END_OF_STREAM:
-        raise BadBatch(f"{where}no end-of-stream marker at the end of {len(view)} bytes: the answer was cut off")
-    while at < end:
-        length = message_bytes(view[at : min(at + HEADER_BYTES, end)], where=where)
-        if at + length > end:
-            raise BadBatch(f"{where}a batch of {length} bytes at {at} runs past the end at {end}")
-        yield view[at : at + length]
-        at += length

@@ -47,7 +47,7 @@ def load_compiled(name: str) -> ModuleType | None:
             return module
         why = "it was built from other sources than those beside it"
     warnings.warn(
-        f"{name} is not used but its slower twin in Python: {why}. Build it anew: make install, or"
+        f"{name} is not used; its slower twin in Python is used instead: {why}. Build it again: make install, or"
         " python setup.py build_ext --inplace",
         RuntimeWarning,
         stacklevel=2,

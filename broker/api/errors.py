@@ -32,7 +32,8 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         SinkFenced              sink_fenced            another owner has committed since, or a reset: `epoch`
         SinkBatchRegressed      sink_batch_regressed   a batch id below the last decided one: `last_batch_id`
         SinkForked              sink_forked            the sink belongs to another checkpoint: `recorded`
-        SinkRowsDiffer          sink_rows_differ       the batch was decided with `decided_rows`, not `rows`
+        SinkRowsDiffer          sink_rows_differ       the batch was decided with other rows: `decided_rows`, `rows`
+        SinkBatchesMissing      sink_batches_missing   the sink lacks batches that the commit follows: `last_batch_id`
         UnknownProducer         unknown_producer       never registered, or expired: register anew; nothing was appended
         ProducerFenced          producer_fenced        another has registered under its name since: `producer_epoch`
         OutOfSequence           out_of_sequence        a gap, or too old to tell if it was appended: `expected`
@@ -230,6 +231,11 @@ class SinkForked(InvalidRequest):
 
 class SinkRowsDiffer(InvalidRequest):
     reason = "sink_rows_differ"
+    status = 409
+
+
+class SinkBatchesMissing(InvalidRequest):
+    reason = "sink_batches_missing"
     status = 409
 
 

@@ -6,14 +6,14 @@ plain values with `settings_from` and report its errors unchanged.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, cast
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
-from broker.api.plain import is_int64
+from broker.api.misfit import Misfit, unknown
+from broker.api.validation import Text, declared, is_utf8, object_of
 
 NAME_BYTES_MAX: Final = 128
 SUBJECT_BYTES_MAX: Final = 512
@@ -58,79 +58,51 @@ class StreamSettings:
             expects it; those who expect one of another subject are refused. 0: so is everybody.
     """
 
-    subject: str | None = None
-    partitions: int = 1
-    partition_by: str = "subject_suffix"
-    group: str | None = None
+    subject: str | None = declared(None, limit=(0, SUBJECT_BYTES_MAX))
+    partitions: int = declared(1, limit=(1, 1024))
+    partition_by: str = declared(
+        "subject_suffix",
+        pattern="subject_suffix|key|subject|token:[1-9][0-9]{0,2}",
+        says="must be subject_suffix, key, subject or token:N with N from 1 to 999",
+    )
+    group: str | None = declared(None, limit=(0, SUBJECT_BYTES_MAX), read=lambda name: check_name(name, what="group"))
     reply_acks: bool = True
-    acks: str = "all"
-    fsync: str = "batch"
-    fsync_interval_ms: int = 1_000
-    linger_ms: int = 20
-    batch_bytes: int = 1 << 20
-    batch_records: int = 1 << 16
-    record_bytes_max: int = 8 << 20
-    segment_bytes: int = 256 << 20
-    segment_age_ms: int = 7 * 24 * 3_600_000
-    retention_ms: int | None = 7 * 24 * 3_600_000
-    retention_bytes: int | None = None
-    retention_records: int | None = None
-    cleanup: str = "delete"
-    min_compaction_lag_ms: int = 0
-    min_cleanable_dirty_percent: int = 50
-    delete_retention_ms: int = 24 * 3_600_000
-    coalesce_min_batch_bytes: int = 64 << 10
-    compression: str = "none"
-    dedup_window_ms: int = 120_000
-    dedup_ids_max: int = 1 << 22
-    subjects_max: int = 1 << 20
+    acks: str = declared("all", limit=("all", "leader", "none"))
+    fsync: str = declared("batch", limit=("batch", "interval"))
+    fsync_interval_ms: int = declared(1_000, limit=(1, 3_600_000), unit="ms")
+    linger_ms: int = declared(20, limit=(0, 10_000), unit="ms")
+    batch_bytes: int = declared(1 << 20, limit=(1 << 10, 64 << 20), unit="bytes")
+    batch_records: int = declared(1 << 16, limit=(1, 1 << 20), unit="records")
+    record_bytes_max: int = declared(8 << 20, limit=(1, 64 << 20), unit="bytes")
+    segment_bytes: int = declared(256 << 20, limit=(1 << 16, 1 << 40), unit="bytes")
+    segment_age_ms: int = declared(7 * 24 * 3_600_000, limit=(1_000, 1 << 50), unit="ms")
+    retention_ms: int | None = declared(7 * 24 * 3_600_000, limit=(1, 1 << 50), unit="ms")
+    retention_bytes: int | None = declared(None, limit=(1, 1 << 60), unit="bytes")
+    retention_records: int | None = declared(None, limit=(1, 1 << 60), unit="records")
+    cleanup: str = declared("delete", limit=("delete", "compact", "both"))
+    min_compaction_lag_ms: int = declared(0, limit=(0, 1 << 50), unit="ms")
+    min_cleanable_dirty_percent: int = declared(50, limit=(0, 100))
+    delete_retention_ms: int = declared(24 * 3_600_000, limit=(0, 1 << 50), unit="ms")
+    coalesce_min_batch_bytes: int = declared(64 << 10, limit=(0, 64 << 20), unit="bytes")
+    compression: str = declared("none", limit=("none", "lz4", "zstd"))
+    dedup_window_ms: int = declared(120_000, limit=(0, 7 * 24 * 3_600_000), unit="ms")
+    dedup_ids_max: int = declared(1 << 22, limit=(1, 1 << 26))
+    subjects_max: int = declared(1 << 20, limit=(0, 1 << 26))
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
 
 
-# key -> (least, greatest), both allowed
+SHAPES: Final = object_of(StreamSettings).shapes
+"""What each setting may be."""
 LIMITS: Final[Mapping[str, tuple[int, int]]] = {
-    "partitions": (1, 1024),
-    "fsync_interval_ms": (1, 3_600_000),
-    "linger_ms": (0, 10_000),
-    "batch_bytes": (1 << 10, 64 << 20),
-    "batch_records": (1, 1 << 20),
-    "record_bytes_max": (1, 64 << 20),
-    "segment_bytes": (1 << 16, 1 << 40),
-    "segment_age_ms": (1_000, 1 << 50),
-    "retention_ms": (1, 1 << 50),
-    "retention_bytes": (1, 1 << 60),
-    "retention_records": (1, 1 << 60),
-    "min_compaction_lag_ms": (0, 1 << 50),
-    "min_cleanable_dirty_percent": (0, 100),
-    "delete_retention_ms": (0, 1 << 50),
-    "coalesce_min_batch_bytes": (0, 64 << 20),
-    "dedup_window_ms": (0, 7 * 24 * 3_600_000),
-    "dedup_ids_max": (1, 1 << 26),
-    "subjects_max": (0, 1 << 26),
+    key: cast("tuple[int, int]", shape.rule.limit) for key, shape in SHAPES.items() if shape.kind == "int"
 }
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "acks": ("all", "leader", "none"),
-    "fsync": ("batch", "interval"),
-    "cleanup": ("delete", "compact", "both"),
-    "compression": ("none", "lz4", "zstd"),
-}
-NULLABLE: Final = frozenset({"subject", "group", "retention_ms", "retention_bytes", "retention_records"})
+"""Of settings that are numbers: (least, greatest), both allowed."""
+CHOICES: Final = {key: shape.words for key, shape in SHAPES.items() if isinstance(shape, Text) and shape.words}
 UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"})
 """Settings that decide where a record goes; changing them under a running stream is a later release's work."""
-
-VALUE_SHOWN_MAX: Final = 100
-"""So many characters of a refused value an error shows."""
-
-
-def unit_of(key: str) -> str | None:
-    """What a setting counts: bytes, ms, records; None: a count of something else, or no number."""
-    return "bytes" if "bytes" in key else {"ms": "ms", "records": "records"}.get(key.rsplit("_", 1)[-1])
-
-
-_TYPES: Final = {f.name: f.type for f in fields(StreamSettings)}
 
 
 def settings_from(values: Mapping[str, Any], *, base: StreamSettings | None = None) -> StreamSettings:
@@ -143,11 +115,18 @@ def settings_from(values: Mapping[str, Any], *, base: StreamSettings | None = No
     """
     merged = (base or StreamSettings()).as_dict()
     for key, value in values.items():
-        if key not in _TYPES:
-            nearest = next(iter(difflib.get_close_matches(key, _TYPES, n=1)), None)
-            hint = f"; did you mean {nearest!r}?" if nearest else ""
-            raise UnknownSetting(f"a stream has no setting {key!r}{hint}", key=key, nearest=nearest)
-        merged[key] = _checked(key, value)
+        if key not in SHAPES:
+            misfit = unknown(key, value, SHAPES)
+            raise UnknownSetting(
+                f"a stream has no setting {misfit.where!r}; {misfit.hint}", key=misfit.where, nearest=misfit.nearest
+            )
+        if key == "subject" and isinstance(value, str):
+            check_subject(value)
+        try:
+            merged[key] = SHAPES[key].take(value)
+        except Misfit as misfit:
+            limit = {"limit": list(misfit.limit)} if misfit.limit else {}
+            raise InvalidSetting(misfit.text(key), key=key, value=misfit.fact, **limit) from None
     settings = StreamSettings(**merged)
     if settings.subject is not None:
         check_capture_subject(settings.subject, reply_acks=settings.reply_acks)
@@ -161,44 +140,6 @@ def settings_from(values: Mapping[str, Any], *, base: StreamSettings | None = No
                 value=settings.partition_by,
             )
     return settings
-
-
-def _checked(key: str, value: Any) -> Any:
-    if value is None:
-        if key in NULLABLE:
-            return None
-        raise InvalidSetting(f"{key} cannot be null", key=key, value=None)
-    kind = str(_TYPES[key])
-    if kind.startswith("int"):
-        least, greatest = LIMITS[key]
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not least <= value <= greatest:
-            limit = " ".join(filter(None, (f"from {least} to {greatest}", unit_of(key))))
-            shown = repr(value)[:VALUE_SHOWN_MAX]
-            raise InvalidSetting(
-                f"{key}={shown}: must be {'' if is_whole else 'a whole number '}{limit}",
-                key=key,
-                value=value if is_int64(value) else shown,
-                limit=[least, greatest],
-            )
-    elif kind.startswith("bool"):
-        if not isinstance(value, bool):
-            raise InvalidSetting(f"{key}={value!r}: must be true or false", key=key, value=repr(value))
-    elif not isinstance(value, str):
-        raise InvalidSetting(f"{key}={value!r}: must be text", key=key, value=repr(value))
-    elif key in CHOICES and value not in CHOICES[key]:
-        raise InvalidSetting(
-            f"{key}={value!r}: must be one of {', '.join(CHOICES[key])}", key=key, value=value, limit=list(CHOICES[key])
-        )
-    elif key == "partition_by" and not re.fullmatch(r"subject_suffix|key|subject|token:[1-9][0-9]{0,2}", value):
-        raise InvalidSetting(
-            f"partition_by={value!r}: must be subject_suffix, key, subject or token:N with N from 1 to 999",
-            key=key,
-            value=value,
-        )
-    elif key == "group":
-        check_name(value, what="group")
-    return value
 
 
 def _check_token(settings: StreamSettings) -> None:
@@ -241,6 +182,8 @@ def check_subject(subject: str, *, wildcards: bool = True) -> str:
     bad = None
     if not subject or len(subject.encode(errors="replace")) > SUBJECT_BYTES_MAX:
         bad = f"must be 1 to {SUBJECT_BYTES_MAX} bytes"
+    elif not is_utf8(subject):
+        bad = "is not Unicode"
     elif any(not token for token in tokens):
         bad = "has an empty token"
     elif any(c.isspace() or ord(c) < 32 or ord(c) == 127 for c in subject):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
-from broker.api.stream import VALUE_SHOWN_MAX
+from broker.api.misfit import SHOWN_MAX
 from broker.cli.arguments import Option
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ def _amount(what: str, units: Mapping[str, int], limit: Limit, limit_text: str) 
     def parse(text: str) -> int:
         found = re.fullmatch(r"([0-9]{1,100})\s*([a-z]*)", text.strip().lower())
         if found is None or found[2] not in units:
-            raise click.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: expected {what}, from {limit_text}")
+            raise click.BadParameter(f"{text[:SHOWN_MAX]!r}: expected {what}, from {limit_text}")
         value = int(found[1]) * units[found[2]]
         if not limit[0] <= value <= limit[1]:
-            raise click.BadParameter(f"{text[:VALUE_SHOWN_MAX]!r}: must be from {limit_text}")
+            raise click.BadParameter(f"{text[:SHOWN_MAX]!r}: must be from {limit_text}")
         return value
 
     return parse

@@ -24,9 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from broker.client.client import Client, connect
-    from broker.client.http.address import Address, parse_addresses
-    from broker.client.http.answers import (
+    from broker.api.answers import (
         Appended,
         BrokerDescription,
         ClusterDescription,
@@ -35,20 +33,24 @@ if TYPE_CHECKING:
         PartitionLag,
         Readiness,
         Resolved,
+        SinkDescription,
+        Stage,
         StreamDescription,
         Watch,
         WatchedPartition,
         WatchedStream,
     )
+    from broker.client.client import Client, connect
+    from broker.client.http.address import Address, parse_addresses
     from broker.client.nats_publish import PublishInterrupted, PublishReport, publish
     from broker.client.positions import Position
     from broker.client.producer import Producer
     from broker.client.reader import RecordReader
-    from broker.client.sinks import Sink, SinkDescription, Stage
+    from broker.client.sinks import Sink
     from broker.client.writing.deliveries import BatchFuture, RecordFuture
 
 _HOME: Final = {
-    **dict.fromkeys(("Address", "parse_addresses"), "http.address"),
+    **dict.fromkeys(("Address", "parse_addresses"), ".http.address"),
     **dict.fromkeys(
         (
             "Appended",
@@ -59,20 +61,22 @@ _HOME: Final = {
             "PartitionLag",
             "Readiness",
             "Resolved",
+            "SinkDescription",
+            "Stage",
             "StreamDescription",
             "Watch",
             "WatchedPartition",
             "WatchedStream",
         ),
-        "http.answers",
+        "broker.api.answers",
     ),
-    **dict.fromkeys(("Client", "connect"), "client"),
-    **dict.fromkeys(("BatchFuture", "RecordFuture"), "writing.deliveries"),
-    **dict.fromkeys(("PublishInterrupted", "PublishReport", "publish"), "nats_publish"),
-    "Position": "positions",
-    "Producer": "producer",
-    "RecordReader": "reader",
-    **dict.fromkeys(("Sink", "SinkDescription", "Stage"), "sinks"),
+    **dict.fromkeys(("Client", "connect"), ".client"),
+    **dict.fromkeys(("BatchFuture", "RecordFuture"), ".writing.deliveries"),
+    **dict.fromkeys(("PublishInterrupted", "PublishReport", "publish"), ".nats_publish"),
+    "Position": ".positions",
+    "Producer": ".producer",
+    "RecordReader": ".reader",
+    "Sink": ".sinks",
 }
 __all__ = [
     "Address",
@@ -108,7 +112,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name], __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -19,19 +19,21 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.api.errors import InvalidRequest
-from broker.client.consumers import ConsumerCalls
-from broker.client.http.address import Addresses
-from broker.client.http.answers import (
+from broker.api.answers import (
     Appended,
     ClusterDescription,
     Readiness,
     Resolved,
+    ResolvedPositions,
+    SinkDescription,
+    Sinks,
     Watch,
-    understand,
 )
+from broker.api.errors import InvalidRequest
+from broker.client.consumers import ConsumerCalls
+from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.http.outages import Say
 from broker.client.http.patience import DEADLINE_S
 from broker.client.positions import Position
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from broker.client.producer import Producer
     from broker.client.reader import RecordReader
     from broker.client.reading.ranges import End, Start
-    from broker.client.sinks import Sink, SinkDescription
+    from broker.client.sinks import Sink
     from broker.client.writing.append import Appender, Stamp
     from broker.client.writing.records import Records
 
@@ -152,7 +154,7 @@ class Client(StreamCalls, ConsumerCalls):
             InvalidRequest: `end` before `start`, `end` with `follow`, a column that does not exist.
         """
         if follow and end is not None:
-            raise InvalidRequest("follow=True goes on for ever: give no end")
+            raise InvalidRequest("follow=True never ends: do not give an end")
         if max_bytes is not None and max_bytes < 1:
             raise InvalidRequest(f"max_bytes={max_bytes}: must be 1 or more")
         if isinstance(columns, str):
@@ -233,9 +235,7 @@ class Client(StreamCalls, ConsumerCalls):
         for at in range(0, len(asked), POSITIONS_PER_CALL):
             body = {"positions": asked[at : at + POSITIONS_PER_CALL]}
             value = self._calls.json("POST", path("offsets", "resolve"), body)
-            found += understand(
-                lambda v: [Resolved.of(position) for position in v["positions"]], value, where="resolving positions"
-            )
+            found += understand(ResolvedPositions, value, where="resolving positions").positions
         return found
 
     def watch(self, since: int = 0, streams: str | Iterable[str] | None = None, *, max_wait_s: float = 20.0) -> Watch:
@@ -249,7 +249,7 @@ class Client(StreamCalls, ConsumerCalls):
         names = streams if isinstance(streams, str) or streams is None else ",".join(streams)
         query = {"since": since, "max_wait_ms": int(max_wait_s * 1000), "streams": names}
         value = self._calls.json("GET", path("watch"), query=query, wait_s=max_wait_s)
-        return understand(Watch.of, value, where="watching")
+        return understand(Watch, value, where="watching")
 
     # sinks
 
@@ -265,18 +265,13 @@ class Client(StreamCalls, ConsumerCalls):
 
     def sinks(self) -> list[SinkDescription]:
         """All sinks by name."""
-        from broker.client.sinks import SinkDescription
-
-        value = self._calls.json("GET", path("sinks"))
-        return understand(lambda v: [SinkDescription.of(s) for s in v["sinks"]], value, where="listing sinks")
+        return list(understand(Sinks, self._calls.json("GET", path("sinks")), where="listing sinks").sinks)
 
     # the cluster
 
     def cluster(self) -> ClusterDescription:
         """The cluster and its brokers."""
-        return understand(
-            ClusterDescription.of, self._calls.json("GET", path("cluster")), where="describing the cluster"
-        )
+        return understand(ClusterDescription, self._calls.json("GET", path("cluster")), where="describing the cluster")
 
     def ready(self) -> Readiness:
         """Whether a broker is ready to serve, asked once.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from broker.api.answers import ConsumerLag, Consumers, OffsetsCommitted
 from broker.api.errors import InvalidRequest, UnknownConsumer
-from broker.client.http.answers import ConsumerLag, understand
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.positions import At, at_json, partition_numbers, whole
 
 
@@ -21,7 +21,7 @@ class ConsumerCalls:
     def consumers(self) -> list[ConsumerLag]:
         """All consumers that have committed offsets, with their lag."""
         value = self._calls.json("GET", path("consumers"))
-        return understand(lambda v: [ConsumerLag.of(c) for c in v["consumers"]], value, where="listing consumers")
+        return list(understand(Consumers, value, where="listing consumers").consumers)
 
     def consumer(self, consumer: str) -> ConsumerLag:
         """One consumer. Raises UnknownConsumer."""
@@ -51,7 +51,7 @@ class ConsumerCalls:
         """
         items = _items(offsets, metadata)
         value = self._calls.json("POST", path("consumers", consumer, "offsets"), {"offsets": items})
-        return understand(lambda v: int(v["committed"]), value, where=f"committing for {consumer}")
+        return understand(OffsetsCommitted, value, where=f"committing for {consumer}").committed
 
     def reset(self, consumer: str, stream: str, to: At, *, partitions: Iterable[int] | None = None) -> ConsumerLag:
         """Move a consumer's committed offsets.
@@ -70,7 +70,7 @@ class ConsumerCalls:
         self._calls.json("DELETE", path("consumers", consumer), done_if=UnknownConsumer)
 
     def _consumer(self, value: Any) -> ConsumerLag:
-        return understand(ConsumerLag.of, value, where="describing a consumer")
+        return understand(ConsumerLag, value, where="describing a consumer")
 
 
 def _items(offsets: Any, metadata: str | None) -> list[dict[str, Any]]:

@@ -138,25 +138,6 @@ def publish(
         raise PublishInterrupted(work.report()) from None
 
 
-async def publish_async(
-    nats_url: str | Iterable[str],
-    subject: str,
-    payloads: Iterable[bytes],
-    *,
-    headers: Mapping[str, str] | None = None,
-    window: int = 256,
-    acks: bool = True,
-    ack_timeout_s: float = ACK_TIMEOUT_S,
-    payloads_may_block: bool = False,
-    on_progress: Progress | None = None,
-    **connect_options: Any,
-) -> PublishReport:
-    """As `publish`, on the running loop."""
-    work = _Publish(subject, dict(headers) if headers else None, window, ack_timeout_s)
-    source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
-    return await work.publish(nats_url, source, connect_options, acks=acks, on_progress=on_progress)
-
-
 @dataclass(slots=True)
 class _Publish:
     """One run: what was sent, what awaits an ack, what came back."""

@@ -32,6 +32,7 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 
+from broker.api.answers import Appended, StreamDescription
 from broker.api.errors import (
     InvalidRecords,
     InvalidRequest,
@@ -39,7 +40,6 @@ from broker.api.errors import (
     RecordTooLarge,
     UnknownPartition,
 )
-from broker.client.http.answers import Appended, StreamDescription
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.http.patience import DEADLINE_S
@@ -261,7 +261,7 @@ class Producer:
         if error is not None:
             raise error
         if not settled:
-            raise TimeoutError(f"records are still on their way after {timeout_s:g} s")
+            raise TimeoutError(f"records are not acknowledged after {timeout_s:g} s")
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and end. Idempotent. Raises as `flush`."""
@@ -290,7 +290,7 @@ class Producer:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise InvalidRequest("a producer does not survive a fork: make one in each process")
+            raise InvalidRequest("a producer cannot be used after a fork: create one in each process")
 
     def _wait_for_room(self, *, sent: bool = False) -> None:
         while not self._is_closing and len(self._closed) + (self._posting is not None) >= self._in_flight:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from broker.api.answers import Watch
 from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, StaleIncarnation
 from broker.api.schema import SCHEMA
-from broker.client.http.answers import Watch, understand
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.reading.fetch import ANSWER_BYTES, FetchSession, PartitionFetch
 
@@ -264,7 +264,7 @@ class _Reading:
             if self._interrupt.is_set:
                 return since, {}
             raise
-        watch = understand(Watch.of, value, where=f"watching {self.stream}")
+        watch = understand(Watch, value, where=f"watching {self.stream}")
         stream = watch.streams.get(self.stream)
         if stream is None:  # deleted: then this says so; or not served at the moment
             self._calls.json("GET", path("streams", self.stream), interrupt=self._interrupt)
@@ -281,7 +281,7 @@ class _Reading:
                 self._fetches = {**self._fetches, partition: self._fetch(partition)}
         read = {p: head for p, head in stream.partitions.items() if p in self._fetches}
         for partition, head in read.items():
-            self._calls.brokers.note_leader((self.stream, partition), head.leader_http)
+            self._calls.brokers.note_leader((self.stream, partition), head.leader.http)
         return watch.version, {partition: head.high_watermark for partition, head in read.items()}
 
     def _answer(

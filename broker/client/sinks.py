@@ -22,15 +22,15 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlencode
 
 from broker.api import http
+from broker.api.answers import SinkAborted, SinkCommitted, SinkDescription, SinkOpened, Stage, Staged
 from broker.api.errors import InvalidRequest, UnknownSink
-from broker.client.http.answers import understand
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 
 if TYPE_CHECKING:  # what only looks at sinks needs no Arrow
     import pyarrow as pa
@@ -43,78 +43,11 @@ PARTS_IN_FLIGHT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Records that are on the broker's disk and not visible yet. Pickles; a driver collects those of its tasks."""
-
-    stream: str
-    partition: int
-    stage: str
-    parts: int
-    rows: int
-
-    def as_json(self) -> dict[str, Any]:
-        return {"stream": self.stream, "partition": self.partition, "stage": self.stage, "parts": self.parts}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """The last decision of a sink. `is_complete`: every record of it is visible."""
-
-    batch_id: int
-    decision: str
-    owner: str
-    epoch: int
-    rows: int
-    digest: str
-    attributes: Mapping[str, str]
-    decided_ms: int
-    is_complete: bool
-    stages: tuple[Stage, ...] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkDescription:
-    """A sink, and what was decided last.
-
-    Attributes:
-        current_epoch: Of the run that committed last, or of a reset; lower ones are fenced. 0: none has committed.
-        checkpoint: Whose sink it is. None: no commit has said.
-        one_shot: It vanishes when its one batch is done, or never came.
-        last: None: nothing since it was made or reset.
-    """
-
-    sink: str
-    current_epoch: int
-    checkpoint: str | None
-    one_shot: bool
-    least_batch_id: int
-    changed_ms: int
-    last: Decided | None
-
-    @classmethod
-    def of(cls, value: Any) -> SinkDescription:
-        last = value["last"]
-        return cls(
-            sink=value["sink"],
-            current_epoch=int(value["current_epoch"]),
-            checkpoint=value["checkpoint"],
-            one_shot=bool(value["one_shot"]),
-            least_batch_id=int(value["least_batch_id"]),
-            changed_ms=int(value["changed_ms"]),
-            last=None if last is None else _decided(last),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """The answer to a commit; `last` of `sink` is what was decided for its batch id."""
 
     outcome: Literal["committed", "already_done"]
     sink: SinkDescription
-
-    @classmethod
-    def of(cls, value: Any) -> Committed:
-        return cls(outcome=value["outcome"], sink=SinkDescription.of(value))
 
 
 class Sink:
@@ -145,7 +78,7 @@ class Sink:
         """
         body = {"owner": self.owner, "one_shot": one_shot}
         value = self._calls.json("POST", path("sinks", self.sink, "open"), body)
-        self.epoch = understand(lambda v: int(v["epoch"]), value, where=f"opening sink {self.sink}")
+        self.epoch = understand(SinkOpened, value, where=f"opening sink {self.sink}").epoch
         return self._sink(value)
 
     def stage(
@@ -190,6 +123,7 @@ class Sink:
         stages: Iterable[Stage],
         *,
         digest: str = "",
+        follows: int | None = None,
         attributes: Mapping[str, str] | None = None,
         on_repeat_with_other_rows: Literal["refuse", "keep_first"] = "refuse",
     ) -> Committed:
@@ -197,14 +131,19 @@ class Sink:
 
         Args:
             batch_id: Greater than the last one; or the last one again, which then is completed as it was decided first.
-            digest: Any text; a repetition with another one is logged by the broker.
+            digest: Of the rows, however they are placed and ordered; "": none. A repetition with another one has
+                other rows. Text before a last ":" says how it was made; two of different kinds are not compared.
+            follows: A batch that is known to be written. Refused if the sink has not come so far.
             attributes: Kept with the decision. With `checkpoint`, the commits of another checkpoint are refused.
-            on_repeat_with_other_rows: If this batch id was decided with another number of rows; `keep_first` drops
-                these and answers `already_done`.
+            on_repeat_with_other_rows: If this batch id was decided with another number of rows, or another digest;
+                `keep_first` drops these and answers `already_done`.
         Raises:
             StageLost: nothing was decided. Stage the records anew and commit them under the same batch id.
             SinkFenced: another run has committed since, or the sink was reset.
-            SinkRowsDiffer: this batch id was decided with another number of rows: fields `rows`, `decided_rows`.
+            SinkRowsDiffer: this batch id was decided with other rows: fields `rows`, `decided_rows`, `digest`,
+                `decided_digest`.
+            SinkBatchesMissing: the sink's last batch, field `last_batch_id`, is below `follows`: its broker was
+                restored from an older copy, or it is another sink.
             SinkBatchRegressed: the batch id is below the last one: field `last_batch_id`; `reset` is the way on.
             SinkForked: the attribute `checkpoint` is another one: fields `recorded`, `asked`.
             Unavailable and others that are Retryable: not known; commit the same batch id again.
@@ -217,21 +156,19 @@ class Sink:
             "stages": [stage.as_json() for stage in named],
             "rows": sum(stage.rows for stage in named),
             "digest": digest,
+            **({} if follows is None else {"follows": follows}),
             "attributes": dict(attributes or {}),
             "on_repeat_with_other_rows": on_repeat_with_other_rows,
         }
         value = self._calls.json("POST", path("sinks", self.sink, "commit"), body, wait_s=self._calls.deadline_s)
-        return understand(
-            lambda v: Committed(outcome=v["outcome"], sink=SinkDescription.of(v)),
-            value,
-            where=f"committing {self.sink}",
-        )
+        found = understand(SinkCommitted, value, where=f"committing {self.sink}")
+        return Committed(outcome=found.outcome, sink=self._sink(value))
 
     def abort(self, stages: Iterable[Stage]) -> int:
         """Drop stages; those that a commit has named are left alone. Returns how many went."""
         named = [{k: v for k, v in stage.as_json().items() if k != "parts"} for stage in stages]
         value = self._calls.json("POST", path("sinks", self.sink, "abort"), {"stages": named})
-        return understand(lambda v: int(v["dropped"]), value, where=f"aborting stages of {self.sink}")
+        return understand(SinkAborted, value, where=f"aborting stages of {self.sink}").dropped
 
     def describe(self) -> SinkDescription:
         """The sink as it is. Raises UnknownSink."""
@@ -269,7 +206,7 @@ class Sink:
             missing_ok: No error if there is no such sink.
         Raises:
             UnknownSink: nobody opened it.
-            NotReady, or why: its last decision is not in place everywhere yet.
+            NotReady, or why: its last decision is not complete in every partition yet.
         """
         try:
             self._calls.json("DELETE", path("sinks", self.sink), done_if=UnknownSink)
@@ -310,15 +247,15 @@ class Sink:
             headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
             timeout_s=max(self._calls.timeout_s, 30.0),
         )
-        return understand(lambda v: int(v["record_count"]), value, where=f"staging to {stream}/{partition}")
+        return understand(Staged, value, where=f"staging to {stream}/{partition}").record_count
 
     def _known_epoch(self) -> int:
         if self.epoch is None:
-            raise InvalidRequest(f"sink {self.sink!r} is not open: call open(), or give the epoch of the one who did")
+            raise InvalidRequest(f"sink {self.sink!r} is not open: call open(), or give its epoch")
         return self.epoch
 
     def _sink(self, value: Any) -> SinkDescription:
-        return understand(SinkDescription.of, value, where=f"describing sink {self.sink}")
+        return understand(SinkDescription, value, where=f"describing sink {self.sink}")
 
 
 class _Sending:
@@ -374,27 +311,3 @@ def _nothing(schema: pa.Schema | None) -> pa.RecordBatch:
 
     columns = schema or pa.schema([("value", pa.binary())])
     return pa.RecordBatch.from_pylist([], schema=columns)
-
-
-def _decided(value: Any) -> Decided:
-    return Decided(
-        batch_id=int(value["batch_id"]),
-        decision=value["decision"],
-        owner=value["owner"],
-        epoch=int(value["epoch"]),
-        rows=int(value["rows"]),
-        digest=value["digest"],
-        attributes=dict(value["attributes"]),
-        decided_ms=int(value["decided_ms"]),
-        is_complete=bool(value["complete"]),
-        stages=tuple(
-            Stage(
-                stream=stage["stream"],
-                partition=int(stage["partition"]),
-                stage=stage["stage"],
-                parts=int(stage["parts"]),
-                rows=int(stage["rows"]),
-            )
-            for stage in value["stages"]
-        ),
-    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from broker.api.answers import StreamDescription, Streams, Trimmed
 from broker.api.errors import InvalidRequest, UnknownStream
-from broker.client.http.answers import StreamDescription, understand
 from broker.client.http.brokers import Brokers
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.positions import At, at_json, partition_numbers
 
 
@@ -41,7 +41,7 @@ class StreamCalls:
     def streams(self, *, internal: bool = False) -> list[StreamDescription]:
         """All streams by name; `internal`: with the broker's own, whose names begin with `__`."""
         value = self._calls.json("GET", path("streams"), query={"internal": "true" if internal else "false"})
-        return understand(lambda v: [self._stream(stream) for stream in v["streams"]], value, where="listing streams")
+        return [self._noted(stream) for stream in understand(Streams, value, where="listing streams").streams]
 
     def alter(self, stream: str, **settings: Any) -> StreamDescription:
         """Change settings of a stream.
@@ -96,16 +96,13 @@ class StreamCalls:
             ReadOnly: it is the broker's own.
         """
         if before == "earliest":
-            raise InvalidRequest("before='earliest': nothing lies before it; give an offset, a datetime or 'latest'")
+            raise InvalidRequest("before='earliest': no record is before it; give an offset, a datetime or 'latest'")
         body: dict[str, Any] = {"before": at_json(before)}
         if partitions is not None:
             body["partitions"] = partition_numbers(partitions)
         value = self._calls.json("POST", path("streams", stream, "trim"), body)
-        return understand(
-            lambda v: {int(p["partition"]): int(p["log_start_offset"]) for p in v["partitions"]},
-            value,
-            where=f"trimming {stream}",
-        )
+        found = understand(Trimmed, value, where=f"trimming {stream}").partitions
+        return {partition.partition: partition.log_start_offset for partition in found}
 
     def add_partitions(self, stream: str, partitions: int) -> StreamDescription:
         """Raise the number of partitions of a stream.
@@ -123,7 +120,9 @@ class StreamCalls:
         return self._stream(self._calls.json("POST", path("streams", stream, "partitions"), {"partitions": partitions}))
 
     def _stream(self, value: Any) -> StreamDescription:
-        found = understand(StreamDescription.of, value, where="describing a stream")
+        return self._noted(understand(StreamDescription, value, where="describing a stream"))
+
+    def _noted(self, found: StreamDescription) -> StreamDescription:
         for partition in found.partitions:
-            self.brokers.note_leader((found.name, partition.partition), partition.leader_http)
+            self.brokers.note_leader((found.name, partition.partition), partition.leader.http)
         return found

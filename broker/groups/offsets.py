@@ -19,9 +19,10 @@ from typing import Any
 import pyarrow as pa
 
 from broker.api.errors import UnknownConsumer
-from broker.api.plain import build, parse_json
+from broker.api.plain import parse_json
 from broker.api.schema import HEADERS_TYPE
 from broker.api.stream import OFFSETS_STREAM
+from broker.api.validation import build
 
 VALUE_VERSION = 1
 

@@ -69,7 +69,7 @@ cdef class Builder:
         partition, partition_count: This one, and how many the stream has.
         reply_acks: Answer reply subjects.
         default_ack: `all`, `leader` or `none`: what a message awaits that does not say.
-        record_bytes_max: A larger record is refused (R2 of rules.py).
+        record_bytes_max: A larger record is refused (`rules.R2`).
         batch_bytes, batch_records: At either the batch is full. Feeding goes on beyond.
         batch_bytes_hard: Over this, records are refused until `take`.
 

@@ -161,7 +161,7 @@ cdef inline Py_ssize_t weight(Connection* self) noexcept nogil:
 
 
 cdef inline bint is_answerable(const Connection* self) noexcept nogil:
-    """May its reply subject be answered (R5)?"""
+    """May its reply subject be answered (`rules.R5`)?"""
     return self.message.reply_size <= self.reply_size_max and self.line_data[self.message.reply_at] != c'$'
 
 
@@ -262,7 +262,10 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
 
 
 cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
-    """Remember what the record about to be counted depends on, if anything (R6, R7). There is room for it."""
+    """Remember what the record about to be counted depends on, if anything (`rules.R6`, `rules.R7`).
+
+    There is room for it.
+    """
     cdef Options* options = &self.options
     cdef Condition* condition = <Condition*>(columns.conditions.data + columns.conditions.size)
     cdef bint minds_expectations = self.reply_acks

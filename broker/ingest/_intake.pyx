@@ -173,7 +173,7 @@ cdef class Intake:
                 raise MemoryError()
 
     def unroute(self, uint64_t sid):
-        """Forget a subscription, behind what is half read (N4). `dirty` still lists its builders."""
+        """Forget a subscription, behind what is half read (`_connection.N4`). `dirty` still lists its builders."""
         cdef RouteHolder holder
         self.guard.check()
         holder = self.routes.get(sid)

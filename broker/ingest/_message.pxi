@@ -151,7 +151,7 @@ cdef inline const char* find_crlf(const char* p, const char* end) noexcept nogil
 
 
 cdef void note_option(Options* options, const char* block, const HeaderSpan* header) noexcept nogil:
-    """Remember the header if it means something to us; of a repeated one the first (R1)."""
+    """Remember the header if it means something to us; of a repeated one the first (`rules.R1`)."""
     cdef const char* name = block + header.name_at
     cdef Py_ssize_t size = header.name_size
     cdef Span* span = NULL

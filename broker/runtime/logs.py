@@ -30,7 +30,6 @@ from datetime import UTC, datetime
 from typing import Final, TextIO
 
 OURS: Final = ("broker", "spark_liftlog", "pyspark_liftlog")
-FORMATS: Final = ("auto", "json", "console")
 BURST: Final = 50
 REFILL_S: Final = 10.0
 KINDS_MAX: Final = 1_000

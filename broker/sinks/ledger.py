@@ -8,7 +8,9 @@
       └──────── delete, or a one-shot sink that is over
 
 D1  One decision per (sink, batch id): the first one wins; a later commit of that id completes it.
-    It is refused where it has another number of rows, unless it asks to keep the first.
+    It is refused where it has other rows, by their number or their digest, unless it asks to keep
+    the first. Digests are compared only if both sides gave one of the same kind.
+D8  A commit that names the batch it follows is refused where the sink has not come so far.
 D2  A batch id below the last decided one, or below where a reset put it, is refused.
 D3  Batch b + 1 is not decided before b is completed.
 D4  A commit names its owner and its epoch. It decides only if the state holds exactly that pair,
@@ -34,6 +36,7 @@ import pyarrow as pa
 from broker.api.errors import (
     InvalidRequest,
     NotReady,
+    SinkBatchesMissing,
     SinkBatchRegressed,
     SinkFenced,
     SinkForked,
@@ -63,6 +66,8 @@ class Commit:
 
     Attributes:
         rows: Of all stages together, as the driver counted them.
+        digest: Of the rows, in any order, as "kind:value"; "": the driver gives none.
+        follows: A batch that the driver knows to be written; None: it does not say (D8).
         checkpoint: Whose batch it is; None: the driver does not say.
         keeps_first: A batch that was decided with other rows is answered as decided first (D1).
     """
@@ -71,6 +76,8 @@ class Commit:
     epoch: int
     batch_id: int
     rows: int
+    digest: str = ""
+    follows: int | None = None
     checkpoint: str | None = None
     keeps_first: bool = False
 
@@ -171,8 +178,8 @@ class Ledger:
         """Whether a commit is a new one, or a repetition of the last decision.
 
         Raises:
-            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkRowsDiffer: nothing may be decided, nor
-                dropped.
+            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkBatchesMissing, SinkRowsDiffer: nothing may be
+                decided, nor dropped.
         """
         state = self.get(sink)
         if commit.epoch < state.epoch or state.owners.get(commit.owner) != commit.epoch:
@@ -182,9 +189,12 @@ class Ledger:
         last = state.last
         if commit.batch_id < state.batch_id_least or (last is not None and commit.batch_id < last.batch_id):
             raise _regressed(state, commit.batch_id)
+        reached = state.batch_id_least - 1 if last is None else last.batch_id
+        if commit.follows is not None and commit.follows > reached:
+            raise _missing(state, commit, reached)
         if last is None or commit.batch_id > last.batch_id:
             return "new"
-        if commit.rows != last.rows and not commit.keeps_first:
+        if _has_other_rows(last, commit) and not commit.keeps_first:
             raise _rows_differ(state, last, commit)
         return "repeat"
 
@@ -326,16 +336,44 @@ def _regressed(state: SinkState, batch_id: int) -> SinkBatchRegressed:
     )
 
 
+def _missing(state: SinkState, commit: Commit, reached: int) -> SinkBatchesMissing:
+    has = f"batch {reached} as its last" if state.last is not None else "no batch"
+    return SinkBatchesMissing(
+        f"sink {state.sink!r} has {has}, and this commit of batch {commit.batch_id} follows batch {commit.follows}: the"
+        " broker's data was restored from an older copy, or the sink deleted, or it is another sink than before. What"
+        f" was written after batch {reached} may be missing. Reset the sink to batch {commit.batch_id} to go on",
+        sink=state.sink,
+        batch_id=commit.batch_id,
+        last_batch_id=reached,
+    )
+
+
+def _has_other_rows(last: Decision, commit: Commit) -> bool:
+    """Whether a repetition is not what was decided. Digests of different kinds tell nothing."""
+    (kind, _, digest), (last_kind, _, last_digest) = commit.digest.rpartition(":"), last.digest.rpartition(":")
+    is_comparable = kind == last_kind and bool(digest) and bool(last_digest)
+    return commit.rows != last.rows or (is_comparable and digest != last_digest)
+
+
 def _rows_differ(state: SinkState, last: Decision, commit: Commit) -> SinkRowsDiffer:
+    if commit.rows != last.rows:
+        what = f"with {last.rows} rows, this commit of it has {commit.rows}: the driver planned the batch anew, so its"
+    else:
+        what = (
+            f"with {last.rows} rows, this commit of it has as many, but others (digest {commit.digest}, decided"
+            f" {last.digest}): either the rows come out otherwise each time (chance, a clock, an order that matters),"
+            " or the driver planned the batch anew, and its"
+        )
     return SinkRowsDiffer(
-        f"sink {state.sink!r} has decided batch {last.batch_id} with {last.rows} rows, this commit of it has"
-        f" {commit.rows}: the driver planned the batch anew, so its checkpoint may have been rolled back. Reset the"
+        f"sink {state.sink!r} has decided batch {last.batch_id} {what} checkpoint may have been rolled back. Reset the"
         f" sink to batch {last.batch_id} if these rows are to be written too, or commit with"
         " on_repeat_with_other_rows=keep_first to go on with what was decided first",
         sink=state.sink,
         batch_id=last.batch_id,
         rows=commit.rows,
         decided_rows=last.rows,
+        digest=commit.digest,
+        decided_digest=last.digest,
     )
 
 

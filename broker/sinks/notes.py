@@ -19,8 +19,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion
-from broker.api.plain import build, parse_json
+from broker.api.plain import parse_json
 from broker.api.schema import HEADERS_TYPE
+from broker.api.validation import build
 
 NOTE_VERSION: Final = 1
 
@@ -112,13 +113,9 @@ def decode_note(value: bytes) -> Note:
         version, kind = fields.pop("v"), fields.pop("kind")
         if version != NOTE_VERSION or str(kind) not in _KINDS:
             raise UnknownFormatVersion(f"a note {kind!r} of version {version}, this release reads {NOTE_VERSION}")
-        if "stages" in fields:
-            fields["stages"] = tuple(fields["stages"])
-            if not all(isinstance(stage, str) for stage in fields["stages"]):
-                raise ValueError("a stage that is no text")
         return build(_KINDS[kind], fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptLog(f"no note: {value[:200]!r}") from error
+        raise CorruptLog(f"not a note: {value[:200]!r}") from error
 
 
 def rows_of(entries: Sequence[tuple[bytes, bytes | None]], *, subject: str, timestamp_us: int) -> pa.RecordBatch:

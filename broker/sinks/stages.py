@@ -147,7 +147,7 @@ class StageTable:
             InvalidRequest: it contradicts what is there.
         """
         if note.stage in self._gone:
-            raise StageLost(f"stage {note.stage} is {self._gone[note.stage][1]}: stage anew", stage=note.stage)
+            raise StageLost(f"stage {note.stage} is {self._gone[note.stage][1]}: stage it again", stage=note.stage)
         stage = self.stages.get(note.stage)
         if stage is None:
             return False
@@ -225,7 +225,7 @@ class StageTable:
             )
         if pin is not None and pin.epoch > epoch:
             raise StageLost(
-                f"stage {stage} was committed by a newer owner (epoch {pin.epoch}, this is {epoch}); nothing was"
+                f"stage {stage} was committed by a newer owner (epoch {pin.epoch}, this epoch: {epoch}); nothing was"
                 " decided",
                 stage=stage,
                 why="pinned by a newer epoch",

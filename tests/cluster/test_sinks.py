@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from broker.api.batch import read_header, split_messages
+from broker.api.batch import read_header
 from broker.api.errors import LiftlogError
 from broker.api.schema import END_OF_STREAM
 from broker.client import Client, connect
+from tests.support.messages import split_messages
 from tests.support.processes import BrokerProcess, eventually
 
 ROWS = 40
@@ -61,7 +62,7 @@ class Query:
                 sink.stage(pa.record_batch({"value": pa.array(values, pa.binary())}), "s", self._rng.randrange(2))
                 for values in tasks.values()
             ]
-            answer = sink.commit(batch_id, stages, digest=str(self._attempts), attributes={"checkpoint": "/c"})
+            answer = sink.commit(batch_id, stages, digest=str(batch_id), attributes={"checkpoint": "/c"})
             self.outcomes[answer.outcome] += 1
             self.acked = batch_id
 

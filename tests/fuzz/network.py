@@ -22,18 +22,18 @@ from nats.aio.client import Srv
 from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 
+from broker.api import answers
 from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, seal
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import settings_from
 from broker.cli.doctor.network import _greeting
 from broker.client import connect
-from broker.client.http import answers
 from broker.client.http.address import Address, parse_addresses
 from broker.client.http.brokers import leader_of, read_problem
+from broker.client.http.calls import understand
 from broker.client.nats_publish import _Publish
 from broker.client.reading.frames import read_batches
-from broker.client.sinks import SinkDescription
 from broker.ingest import Intake
 from broker.ingest.control import read_control_line, read_operation
 from broker.ingest.headers import parse_headers
@@ -41,6 +41,8 @@ from broker.ingest.partitioning import parse_partition_by
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.intake.nats_seam import make_client
 from broker.serving.endpoints.append import encode
+from broker.serving.http.app import ENDPOINTS
+from broker.serving.http.body import JSON_MEDIA
 from broker.serving.payload.ndjson import _rows
 from spark_liftlog.options import source_options
 from spark_liftlog.progress.query_lag import lag
@@ -49,7 +51,7 @@ from spark_liftlog.writing.sink_options import sink_options
 from tests.fuzz.decoder import CORPUS, Decoder
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.ingest.twins import TWINS, Route, byte_by_byte, run, whole
-from tests.unit.serving.server import Api, Server
+from tests.unit.serving.server import Answer, Api, Server
 
 JSON_WORDS: Final = (b"null", b"true", b"NaN", b"1e999", b'"v":2', b"[[[[", b'{"a":', b"\\ud800", b"[" * 3000)
 
@@ -170,14 +172,30 @@ def check_request(data: bytes) -> None:
         return
     api = _api()
     answer = api.request(method, target, body=payload, headers={"Content-Type": "application/json"} if payload else {})
-    if answer.status >= 500:
-        assert answer.reason in RETRYABLE or answer.status == 501, (answer.status, answer.body[:300])
+    if method != "HEAD":
+        check_refused(answer)
     if (method, answer.status) == ("POST", 201) and target == "/v1/streams":
         api.request("DELETE", f"/v1/streams/{answer.json()['name']}")
     api.request("POST", "/v1/streams/orders/resume")
 
 
-BODIES: Final = ("/v1/streams", "/v1/offsets/resolve", "/v1/sinks/s/commit", "/v1/consumers/c/offsets", "/v1/producers")
+BODIES: Final = tuple(
+    endpoint.path.format(stream="orders", consumer="c", sink="q", partition="0")
+    for endpoint in ENDPOINTS
+    if endpoint.method == "POST" and endpoint.request is not None and JSON_MEDIA in endpoint.request.media
+)
+"""Every endpoint that takes a JSON body by POST."""
+NAMED: Final = ("field", "parameter", "key", "name", "subject", "limit")
+"""Facts by which a refusal says what it means."""
+
+
+def check_refused(answer: Answer) -> None:
+    """What is refused is no fault of ours, and names what it is about."""
+    assert answer.status < 500 or answer.reason in RETRYABLE or answer.status == 501, (answer.status, answer.body[:300])
+    if answer.status == 400:
+        problem = answer.problem
+        is_named = any(name in problem for name in NAMED) or "twice" in problem["detail"]
+        assert is_named or "not JSON" in problem["detail"] or "JSON object" in problem["detail"], problem
 
 
 def check_body(data: bytes) -> None:
@@ -185,7 +203,7 @@ def check_body(data: bytes) -> None:
     api = _api()
     path = BODIES[sum(data) % len(BODIES)]
     answer = api.request("POST", path, body=data, headers={"Content-Type": "application/json"})
-    assert answer.status < 500, (answer.status, answer.body[:300])
+    check_refused(answer)
     if answer.status == 201 and path == "/v1/streams":
         api.request("DELETE", f"/v1/streams/{answer.json()['name']}")
 
@@ -314,15 +332,15 @@ def check_problem(data: bytes) -> None:
         leader_of(error)  # type: ignore[arg-type]
 
 
-ANSWERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "stream": answers.StreamDescription.of,
-    "consumer": answers.ConsumerLag.of,
-    "resolved": answers.Resolved.of,
-    "watch": answers.Watch.of,
-    "cluster": answers.ClusterDescription.of,
-    "ready": answers.Readiness.of,
-    "appended": lambda value: answers.Appended.of(value, 0),
-    "sink": SinkDescription.of,
+ANSWERS: Final[dict[str, type[Any]]] = {
+    "stream": answers.StreamDescription,
+    "consumer": answers.ConsumerLag,
+    "resolved": answers.Resolved,
+    "watch": answers.Watch,
+    "cluster": answers.ClusterDescription,
+    "ready": answers.Readiness,
+    "appended": answers.AppendAnswer,
+    "sink": answers.SinkDescription,
 }
 
 
@@ -330,10 +348,10 @@ def check_answer(data: bytes) -> None:
     """{"kind", "answer"}: any JSON where the client expects that answer."""
     try:
         given = json.loads(data)
-        read, value = ANSWERS[given["kind"]], given["answer"]
+        cls, value = ANSWERS[given["kind"]], given["answer"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return
-    answers.understand(read, value, where="test")
+    assert isinstance(understand(cls, value, where="test"), cls)
 
 
 _said: list[bytes] = [b""]
@@ -463,7 +481,7 @@ NETWORK: Final = (
         name="http-request",
         modules=(
             "broker/serving/contract/endpoint.py",
-            "broker/serving/contract/fields.py",
+            "broker/serving/contract/schemas.py",
             "broker/serving/endpoints/resolve.py",
             "broker/serving/endpoints/changes.py",
             "broker/serving/endpoints/watch.py",
@@ -534,7 +552,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-answer",
-        modules=("broker/client/http/answers.py", "broker/client/sinks.py"),
+        modules=("broker/api/answers.py", "broker/api/validation.py", "broker/client/sinks.py"),
         check=check_answer,
         errors=(LiftlogError,),
         form="json",

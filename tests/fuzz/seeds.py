@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from broker.api.batch import split_messages
 from broker.api.errors import NotLeader, OffsetOutOfRange, StreamExists
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.groups.offsets import ConsumerOffset
@@ -32,6 +31,7 @@ from tests.fuzz.decoder import CORPUS
 from tests.fuzz.files import STATE_OFFSET, folder, good_batch, seal_index, seal_journal, seal_json, seal_snapshot
 from tests.fuzz.raw_seeds import of_connections
 from tests.support.logs import FOLDER
+from tests.support.messages import split_messages
 from tests.unit.client.logs import body, message
 from tests.unit.ingest.vectors import VECTORS
 from tests.unit.ingest.wire import hmsg, msg

@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from broker.api.answers import PartitionDescription
 from broker.client import Client
-from broker.client.http.answers import PartitionDescription
 from tests.soak.chain import check_chain
 from tests.soak.ledger import History, Ledger, Message, Violation
 from tests.soak.reader import identity_of

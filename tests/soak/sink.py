@@ -35,9 +35,10 @@ class SinkWriter(HttpWriter):
                 )
                 shares.setdefault(self.rng.randrange(3), []).append(self.ledger.new(message))
             stages = [sink.stage(as_rows(rows), self.stream, self.rng.randrange(2)) for rows in shares.values()]
-            answer = sink.commit(self._batch, stages, digest=str(self._attempt), attributes={"checkpoint": "/soak"})
+            attributes = {"checkpoint": "/soak", "attempt": str(self._attempt)}
+            answer = sink.commit(self._batch, stages, digest=str(self._batch), attributes=attributes)
             assert answer.sink.last is not None
-            decided = int(answer.sink.last.digest)
+            decided = int(answer.sink.last.attributes["attempt"])
             if answer.outcome == "committed" and decided != self._attempt:
                 raise LiftlogError(f"sink: attempt {self._attempt} was committed as {decided}")
             self.ledger.batches[self._batch] = (decided, ROWS)

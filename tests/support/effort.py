@@ -8,7 +8,9 @@ LIFTLOG_PROP_SEED     moves every seed that a test fixes itself: fault positions
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Any, Final
+
+import pytest
 
 EFFORT: Final = int(os.environ.get("LIFTLOG_PROP_EFFORT", "1"))
 SEED: Final = int(os.environ.get("LIFTLOG_PROP_SEED", "0"))
@@ -17,6 +19,11 @@ SEED: Final = int(os.environ.get("LIFTLOG_PROP_SEED", "0"))
 def examples(count: int) -> int:
     """So many examples are to be tried where CI tries `count`."""
     return count * EFFORT
+
+
+def seeds(count: int) -> list[Any]:
+    """The seeds from 0 on, for `parametrize`. `make check` plays the first one, `make test` all of them."""
+    return [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, count))]
 
 
 def seeded(number: int) -> int:

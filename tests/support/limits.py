@@ -55,7 +55,7 @@ FIXED: Final = (
         "`invalid_request`",
     ),
     Row(
-        "broker.runtime.partitions.leader:APPENDS_WAITING_MAX",
+        "broker.runtime.partitions.queued_appends:APPENDS_WAITING_MAX",
         "requests",
         "HTTP appends that wait for one partition",
         "`overloaded`",
@@ -178,9 +178,9 @@ FIXED: Final = (
     Row("spark_liftlog.options:PARTITIONS_MAX", "partitions", "`minPartitions`, `maxPartitions`", "`invalid_setting`"),
     Row("spark_liftlog.options:BATCH_ROWS_MAX", "rows", "`batchRows`", "`invalid_setting`"),
     Row(
-        "spark_liftlog.writing.sink_options:TIMEOUT_MS_MAX",
+        "spark_liftlog.parsing:TIMEOUT_MS_MAX",
         "milliseconds",
-        "`deliveryTimeoutMs` of Spark's sink",
+        "`deliveryTimeoutMs`, `truncationTimeoutMs` in Spark",
         "`invalid_setting`",
     ),
     Row(
@@ -195,13 +195,13 @@ FIXED: Final = (
 NO_LIMIT: Final = frozenset(
     {
         # sizes of windows, pauses and texts; the type of a field; what something is made of
-        "OFFSET_MAX INT64_MAX INT32_MAX LEADER_EPOCH_MAX TIMESTAMP_US_MAX VALUE_SHOWN_MAX _SHOWN_MAX ROWS_AT_ONCE_MAX",
+        "OFFSET_MAX INT64_MAX INT32_MAX LEADER_EPOCH_MAX TIMESTAMP_US_MAX VALUE_SHOWN_MAX _SHOWN_MAX SHOWN_MAX",
         "INLINE_BYTES_MAX SMALL_BYTES_MAX RETRY_S_MAX PAUSE_S_MAX IDLE_S_MAX IDLE_PER_ADDRESS_MAX ERRORS_MAX",
         "EXCERPT_BYTES_MAX HORIZONS_MAX REPAIRS_PER_CALL_MAX DEPTH_MAX SEGMENTS_PER_PLAN_MAX SHORT_BYTES_MAX",
         "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
         "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX EXAMPLE_CHARS_MAX TEXT_CHARS_MAX KINDS_MAX",
-        "IN_FLIGHT_MAX EPOCHS_MAX ERROR_LENGTH_MAX OFFSET_MAX",
+        "ROWS_AT_ONCE_MAX IN_FLIGHT_MAX EPOCHS_MAX ERROR_LENGTH_MAX OFFSET_MAX CALM_MS_MAX EPOCH_MAX",
     }
 )
 
@@ -290,27 +290,36 @@ def page() -> str:
 
 HEAD: Final = """# Limits
 
-Every limit, its default, and what meets who goes beyond it. Errors have a reason code (`invalid_setting` ...), name
-what, where and the limit, and carry the limit as a field. This page is written from the code
-(`python -m tests.support.limits`), and a test holds the two together.
+This page lists every limit, its default, and what happens beyond it. An error has a reason code
+such as `invalid_setting`. It names what was wrong, where, and the limit, and carries the limit as a
+field. This page is written from the code (`python -m tests.support.limits`); a test compares the
+two.
 
 ## Of a broker
 
-Keys of the configuration ([conf/liftlog.toml](../../conf/liftlog.toml); in the environment `LIFTLOG_` and the key in
-capitals). A value beyond what it may be stops the start with `invalid_setting`. What is met while the broker runs:
-creating beyond `limits.streams_max` and `limits.partitions_max` is `invalid_request`, records that would go into
-`limits.disk_reserve_bytes` are `disk_full`, a body over `http.body_bytes_max` is `request_too_large`,
-a connection beyond `http.connections_max` is `overloaded`, a request that stops half-way `request_timed_out`,
-`intake.pending_bytes_max` pauses reading from NATS, `sinks.stage_bytes_max` answers `stages_full`, a stage or a
-commit over `sinks.group_bytes_max` is `request_too_large`; the others are rates and times.
+These are keys of the configuration ([conf/liftlog.toml](../../conf/liftlog.toml)). In the
+environment the name is `LIFTLOG_` and the key in capitals. A value outside of its limits stops the
+start with `invalid_setting`. While the broker runs, this happens at a limit:
+
+- Beyond `limits.streams_max` and `limits.partitions_max`, creating is refused: `invalid_request`.
+- Records that would use up `limits.disk_reserve_bytes` are refused: `disk_full`.
+- A body over `http.body_bytes_max` is refused: `request_too_large`.
+- A connection beyond `http.connections_max` is refused: `overloaded`.
+- A request that stops half-way is cut: `request_timed_out`.
+- At `intake.pending_bytes_max`, reading from NATS pauses.
+- Beyond `sinks.stage_bytes_max`, staging is refused: `stages_full`. A stage or a commit over
+  `sinks.group_bytes_max` is refused: `request_too_large`.
+
+The other keys are rates and times.
 
 {configured}
 ## Of a stream
 
-Settings at creation or by `liftlog stream alter`; as defaults of new streams in the section `[defaults]`. A value
-beyond what it may be is `invalid_setting`. A record over `record_bytes_max` is refused with `record_too_large`, by
-itself: over NATS the others of its batch are stored, an HTTP request is refused whole. What they mean:
-[cli.md](cli.md) and `broker/api/stream.py`.
+These settings are given when a stream is created, or by `liftlog stream alter`. The section
+`[defaults]` of the configuration has the defaults of new streams. A value outside of its limits is
+`invalid_setting`. A record over `record_bytes_max` is refused with `record_too_large`. Over NATS
+the other records of its batch are stored; over HTTP the whole request is refused. [cli.md](cli.md)
+and `broker/api/stream.py` explain each setting.
 
 {streams}
 ## Fixed
@@ -318,9 +327,10 @@ itself: over NATS the others of its batch are stored, an HTTP request is refused
 {fixed}
 ## What has no limit of its own
 
-Consumers and their offsets (one record each in `__offsets`), keys of a compacted stream (more than
-`compaction.map_bytes` holds take more passes), segments of a partition. Offsets are 63 bits. A partition is
-on one disk; no space for an append is `disk_full`.
+- Consumers and their offsets: each is one record in `__offsets`.
+- Keys of a compacted stream: more keys than `compaction.map_bytes` holds take more passes.
+- Segments of a partition. Offsets have 63 bits.
+- The size of a partition. A partition is on one disk; without space an append is `disk_full`.
 """
 
 if __name__ == "__main__":

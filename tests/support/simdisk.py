@@ -222,6 +222,8 @@ class SimDisk:
     Attributes:
         steps: Changing calls so far.
         calls: How often each kind of call was made.
+        count: How many calls of any kind.
+        fails_at: Of these, the ones that fail with `fails_with`, whatever they are; a write after 50 bytes.
         open_files: Files that are open now.
         forgotten: How often somebody asked to read past the page cache, which this disk does not have.
         bytes_max: Capacity; None is no limit.
@@ -237,6 +239,9 @@ class SimDisk:
         self.steps = 0
         self.crash_at = crash_at
         self.calls: dict[str, int] = {}
+        self.count = 0
+        self.fails_at: set[int] = set()
+        self.fails_with = errno.EIO
         self.open_files = 0
         self.forgotten = 0
         self.bytes_max: int | None = None
@@ -261,6 +266,7 @@ class SimDisk:
     def heal(self) -> None:
         """No more faults, no limit."""
         self._faults.clear()
+        self.fails_at = set()
         self.bytes_max = None
 
     def flip(self, path: str, bit: int) -> None:
@@ -318,6 +324,11 @@ class SimDisk:
         """Raise the fault that is set for this call; a write gets it back, to do part of its work first."""
         self.check_power()
         self.calls[call] = self.calls.get(call, 0) + 1
+        self.count += 1
+        if self.count in self.fails_at:
+            if call == "write":
+                return Fault(call, self.fails_with, path, 0, 0, 50)
+            raise OSError(self.fails_with, os.strerror(self.fails_with), path)
         for fault in self._faults:
             if fault.call == call and fault.path in path:
                 if fault.after > 0:

@@ -147,11 +147,21 @@ def rows_of(values: Sequence[bytes]) -> RowBatch:
 
 @dataclass
 class Attempt:
-    """One try to write a batch: its stages, with the rows of each."""
+    """One try to write a batch: its stages, with the rows of each.
+
+    Attributes:
+        plan: A replay has that of the batch; another one is a batch that was planned anew: as many rows, but others.
+    """
 
     batch_id: int
     number: int
+    plan: int = 0
     stages: dict[str, tuple[int, list[list[bytes]]]] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Of its rows, wherever they were placed."""
+        return f"{self.batch_id}.{self.plan}"
 
     def named(self) -> list[NamedStage]:
         return [
@@ -178,9 +188,9 @@ class World:
         self.acked: set[int] = set()
         self.runs = 0
 
-    def attempt(self, batch_id: int) -> Attempt:
+    def attempt(self, batch_id: int, plan: int = 0) -> Attempt:
         """The rows of a batch, spread over the partitions as no attempt before, under new stage ids."""
-        made = Attempt(batch_id, len(self.attempts))
+        made = Attempt(batch_id, len(self.attempts), plan)
         self.attempts.append(made)
         tasks: dict[int, list[bytes]] = {}
         for row in range(self.rows):
@@ -298,10 +308,16 @@ class Driver:
             epoch=self.epoch,
             batch_id=attempt.batch_id,
             rows=self.world.rows,
+            digest=attempt.digest,
+            follows=self.follows(attempt),
             checkpoint="/checkpoint",
         )
 
-    def commit(self, attempt: Attempt) -> Committed:
+    def follows(self, attempt: Attempt) -> int | None:
+        """What its checkpoint knows to be written."""
+        return attempt.batch_id - 1 if attempt.batch_id - 1 in self.world.acked else None
+
+    def commit(self, attempt: Attempt, *, keeps_first: bool = False) -> Committed:
         answer = self.rig.sinks.commit(
             SINK,
             owner=self.owner,
@@ -309,19 +325,24 @@ class Driver:
             batch_id=attempt.batch_id,
             stages=attempt.named(),
             rows=self.world.rows,
-            digest=str(attempt.number),
+            digest=attempt.digest,
+            follows=self.follows(attempt),
             attributes={"checkpoint": "/checkpoint"},
+            keeps_first=keeps_first,
         )
+        last = answer.state.last
+        assert last is not None
+        assert keeps_first or last.digest == attempt.digest, f"{attempt.digest} is acknowledged, {last.digest} is there"
         self.world.acked.add(attempt.batch_id)
         self.next_batch = attempt.batch_id + 1
         return answer
 
-    def write(self) -> Committed:
+    def write(self, *, keeps_first: bool = False) -> Committed:
         """Stage and commit the next batch."""
         attempt = self.world.attempt(self.next_batch)
         try:
             self.stage(attempt)
-            answer = self.commit(attempt)
+            answer = self.commit(attempt, keeps_first=keeps_first)
             if self.repeat:
                 assert not self.commit(attempt).is_new
             return answer

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("broker", "spark_liftlog", "pyspark_liftlog")
-DEFINITION = re.compile(r"^ *([A-Z]\d{1,2})  +\S")
+DEFINITION = re.compile(r"^(?:# )? *([A-Z]\d{1,2})  +\S")
 CITATION = re.compile(r"(?:\b([a-z_]+)\.)?(?<![\w-])([A-Z]\d{1,2})\b(?!\()")
 
 FOREIGN = {"V5"}
@@ -22,7 +22,10 @@ def module_of(path: Path) -> str:
 
 
 SOURCES = {
-    path: path.read_text().splitlines() for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+    path: path.read_text().splitlines()
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*"))
+    if path.suffix in {".py", ".pyx", ".pxi"}
 }
 
 

@@ -55,7 +55,7 @@ def trim(
     """Delete the records before a position, for good."""
     where = position(before, "--before")
     if where == "earliest":
-        raise click.BadParameter("nothing lies before earliest", param_hint="--before")
+        raise click.BadParameter("there are no records before earliest", param_hint="--before")
     with client_of(ctx, brokers) as client:
         starts = client.trim(name, before=where, partitions=partition or None)
     if is_json(ctx, json):

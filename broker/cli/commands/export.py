@@ -89,13 +89,13 @@ def export_parquet(sources: list[Source], target: str, wanted: Wanted, *, overwr
     schema = reader_schema(wanted.columns, not is_folder and len(sources) > 1)
     if not is_folder and len({(source.stream, source.incarnation) for source in sources}) > 1:
         names = ", ".join(sorted({source.stream for source in sources}))
-        raise InvalidRequest(f"{target}: one file takes one stream, these are several: {names}; name a folder")
+        raise InvalidRequest(f"{target}: one file can hold one stream, and these are several: {names}; name a folder")
     groups = {target: sources}
     if is_folder:
         groups = {os.path.join(target, _file_name(source, sources)): [source] for source in sources}
     for path in groups:
         if os.path.exists(path) and not overwrite:
-            raise InvalidRequest(f"{path} is there already: --overwrite replaces it", path=path)
+            raise InvalidRequest(f"{path} exists already: use --overwrite to replace it", path=path)
     report = Report()
     for path, group in groups.items():
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

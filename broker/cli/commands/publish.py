@@ -207,6 +207,6 @@ def _show(report: PublishReport, subject: str, *, acks: bool, as_json: bool, is_
     for (stream, partition), (first, last) in sorted(report.offsets.items()):
         note(f"stream {stream}, partition {partition}: offsets {first} to {last}")
     if report.unanswered:
-        note(f"not answered yet {report.unanswered}: they may be stored or not")
+        note(f"not answered yet {report.unanswered}: it is not known whether they are stored")
     for reason, many in sorted(report.errors.items()):
         note(f"failed {many} ({reason}): {report.examples[reason]}")

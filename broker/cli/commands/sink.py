@@ -13,7 +13,7 @@ from broker.cli.options import Brokers, Json, client_of, is_json
 from broker.cli.output import json_out, note, pairs, table, time_text
 
 if TYPE_CHECKING:
-    from broker.client.sinks import Stage
+    from broker.api.answers import Stage
 
 Name = Annotated[str, Argument(metavar="SINK", help="Id of the sink.")]
 
@@ -33,7 +33,7 @@ def list_(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> No
                 sink.current_epoch,
                 sink.last and sink.last.batch_id,
                 sink.last and sink.last.rows,
-                sink.last and sink.last.is_complete,
+                sink.last and sink.last.complete,
                 sink.last and time_text(sink.last.decided_ms),
                 time_text(sink.changed_ms),
             )
@@ -57,7 +57,7 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
         else [
             ("last batch", last.batch_id),
             ("rows", last.rows),
-            ("complete", last.is_complete),
+            ("complete", last.complete),
             ("decided (UTC)", time_text(last.decided_ms)),
             ("decided by", last.owner),
             ("decided in epoch", last.epoch),

@@ -17,7 +17,7 @@ from broker.cli.options import NONE, Brokers, Json, client_of, is_json
 from broker.cli.output import bytes_text, json_out, note, pairs, table, time_text
 
 if TYPE_CHECKING:
-    from broker.client.http.answers import StreamDescription
+    from broker.api.answers import StreamDescription
 
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the stream.")]
 
@@ -85,7 +85,7 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
         [
             (
                 p.partition,
-                p.leader_http,
+                p.leader.http,
                 p.log_start_offset,
                 p.high_watermark,
                 bytes_text(p.bytes),

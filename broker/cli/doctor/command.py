@@ -61,7 +61,7 @@ def doctor(
         checks.append(Check(name="configuration", status=OK, found=config or "defaults and environment"))
     except LiftlogError as error:
         loaded = Config()
-        advice = "correct it; what follows was checked with the defaults"
+        advice = "correct it; the checks below used the defaults"
         checks.append(Check(name="configuration", status=WRONG, found=str(error), advice=advice))
     folder = os.path.abspath(data or loaded.data_dir)
     if os.path.isdir(f"{folder}/{loaded.broker_id}"):

@@ -34,7 +34,7 @@ def check_folder(path: str, broker_id: str) -> Iterator[Check]:
                 name="data folder",
                 status=WRONG,
                 found=f"{path} does not exist, and {parent} may not be written",
-                advice=f"make it, and give it to this user (uid {os.geteuid()}), or set another data_dir",
+                advice=f"create it, and make this user its owner (uid {os.geteuid()}), or set another data_dir",
             )
         return
     yield _permissions(path)
@@ -153,7 +153,7 @@ def _owner(path: str, broker_id: str) -> Check:
             )
             return Check(name="owner", status=WRONG, found=f"{BROKER_FILE} cannot be read", advice=advice)
         if os.path.isdir(f"{path}/{STREAMS_FOLDER}"):
-            advice = "restore it from a backup; nobody knows whose these streams are"
+            advice = "restore it from a backup; without it nobody can tell to which broker these streams belong"
             return Check(name="owner", status=WRONG, found=f"streams but no {BROKER_FILE}", advice=advice)
         below = brokers_in(path)
         if below:

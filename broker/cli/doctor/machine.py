@@ -71,7 +71,7 @@ def check_compiled(implementation: str) -> Iterator[Check]:
             name="intake",
             status=WRONG if implementation == "compiled" else WARNING,
             found="only in Python, at a fraction of the rate: the compiled one cannot be loaded",
-            advice="install a C compiler and Python's headers, then install liftlog anew",
+            advice="install a C compiler and Python's headers, then install liftlog again",
         )
     if hardware_based:
         yield Check(name="checksums", status=OK, found="CRC-32C in hardware")
@@ -90,7 +90,7 @@ def check_disk(path: str) -> Iterator[Check]:
     if share < FREE_SHARE_WRONG or free < FREE_BYTES_WRONG:
         status, advice = WRONG, "free space, or lower retention_bytes or retention_ms: a full disk refuses appends"
     elif share < FREE_SHARE_LOW:
-        status, advice = WARNING, "look at retention before it fills: a full disk refuses appends"
+        status, advice = WARNING, "check retention before the disk is full: a full disk refuses appends"
     found = f"{bytes_text(free)} free of {bytes_text(total)} ({share:.0%})"
     yield Check(
         name="disk", status=status, found=found, advice=advice, values={"free_bytes": free, "total_bytes": total}
@@ -107,7 +107,7 @@ def check_disk(path: str) -> Iterator[Check]:
         )
     kind = _file_system(path)
     if kind in VOLATILE:
-        advice = "records are gone with the machine: put data_dir on a disk"
+        advice = "records are lost when the machine stops: put data_dir on a disk"
         yield Check(name="file system", status=WARNING, found=kind, advice=advice)
     elif kind in NETWORK:
         advice = "locks and fsync of network file systems are weaker than promised: use a local disk"
@@ -164,7 +164,7 @@ def check_fsync(path: str) -> Iterator[Check]:
             os.close(fd)
             os.unlink(name)
     except OSError as error:
-        advice = "free space" if error.errno == errno.ENOSPC else "look after the disk and its permissions"
+        advice = "free space" if error.errno == errno.ENOSPC else "check the disk and its permissions"
         yield Check(name="fsync", status=WRONG, found=f"{name}: {error.strerror}", advice=advice)
         return
     median, worst = statistics.median(took_ms), max(took_ms)

@@ -46,7 +46,7 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
         if isinstance(error, ConnectionRefusedError) and not source:
             yield from _silent(host, int(port), in_use=in_use)
             return
-        advice = "another program may have the port: see who (ss -ltnp), or set http.port"
+        advice = "another program may use the port: look with ss -ltnp, or set http.port"
         advice = (
             f"start that broker, or set {source}: every command but `up` and `down` goes there" if source else advice
         )

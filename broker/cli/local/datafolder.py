@@ -127,7 +127,7 @@ class DataFolder:
         """Hold the lock of the folder (D2).
 
         Raises:
-            FolderInUse: another `up` or `down` is at work here.
+            FolderInUse: another `up` or `down` is running here.
         """
         try:
             handle = open(self.run / "lock", "a")  # noqa: SIM115 closed below, the lock with it
@@ -138,7 +138,7 @@ class DataFolder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise FolderInUse(
-                    f"{self.path}: another `liftlog up` or `down` is at work here", path=str(self.path)
+                    f"{self.path}: another `liftlog up` or `down` is running here", path=str(self.path)
                 ) from error
             yield
 

@@ -67,7 +67,7 @@ def up(
     """Start a NATS server and a broker; nothing has to be configured."""
     if brokers_count != 1:
         raise NotSupported(
-            f"--brokers-count {brokers_count}: this release runs one broker; replication comes with a later one",
+            f"--brokers-count {brokers_count}: this release runs one broker; a later one will replicate",
             value=brokers_count,
             limit=1,
         )

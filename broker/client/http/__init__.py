@@ -1,7 +1,6 @@
 """Calls to brokers: addresses, pooled connections, retries, and what the answers mean.
 
 address.py    Where brokers are: text to `Address`. Pure.
-answers.py    What brokers answer, as frozen dataclasses. Pure.
 brokers.py    Which broker is asked, and what its answer means.
 calls.py      Calls of the JSON API: one request and one answer, repeated while that is safe.
 forks.py      What must start afresh in a forked child: locks that another thread may have held,

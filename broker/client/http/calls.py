@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
+from broker.api.answers import Readiness
 from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, Retryable, Unavailable
+from broker.api.misfit import Misfit
 from broker.api.plain import parse_json
-from broker.client.http.answers import Readiness, understand
+from broker.api.validation import build
 from broker.client.http.brokers import Brokers, PartitionKey, nobody
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
 from broker.client.http.pool import Body
 from broker.client.positions import whole
+
+T = TypeVar("T")
 
 ANSWER_BYTES_MAX: Final = 256 << 20
 READING: Final = ("GET", "HEAD")
@@ -151,7 +155,7 @@ class Calls:
             except Unavailable as error:
                 failures.append(error)
                 continue
-            return understand(lambda text: Readiness.of(parse_json(text)), body, where=str(address))
+            return understand(Readiness, _parsed(body, str(address), "GET /readyz"), where=str(address))
         raise nobody(failures)
 
     def _once(self, method: str, target: str, **options: Any) -> Any:
@@ -160,15 +164,14 @@ class Calls:
             body = exchange.read_all(ANSWER_BYTES_MAX)
         finally:
             exchange.close()
-        if not body:
-            return None
-        try:
-            return parse_json(body)
-        except ValueError as error:
-            where = str(exchange.address)
-            raise LiftlogError(
-                f"{where}: the answer to {method} {target} is no JSON: {error}", address=where, sent=True
-            ) from error
+        return _parsed(body, str(exchange.address), f"{method} {target}") if body else None
+
+
+def _parsed(body: bytes | bytearray, where: str, call: str) -> Any:
+    try:
+        return parse_json(body)
+    except ValueError as error:
+        raise LiftlogError(f"{where}: the answer to {call} is no JSON: {error}", address=where, sent=True) from error
 
 
 def is_ambiguous(error: LiftlogError) -> bool:
@@ -178,6 +181,22 @@ def is_ambiguous(error: LiftlogError) -> bool:
     """
     is_definite = isinstance(error, Retryable | InvalidRequest) and not isinstance(error, DeadlineExceeded)
     return not is_definite or bool(error.fields.get("sent"))
+
+
+def understand(cls: type[T], value: Any, *, where: str) -> T:
+    """Read an answer.
+
+    Raises:
+        LiftlogError: it is not of the shape that this client knows. Its field `sent` is true: the broker did what it
+            was asked to.
+    """
+    try:
+        return build(cls, value, is_open=True)
+    except ValueError as error:
+        what = error.text("it") if isinstance(error, Misfit) else str(error)
+        raise LiftlogError(
+            f"{where}: an answer that this client does not understand ({what})", address=where, sent=True
+        ) from error
 
 
 def _plain(value: object) -> int:

@@ -18,7 +18,8 @@ A column that has only had nulls so far has nothing written, its length alone is
 is told by whoever puts some behind them: it counts none itself, so nothing has to be taken back after an error (G2).
 
 Files, each for one idea: _parts.pxi (a message), _verified.pxi (its check), _growing.pxi (columns), _loan.pxi (a batch
-and its memory). This one is Gathering. Its twin in Python, on Arrow: gathering.py.
+and its memory), and one for the other direction: _hashed.pxi (values for a digest). This one is Gathering. Its twin in
+Python, on Arrow: gathering.py.
 """
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -87,6 +88,7 @@ include "_parts.pxi"
 include "_verified.pxi"
 include "_loan.pxi"
 include "_growing.pxi"
+include "_hashed.pxi"
 
 
 cdef class Gathering:

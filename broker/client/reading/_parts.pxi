@@ -1,4 +1,4 @@
-# What a message has: its buffers and nodes, found and checked (G4).
+# What a message has: its buffers and nodes, found and checked (`_gathering.G4`).
 
 cdef struct Part:
     # A buffer that is empty is NULL.
@@ -26,7 +26,7 @@ cdef bint is_plain(const uint8_t* message, Py_ssize_t size) noexcept:
 
 
 cdef int find_parts(const uint8_t* message, Py_ssize_t size, Part* part) except -1:
-    """Where the buffers of an uncompressed message lie (G4)."""
+    """Where the buffers of an uncompressed message lie (`_gathering.G4`)."""
     cdef const int64_t* places = <const int64_t*>(message + BUFFERS_POSITION)
     cdef const int64_t* nodes = <const int64_t*>(message + NODES_POSITION)
     cdef int64_t body = size - HEADER_SIZE, at, length

@@ -164,7 +164,7 @@ class Answer:
     def _number(self, name: str) -> int:
         text = self._exchange.headers.get(name, "")
         if not re.fullmatch(r"-?[0-9]{1,18}|[0-9]{19}", text) or int(text) > INT64_MAX:
-            raise BadBatch(f"{self._where}no answer of a liftlog broker: header {name} is {text[:100]!r}")
+            raise BadBatch(f"{self._where}not an answer of a liftlog broker: header {name} is {text[:100]!r}")
         return int(text)
 
     def messages(self, memory: Memory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
+from broker.api.answers import Resolved, StreamDescription
 from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, UnknownPartition
-from broker.client.http.answers import Resolved, StreamDescription
 from broker.client.positions import At, Position, partition_numbers
 from broker.client.reader import Span
 
@@ -71,7 +71,7 @@ def _within(resolved: Resolved, heads: Resolved) -> int:
     """The resolved offset; the high watermark where no record is that late."""
     low, high = heads.log_start_offset, heads.high_watermark
     if low is None or high is None:
-        raise LiftlogError(f"resolving {resolved.stream}/{resolved.partition}: neither an error nor a range came back")
+        raise LiftlogError(f"resolving {resolved.stream}/{resolved.partition}: the answer has no range")
     if resolved.offset is None:
         return high
     if not low <= resolved.offset <= high:

@@ -18,10 +18,10 @@ from urllib.parse import urlencode
 import pyarrow as pa
 
 from broker.api import http
+from broker.api.answers import AppendAnswer, Appended
 from broker.api.errors import InvalidRecords, InvalidRequest
-from broker.client.http.answers import Appended, understand
 from broker.client.http.brokers import Brokers
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.http.patience import DEADLINE_S
 from broker.client.positions import whole
 from broker.client.writing.records import Records, record_batches
@@ -100,7 +100,8 @@ class Appender:
             headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
             is_idempotent=at_least_once or stamp is not None,
         )
-        return understand(lambda v: Appended.of(v, partition), value, where=f"appending to {stream}/{partition}")
+        found = understand(AppendAnswer, value, where=f"appending to {stream}/{partition}")
+        return Appended(partition=partition, **asdict(found))
 
 
 def encode(records: Records) -> Any:

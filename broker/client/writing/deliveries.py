@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.client.http.answers import Appended
+from broker.api.answers import Appended
 
 
 class Delivery:
@@ -40,7 +40,7 @@ class Delivery:
     def error(self, timeout_s: float | None) -> BaseException | None:
         """Wait. Raises TimeoutError if it is still on its way then."""
         if not self._settled.wait(timeout_s):
-            raise TimeoutError(f"the records are still on their way after {timeout_s:g} s")
+            raise TimeoutError(f"the records are not acknowledged after {timeout_s:g} s")
         return self._error
 
     def appended(self, timeout_s: float | None) -> Appended:

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from broker.api.answers import StreamDescription
 from broker.api.errors import InvalidRecords, InvalidSubject
 from broker.api.schema import HEADERS_TYPE
 from broker.api.stream import check_subject
-from broker.client.http.answers import StreamDescription
 from broker.client.positions import timestamp_us, whole
 from broker.client.writing.deliveries import Delivery
 

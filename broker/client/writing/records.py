@@ -80,7 +80,7 @@ def _from_dicts(records: Iterator[Any]) -> Iterator[pa.RecordBatch]:
             except InvalidRecords as error:
                 raise InvalidRecords(f"record {number}, {name}: {error}", row=number) from error
         if columns["value"][-1] is None and columns["key"][-1] is None:
-            raise InvalidRecords(f"record {number}: one without a value is a tombstone and needs a key", row=number)
+            raise InvalidRecords(f"record {number}: without a value it is a tombstone and needs a key", row=number)
         if len(columns["value"]) == DICTS_PER_BATCH:
             yield _batch(columns)
             columns = {name: [] for name in COLUMNS}

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 
+from broker.api.answers import ProducerIdentity
 from broker.api.errors import LiftlogError, ProducerFenced
-from broker.client.http.answers import understand
-from broker.client.http.calls import Calls, path
+from broker.client.http.calls import Calls, path, understand
 from broker.client.writing.append import Stamp
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 def register(calls: Calls, name: str | None) -> tuple[int, int]:
     """An id and an epoch. Raises InvalidName, and what `Calls.json` raises."""
     value = calls.json("POST", path("producers"), {} if name is None else {"name": name})
-    return understand(lambda v: (int(v["producer_id"]), int(v["epoch"])), value, where="registering a producer")
+    found = understand(ProducerIdentity, value, where="registering a producer")
+    return found.producer_id, found.epoch
 
 
 class Sequences:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final, Protocol
 
 from broker.api.errors import LiftlogError
-from broker.api.plain import build
+from broker.api.validation import build
 from broker.runtime.config.configuration import Config
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.leader import Partition

@@ -15,35 +15,24 @@ The keys: settings.py. For people: conf/liftlog.toml.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
-from broker.api.plain import is_int64
-from broker.api.stream import check_name, settings_from
+from broker.api.misfit import Misfit, unknown
+from broker.api.stream import settings_from
 from broker.runtime.config.settings import (
     BY_KEY,
     BY_VARIABLE,
     PREFIX,
     SECTIONS,
     SETTINGS,
-    CleanerConfig,
-    CompactionConfig,
     Config,
-    FsyncConfig,
-    GrpcConfig,
-    HttpConfig,
-    IntakeConfig,
-    LimitsConfig,
-    LogConfig,
-    NatsConfig,
-    RaftConfig,
     Secret,
     Setting,
 )
@@ -51,17 +40,7 @@ from broker.runtime.config.settings import (
 __all__ = [
     "CLIENT_VARIABLES",
     "SETTINGS",
-    "CleanerConfig",
-    "CompactionConfig",
     "Config",
-    "FsyncConfig",
-    "GrpcConfig",
-    "HttpConfig",
-    "IntakeConfig",
-    "LimitsConfig",
-    "LogConfig",
-    "NatsConfig",
-    "RaftConfig",
     "Secret",
     "Setting",
     "describe",
@@ -76,10 +55,6 @@ CLIENT_VARIABLES: Final = frozenset(
 """Variables with our prefix that other parts read: the clients, the installation, Spark's executors."""
 
 NOT_SET: Final = ("", "none")
-
-_ADDRESS: Final = re.compile(
-    r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
-)
 
 
 def load(path: str | None, env: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Config:
@@ -166,85 +141,55 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, _Given]]:
             continue
         setting = BY_VARIABLE.get(name)
         if setting is None:
-            nearest = next(iter(difflib.get_close_matches(name, [*BY_VARIABLE, *CLIENT_VARIABLES], n=1)), None)
-            raise UnknownSetting(
-                f"environment variable {name}: no such setting{_hint(nearest)}",
-                key=name,
-                nearest=nearest,
-                source="environment",
-            )
+            what, known = f"environment variable {name}: no such setting", [*BY_VARIABLE, *CLIENT_VARIABLES]
+            raise _unknown(what, name, known, "environment")
         yield setting.key, _Given(_from_text(setting, env[name]), f"environment variable {name}")
 
 
 def _from_text(setting: Setting, text: str) -> Any:
     """What the text of a variable means; what cannot be is left as text and refused with the others."""
-    if setting.kind == "int" and re.fullmatch(r"[+-]?[0-9]{1,30}", text.strip(" \t")):
-        return int(text)
     if setting.kind == "bool":
-        return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
-    if setting.kind == "list":
-        return [part.strip() for part in text.split(",") if part.strip()]
-    return text
+        text = {"1": "true", "0": "false"}.get(text.strip(), text.strip().lower())
+    return setting.shape.read(text.strip(" \t") if setting.kind == "int" else text)
 
 
 def _known(key: str, source: str) -> Setting:
     if key in BY_KEY:
         return BY_KEY[key]
-    nearest = next(iter(difflib.get_close_matches(key, [*BY_KEY, *SECTIONS], n=1)), None)
-    raise UnknownSetting(
-        f"{source}: no such setting {key[:100]!r}{_hint(nearest)}", key=key[:100], nearest=nearest, source=source
-    )
+    raise _unknown(f"{source}: no such setting {key[:100]!r}", key, [*BY_KEY, *SECTIONS], source)
 
 
-def _hint(nearest: str | None) -> str:
-    return f"; did you mean {nearest!r}?" if nearest else ""
+def _unknown(what: str, key: str, known: Iterable[str], source: str) -> UnknownSetting:
+    nearest = unknown(key, None, known).nearest
+    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    return UnknownSetting(what + hint, key=key[:100], nearest=nearest, source=source)
 
 
 def _checked(setting: Setting, given: _Given) -> Any:
     value = given.value
-    if setting.nullable and (value is None or (isinstance(value, str) and value.lower() in NOT_SET)):
+    if setting.nullable and isinstance(value, str) and value.lower() in NOT_SET:
         return None
-    if setting.kind == "int":
-        limit = f"from {setting.limit[0]} to {setting.limit[1]}" if setting.limit else ""
-        text = " ".join(filter(None, (limit, setting.unit, "or none" if setting.nullable else "")))
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _invalid(setting, given, f"must be a whole number {text}")
-        if setting.limit and not setting.limit[0] <= value <= setting.limit[1]:  # type: ignore[operator]
-            raise _invalid(setting, given, f"must be {text}")
-    elif setting.kind == "bool":
-        if not isinstance(value, bool):
-            raise _invalid(setting, given, "must be true or false")
-    elif setting.kind == "list":
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
-            raise _invalid(setting, given, "must be a list of texts, not empty")
-        return tuple(value)
-    elif not isinstance(value, str) or not value:
+    if setting.kind == "list" and isinstance(value, str):
+        value = setting.shape.read(value)
+    elif value == "" and not setting.limit:
         raise _invalid(setting, given, "must be text, not empty")
-    elif setting.limit and value not in setting.limit:
-        raise _invalid(setting, given, f"must be one of {', '.join(map(str, setting.limit))}")
-    elif setting.kind == "secret":
-        return Secret(value)
-    elif setting.key == "http.advertised" and not _ADDRESS.fullmatch(value):
-        raise _invalid(setting, given, "must be host:port, an IPv6 address in brackets, and nothing else")
-    elif setting.key == "broker_id":
-        try:
-            check_name(value, what="broker")
-        except InvalidName as error:
-            raise _invalid(setting, given, str(error)) from error
-    return value
+    try:
+        return setting.shape.take(value)
+    except Misfit as misfit:
+        raise _invalid(setting, given, misfit.what.replace(" or null", " or none")) from None
+    except InvalidName as error:
+        raise _invalid(setting, given, str(error)) from error
 
 
 def _invalid(setting: Setting, given: _Given, why: str) -> InvalidSetting:
     value = "***" if setting.kind == "secret" else given.value
     if setting.key == "nats.urls":
         value = [without_credentials(url) if isinstance(url, str) else repr(url) for url in _listed(value)]
-    shown = repr(value)[:200]
+    refused = Misfit(why, value)
     return InvalidSetting(
-        f"{given.source}: {setting.key} = {shown}: {why}",
+        f"{given.source}: {setting.key} = {refused.shown}: {why}",
         key=setting.key,
-        value=value if isinstance(value, str | list | bool | None) or is_int64(value) else shown,
+        value=value if setting.key == "nats.urls" else refused.fact,
         limit=list(setting.limit) if setting.limit else None,
         source=given.source,
     )

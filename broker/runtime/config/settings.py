@@ -8,11 +8,14 @@ Reading it from files and the environment is config.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from broker.api.http import DEFAULT_PORT
-from broker.api.stream import CHOICES, LIMITS, StreamSettings, unit_of
+from broker.api.stream import StreamSettings, check_name
+from broker.api.validation import OrNone, Rule, Shape, Text, declared, object_of
+
+T = TypeVar("T")
 
 PREFIX: Final = "LIFTLOG_"
 PORT_LIMIT: Final = (0, 65_535)
@@ -20,8 +23,6 @@ PORT_LIMIT: Final = (0, 65_535)
 NOT_DEFAULTABLE: Final = frozenset({"subject", "group"})
 
 DEFAULTS_DOC: Final = "Settings of new streams that do not say otherwise. A change does not touch streams that exist."
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -34,15 +35,8 @@ class Secret:
         return "***"
 
 
-def _key(
-    default: T,
-    doc: str,
-    *,
-    limit: tuple[int, int] | tuple[str, ...] | None = None,
-    unit: str | None = None,
-) -> T:
-    made: T = field(default=default, metadata={"doc": doc, "limit": limit, "unit": unit})
-    return made
+def _key(default: T, doc: str, **rule: Any) -> T:
+    return declared(default, doc=doc, **rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +45,19 @@ class HttpConfig:
 
     host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback is reachable by others.")
     port: int = _key(DEFAULT_PORT, "Port of the HTTP API; 0 takes any free one.", limit=PORT_LIMIT)
-    advertised: str | None = _key(None, "host:port that clients are told to use; not set: host and port as above.")
+    advertised: str | None = _key(
+        None,
+        "host:port that clients are told to use; not set: host and port as above.",
+        pattern=r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*"
+        r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])",
+        says="must be host:port, an IPv6 address in brackets, and nothing else",
+    )
     body_bytes_max: int = _key(
         64 << 20, "Largest request body that is accepted.", limit=(1 << 10, 1 << 30), unit="bytes"
     )
     connections_max: int = _key(
         4_096,
-        "Connections at once; a further one is told so and closed. Less if the system allows fewer files.",
+        "Greatest number of open connections; another is refused. Less if the system allows fewer files.",
         limit=(8, 1 << 20),
     )
     header_timeout_ms: int = _key(
@@ -66,12 +66,10 @@ class HttpConfig:
         limit=(100, 3_600_000),
         unit="ms",
     )
-    body_timeout_ms: int = _key(
-        30_000, "Without a byte of a request body that is not complete.", limit=(100, 3_600_000), unit="ms"
-    )
+    body_timeout_ms: int = _key(30_000, "Longest pause within a request body.", limit=(100, 3_600_000), unit="ms")
     idle_timeout_ms: int = _key(
         3_600_000,
-        "Without a request; the connection is then closed. A long poll is a request.",
+        "A connection without a request is closed after this time. A long poll is a request.",
         limit=(60_000, 86_400_000),  # clients keep theirs for 50 s
         unit="ms",
     )
@@ -96,12 +94,14 @@ class RaftConfig:
 class NatsConfig:
     """Where records come from. Log in by one of: user and password, token, creds, nkey_seed."""
 
-    urls: tuple[str, ...] = _key(("nats://127.0.0.1:4222",), "Servers of one NATS cluster, tried in turn.")
+    urls: tuple[Annotated[str, Rule(limit=(1, 4_096))], ...] = _key(
+        ("nats://127.0.0.1:4222",), "Servers of one NATS cluster, tried in turn.", limit=(1, 1_000)
+    )
     user: str | None = _key(None, "User name.")
-    password: Secret | None = _key(None, "Password of `user`. Rather set it in the environment.")  # noqa: RUF009
-    token: Secret | None = _key(None, "Token, where the server uses one.")  # noqa: RUF009
+    password: Secret | None = _key(None, "Password of `user`. Rather set it in the environment.", read=Secret)  # noqa: RUF009
+    token: Secret | None = _key(None, "Token, where the server uses one.", read=Secret)  # noqa: RUF009
     creds: str | None = _key(None, "Path of a .creds file.")
-    nkey_seed: Secret | None = _key(None, "Seed of an nkey.")  # noqa: RUF009
+    nkey_seed: Secret | None = _key(None, "Seed of an nkey.", read=Secret)  # noqa: RUF009
     tls_ca: str | None = _key(None, "Path of the CA that signed the server's certificate (PEM); turns TLS on.")
     tls_cert: str | None = _key(None, "Path of our certificate (PEM), where the server asks for one.")
     tls_key: str | None = _key(None, "Path of the key of `tls_cert` (PEM).")
@@ -136,7 +136,7 @@ class FsyncConfig:
 class CleanerConfig:
     """Retention and checkpoints, in the background."""
 
-    interval_ms: int = _key(30_000, "Time between two looks at retention.", limit=(10, 86_400_000), unit="ms")
+    interval_ms: int = _key(30_000, "Time between two checks of retention.", limit=(10, 86_400_000), unit="ms")
     checkpoint_interval_ms: int = _key(
         5_000,
         "Time between two checkpoints of high watermarks and recovery points; 12 times that after under 64 KiB.",
@@ -145,7 +145,7 @@ class CleanerConfig:
     )
     offsets_retention_ms: int = _key(
         7 * 24 * 3_600_000,
-        "Offsets of a consumer that leaves records unread and commits nothing for so long are forgotten.",
+        "Offsets of a consumer that leaves records unread and commits nothing for this time are forgotten.",
         limit=(1_000, 1 << 50),
         unit="ms",
     )
@@ -162,7 +162,7 @@ class CompactionConfig:
         unit="bytes",
     )
     bytes_per_s: int = _key(
-        64 << 20, "What compaction reads and writes in a second at most.", limit=(1 << 10, 1 << 40), unit="bytes"
+        64 << 20, "Greatest rate at which compaction reads and writes.", limit=(1 << 10, 1 << 40), unit="bytes"
     )
 
 
@@ -172,11 +172,11 @@ class ScrubConfig:
 
     interval_ms: int = _key(
         7 * 24 * 3_600_000,
-        "Time from the end of one pass to the begin of the next; 0: never.",
+        "Time from the end of one pass to the start of the next; 0: never.",
         limit=(0, 1 << 50),
         unit="ms",
     )
-    bytes_per_s: int = _key(16 << 20, "What it reads in a second at most.", limit=(1 << 10, 1 << 40), unit="bytes")
+    bytes_per_s: int = _key(16 << 20, "Greatest rate at which it reads.", limit=(1 << 10, 1 << 40), unit="bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,13 +185,11 @@ class ProducersConfig:
 
     id_expiry_ms: int = _key(
         7 * 24 * 3_600_000,
-        "A partition forgets a producer that appended nothing for so long; repeats of before are then not known.",
+        "A partition forgets a producer that appends nothing for this time. It then cannot recognise repeats.",
         limit=(1_000, 1 << 50),
         unit="ms",
     )
-    ids_max: int = _key(
-        1 << 16, "Producers that one partition remembers; a further one is refused.", limit=(1, 1 << 24)
-    )
+    ids_max: int = _key(1 << 16, "Producers that one partition remembers; another is refused.", limit=(1, 1 << 24))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,26 +198,26 @@ class SinksConfig:
 
     stage_lease_ms: int = _key(
         24 * 3_600_000,
-        "A stage that no commit has named is dropped after so long.",
+        "A stage that no commit has named is dropped after this time.",
         limit=(1_000, 1 << 50),
         unit="ms",
     )
     stage_bytes_max: int = _key(
         16 << 30,
-        "Staged in one partition at most; beyond that stages are refused.",
+        "Greatest size of all stages in one partition; more are refused.",
         limit=(1 << 20, 1 << 50),
         unit="bytes",
     )
     group_bytes_max: int = _key(
         1 << 30,
-        "What one commit adds to one partition at most. It is one commit group; the partition takes nothing else"
+        "Greatest size that one commit adds to one partition. It is one commit group; the partition takes nothing else"
         " meanwhile.",
         limit=(1 << 10, 1 << 40),
         unit="bytes",
     )
     one_shot_grace_ms: int = _key(
         3_600_000,
-        "A one-shot sink is forgotten so long after its commit is complete; until then a repeated commit is answered.",
+        "A one-shot sink is forgotten this long after its commit; until then a repeated commit is answered.",
         limit=(1_000, 1 << 50),
         unit="ms",
     )
@@ -227,9 +225,9 @@ class SinksConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What the broker writes to stderr."""
+    """The log that the broker writes to stderr."""
 
-    level: str = _key("info", "Least severe lines to write.", limit=("debug", "info", "warning", "error"))
+    level: str = _key("info", "Least severe level that is written.", limit=("debug", "info", "warning", "error"))
     format: str = _key("auto", "`auto`: console on a terminal, else JSON.", limit=("auto", "json", "console"))
 
 
@@ -256,7 +254,11 @@ class LimitsConfig:
 class Config:
     """All that one broker is told. `defaults` are the settings of streams that do not say otherwise."""
 
-    broker_id: str = _key("broker-0", "Name of this broker; its data folder remembers it.")
+    broker_id: str = _key(
+        "broker-0",
+        "Name of this broker; its data folder remembers it.",
+        read=lambda name: check_name(name, what="broker"),
+    )
     data_dir: str = _key("liftlog-data/broker-0", "Folder of the logs, relative to where the broker is started.")
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
@@ -282,19 +284,34 @@ class Setting:
         key: Dotted, as in the file: `http.port`.
         kind: int, str, bool, list or secret.
         default: Its value when nobody sets it; None: not set.
-        limit: (least, greatest), both allowed; or the words allowed; None: no limit.
-        unit: bytes, ms, records; None: a count or text.
-        doc: One line; empty for `defaults`, which `StreamSettings` explains.
-        nullable: It may be unset.
+        shape: What it may be.
     """
 
     key: str
     kind: str
     default: Any
-    limit: tuple[int, int] | tuple[str, ...] | None
-    unit: str | None
-    doc: str
-    nullable: bool
+    shape: Shape
+
+    @property
+    def limit(self) -> tuple[int, int] | tuple[str, ...] | None:
+        """(least, greatest), both allowed; or the words allowed; None: no limit."""
+        is_limited = self.kind == "int" or (isinstance(self.shape, Text) and self.shape.words)
+        return self.shape.rule.limit if is_limited else None
+
+    @property
+    def unit(self) -> str | None:
+        """bytes, ms, records; None: a count or text."""
+        return self.shape.rule.unit
+
+    @property
+    def doc(self) -> str:
+        """One line; empty for `defaults`, which `StreamSettings` explains."""
+        return self.shape.rule.doc
+
+    @property
+    def nullable(self) -> bool:
+        """It may be unset."""
+        return isinstance(self.shape, OrNone)
 
     @property
     def variable(self) -> str:
@@ -303,55 +320,24 @@ class Setting:
 
 
 def _table(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
+    shapes = object_of(cls).shapes
     for f in fields(cls):
-        key = prefix + f.name
-        if f.name == "defaults" and not prefix:
-            yield from _stream_defaults()
-        elif _is_section(f):
-            yield from _table(_section(f), key + ".")
-        else:
-            kind = str(f.type)
-            yield Setting(
-                key=key,
-                kind="secret" if "Secret" in kind else "list" if "tuple" in kind else kind.split(" ")[0],
-                default=f.default,
-                limit=f.metadata["limit"],
-                unit=f.metadata["unit"],
-                doc=f.metadata["doc"],
-                nullable="None" in kind,
-            )
+        if f.name in SECTIONS and not prefix:
+            yield from _table(SECTIONS[f.name], f.name + ".")
+        elif prefix != "defaults." or f.name not in NOT_DEFAULTABLE:
+            shape = shapes[f.name]
+            kind = "secret" if shape.rule.read is Secret else shape.kind
+            yield Setting(key=prefix + f.name, kind=kind, default=f.default, shape=shape)
 
 
-def _is_section(f: Field[Any]) -> bool:
-    return isinstance(f.default_factory, type) and is_dataclass(f.default_factory)
-
-
-def _section(f: Field[Any]) -> type[Any]:
-    assert isinstance(f.default_factory, type)
-    return f.default_factory
-
-
-def _stream_defaults() -> Iterator[Setting]:
-    for f in fields(StreamSettings):
-        if f.name in NOT_DEFAULTABLE:
-            continue
-        yield Setting(
-            key=f"defaults.{f.name}",
-            kind=str(f.type).split(" ")[0],
-            default=f.default,
-            limit=LIMITS.get(f.name) or CHOICES.get(f.name),
-            unit=unit_of(f.name),
-            doc="",
-            nullable="None" in str(f.type),
-        )
-
+SECTIONS: Final[dict[str, type[Any]]] = {
+    f.name: cast("type[Any]", f.default_factory) for f in fields(Config) if isinstance(f.default_factory, type)
+}
+"""The tables of the file, each with its dataclass."""
 
 SETTINGS: Final = tuple(_table(Config))
 """The table, in the order of the file."""
 
 BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
 BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
-SECTIONS: Final[dict[str, type[Any]]] = {f.name: _section(f) for f in fields(Config) if _is_section(f)}
-"""The tables of the file, each with its dataclass."""
-
 assert len(BY_VARIABLE) == len(SETTINGS), "two keys share one variable"

@@ -400,7 +400,7 @@ def _load(implementation: str) -> ModuleType:
         return ingest.load(implementation)
     except ImportError as error:
         raise InvalidSetting(
-            f"intake.implementation={implementation!r}: it was not built here: {error}",
+            f"intake.implementation={implementation!r}: it is not compiled here: {error}",
             key="intake.implementation",
             value=implementation,
         ) from error

@@ -6,6 +6,7 @@ consumers.py      Consumer offsets: commits appended to the offset stream, answe
                   newest in memory.
 control.py        What changes the set of streams, their settings and state: one change at a time,
                   on the control loop.
+effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
 keyed_locks.py    One lock per name, kept only while somebody holds it or waits for it.
 leader.py         One partition that this broker leads: the driver of its core
                   (`broker.replication.leader`).
@@ -13,8 +14,11 @@ open_logs.py      How many logs keep their file open: those that were appended t
                   limit.
 orphans.py        Folders of streams: how one goes, and those that the catalog does not name, found
                   at the start.
+queued_appends.py Appends that come from elsewhere than intake: made by the appenders, awaited as
+                  futures.
 replica.py        One partition's log on this broker, whoever leads it: synced, checkpointed,
                   trimmed, scrubbed, and let rest.
+row_sync.py       How a partition is synced in a row with others.
 streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
 sync.py           The fsync pool: group commit.
 watch.py          Wakes whoever waits for a partition to move on.

@@ -215,4 +215,4 @@ def _line_of(command: Mapping[str, Any]) -> bytes:
             return line
     except (CorruptLog, TypeError, ValueError, RecursionError):
         pass
-    raise InvalidRequest(f"a command that cannot be written down: {command!r:.200}")
+    raise InvalidRequest(f"this command cannot be stored as JSON: {command!r:.200}")

@@ -2,10 +2,9 @@
 
     append ──► log ──Appended──► core ──Sync──► this thread, a row or the pool ──Synced──► core ──► Commit, Wake, Answer
 
-The core decides when a record is committed and who is told what; this does it: it appends and fsyncs, moves the log's
-high watermark, wakes readers and calls back. The log is the replica's
-(replica.py). One lock is held over an append and its event, and over a recovery and
-its event; effects are done when it is free again.
+The core decides when a record is committed and who is told what; this appends and has the log fsynced, and tells the
+core of both. The log is the replica's (replica.py). One lock is held over an append and its event, and over a recovery
+and its event. What the core wants is done when it is free again (effects.py).
 
 P1  A callback is told of success only when the core says so (its L2 and L3).
 P2  After a failed write or fsync the log is recovered before the next append; recovery may drop what was not durable.
@@ -14,8 +13,7 @@ P3  A partition that refuses records, because its stream is paused, read-only or
     the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
 P4  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
     quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`.
-P5  What is synced in a row (`SyncRow`) keeps nobody waiting: what is appended after it and awaited is synced at once,
-    and with it what the row was to sync. The row then finds nothing to do here.
+P5  What is synced in a row keeps nobody waiting (row_sync.py).
 P6  What was judged or searched under a leader epoch is appended under that one, or not at all. (Else a leader that
     searched, was deposed and leads again appends what another leader has appended meanwhile.)
 """
@@ -26,26 +24,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from enum import Enum, auto
+from concurrent.futures import Executor
 
 from broker.api.errors import (
     LiftlogError,
     NotLeader,
-    Overloaded,
     ReadOnly,
-    StorageFailed,
     StreamPaused,
-    UnknownStream,
 )
 from broker.metadata.catalog import StreamInfo
 from broker.replication.events import (
     Acks,
     Altered,
-    Answer,
     Appended,
     Closed,
-    Commit,
     Effect,
     Led,
     Recovered,
@@ -53,14 +45,13 @@ from broker.replication.events import (
     Synced,
     SyncFailed,
     Tick,
-    Wake,
 )
-from broker.replication.events import (
-    Outcome as Fate,
-)
-from broker.replication.leader import LEADING, STORED, Leader
+from broker.replication.leader import LEADING, Leader
 from broker.runtime.metrics import FSYNC_SECONDS
+from broker.runtime.partitions.effects import Effects, OnDurable, Ticket, gone
+from broker.runtime.partitions.queued_appends import QueuedAppends
 from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.row_sync import NO_ROW, RowState, RowSync
 from broker.runtime.partitions.sync import Outcome, SyncPool, SyncRow
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, StoredGroup
@@ -70,11 +61,8 @@ __all__ = ["OnDurable", "Outcome", "Partition"]
 
 log = logging.getLogger(__name__)
 
-APPENDS_WAITING_MAX = 256
 QUICK_S = 0.002
 """Of P4."""
-OnDurable = Callable[[AppendResult, Outcome], None]
-_Ticket = tuple[AppendResult, OnDurable]
 ME = "self"
 """This broker, as long as there is no other."""
 
@@ -85,8 +73,10 @@ class Partition:
     Args:
         replica: This broker's log of the partition.
         leader_epoch: Under which it is led from the start; -1: not before `lead`.
-        to_others: Does the effects that need the catalog or other replicas. None: there are none, and it is a fault of
-            ours if one comes.
+        to_others: As `Effects` takes it.
+
+    Attributes:
+        append: As `QueuedAppends.append`.
     """
 
     def __init__(
@@ -108,17 +98,16 @@ class Partition:
         self.fsync_interval_ms = info.settings.fsync_interval_ms
         self._state = replica.state
         self._pool = pool
-        self._appender = appender
-        self._to_others = to_others or self._needs_others
+        self._effects = Effects(replica, submit=self._submit, to_others=to_others)
+        self._do = self._effects.do
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
         self._core = Leader(ME)
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
-        self._row: _RowState = _RowState.NONE
-        self._count_lock = threading.Lock()  # never held for long, as the other is while the disk is written
-        self._appends_waiting = 0
+        self._row = RowSync(replica, self._lock, sync=self._synced, tell=self._tell)
+        self.append = QueuedAppends(replica, self.append_now, appender).append
         self._core.step(self._altered())
         if leader_epoch >= 0:
             self.lead(leader_epoch)
@@ -252,15 +241,15 @@ class Partition:
                     else:
                         failure = synced
                 group_ends = () if is_repeat else (end,)
-                awaited: tuple[tuple[_Ticket, Acks], ...] = (((result, on_durable), acks),)
+                awaited: tuple[tuple[Ticket, Acks], ...] = (((result, on_durable), acks),)
                 if on_leader is not None:
                     awaited = (((result, on_leader), Acks.LEADER), *awaited)
                 effects = core.step(Appended(first, end, group_ends, awaited, durable_end))
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))
                     effects = (*(effect for effect in effects if type(effect) is not Sync), *told)
-                elif not effects and row is None and self._row is not NO_ROW:  # P5
-                    self._row = _RowState.NONE
+                elif not effects and row is None and self._row.state is not NO_ROW:  # P5
+                    self._row.state = NO_ROW
                     effects = (Sync(core.generation),)
         except (LiftlogError, OSError):
             self._do(before)
@@ -275,8 +264,8 @@ class Partition:
         if not effects:
             return result
         if row is not None and type(effects[0]) is Sync:
-            self._row = _RowState.WAITS
-            row.add(self._sync_in_row, self._synced_in_row)
+            self._row.state = RowState.WAITS
+            row.add(self._row.sync, self._row.synced)
         else:
             self._do(effects)
         if durable_end >= 0:
@@ -288,61 +277,16 @@ class Partition:
     def _refuse(self, leader_epoch: int | None) -> None:
         """Nothing may be appended (P6)."""
         if self.removed:
-            raise self._gone()
+            raise gone(self.replica)
         if self._core.role is not LEADING:
             raise NotLeader(f"{self}: this broker does not lead it")
-        raise NotLeader(f"{self}: judged in leader epoch {leader_epoch}, it is {self._core.epoch}")
-
-    def _do(self, effects: Sequence[Effect], *, syncs: bool = True) -> None:
-        """Do what the core wants, without the lock. `syncs`: a sync is the pool's; else the caller sees to it.
-
-        Each effect is tried, whatever becomes of those before it: somebody waits for his answer. But nobody is told of
-        success by answers behind an effect that has failed.
-        """
-        refused: LiftlogError | None = None
-        for effect in effects:
-            kind = type(effect)
-            if kind is Answer:
-                result, tell = effect.ticket  # type: ignore[union-attr]
-                try:
-                    if effect.outcome is STORED and refused is None:  # type: ignore[union-attr]
-                        tell(result, self._state.high_watermark)
-                    else:
-                        tell(result, refused or self._error_of(effect, result))  # type: ignore[arg-type]
-                except Exception:
-                    log.exception("partition.callback_bug partition=%s", self)
-                continue
-            try:
-                if kind is Commit:
-                    self.replica.records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
-                elif kind is Wake:
-                    self.replica.note_change()
-                elif kind is not Sync:
-                    self._to_others(effect)
-                elif syncs:
-                    self._submit()
-            except Exception as error:
-                log.exception("partition.effect_bug partition=%s effect=%s", self, effect)
-                refused = StorageFailed(f"{self}: {effect} failed: {error!r}")
-
-    def _needs_others(self, effect: Effect) -> None:
-        raise AssertionError(f"{self}: {effect} needs other brokers, and there are none")
+        raise NotLeader(f"{self}: decided in leader epoch {leader_epoch}, the leader epoch is now {self._core.epoch}")
 
     def _submit(self) -> None:
         with self._lock:
             queued, self._sync_queued = self._sync_queued, True
         if not queued:
             self._pool.submit(self)
-
-    def _error_of(self, answer: Answer, result: AppendResult) -> LiftlogError:
-        if self.removed or answer.outcome is Fate.CLOSED:
-            return self._gone()
-        if answer.outcome is Fate.DEPOSED:
-            return NotLeader(f"{self}: another leader knows what became of what was appended")
-        if answer.outcome is Fate.FAILED:
-            return answer.error  # type: ignore[no-any-return]
-        records = f"[{result.first_offset}, {result.next_offset})"
-        return StorageFailed(f"{self}: records {records} may be lost: the log had to recover")
 
     def commit_all(self) -> int:
         """Recover the log if it failed, and make all that it holds durable and visible. Returns the high watermark.
@@ -424,80 +368,16 @@ class Partition:
         if not self.removed:
             log.error("partition.sync_failed partition=%s error=%s", self, error)
 
-    def _sync_in_row(self) -> Synced | SyncFailed | None:
-        """For a row: sync, unless somebody who is awaited has had it done (P5)."""
-        with self._lock:
-            if self._row is not _RowState.WAITS:
-                return None
-            self._row = _RowState.AT_IT
-        return self._synced()
-
-    def _synced_in_row(self, event: Synced | SyncFailed | None) -> None:
-        """For a row: do what comes of it."""
-        if event is not None:
-            with self._lock:
-                self._row = _RowState.NONE
-            self._tell(event)
-            FSYNC_SECONDS.observe(self.replica.sync_took_s)
-
-    def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
-        """Append away from the calling thread; the future is done when what `acks` asks for is so.
-
-        `all`: committed; `leader`: durable on this broker; `none`: appended.
-
-        Its error has the field `sent` if the records were appended, and then something failed: they may be stored.
-
-        Raises:
-            Overloaded: too many appends wait already.
-        """
-        with self._count_lock:
-            if self._appends_waiting >= APPENDS_WAITING_MAX:
-                raise Overloaded(f"{self}: {APPENDS_WAITING_MAX} appends wait already", limit=APPENDS_WAITING_MAX)
-            self._appends_waiting += 1
-        future: Future[AppendResult] = Future()
-        level = Acks.LEADER if acks == "leader" else Acks.ALL
-
-        def told(result: AppendResult, outcome: Outcome) -> None:
-            if acks != "none":
-                self._finish(future, _perhaps_stored(outcome) if isinstance(outcome, LiftlogError) else result)
-
-        def run() -> None:
-            try:
-                result = self.append_now(batches, told, acks=level)
-            except Exception as error:
-                self._finish(future, error)
-                return
-            if acks == "none":
-                self._finish(future, result)
-
-        self._appender.submit(run)
-        return future
-
-    def _finish(self, future: Future[AppendResult], outcome: AppendResult | Exception) -> None:
-        with self._count_lock:
-            self._appends_waiting -= 1
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
     def check_open(self, *, decided: bool = False) -> None:
         """Raise why no record is taken, if so (P3)."""
         if self.removed:
-            raise self._gone()
+            raise gone(self.replica)
         if decided:
             return
         if self._info.paused:
             raise StreamPaused(f"stream {self.stream!r} is paused", stream=self.stream)
         if self._info.read_only:
             raise ReadOnly(f"stream {self.stream!r} is read-only", stream=self.stream)
-
-    def _gone(self) -> UnknownStream:
-        return UnknownStream(
-            f"stream {self.stream!r} was deleted (incarnation {self.incarnation})",
-            stream=self.stream,
-            incarnation=self.incarnation,
-        )
 
     def _recover(self, now_us: int) -> tuple[Effect, ...]:
         """With the lock held (P2)."""
@@ -517,19 +397,3 @@ class Partition:
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """On the data plane's loop: return when the high watermark is past `offset`, time is up or the stream gone."""
         await self.replica.wait(lambda: self.removed or self._state.high_watermark > offset, timeout_s)
-
-
-class _RowState(Enum):
-    """Whether the sync that the core has asked for waits in a row, or is under way there."""
-
-    NONE = auto()
-    WAITS = auto()
-    AT_IT = auto()
-
-
-NO_ROW = _RowState.NONE
-
-
-def _perhaps_stored(error: LiftlogError) -> LiftlogError:
-    """The same error, for one of those who share it, saying that nobody knows what became of the records."""
-    return type(error)(error.message, **{**error.fields, "sent": True})

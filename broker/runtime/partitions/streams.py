@@ -160,9 +160,10 @@ class Streams:
     def check_room(self, *, streams: int = 0, partitions: int = 0) -> None:
         """Whether so many may be added. Raises InvalidRequest."""
         limits = self._config.limits
-        if streams and len(self.infos()) + streams > limits.streams_max:
+        exist = sum(not info.internal for info in list(self.store.catalog.streams.values()))
+        if streams and exist + streams > limits.streams_max:
             raise InvalidRequest(f"limits.streams_max={limits.streams_max}: so many exist", limit=limits.streams_max)
-        total = len(self.all_partitions()) + partitions
+        total = sum(map(len, list(self.by_name.values()))) + partitions
         if total > limits.partitions_max:
             raise InvalidRequest(
                 f"limits.partitions_max={limits.partitions_max}: there would be {total}", limit=limits.partitions_max

@@ -128,14 +128,15 @@ class Sinks:
         stages: Sequence[NamedStage],
         rows: int,
         digest: str = "",
+        follows: int | None = None,
         attributes: Mapping[str, str] | None = None,
         keeps_first: bool = False,
     ) -> Committed:
         """Decide a batch and finish it, or finish the decision that was made for it before.
 
         Raises:
-            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkRowsDiffer, InvalidRequest: nothing was
-                decided.
+            UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkBatchesMissing, SinkRowsDiffer,
+                InvalidRequest: nothing was decided.
             StageLost: nothing was decided; the batch may be staged again, under new ids, and committed.
             StorageFailed, DiskFull and others that are Retryable: not known; the same commit tells.
         """
@@ -147,6 +148,8 @@ class Sinks:
             epoch=epoch,
             batch_id=batch_id,
             rows=rows,
+            digest=digest,
+            follows=follows,
             checkpoint=given.get(CHECKPOINT),
             keeps_first=keeps_first,
         )
@@ -154,9 +157,9 @@ class Sinks:
             verdict = self._known().judge(sink, asked)
             state = self.complete(sink)
             if verdict == "repeat":
-                return self._repeat(state, asked, stages, digest)
+                return self._repeat(state, asked, stages)
             refs = self.pin(sink, asked, stages)
-            self.decide(sink, asked, refs, digest=digest, attributes=given)
+            self.decide(sink, asked, refs, attributes=given)
             if epoch > state.epoch:
                 self._supersede(sink, epoch)
             state = self.complete(sink)
@@ -216,8 +219,6 @@ class Sinks:
         sink: str,
         asked: Commit,
         refs: tuple[StageRef, ...],
-        *,
-        digest: str = "",
         attributes: Mapping[str, str] | None = None,
     ) -> SinkState:
         """Judge the commit again and append its decision, with nothing in between (`ledger.D5`)."""
@@ -229,7 +230,7 @@ class Sinks:
             epoch=asked.epoch,
             stages=refs,
             rows=asked.rows,
-            digest=digest,
+            digest=asked.digest,
             attributes=dict(attributes or {}),
             decided_us=now_us,
         )
@@ -289,12 +290,12 @@ class Sinks:
 
     # --- helpers --------------------------------------------------------------------------------------------
 
-    def _repeat(self, state: SinkState, asked: Commit, stages: Sequence[NamedStage], digest: str) -> Committed:
+    def _repeat(self, state: SinkState, asked: Commit, stages: Sequence[NamedStage]) -> Committed:
         """A repeated commit: its owner is current from now on; its stages go, unless the decision names them."""
         last = state.last
         assert last is not None
         self.counts["already_done"] += 1
-        if digest != last.digest or asked.rows != last.rows:
+        if (asked.digest, asked.rows) != (last.digest, last.rows):
             self.counts["repeated_differently"] += 1
             log.warning(
                 "sink.repeated_differently sink=%s batch_id=%d rows=%d decided_rows=%d digest=%s decided_digest=%s",
@@ -302,7 +303,7 @@ class Sinks:
                 last.batch_id,
                 asked.rows,
                 last.rows,
-                digest,
+                asked.digest,
                 last.digest,
             )
         try:

@@ -181,6 +181,7 @@ class SinkService:
         stages: Sequence[NamedStage],
         rows: int,
         digest: str,
+        follows: int | None,
         attributes: Mapping[str, str],
         keeps_first: bool,
     ) -> Committed:
@@ -194,6 +195,7 @@ class SinkService:
                 stages=stages,
                 rows=rows,
                 digest=digest,
+                follows=follows,
                 attributes=attributes,
                 keeps_first=keeps_first,
             )

@@ -102,7 +102,8 @@ class StageLog:
     def check_epoch(self, leader_epoch: int) -> None:
         """Raise NotLeader unless it is still the one under which something was judged (G4). Under the lock."""
         if not self.leader_epoch == self._main.leader_epoch == leader_epoch:
-            raise NotLeader(f"{self._main}: judged in leader epoch {leader_epoch}, it is {self._main.leader_epoch}")
+            now = self._main.leader_epoch
+            raise NotLeader(f"{self._main}: decided in leader epoch {leader_epoch}, the leader epoch is now {now}")
 
     def append(self, notes: Sequence[Note], batches: Sequence[RowBatch] = (), *, decision: int = 0) -> None:
         """Append one commit group and apply it. Under the lock, with a table that can be trusted.
@@ -135,7 +136,7 @@ class StageLog:
         hidden = self.open()
         hidden.advance_high_watermark(hidden.sync())
         if generation != self.generation:
-            raise StorageFailed(f"{self._main}: the stages' log had to recover; what was asked may be done or not")
+            raise StorageFailed(f"{self._main}: the log of stages had to recover; the request may have been done")
 
     def group_of(self, refs: Sequence[StageRef], decision: int) -> StoredGroup:
         """The commit group of a decision, as it is to be appended to the partition: stage by stage, part by part.

@@ -113,10 +113,11 @@ class SinksView(Protocol):
         stages: Sequence[NamedStage],
         rows: int,
         digest: str,
+        follows: int | None,
         attributes: Mapping[str, str],
         keeps_first: bool,
     ) -> Committed:
-        """Raises UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkRowsDiffer, StageLost."""
+        """Raises as `Ledger.judge`; StageLost."""
 
     async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
         """How many stages went."""

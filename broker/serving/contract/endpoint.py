@@ -12,27 +12,30 @@ E2  A handler runs under the deadline of `timeout_ms`, until its answer begins (
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from aiohttp import web
 
 from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError
+from broker.api.misfit import SHOWN_MAX, Misfit, unknown
+from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.backend import Backend
-from broker.serving.http.body import BodyBudget
+from broker.serving.http.body import JSON_BYTES_MAX, BodyBudget, read_json_text
+from broker.serving.http.body import parse as parse_body
 from broker.serving.http.meters import Meters
 
 TIMEOUT_MS_DEFAULT: Final = 120_000
 TIMEOUT_MS_MAX: Final = 600_000
 WAIT_MS_MAX: Final = 300_000
 OFFSET_MAX: Final = (1 << 63) - 1
-VALUE_SHOWN_MAX: Final = 200
+CHECKED_INLINE_BYTES: Final = 32 << 10
+"""JSON bodies up to this are checked on the loop."""
 
 # aiohttp runs each request in a task, so in a context, of its own.
 operation_now: Final[ContextVar[str]] = ContextVar("operation", default="none")
@@ -62,59 +65,38 @@ class Parameter:
     default: Any = None
 
 
+def parameter(name: str, description: str, hint: Any, default: Any = None) -> Parameter:
+    """One whose value is declared by a type."""
+    shape = shape_of(hint)
+
+    def parse(text: str) -> Any:
+        try:
+            return shape.take(shape.read(text))
+        except Misfit as misfit:
+            raise ValueError(misfit.what) from None
+
+    schema = shape.schema({}) | ({} if default is None else {"default": default})
+    return Parameter(name=name, description=description, schema=schema, parse=parse, default=default)
+
+
 def integer(name: str, description: str, *, least: int, greatest: int, default: int | None = None) -> Parameter:
     """A whole number within limits."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.removeprefix("-").isdigit()) or len(text) > 20:
-            raise ValueError(f"must be a whole number from {least} to {greatest}")
-        if not least <= (value := int(text)) <= greatest:
-            raise ValueError(f"must be from {least} to {greatest}")
-        return value
-
-    schema: JSON = {"type": "integer", "minimum": least, "maximum": greatest}
-    if default is not None:
-        schema["default"] = default
-    return Parameter(name=name, description=description, schema=schema, parse=parse, default=default)
+    return parameter(name, description, Annotated[int, Rule(limit=(least, greatest))], default)
 
 
 def choice(name: str, description: str, choices: tuple[str, ...], default: str | None = None) -> Parameter:
     """One of several words."""
-
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return text
-
-    schema: JSON = {"type": "string", "enum": list(choices)}
-    if default is not None:
-        schema["default"] = default
-    return Parameter(name=name, description=description, schema=schema, parse=parse, default=default)
+    return parameter(name, description, Annotated[str, Rule(limit=choices)], default)
 
 
 def boolean(name: str, description: str) -> Parameter:
     """`true` or `false`; false when absent."""
-
-    def parse(text: str) -> bool:
-        if text not in ("true", "false"):
-            raise ValueError("must be true or false")
-        return text == "true"
-
-    return Parameter(
-        name=name, description=description, schema={"type": "boolean", "default": False}, parse=parse, default=False
-    )
+    return parameter(name, description, bool, default=False)
 
 
 def text(name: str, description: str, *, length_max: int = 128) -> Parameter:
     """Any text up to a length in characters."""
-
-    def parse(value: str) -> str:
-        if not 1 <= len(value) <= length_max:
-            raise ValueError(f"must be 1 to {length_max} characters")
-        return value
-
-    schema: JSON = {"type": "string", "minLength": 1, "maxLength": length_max}
-    return Parameter(name=name, description=description, schema=schema, parse=parse)
+    return parameter(name, description, Annotated[str, Rule(limit=(1, length_max))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +204,38 @@ class Serving:
             await asyncio.wait([future])
             raise
 
+    async def asked(self, request: web.Request, cls: type[T], bytes_max: int = JSON_BYTES_MAX) -> T:
+        """The request that the JSON body stands for; a long one is checked in a worker thread.
+
+        Raises:
+            InvalidRequest: it is no such request; the field `field` says where. And as `read_json`.
+        """
+        body = await read_json_text(request, bytes_max)
+        if len(body) <= CHECKED_INLINE_BYTES:
+            return request_of(cls, parse_body(body))
+        return await self.in_worker(lambda: request_of(cls, parse_body(body)))
+
     async def json_answer(
         self, make: Callable[..., Any], *args: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> web.Response:
         """Answer with what `make` returns, made and encoded in a worker thread: it may be large."""
         body = await self.in_worker(lambda: json.dumps(make(*args)).encode())
         return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def request_of(cls: type[T], value: Any) -> T:
+    """The request that a JSON value stands for. Raises InvalidRequest."""
+    try:
+        return build(cls, value)
+    except Misfit as misfit:
+        raise refused(misfit) from None
+
+
+def refused(misfit: Misfit) -> InvalidRequest:
+    """The error for a value of a request body: where it is, the value, and what must hold."""
+    whole = "the request body"
+    facts = {"field": misfit.where or whole, "value": misfit.shown, "limit": misfit.limit, "nearest": misfit.nearest}
+    return InvalidRequest(misfit.text(whole), **{name: fact for name, fact in facts.items() if fact})
 
 
 def _dropped(future: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
@@ -297,12 +305,11 @@ def parse_query(request: web.Request, parameters: tuple[Parameter, ...]) -> dict
     seen = set()
     for name, value in request.query.items():
         if name not in known:
-            nearest = next(iter(difflib.get_close_matches(name, known, n=1)), None)
-            hint = f"; did you mean {nearest!r}?" if nearest else f"; there are {', '.join(sorted(known))}"
+            misfit = unknown(name, value, sorted(known))
             raise InvalidRequest(
-                f"unknown query parameter {name[:VALUE_SHOWN_MAX]!r}{hint}",
-                parameter=name[:VALUE_SHOWN_MAX],
-                nearest=nearest,
+                f"unknown query parameter {misfit.where!r}; {misfit.hint}",
+                parameter=misfit.where,
+                nearest=misfit.nearest,
                 limit=sorted(known),
             )
         if name in seen:
@@ -312,9 +319,9 @@ def parse_query(request: web.Request, parameters: tuple[Parameter, ...]) -> dict
             values[name] = known[name].parse(value)
         except ValueError as error:
             raise InvalidRequest(
-                f"query parameter {name}={value[:VALUE_SHOWN_MAX]!r}: {error}",
+                f"query parameter {name}={value[:SHOWN_MAX]!r}: {error}",
                 parameter=name,
-                value=value[:VALUE_SHOWN_MAX],
+                value=value[:SHOWN_MAX],
                 limit=known[name].schema,
             ) from None
     return values
@@ -329,8 +336,8 @@ def partition_number(request: web.Request) -> int:
     value = request.match_info["partition"]
     if not (value.isascii() and value.isdigit()) or len(value) > 9:
         raise InvalidRequest(
-            f"partition {value[:VALUE_SHOWN_MAX]!r}: must be a number from 0",
+            f"partition {value[:SHOWN_MAX]!r}: must be a number from 0",
             parameter="partition",
-            value=value[:VALUE_SHOWN_MAX],
+            value=value[:SHOWN_MAX],
         )
     return int(value)

@@ -15,24 +15,27 @@ from aiohttp import web
 
 import broker
 from broker.api import http
+from broker.api.answers import Name, Offset, PartitionNumber
 from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, NotReady, RequestTimedOut
+from broker.api.validation import shape_of
 from broker.serving.contract.endpoint import TIMEOUT, Content, Endpoint, Parameter, Query, Serving
-from broker.serving.contract.schemas import COMPONENTS, NAME, OFFSET, PARTITION, ref
+from broker.serving.contract.schemas import COMPONENTS, ref
 from broker.serving.http.body import JSON_MEDIA
 
 ANY_OPERATION: Final = (InvalidRequest, NotReady, DeadlineExceeded)
 """Errors that every operation may answer, beside `internal`."""
 
+_NAME, _PARTITION, _OFFSET = (shape_of(hint).schema({}) for hint in (Name, PartitionNumber, Offset))
 _PATHS: Final[dict[str, dict[str, Any]]] = {
-    "stream": {"description": "Name of a stream.", "schema": NAME},
-    "partition": {"description": "Number of a partition, from 0.", "schema": PARTITION},
-    "consumer": {"description": "Name of a consumer.", "schema": NAME},
-    "sink": {"description": "Name of a sink.", "schema": NAME},
+    "stream": {"description": "Name of a stream.", "schema": _NAME},
+    "partition": {"description": "Number of a partition, from 0.", "schema": _PARTITION},
+    "consumer": {"description": "Name of a consumer.", "schema": _NAME},
+    "sink": {"description": "Name of a sink.", "schema": _NAME},
 }
 _HEADERS: Final[dict[str, dict[str, Any]]] = {
-    http.HIGH_WATERMARK: {"description": "First offset that is not committed.", "schema": OFFSET},
-    http.LOG_START_OFFSET: {"description": "First offset that is kept.", "schema": OFFSET},
-    http.NEXT_OFFSET: {"description": "Where the next read begins.", "schema": OFFSET},
+    http.HIGH_WATERMARK: {"description": "First offset that is not committed.", "schema": _OFFSET},
+    http.LOG_START_OFFSET: {"description": "First offset that is kept.", "schema": _OFFSET},
+    http.NEXT_OFFSET: {"description": "Where the next read begins.", "schema": _OFFSET},
     http.LEADER_EPOCH: {"description": "Of the leader that answered.", "schema": {"type": "integer"}},
     http.INCARNATION: {"description": "Of the stream.", "schema": {"type": "string"}},
 }

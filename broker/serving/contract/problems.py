@@ -73,7 +73,7 @@ def from_http(error: web.HTTPException, request: web.BaseRequest) -> web.Respons
         )
     if isinstance(error, web.HTTPNotFound):
         return problem_response(
-            InvalidRequest(f"there is nothing at {path}; /openapi.json lists what there is", path=path), status=404
+            InvalidRequest(f"there is nothing at {path}; /openapi.json lists all paths", path=path), status=404
         )
     kind = InvalidRequest if error.status < 500 else LiftlogError
     return problem_response(kind(error.text or error.reason), status=error.status)

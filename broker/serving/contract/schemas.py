@@ -1,67 +1,27 @@
-"""The shapes of JSON bodies, as JSON Schema (2020-12): part of the contract, see `openapi.py`.
+"""The shapes of JSON bodies: requests as dataclasses, and all of them as JSON Schema (2020-12), see `openapi.py`.
 
-Answers may get further keys in later releases, so clients must ignore what they do not know; what
+Answers may get further keys in later releases, so clients must pass over what they do not know; what
 clients send is closed: an unknown key is an error.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
 
+from broker.api import answers
+from broker.api.answers import LEADER_EPOCH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
 from broker.api.errors import BY_REASON
-from broker.api.stream import CHOICES, LIMITS, NAME_BYTES_MAX, NULLABLE, SUBJECT_BYTES_MAX, UNALTERABLE, StreamSettings
-from broker.serving.contract.fields import LEADER_EPOCH_MAX
+from broker.api.plain import INT64_MAX
+from broker.api.stream import LIMITS, NAME_BYTES_MAX, UNALTERABLE, StreamSettings
+from broker.api.validation import Rule, object_of, shape_of
+from broker.sinks.ledger import NamedStage
 
 Schema = dict[str, Any]
 
-
-def ref(name: str) -> Schema:
-    """A reference to a component schema."""
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def nullable(schema: Schema) -> Schema:
-    """The schema, or null."""
-    return {"oneOf": [schema, {"type": "null"}]}
-
-
-def listing(items: Schema, **more: Any) -> Schema:
-    """An array."""
-    return {"type": "array", "items": items, **more}
-
-
-def answer(**properties: Schema) -> Schema:
-    """An object of an answer: all of these keys are there, others may be."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def asked(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
-    """An object of a request: no other keys."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-STRING: Final[Schema] = {"type": "string"}
-INTEGER: Final[Schema] = {"type": "integer"}
-BOOLEAN: Final[Schema] = {"type": "boolean"}
-COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-OFFSET: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}
-TIMESTAMP_US: Final[Schema] = {"type": "integer", "minimum": -(1 << 63) + 1, "maximum": (1 << 63) - 1}
-LEADER_EPOCH: Final[Schema] = {
-    "type": "integer",
-    "minimum": -1,
-    "maximum": LEADER_EPOCH_MAX,
-    "description": "-1: unknown or none",
-}
-NAME: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": NAME_BYTES_MAX}
-PARTITION: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}
 METADATA_LENGTH_MAX: Final = 4096
 INCARNATION_LENGTH_MAX: Final = 128
-INCARNATION: Final[Schema] = {"type": "string", "maxLength": INCARNATION_LENGTH_MAX}
 ITEMS_MAX: Final = 10_000
 """Most positions, offsets or partitions in one request."""
 PARTS_MAX: Final = 1 << 20
@@ -69,293 +29,272 @@ PARTS_MAX: Final = 1 << 20
 ATTRIBUTES_MAX: Final = 32
 STAGES_MAX: Final = 50_000
 """Most stages of one commit: 200 tasks that write to 64 partitions make 12,800."""
-ON_REPEAT: Final = ("refuse", "keep_first")
+
+ABSENT: Final = Rule(is_absent=True)
+
+Incarnation = Annotated[str, Rule(limit=(0, INCARNATION_LENGTH_MAX), is_printable=True)]
+Metadata = Annotated[str, Rule(limit=(0, METADATA_LENGTH_MAX), is_printable=True)]
+StageName = Annotated[str, Rule(pattern="[0-9a-f]{32}", says="must be 32 lower-case hexadecimal digits")]
+PartitionNumbers = Annotated[tuple[PartitionNumber, ...], Rule(limit=(1, ITEMS_MAX))]
+Owner = Annotated[
+    str,
+    Rule(
+        limit=(1, NAME_BYTES_MAX),
+        is_printable=True,
+        doc="Names the run that writes: the same for all of its tasks, and for no other run",
+    ),
+]
 
 
-def _settings() -> dict[str, Schema]:
-    """Each stream setting, with the limits of `broker.api.stream`."""
-    found: dict[str, Schema] = {}
-    for key, default in StreamSettings().as_dict().items():
-        schema: Schema
-        if key in LIMITS:
-            schema = {"type": "integer", "minimum": LIMITS[key][0], "maximum": LIMITS[key][1]}
-        elif isinstance(default, bool):
-            schema = dict(BOOLEAN)
-        elif key in CHOICES:
-            schema = {"type": "string", "enum": list(CHOICES[key])}
-        elif key == "partition_by":
-            schema = {"type": "string", "pattern": "^(subject_suffix|key|subject|token:[1-9][0-9]{0,2})$"}
-        else:
-            schema = {"type": "string", "maxLength": SUBJECT_BYTES_MAX}
-        if key in NULLABLE:
-            schema = {**schema, "type": [schema["type"], "null"]}
-        found[key] = schema
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimestamp:
+    """The first record that is not older."""
+
+    timestamp_us: Annotated[int, Rule(limit=(-INT64_MAX, INT64_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtOffset:
+    """A record's offset."""
+
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtEpoch:
+    """The end of a leader epoch."""
+
+    epoch: Annotated[int, Rule(limit=(0, LEADER_EPOCH_MAX))]
+
+
+End = Literal["earliest", "latest"] | AtTimestamp | AtOffset
+At = End | AtEpoch
+Before = Literal["latest"] | AtOffset | AtTimestamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """One position of a request."""
+
+    stream: Name
+    partition: PartitionNumber
+    at: Annotated[
+        At,
+        Rule(doc="For a timestamp: the first record that is not older. For an epoch: its end."),
+    ]
+    incarnation: Annotated[Incarnation | None, ABSENT] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """Positions to resolve."""
+
+    positions: Annotated[tuple[Position, ...], Rule(limit=(1, ITEMS_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitOffset:
+    """Where a consumer is: the next offset that it will read."""
+
+    stream: Name
+    partition: PartitionNumber
+    offset: Offset
+    leader_epoch: LeaderEpoch = -1
+    incarnation: Incarnation = ""
+    metadata: Metadata = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Offsets to store, all or none."""
+
+    offsets: Annotated[tuple[CommitOffset, ...], Rule(limit=(1, ITEMS_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """Where a consumer is moved to. No partitions: all."""
+
+    stream: Name
+    to: End
+    partitions: Annotated[PartitionNumbers | None, ABSENT] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOnlyState:
+    """Whether a stream takes records."""
+
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trim:
+    """What to let go of. No partitions: of all."""
+
+    before: Annotated[
+        Before,
+        Rule(doc="For a timestamp: the first record that is not older, or the high watermark."),
+    ]
+    partitions: Annotated[PartitionNumbers | None, ABSENT] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionCount:
+    """How many partitions there are to be."""
+
+    partitions: Annotated[int, Rule(limit=LIMITS["partitions"])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerName:
+    """Under which name a producer registers, if any."""
+
+    name: Annotated[Name | None, ABSENT] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOpen:
+    """Who opens a sink."""
+
+    owner: Owner
+    one_shot: Annotated[bool, Rule(doc="If the sink is made: it is for one batch, and vanishes with it")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedStage(NamedStage):
+    """A stage that a commit or an abort names."""
+
+    stream: Name
+    partition: PartitionNumber
+    stage: StageName
+    parts: Annotated[int | None, Rule(limit=(1, PARTS_MAX), is_absent=True)] = None
+
+
+Stages = Annotated[tuple[AskedStage, ...], Rule(limit=(0, STAGES_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkCommit:
+    """A batch of a sink."""
+
+    owner: Owner
+    epoch: Offset
+    batch_id: Offset
+    stages: Stages
+    rows: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Refused unless the stages hold so many")]
+    digest: Annotated[
+        str,
+        Rule(
+            limit=(0, METADATA_LENGTH_MAX),
+            is_printable=True,
+            doc="Of the rows, in any order. Compared with that of a repetition where both have one, of the"
+            " same kind: the text before the last `:`",
+        ),
+    ] = ""
+    attributes: Annotated[
+        Mapping[str, Metadata],
+        Rule(
+            limit=(0, ATTRIBUTES_MAX),
+            doc="Kept with the decision. Another `checkpoint` than the sink's is `sink_forked`",
+        ),
+    ] = field(default_factory=dict)
+    follows: Annotated[
+        int | None,
+        Rule(
+            limit=(0, INT64_MAX),
+            is_absent=True,
+            doc="A batch id that the driver knows to be written. If the sink has not come so far:"
+            " `sink_batches_missing`",
+        ),
+    ] = None
+    on_repeat_with_other_rows: Annotated[
+        Literal["refuse", "keep_first"],
+        Rule(
+            doc="If this batch id was decided with another number of rows, or another digest: `refuse`"
+            " (the default) with `sink_rows_differ`, or `keep_first`, drop these and answer what was decided"
+        ),
+    ] = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkAbort:
+    """Stages to drop."""
+
+    stages: Stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkReset:
+    """What a sink goes on with."""
+
+    next_batch_id: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkAdopt:
+    """Whose sink it becomes."""
+
+    checkpoint: Annotated[str, Rule(limit=(1, METADATA_LENGTH_MAX), is_printable=True)]
+
+
+def ref(name: str) -> Schema:
+    """A reference to a component schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_ANSWERS: Final = {
+    answers.PartitionDescription: "Partition",
+    answers.StreamDescription: "Stream",
+    answers.Streams: "Streams",
+    answers.Trimmed: "Trimmed",
+    answers.AppendAnswer: "Appended",
+    answers.ProducerIdentity: "Producer",
+    answers.Watch: "Watch",
+    answers.ResolvedPositions: "Resolved",
+    answers.ConsumerLag: "Consumer",
+    answers.Consumers: "Consumers",
+    answers.OffsetsCommitted: "Committed",
+    answers.SinkDescription: "Sink",
+    answers.SinkOpened: "SinkOpened",
+    answers.SinkCommitted: "SinkCommitted",
+    answers.Sinks: "Sinks",
+    answers.Staged: "Staged",
+    answers.SinkAborted: "SinkAborted",
+    answers.ClusterDescription: "Cluster",
+    answers.Readiness: "Ready",
+    answers.Liveness: "Live",
+    answers.Problem: "Problem",
+    StreamSettings: "StreamSettings",
+}
+_REQUESTS: Final = (
+    *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset),
+    *(SinkOpen, SinkCommit, SinkAbort, SinkReset, SinkAdopt),
+)
+
+
+def _components() -> dict[str, Schema]:
+    found = {name: object_of(cls, is_open=True).inline(_ANSWERS) for cls, name in _ANSWERS.items()}
+    found |= {cls.__name__: object_of(cls).inline({}) for cls in _REQUESTS}
+    settings = found["StreamSettings"]["properties"]
+    alterable = {key: schema for key, schema in settings.items() if key not in UNALTERABLE}
+    found["CreatedStream"] = {**found["Stream"], "required": [*found["Stream"]["required"], "created"]}
+    found["NewStream"] = {
+        "type": "object",
+        "properties": {"name": shape_of(Name).schema({}), **settings},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    found["AlteredSettings"] = {
+        "type": "object",
+        "properties": alterable,
+        "description": "Settings that cannot be altered may be repeated with the value that they have.",
+        "minProperties": 1,
+    }
+    found["Problem"]["properties"]["reason"]["enum"] = sorted(BY_REASON)
+    found["Problem"]["description"] = (
+        "An RFC 9457 problem. Further keys hold the facts: parameter, value, limit, and others."
+    )
     return found
 
 
-_SETTINGS: Final = _settings()
-_BROKER: Final = answer(id=STRING, http=STRING)
-
-_AT: Final[Schema] = {
-    "description": "For a timestamp: the first record that is not older. For an epoch: its end.",
-    "oneOf": [
-        {"enum": ["earliest", "latest"]},
-        asked(("timestamp_us",), timestamp_us=TIMESTAMP_US),
-        asked(("offset",), offset=OFFSET),
-        asked(("epoch",), epoch={"type": "integer", "minimum": 0, "maximum": LEADER_EPOCH_MAX}),
-    ],
-}
-
-_STAGE: Final = asked(
-    ("stream", "partition", "stage"),
-    stream=NAME,
-    partition=PARTITION,
-    stage={"type": "string", "pattern": "^[0-9a-f]{32}$"},
-    parts={"type": "integer", "minimum": 1, "maximum": PARTS_MAX},
-)
-_SINK: Final[Schema] = {
-    "sink": NAME,
-    "current_epoch": {
-        **OFFSET,
-        "description": "Of the owner who committed last, or of a reset: lower ones decide nothing more. 0: none yet",
-    },
-    "checkpoint": {**nullable(STRING), "description": "Commits of another one are `sink_forked`. null: not told yet"},
-    "one_shot": {**BOOLEAN, "description": "It vanishes when its one batch is done, or never came"},
-    "least_batch_id": {**OFFSET, "description": "Set by a reset: nothing below is decided"},
-    "changed_ms": INTEGER,
-    "last": {
-        "description": "The last decision; null: none since the sink was made or reset",
-        **nullable(
-            answer(
-                batch_id=OFFSET,
-                decision={"type": "string", "description": "In the header of its batches"},
-                owner=STRING,
-                epoch=OFFSET,
-                rows=COUNT,
-                digest=STRING,
-                attributes={"type": "object", "additionalProperties": STRING},
-                decided_ms=INTEGER,
-                complete={**BOOLEAN, "description": "false: being finished"},
-                stages=listing(answer(stream=NAME, partition=PARTITION, stage=STRING, parts=COUNT, rows=COUNT)),
-            )
-        ),
-    },
-}
-_OWNER: Final[Schema] = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": NAME_BYTES_MAX,
-    "description": "Names the run that writes: the same for all of its tasks, and for no other run",
-}
-_CHECKPOINT: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": METADATA_LENGTH_MAX}
-
-_STREAM: Final[dict[str, Schema]] = {
-    "name": NAME,
-    "incarnation": STRING,
-    "created_ms": INTEGER,
-    "internal": BOOLEAN,
-    "paused": {**BOOLEAN, "description": "It captures nothing and takes no appends until it is resumed"},
-    "read_only": {**BOOLEAN, "description": "It answers every record with an error"},
-    "settings": ref("StreamSettings"),
-    "reply_acks_effective": BOOLEAN,
-    "warnings": listing(STRING),
-    "partitions": listing(ref("Partition")),
-}
-COMPONENTS: Final[dict[str, Schema]] = {
-    "Problem": {
-        "description": "An RFC 9457 problem. Further keys hold the facts: parameter, value, limit, and others.",
-        **answer(
-            type=STRING,
-            title=STRING,
-            status={"type": "integer", "minimum": 400, "maximum": 599},
-            detail=STRING,
-            reason={"type": "string", "enum": sorted(BY_REASON)},
-        ),
-    },
-    "StreamSettings": answer(**_SETTINGS),
-    "NewStream": asked(("name",), name=NAME, **_SETTINGS),
-    "AlteredSettings": {
-        **asked((), **{key: schema for key, schema in _SETTINGS.items() if key not in UNALTERABLE}),
-        "additionalProperties": True,
-        "description": "Settings that cannot be altered may be repeated with the value that they have.",
-        "minProperties": 1,
-    },
-    "Partition": answer(
-        partition=PARTITION,
-        leader=_BROKER,
-        replicas=listing(STRING),
-        isr=listing(STRING),
-        leader_epoch=LEADER_EPOCH,
-        log_start_offset=OFFSET,
-        high_watermark=OFFSET,
-        log_end_offset=OFFSET,
-        bytes=COUNT,
-        segments=COUNT,
-        lost_ranges=listing(listing(OFFSET, minItems=2, maxItems=2)),
-    ),
-    "Stream": answer(**_STREAM),
-    "CreatedStream": answer(**_STREAM, created={**BOOLEAN, "description": "False: it existed, with the same settings"}),
-    "Streams": answer(streams=listing(ref("Stream"))),
-    "ReadOnlyState": asked(("read_only",), read_only=BOOLEAN),
-    "Trim": asked(
-        ("before",),
-        before={
-            "description": "For a timestamp: the first record that is not older, or the high watermark.",
-            "oneOf": [
-                {"const": "latest"},
-                asked(("offset",), offset=OFFSET),
-                asked(("timestamp_us",), timestamp_us=TIMESTAMP_US),
-            ],
-        },
-        partitions=listing(PARTITION, minItems=1, maxItems=ITEMS_MAX),
-    ),
-    "Trimmed": answer(partitions=listing(answer(partition=PARTITION, log_start_offset=OFFSET))),
-    "PartitionCount": asked(
-        ("partitions",),
-        partitions={"type": "integer", "minimum": LIMITS["partitions"][0], "maximum": LIMITS["partitions"][1]},
-    ),
-    "Appended": answer(
-        first_offset=OFFSET,
-        next_offset=OFFSET,
-        record_count=COUNT,
-        leader_epoch=LEADER_EPOCH,
-        duplicate={**BOOLEAN, "description": "It was appended before, by the same producer as the same sequence"},
-    ),
-    "ProducerName": asked(name=NAME),
-    "Producer": answer(
-        producer_id={"type": "integer", "minimum": 1, "maximum": (1 << 63) - 1},
-        epoch={"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},
-    ),
-    "Watch": answer(
-        version=INTEGER,
-        streams={
-            "type": "object",
-            "additionalProperties": answer(
-                incarnation=STRING,
-                partitions={
-                    "type": "object",
-                    "additionalProperties": answer(
-                        log_start_offset=OFFSET, high_watermark=OFFSET, leader_epoch=LEADER_EPOCH, leader=_BROKER
-                    ),
-                },
-            ),
-        },
-    ),
-    "Positions": asked(
-        ("positions",),
-        positions=listing(
-            asked(("stream", "partition", "at"), stream=NAME, partition=PARTITION, at=_AT, incarnation=INCARNATION),
-            minItems=1,
-            maxItems=ITEMS_MAX,
-        ),
-    ),
-    "Resolved": answer(
-        positions=listing(
-            {
-                **answer(
-                    stream=STRING,
-                    partition=INTEGER,
-                    incarnation=nullable(STRING),
-                    offset={**nullable(OFFSET), "description": "null: no record that late, or an error"},
-                    leader_epoch={**LEADER_EPOCH, "description": "Of the record before the offset; -1: none"},
-                    log_start_offset=nullable(OFFSET),
-                    high_watermark=nullable(OFFSET),
-                    bytes_ahead={**nullable(COUNT), "description": "Up to the high watermark, roughly"},
-                )
-            }
-        )
-    ),
-    "Consumer": answer(
-        consumer=NAME,
-        partitions=listing(
-            answer(
-                stream=NAME,
-                partition=PARTITION,
-                offset=OFFSET,
-                high_watermark={**nullable(OFFSET), "description": "null: the partition that was read is gone"},
-                lag={**nullable(COUNT), "description": "High watermark - offset, in records"},
-                leader_epoch=LEADER_EPOCH,
-                incarnation=STRING,
-                committed_ms=INTEGER,
-                metadata=STRING,
-            )
-        ),
-        lag={**COUNT, "description": "Of all partitions together, in records"},
-    ),
-    "Consumers": answer(consumers=listing(ref("Consumer"))),
-    "Commit": asked(
-        ("offsets",),
-        offsets=listing(
-            asked(
-                ("stream", "partition", "offset"),
-                stream=NAME,
-                partition=PARTITION,
-                offset=OFFSET,
-                leader_epoch=LEADER_EPOCH,
-                incarnation=INCARNATION,
-                metadata={"type": "string", "maxLength": METADATA_LENGTH_MAX},
-            ),
-            minItems=1,
-            maxItems=ITEMS_MAX,
-        ),
-    ),
-    "Committed": answer(committed=COUNT),
-    "Reset": asked(
-        ("stream", "to"),
-        stream=NAME,
-        partitions=listing(PARTITION, minItems=1, maxItems=ITEMS_MAX),
-        to={
-            "oneOf": [
-                {"enum": ["earliest", "latest"]},
-                asked(("offset",), offset=OFFSET),
-                asked(("timestamp_us",), timestamp_us=TIMESTAMP_US),
-            ]
-        },
-    ),
-    "SinkOpen": asked(
-        ("owner",),
-        owner=_OWNER,
-        one_shot={**BOOLEAN, "description": "If the sink is made: it is for one batch, and vanishes with it"},
-    ),
-    "SinkOpened": answer(owner=STRING, epoch={**OFFSET, "description": "The owner's, for stages and commits"}, **_SINK),
-    "Sink": answer(**_SINK),
-    "Sinks": answer(sinks=listing(ref("Sink"))),
-    "Staged": answer(
-        stage=STRING, part=COUNT, record_count=COUNT, stored={**BOOLEAN, "description": "false: it was there"}
-    ),
-    "SinkCommit": asked(
-        ("owner", "epoch", "batch_id", "stages", "rows"),
-        owner=_OWNER,
-        epoch=OFFSET,
-        batch_id=OFFSET,
-        stages=listing(_STAGE, maxItems=STAGES_MAX),
-        rows={**OFFSET, "description": "Refused unless the stages hold so many"},
-        digest={"type": "string", "maxLength": METADATA_LENGTH_MAX},
-        attributes={
-            "type": "object",
-            "maxProperties": ATTRIBUTES_MAX,
-            "additionalProperties": {"type": "string", "maxLength": METADATA_LENGTH_MAX},
-            "description": "Kept with the decision. Another `checkpoint` than the sink's is `sink_forked`",
-        },
-        on_repeat_with_other_rows={
-            "enum": list(ON_REPEAT),
-            "description": "If this batch id was decided with another number of rows: `refuse` (the default) with"
-            " `sink_rows_differ`, or `keep_first`, drop these and answer what was decided",
-        },
-    ),
-    "SinkCommitted": answer(outcome={"enum": ["committed", "already_done"]}, **_SINK),
-    "SinkAbort": asked(("stages",), stages=listing(_STAGE, maxItems=STAGES_MAX)),
-    "SinkAborted": answer(dropped=COUNT),
-    "SinkReset": asked(("next_batch_id",), next_batch_id=OFFSET),
-    "SinkAdopt": asked(("checkpoint",), checkpoint=_CHECKPOINT),
-    "Cluster": answer(
-        cluster_id=STRING,
-        feature_level=INTEGER,
-        controller=STRING,
-        version=STRING,
-        brokers=listing(answer(id=STRING, http=STRING, grpc=STRING)),
-    ),
-    "Live": answer(status={"const": "live"}),
-    "Ready": answer(ready=BOOLEAN, missing={"type": "object", "additionalProperties": STRING}),
-}
-APPENDED: Final = ref("Appended")
+COMPONENTS: Final = _components()

@@ -33,11 +33,11 @@ from broker.api.errors import (
     UnknownProducer,
     UnknownStream,
 )
+from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, choice, integer
-from broker.serving.contract.fields import INT64_MAX
-from broker.serving.contract.schemas import APPENDED
+from broker.serving.contract.schemas import ref
 from broker.serving.endpoints.producers import PRODUCER_EPOCH_MAX
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body
@@ -82,7 +82,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
             first_offset, next_offset = result.first_offset, result.next_offset
             is_duplicate = result.duplicate
         elif stamp is not None:
-            raise InvalidRecords("no records, and a sequence: a commit group of a producer has at least one")
+            raise InvalidRecords("a sequence without records: a producer's commit group has at least one")
         else:
             first_offset = next_offset = handle.log.log_end_offset
     serving.meters.posted_records.inc(0 if is_duplicate else record_count)
@@ -176,7 +176,7 @@ ENDPOINTS: Final = (
             " such that nothing is lost.",
             media={http.ARROW_STREAM: None, "application/octet-stream": None},
         ),
-        answers={200: Content(description="Appended.", media={"application/json": APPENDED})},
+        answers={200: Content(description="Appended.", media={"application/json": ref("Appended")})},
         errors=(
             UnknownStream,
             UnknownPartition,

@@ -6,8 +6,8 @@ partitions before the first one is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from aiohttp import web
 
@@ -19,19 +19,23 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
-from broker.api.stream import LIMITS
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Content, Endpoint, Handler, Query, Serving
-from broker.serving.contract.fields import INT64_MAX, Fields, refuse
-from broker.serving.contract.schemas import ITEMS_MAX, ref
+from broker.serving.contract.schemas import (
+    AtOffset,
+    AtTimestamp,
+    Before,
+    PartitionCount,
+    ReadOnlyState,
+    Trim,
+    ref,
+)
 from broker.serving.endpoints.consumers import chosen
 from broker.serving.endpoints.streams import answer_one, changeable
-from broker.serving.http.body import JSON_MEDIA, read_json, refuse_body
+from broker.serving.http.body import JSON_MEDIA, refuse_body
 from broker.serving.http.waiting import unbroken
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
-
-Before = Callable[[PartitionLog], int]
 
 
 def _set_paused(paused: bool) -> Handler:
@@ -45,50 +49,38 @@ def _set_paused(paused: bool) -> Handler:
 
 async def set_read_only(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Make a stream read-only, or writable again."""
-    read_only = Fields(await read_json(request), "", "read_only").any("read_only")
-    if not isinstance(read_only, bool):
-        refuse("read_only", read_only, "must be true or false")
+    read_only = (await serving.asked(request, ReadOnlyState)).read_only
     info = changeable(serving, request)
     return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only)))
 
 
 async def add_partitions(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Raise the number of partitions to what the body says."""
-    least, greatest = LIMITS["partitions"]
-    count = Fields(await read_json(request), "", "partitions").integer("partitions", least=least, greatest=greatest)
+    count = (await serving.asked(request, PartitionCount)).partitions
     info = changeable(serving, request)
     return await answer_one(serving, await unbroken(serving.backend.add_partitions(info.name, count)))
 
 
 async def trim(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Let go of old records."""
-    body = Fields(await read_json(request), "", "before", "partitions")
-    before = parse_before(body.any("before"))
-    numbers = body.items("partitions", count_max=ITEMS_MAX, default=None)
+    asked = await serving.asked(request, Trim)
     info = changeable(serving, request)
-    handles = chosen(serving.backend, info.name, numbers)
-    offsets = await serving.in_worker(_find_all, handles, before)
+    handles = chosen(serving.backend, info.name, asked.partitions)
+    offsets = await serving.in_worker(_find_all, handles, asked.before)
     starts = await unbroken(serving.backend.trim_stream(info.name, info.incarnation, offsets))
     return web.json_response(
         {"partitions": [{"partition": number, "log_start_offset": start} for number, start in sorted(starts.items())]}
     )
 
 
-def parse_before(value: Any) -> Before:
-    """`latest`, {"offset": n} or {"timestamp_us": n}: how to find in a log the first offset to keep.
-
-    The function raises OffsetOutOfRange for an offset above the high watermark.
-    """
-    if value == "latest":
-        return lambda log: log.high_watermark
-    if not isinstance(value, dict) or len(value) != 1:
-        refuse("before", value, "must be 'latest' or an object with one of offset, timestamp_us")
-    fields = Fields(value, "before", "offset", "timestamp_us")
-    if "offset" in fields:
-        offset = fields.integer("offset", least=0, greatest=INT64_MAX)
-        return lambda log: _not_above(log, offset)
-    timestamp_us = fields.integer("timestamp_us", least=-INT64_MAX, greatest=INT64_MAX)
-    return lambda log: _at_time(log, timestamp_us)
+def first_kept(log: PartitionLog, before: Before) -> int:
+    """The first offset to keep. Raises OffsetOutOfRange for an offset above the high watermark."""
+    match before:
+        case AtOffset():
+            return _not_above(log, before.offset)
+        case AtTimestamp():
+            return _at_time(log, before.timestamp_us)
+    return log.high_watermark
 
 
 def _not_above(log: PartitionLog, offset: int) -> int:
@@ -112,7 +104,7 @@ def _at_time(log: PartitionLog, timestamp_us: int) -> int:
 
 
 def _find_all(handles: Sequence[PartitionHandle], before: Before) -> Mapping[int, int]:
-    return {handle.partition: before(handle.log) for handle in handles}
+    return {handle.partition: first_kept(handle.log, before) for handle in handles}
 
 
 _STREAM: Final = {200: Content(description="The stream as it is then.", media={JSON_MEDIA: ref("Stream")})}

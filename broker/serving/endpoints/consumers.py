@@ -25,10 +25,9 @@ from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
 from broker.serving.contract.backend import Backend, PartitionHandle
 from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.contract.fields import INT32_MAX, INT64_MAX, LEADER_EPOCH_MAX, Fields, refuse
-from broker.serving.contract.schemas import INCARNATION_LENGTH_MAX, ITEMS_MAX, METADATA_LENGTH_MAX, ref
-from broker.serving.endpoints.resolve import parse_at
-from broker.serving.http.body import JSON_MEDIA, read_json
+from broker.serving.contract.schemas import Commit, CommitOffset, Reset, ref
+from broker.serving.endpoints.resolve import found_at
+from broker.serving.http.body import JSON_MEDIA
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
 
@@ -52,10 +51,8 @@ async def describe_one(serving: Serving, request: web.Request, query: Query) -> 
 async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Store offsets: durable when answered."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
-    body = Fields(await read_json(request), "", "offsets")
-    offsets: list[ConsumerOffset] = []
-    for i, item in enumerate(body.items("offsets", count_max=ITEMS_MAX)):
-        offsets.append(_parse_offset(serving, consumer, item, f"offsets[{i}]"))
+    asked = (await serving.asked(request, Commit)).offsets
+    offsets = [_checked(serving, consumer, one, f"offsets[{i}]") for i, one in enumerate(asked)]
     _check_once(offsets)
     await unbroken(serving.backend.offsets.commit(consumer, offsets))
     return web.json_response({"committed": len(offsets)})
@@ -64,15 +61,13 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
 async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Move a consumer: store the offsets that a position stands for. A time after the last record: the end."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
-    body = Fields(await read_json(request), "", "stream", "partitions", "to")
-    stream = body.stream()
-    at = parse_at(body.any("to"), "to", epochs=False)
-    handles = chosen(serving.backend, stream, body.items("partitions", count_max=ITEMS_MAX, default=None))
+    asked = await serving.asked(request, Reset)
+    handles = chosen(serving.backend, asked.stream, asked.partitions)
 
     def find() -> list[tuple[int, int]]:
         found = []
         for handle in handles:
-            offset = at(handle.log)
+            offset = found_at(handle.log, asked.to)
             offset = handle.log.high_watermark if offset is None else offset
             found.append((offset, handle.log.epoch_of(offset - 1) if offset else -1))
         return found
@@ -81,7 +76,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     offsets = [
         ConsumerOffset(
             consumer=consumer,
-            stream=stream,
+            stream=asked.stream,
             partition=handle.partition,
             offset=offset,
             leader_epoch=leader_epoch,
@@ -131,10 +126,9 @@ def _with_lag(backend: Backend, entry: ConsumerOffset) -> dict[str, Any]:
     }
 
 
-def _parse_offset(serving: Serving, consumer: str, item: Any, where: str) -> ConsumerOffset:
-    fields = Fields(item, where, "stream", "partition", "offset", "leader_epoch", "incarnation", "metadata")
-    handle = serving.backend.partition(fields.stream(), fields.integer("partition", least=0, greatest=INT32_MAX))
-    incarnation = fields.text("incarnation", length_max=INCARNATION_LENGTH_MAX, default="") or handle.incarnation
+def _checked(serving: Serving, consumer: str, asked: CommitOffset, where: str) -> ConsumerOffset:
+    handle = serving.backend.partition(asked.stream, asked.partition)
+    incarnation = asked.incarnation or handle.incarnation
     if incarnation != handle.incarnation:
         raise StaleIncarnation(
             f"{where}: stream {handle.stream!r} has incarnation {handle.incarnation}, not {incarnation}",
@@ -142,7 +136,7 @@ def _parse_offset(serving: Serving, consumer: str, item: Any, where: str) -> Con
             incarnation=handle.incarnation,
             asked=incarnation,
         )
-    offset = fields.integer("offset", least=0, greatest=INT64_MAX)
+    offset = asked.offset
     if offset > handle.log.high_watermark:
         high_watermark = handle.log.high_watermark
         raise out_of_range(
@@ -158,10 +152,10 @@ def _parse_offset(serving: Serving, consumer: str, item: Any, where: str) -> Con
         stream=handle.stream,
         partition=handle.partition,
         offset=offset,
-        leader_epoch=fields.integer("leader_epoch", least=-1, greatest=LEADER_EPOCH_MAX, default=-1),
+        leader_epoch=asked.leader_epoch,
         incarnation=incarnation,
         timestamp_us=serving.now_us(),
-        metadata=fields.text("metadata", length_max=METADATA_LENGTH_MAX, default=""),
+        metadata=asked.metadata,
     )
 
 
@@ -170,17 +164,14 @@ def _check_once(offsets: Iterable[ConsumerOffset]) -> None:
     for entry in offsets:
         at = (entry.stream, entry.partition)
         if at in seen:
-            raise InvalidRequest(f"offsets: {entry.stream}/{entry.partition} is there twice", field="offsets")
+            raise InvalidRequest(f"offsets: {entry.stream}/{entry.partition} is given twice", field="offsets")
         seen.add(at)
 
 
-def chosen(backend: Backend, stream: str, numbers: list[Any] | None) -> list[PartitionHandle]:
-    """The partitions of a request's list, in order; None: all. Raises InvalidRequest, UnknownPartition."""
+def chosen(backend: Backend, stream: str, numbers: Iterable[int] | None) -> list[PartitionHandle]:
+    """The partitions of a request's list, in order; None: all. Raises UnknownPartition."""
     if numbers is None:
         return list(backend.partitions(stream))
-    for i, number in enumerate(numbers):
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= INT32_MAX:
-            refuse(f"partitions[{i}]", number, f"must be a whole number from 0 to {INT32_MAX}")
     return [backend.partition(stream, number) for number in sorted(set(numbers))]
 
 

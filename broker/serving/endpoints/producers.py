@@ -7,11 +7,9 @@ from typing import Final
 from aiohttp import web
 
 from broker.api.errors import InvalidName
-from broker.api.stream import NAME_BYTES_MAX
 from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.contract.fields import Fields
-from broker.serving.contract.schemas import ref
-from broker.serving.http.body import JSON_MEDIA, read_json
+from broker.serving.contract.schemas import ProducerName, ref
+from broker.serving.http.body import JSON_MEDIA
 from broker.serving.http.waiting import unbroken
 
 PRODUCER_EPOCH_MAX: Final = (1 << 32) - 1
@@ -19,9 +17,8 @@ PRODUCER_EPOCH_MAX: Final = (1 << 32) - 1
 
 async def register(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Give a producer its id and epoch."""
-    body = Fields(await read_json(request), "", "name")
-    name = body.text("name", length_min=1, length_max=NAME_BYTES_MAX, default=None)
-    producer_id, epoch = await unbroken(serving.backend.register_producer(name))
+    asked = await serving.asked(request, ProducerName)
+    producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name))
     return web.json_response({"producer_id": producer_id, "epoch": epoch})
 
 

@@ -18,6 +18,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.api import http
+from broker.api.answers import LEADER_EPOCH_MAX
 from broker.api.errors import (
     BadBatch,
     InvalidRequest,
@@ -48,7 +49,6 @@ from broker.serving.contract.endpoint import (
     text,
     wait_seconds,
 )
-from broker.serving.contract.fields import LEADER_EPOCH_MAX
 from broker.serving.http.sending import SMALL_BYTES_MAX, AnswerCut, abort, read_ranges, send_ranges
 from broker.serving.http.waiting import until_draining
 from broker.serving.payload.ndjson import send_lines
@@ -133,7 +133,7 @@ def wants_lines(request: web.Request, query: Query) -> bool:
         accept = request.headers.get("Accept", "").lower()
         lines = http.NDJSON in accept and http.ARROW_STREAM not in accept
     if query["limit"] is not None and not lines:
-        raise InvalidRequest("limit is for JSON lines; for Arrow say end or max_bytes", parameter="limit")
+        raise InvalidRequest("limit applies to JSON lines only; for Arrow give end or max_bytes", parameter="limit")
     return lines
 
 

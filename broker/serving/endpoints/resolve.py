@@ -5,8 +5,7 @@ A position that cannot be resolved carries its problem; the others are answered 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -14,68 +13,33 @@ from aiohttp import web
 from broker.api.errors import InvalidRequest, LiftlogError, StaleIncarnation
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.contract.fields import INT32_MAX, INT64_MAX, LEADER_EPOCH_MAX, Fields, refuse
-from broker.serving.contract.schemas import INCARNATION_LENGTH_MAX, ITEMS_MAX, ref
-from broker.serving.http.body import JSON_MEDIA, read_json
+from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions, ref
+from broker.serving.http.body import JSON_MEDIA
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
-
-At = Callable[[PartitionLog], int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One position of a request."""
-
-    stream: str
-    partition: int
-    incarnation: str | None
-    at: At
 
 
 async def resolve(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Resolve positions. The logs are read in a worker thread: a time may need a look into an index on disk."""
-    body = Fields(await read_json(request), "", "positions")
-    asked = [
-        parse_asked(item, f"positions[{i}]") for i, item in enumerate(body.items("positions", count_max=ITEMS_MAX))
-    ]
+    asked = (await serving.asked(request, Positions)).positions
     handles = [_find(serving, one) for one in asked]
     return await serving.json_answer(_resolve_all, asked, handles)
 
 
-def parse_asked(item: Any, where: str) -> Asked:
-    """One position. Raises InvalidRequest."""
-    fields = Fields(item, where, "stream", "partition", "at", "incarnation")
-    return Asked(
-        stream=fields.stream(),
-        partition=fields.integer("partition", least=0, greatest=INT32_MAX),
-        incarnation=fields.text("incarnation", length_max=INCARNATION_LENGTH_MAX, default=None),
-        at=parse_at(fields.any("at"), f"{where}.at"),
-    )
+def found_at(log: PartitionLog, at: At) -> int | None:
+    """Where a position is in a log. None: no record is that late.
 
-
-def parse_at(value: Any, where: str, *, epochs: bool = True) -> At:
-    """`earliest`, `latest`, {"timestamp_us": n}, {"offset": n} or {"epoch": e}: how to find it in a log.
-
-    The function returns None when no record is that late, and raises OffsetOutOfRange for an offset
-    that is not within [log start offset, high watermark].
+    Raises:
+        OffsetOutOfRange: an offset that is not within [log start offset, high watermark].
     """
-    if value == "earliest":
-        return lambda log: log.log_start_offset
-    if value == "latest":
-        return lambda log: log.high_watermark
-    kinds = ("timestamp_us", "offset", "epoch") if epochs else ("timestamp_us", "offset")
-    if not isinstance(value, dict) or len(value) != 1:
-        refuse(where, value, f"must be 'earliest', 'latest' or an object with one of {', '.join(kinds)}")
-    fields = Fields(value, where, *kinds)
-    if "timestamp_us" in fields:
-        timestamp_us = fields.integer("timestamp_us", least=-INT64_MAX, greatest=INT64_MAX)
-        return lambda log: log.offset_for_time(timestamp_us)
-    if "offset" in fields:
-        offset = fields.integer("offset", least=0, greatest=INT64_MAX)
-        return lambda log: in_range(log, offset)
-    epoch = fields.integer("epoch", least=0, greatest=LEADER_EPOCH_MAX)
-    return lambda log: min(log.epoch_end(epoch), log.high_watermark)
+    match at:
+        case AtTimestamp():
+            return log.offset_for_time(at.timestamp_us)
+        case AtOffset():
+            return in_range(log, at.offset)
+        case AtEpoch():
+            return min(log.epoch_end(at.epoch), log.high_watermark)
+    return log.log_start_offset if at == "earliest" else log.high_watermark
 
 
 def in_range(log: PartitionLog, offset: int) -> int:
@@ -86,7 +50,7 @@ def in_range(log: PartitionLog, offset: int) -> int:
     return offset
 
 
-def _find(serving: Serving, asked: Asked) -> PartitionHandle | LiftlogError:
+def _find(serving: Serving, asked: Position) -> PartitionHandle | LiftlogError:
     try:
         handle = serving.backend.partition(asked.stream, asked.partition)
     except LiftlogError as error:
@@ -101,11 +65,11 @@ def _find(serving: Serving, asked: Asked) -> PartitionHandle | LiftlogError:
     return handle
 
 
-def _resolve_all(asked: list[Asked], handles: list[PartitionHandle | LiftlogError]) -> dict[str, Any]:
+def _resolve_all(asked: Sequence[Position], handles: list[PartitionHandle | LiftlogError]) -> dict[str, Any]:
     return {"positions": [_resolve(one, handle) for one, handle in zip(asked, handles, strict=True)]}
 
 
-def _resolve(asked: Asked, handle: PartitionHandle | LiftlogError) -> dict[str, Any]:
+def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[str, Any]:
     found: dict[str, Any] = {
         "stream": asked.stream,
         "partition": asked.partition,
@@ -122,7 +86,7 @@ def _resolve(asked: Asked, handle: PartitionHandle | LiftlogError) -> dict[str, 
     start, end = log.log_start_offset, log.high_watermark
     found |= {"incarnation": handle.incarnation, "log_start_offset": start, "high_watermark": end}
     try:
-        offset = asked.at(log)
+        offset = found_at(log, asked.at)
         if offset is not None:
             found |= {"offset": offset, "bytes_ahead": log.bytes_between(offset, end) if offset < end else 0}
         before = (end if offset is None else offset) - 1

@@ -9,7 +9,6 @@ The protocol, state by state: docs/guides/sinks.md.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from aiohttp import web
@@ -25,6 +24,7 @@ from broker.api.errors import (
     ReadOnly,
     RecordTooLarge,
     RequestTooLarge,
+    SinkBatchesMissing,
     SinkBatchRegressed,
     SinkFenced,
     SinkForked,
@@ -38,18 +38,25 @@ from broker.api.errors import (
     UnknownSink,
     UnknownStream,
 )
-from broker.api.stream import NAME_BYTES_MAX, check_name
-from broker.serving.contract.endpoint import Content, Endpoint, Parameter, Query, Serving, choice, integer, text
-from broker.serving.contract.fields import INT32_MAX, INT64_MAX, Fields, refuse
-from broker.serving.contract.schemas import ATTRIBUTES_MAX, METADATA_LENGTH_MAX, ON_REPEAT, PARTS_MAX, STAGES_MAX, ref
+from broker.api.plain import INT64_MAX
+from broker.api.stream import check_name
+from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, choice, integer, parameter, text
+from broker.serving.contract.schemas import (
+    PARTS_MAX,
+    SinkAbort,
+    SinkAdopt,
+    SinkCommit,
+    SinkOpen,
+    SinkReset,
+    StageName,
+    ref,
+)
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, encode
 from broker.serving.endpoints.records import INCARNATION, find
-from broker.serving.http.body import JSON_MEDIA, check_media, read_body, read_json
+from broker.serving.http.body import JSON_MEDIA, check_media, read_body
 from broker.serving.http.waiting import unbroken
-from broker.sinks.ledger import NamedStage
 from broker.sinks.state import SinkState
 
-_STAGE: Final = re.compile("[0-9a-f]{32}")
 STAGES_BYTES_MAX: Final = 16 << 20
 """Of the JSON body of a commit: room for `STAGES_MAX` stages."""
 
@@ -69,11 +76,8 @@ async def describe(serving: Serving, request: web.Request, query: Query) -> web.
 async def open_sink(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Give an owner its epoch of a sink, which is made if need be."""
     sink = check_name(_sink(request), what="sink")
-    body = Fields(await read_json(request), "", "owner", "one_shot")
-    is_one_shot = body.any("one_shot") if "one_shot" in body else False
-    if not isinstance(is_one_shot, bool):
-        refuse("one_shot", is_one_shot, "must be true or false")
-    opened = await unbroken(serving.backend.sinks.open(sink, _owner(body), is_one_shot=is_one_shot))
+    asked = await serving.asked(request, SinkOpen)
+    opened = await unbroken(serving.backend.sinks.open(sink, asked.owner, is_one_shot=asked.one_shot))
     answer = {"owner": opened.owner, "epoch": opened.epoch}
     return await serving.json_answer(lambda: {**answer, **state_json(opened.state)})
 
@@ -84,9 +88,9 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
     info = serving.backend.stream(handle.stream)
     if info.internal:
         raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
-    for parameter in _STAGE_QUERY[:4]:
-        if query[parameter.name] is None:
-            raise InvalidRequest(f"query parameter {parameter.name!r} is missing", parameter=parameter.name)
+    for needed in _STAGE_QUERY[:4]:
+        if query[needed.name] is None:
+            raise InvalidRequest(f"query parameter {needed.name!r} is missing", parameter=needed.name)
     check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
     with serving.budget.reserved() as reservation:
         body = await read_body(request, serving.body_bytes_max, reservation)
@@ -117,32 +121,19 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
 async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Decide a batch. Answered when every record of it is visible."""
     sink = _sink(request)
-    body = Fields(
-        await read_json(request, STAGES_BYTES_MAX),
-        "",
-        "owner",
-        "epoch",
-        "batch_id",
-        "stages",
-        "rows",
-        "digest",
-        "attributes",
-        "on_repeat_with_other_rows",
-    )
-    on_repeat = body.text("on_repeat_with_other_rows", length_max=32, default=ON_REPEAT[0])
-    if on_repeat not in ON_REPEAT:
-        refuse("on_repeat_with_other_rows", on_repeat, f"must be one of {', '.join(ON_REPEAT)}")
+    asked = await serving.asked(request, SinkCommit, STAGES_BYTES_MAX)
     answer = await unbroken(
         serving.backend.sinks.commit(
             sink,
-            owner=_owner(body),
-            epoch=body.integer("epoch", least=0, greatest=INT64_MAX),
-            batch_id=body.integer("batch_id", least=0, greatest=INT64_MAX),
-            stages=await serving.in_worker(_stages, body),
-            rows=body.integer("rows", least=0, greatest=INT64_MAX),
-            digest=body.text("digest", length_max=METADATA_LENGTH_MAX, default=""),
-            attributes=_attributes(body),
-            keeps_first=on_repeat == "keep_first",
+            owner=asked.owner,
+            epoch=asked.epoch,
+            batch_id=asked.batch_id,
+            stages=asked.stages,
+            rows=asked.rows,
+            digest=asked.digest,
+            attributes=asked.attributes,
+            follows=asked.follows,
+            keeps_first=asked.on_repeat_with_other_rows == "keep_first",
         )
     )
     outcome = "committed" if answer.is_new else "already_done"
@@ -151,24 +142,21 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
 
 async def abort(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Drop stages that no commit has named."""
-    body = Fields(await read_json(request, STAGES_BYTES_MAX), "", "stages")
-    stages = await serving.in_worker(_stages, body)
+    stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX)).stages
     return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
 
 
 async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Let a sink go on with any batch id, for a checkpoint that was rolled back or replaced."""
-    body = Fields(await read_json(request), "", "next_batch_id")
-    batch_id = body.integer("next_batch_id", least=0, greatest=INT64_MAX)
-    state = await unbroken(serving.backend.sinks.reset(_sink(request), batch_id))
+    asked = await serving.asked(request, SinkReset)
+    state = await unbroken(serving.backend.sinks.reset(_sink(request), asked.next_batch_id))
     return await serving.json_answer(lambda: state_json(state))
 
 
 async def adopt(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Give a sink to another checkpoint, for one that was moved."""
-    body = Fields(await read_json(request), "", "checkpoint")
-    checkpoint = body.text("checkpoint", length_min=1, length_max=METADATA_LENGTH_MAX)
-    state = await unbroken(serving.backend.sinks.adopt(_sink(request), checkpoint))
+    asked = await serving.asked(request, SinkAdopt)
+    state = await unbroken(serving.backend.sinks.adopt(_sink(request), asked.checkpoint))
     return await serving.json_answer(lambda: state_json(state))
 
 
@@ -211,57 +199,10 @@ def _sink(request: web.Request) -> str:
     return request.match_info["sink"]
 
 
-def _owner(body: Fields) -> str:
-    owner: str = body.text("owner", length_min=1, length_max=NAME_BYTES_MAX)
-    return owner
-
-
-def _stages(body: Fields) -> list[NamedStage]:
-    found = []
-    items = body.any("stages")
-    if not isinstance(items, list) or len(items) > STAGES_MAX:
-        refuse("stages", items, f"must be a list of up to {STAGES_MAX} stages")
-    for i, item in enumerate(items):
-        fields = Fields(item, f"stages[{i}]", "stream", "partition", "stage", "parts")
-        name = fields.text("stage", length_max=32, length_min=32)
-        if not _STAGE.fullmatch(name):
-            refuse(f"stages[{i}].stage", name, "must be 32 lower-case hexadecimal digits")
-        found.append(
-            NamedStage(
-                stream=fields.stream(),
-                partition=fields.integer("partition", least=0, greatest=INT32_MAX),
-                stage=name,
-                parts=fields.integer("parts", least=1, greatest=PARTS_MAX, default=None),
-            )
-        )
-    return found
-
-
-def _attributes(body: Fields) -> dict[str, str]:
-    if "attributes" not in body:
-        return {}
-    values = body.any("attributes")
-    if not isinstance(values, dict) or len(values) > ATTRIBUTES_MAX:
-        refuse("attributes", values, f"must be an object of up to {ATTRIBUTES_MAX} texts")
-    fields = Fields(values, "attributes", *values)
-    return {key: fields.text(key, length_max=METADATA_LENGTH_MAX) for key in values}
-
-
-def _hex(value: str) -> str:
-    if not _STAGE.fullmatch(value):
-        raise ValueError("must be 32 lower-case hexadecimal digits")
-    return value
-
-
 _STAGE_QUERY: Final = (
     text("sink", "Whose stage it is. Required."),
     integer("epoch", "Of `open`. Required.", least=0, greatest=INT64_MAX),
-    Parameter(
-        name="stage",
-        description="Names the stage: 128 random bits, of one writing task. Required.",
-        schema={"type": "string", "pattern": "^[0-9a-f]{32}$"},
-        parse=_hex,
-    ),
+    parameter("stage", "Names the stage: 128 random bits, of one writing task. Required.", StageName),
     integer(
         "part",
         "Number of this part of the stage, from 0. The same part again is stored once. Required.",
@@ -353,6 +294,7 @@ ENDPOINTS: Final = (
             UnknownSink,
             SinkFenced,
             SinkBatchRegressed,
+            SinkBatchesMissing,
             SinkForked,
             SinkRowsDiffer,
             StageLost,

@@ -17,11 +17,11 @@ from broker.api.errors import (
     UnknownSetting,
     UnknownStream,
 )
+from broker.api.misfit import Misfit
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import Backend, PartitionHandle
-from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, boolean
-from broker.serving.contract.fields import refuse
+from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, boolean, refused
 from broker.serving.contract.schemas import ref
 from broker.serving.http.body import JSON_MEDIA, read_json
 from broker.serving.http.waiting import unbroken
@@ -34,7 +34,7 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     values = await read_json(request)
     name = values.pop("name", None)
     if not isinstance(name, str):
-        refuse("name", name, "must be the name of the stream, as text")
+        raise refused(Misfit("must be the name of the stream, as text", name, "name"))
     check_name(name)
     info, created = await unbroken(serving.backend.create_stream(name, values))
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
@@ -58,7 +58,7 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     info = changeable(serving, request)
     values = await read_json(request)
     if not values:
-        refuse("the request body", values, "must name at least one setting")
+        raise refused(Misfit("must name at least one setting", values))
     return await answer_one(serving, await unbroken(serving.backend.alter_stream(info.name, values)))
 
 

@@ -70,13 +70,13 @@ def parse_patterns(value: str | None) -> list[str] | None:
     for pattern in patterns:
         if not pattern or len(pattern) > NAME_BYTES_MAX or any(c in pattern for c in "?[]"):
             raise InvalidRequest(
-                f"query parameter streams: {pattern[:NAME_BYTES_MAX]!r} is no stream name; * stands for any characters",
+                f"query parameter streams: {pattern[:NAME_BYTES_MAX]!r} is not a stream name; * means any characters",
                 parameter="streams",
                 value=pattern[:NAME_BYTES_MAX],
             )
     if len(patterns) > PATTERNS_MAX:
         raise InvalidRequest(
-            f"query parameter streams: {len(patterns)} names, at most {PATTERNS_MAX} are taken",
+            f"query parameter streams: {len(patterns)} names, at most {PATTERNS_MAX} are accepted",
             parameter="streams",
             limit=PATTERNS_MAX,
         )

@@ -150,7 +150,7 @@ async def _more(request: web.Request, byte_count: int) -> bytes:
                 continue
             request.app[METERS].timeouts.labels("body").inc()
             raise RequestTimedOut(
-                f"after {byte_count} bytes of the request body nothing came for {timeout_s:g} s: http.body_timeout_ms",
+                f"after {byte_count} bytes of the request body none came for {timeout_s:g} s: http.body_timeout_ms",
                 key="http.body_timeout_ms",
                 limit=round(1000 * timeout_s),
             ) from None
@@ -158,7 +158,7 @@ async def _more(request: web.Request, byte_count: int) -> bytes:
 
 def _too_large(byte_count: int, bytes_max: int) -> NoReturn:
     raise RequestTooLarge(
-        f"a request body of {byte_count} bytes or more: at most {bytes_max} are taken", limit=bytes_max
+        f"a request body of {byte_count} bytes or more: at most {bytes_max} are accepted", limit=bytes_max
     )
 
 
@@ -169,8 +169,17 @@ async def read_json(request: web.Request, bytes_max: int = JSON_BYTES_MAX) -> di
         InvalidRequest: not such a body.
         RequestTooLarge: over `bytes_max`.
     """
+    return parse(await read_json_text(request, bytes_max))
+
+
+async def read_json_text(request: web.Request, bytes_max: int) -> bytearray | memoryview:
+    """The body of a request that says that it is JSON. Raises RequestTooLarge, and as `read_body`."""
     check_media(request, (JSON_MEDIA,))
-    body = await read_body(request, bytes_max)
+    return await read_body(request, bytes_max)
+
+
+def parse(body: bytearray | memoryview) -> dict[str, Any]:
+    """A body as a JSON object. Raises InvalidRequest."""
     try:
         value = json.loads(bytes(body).decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -205,4 +214,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -136,7 +136,7 @@ class Connections:
             remote = transport.get_extra_info("peername")
             log.warning("http.connections_refused connections_max=%d count=%d remote=%s", limit, count, remote)
         error = Overloaded(
-            f"{limit} connections are open, more are not taken: try again later, or raise http.connections_max",
+            f"{limit} connections are open, and more are not accepted: try again later, or raise http.connections_max",
             key="http.connections_max",
             limit=limit,
         )

@@ -63,7 +63,7 @@ def check_columns(schema: pa.Schema) -> None:
                 limit=list(COLUMNS),
             )
         if name in seen:
-            raise InvalidRecords(f"column {name!r} is there twice", column=name)
+            raise InvalidRecords(f"column {name!r} is given twice", column=name)
         seen.add(name)
     if not seen & {"key", "value"}:
         raise InvalidRecords("a column 'value' or 'key' is required", limit=["value", "key"])

@@ -73,15 +73,15 @@ def walk(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> Fra
                 if message.header_type != _SCHEMA or message.body_length:
                     _refuse("the first message is not a schema")
                 if message.end > SCHEMA_BYTES_MAX:
-                    _refuse(f"a schema of {message.end} bytes: at most {SCHEMA_BYTES_MAX} are taken")
+                    _refuse(f"a schema of {message.end} bytes: at most {SCHEMA_BYTES_MAX} are accepted")
             elif message.header_type == _RECORD_BATCH:
                 batches += 1
                 records += message.rows()
                 decoded_bytes += message.decoded_bytes()
             elif message.header_type == _DICTIONARY:
-                _refuse("dictionary-encoded columns are not taken; decode them before sending")
+                _refuse("dictionary-encoded columns are not accepted; decode them before sending")
             else:
-                _refuse(f"message {batches + 1} is no record batch (type {message.header_type})")
+                _refuse(f"message {batches + 1} is not a record batch (type {message.header_type})")
         except struct.error:
             _refuse(f"the message at byte {at} is malformed")
         at = message.end
@@ -91,7 +91,7 @@ def walk(body: bytes | bytearray | memoryview, *, decoded_bytes_max: int) -> Fra
             ("bytes when decompressed", decoded_bytes, decoded_bytes_max),
         ):
             if count > limit:
-                raise RequestTooLarge(f"the body holds {count} {what} or more: at most {limit} are taken", limit=limit)
+                raise RequestTooLarge(f"the body holds {count} {what} or more: {limit} is the limit", limit=limit)
     if at == 0:
         _refuse("there is no schema")
     if len(view) != at + len(END_OF_STREAM):

@@ -64,7 +64,7 @@ def to_rows(
     if lengths.max() > record_bytes_max:
         row = int(np.argmax(lengths > record_bytes_max))
         raise RecordTooLarge(
-            f"row {row} has {lengths[row]} bytes: a record of this stream has at most {record_bytes_max}",
+            f"row {row} has {lengths[row]} bytes: a record of this stream may have {record_bytes_max} at most",
             row=row,
             size=int(lengths[row]),
             limit=record_bytes_max,
@@ -126,7 +126,7 @@ def expanded_bytes(column: pa.Array) -> int:
 
 def _check_total(byte_count: int, limit: int) -> None:
     if byte_count > limit:
-        raise RequestTooLarge(f"the records have {byte_count} bytes together: at most {limit} are taken", limit=limit)
+        raise RequestTooLarge(f"the records have {byte_count} bytes together: {limit} is the limit", limit=limit)
 
 
 def _is_string(kind: pa.DataType) -> bool:
@@ -248,7 +248,7 @@ def _check_values(rows: pa.RecordBatch) -> None:
     nameless = pc.and_(rows.column("key").is_null(), rows.column("value").is_null())
     if pc.any(nameless).as_py():
         row = pc.index(nameless, True).as_py()
-        raise InvalidRecords(f"row {row}: the value is null, and there is no key: a tombstone needs one", row=row)
+        raise InvalidRecords(f"row {row}: the value is null and there is no key: a tombstone needs a key", row=row)
     _check_headers(rows.column("headers"))
 
 

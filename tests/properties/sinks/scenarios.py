@@ -16,6 +16,7 @@ import pytest
 from broker.api.errors import (
     NotLeader,
     NotReady,
+    SinkBatchesMissing,
     SinkFenced,
     SinkRowsDiffer,
     StageLost,
@@ -498,6 +499,41 @@ def rolled_back_by_one_batch() -> None:
     end(rig, world, 1)
 
 
+def planned_anew_with_as_many_rows() -> None:
+    """As before, but each partition has another share, so that the number of rows tells nothing."""
+    rig, world = fresh()
+    Driver(world, rig, 0).write()
+    again = Driver(world, rig, 0)
+    other = world.attempt(0, plan=1)
+    again.stage(other)
+    with pytest.raises(SinkRowsDiffer, match="keep_first"):
+        again.commit(other)
+    assert not again.commit(staged(again)).is_new, "a replay, its rows placed otherwise, is the same batch"
+    again.stage(other)
+    assert not again.commit(other, keeps_first=True).is_new
+    end(rig, world, 1)
+
+
+def restored_from_an_older_copy() -> None:
+    """The broker knows batch 0 as the last one, the query's checkpoint 2; and then none at all."""
+    disk, world = SimDisk(), World(rows=6)
+    rig = Rig(disk)
+    Driver(world, rig, 0).write()
+    copy = disk.after_kill()
+    later = Driver(world, rig, 1)
+    later.write()
+    later.write()
+    rig.drop()
+    for old, last in ((copy, "batch 0"), (SimDisk(), "no batch")):
+        restored = Rig(old, boot=9)
+        again = Driver(world, restored, 3)
+        with pytest.raises(SinkBatchesMissing, match=f"has {last}.*follows batch 2"):
+            again.write()
+        restored.sinks.reset(SINK, 3)
+        Driver(world, restored, 3).write()
+        restored.drop()
+
+
 def deleted_while_unfinished() -> None:
     """What was decided would never be finished, and the batch never be known again."""
     rig, world = fresh()
@@ -562,6 +598,8 @@ SCENARIOS = (
     heir_commits_what_was_staged_before,
     repetition_by_an_heir,
     rolled_back_by_one_batch,
+    planned_anew_with_as_many_rows,
+    restored_from_an_older_copy,
     deleted_while_unfinished,
     job_repeats_its_commit,
     pins_of_a_sink_that_nobody_knows,

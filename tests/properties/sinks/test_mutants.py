@@ -24,7 +24,7 @@ from broker.sinks.stages import StageTable
 from broker.sinks.state import SinkState
 from tests.properties.sinks import scenarios as play
 from tests.properties.sinks.test_crash import STEPS, check_after, crash, live, prepared
-from tests.support.sinks import World
+from tests.support.sinks import Attempt, World
 
 
 def is_found() -> bool:
@@ -325,6 +325,20 @@ def rows_do_not_matter(patch: Patch) -> None:
     patch.setattr(Ledger, "judge", lambda self, sink, commit: judge(self, sink, replace(commit, keeps_first=True)))
 
 
+def digests_do_not_matter(patch: Patch) -> None:
+    judge = Ledger.judge
+    patch.setattr(Ledger, "judge", lambda self, sink, commit: judge(self, sink, replace(commit, digest="")))
+
+
+def digest_of_where_rows_stand(patch: Patch) -> None:
+    patch.setattr(Attempt, "digest", property(lambda self: str(self.number)))
+
+
+def gaps_do_not_matter(patch: Patch) -> None:
+    judge = Ledger.judge
+    patch.setattr(Ledger, "judge", lambda self, sink, commit: judge(self, sink, replace(commit, follows=None)))
+
+
 def removed_though_unfinished(patch: Patch) -> None:
     patch.setattr(Ledger, "check_done", skip)
 
@@ -363,6 +377,9 @@ MUTANTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (superseded_though_pinned, play.heir_commits_what_was_staged_before),
     (repetition_leaves_the_owner, play.repetition_by_an_heir),
     (rows_do_not_matter, play.rolled_back_by_one_batch),
+    (digests_do_not_matter, play.planned_anew_with_as_many_rows),
+    (digest_of_where_rows_stand, play.planned_anew_with_as_many_rows),
+    (gaps_do_not_matter, play.restored_from_an_older_copy),
     (removed_though_unfinished, play.deleted_while_unfinished),
     (no_grace, play.job_repeats_its_commit),
 ]

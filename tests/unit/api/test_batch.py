@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 from broker.api import batch as codec
-from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, split_messages, verify_batch
+from broker.api.batch import BatchHeader, decode_batch, encode_batch, read_header, verify_batch
 from broker.api.errors import BadBatch, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, HEADERS_TYPE, SCHEMA, SCHEMA_BYTES
+from tests.support.messages import split_messages
 from tests.support.rows import random_rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "format-v1"

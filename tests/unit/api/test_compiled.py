@@ -55,7 +55,10 @@ def test_a_module_beside_other_sources_is_passed_over_with_a_warning_that_says_h
     used, said = show(tree)
     assert used == PURE
     for name in ("broker.client.reading._gathering", "broker.ingest._intake"):
-        assert f"RuntimeWarning: {name} is not used but its slower twin in Python: it was built from other" in said
+        assert (
+            f"RuntimeWarning: {name} is not used; its slower twin in Python is used instead: it was built from other"
+            in said
+        )
     assert "make install" in said
 
 
@@ -65,7 +68,9 @@ def test_a_module_that_cannot_be_imported_is_passed_over_too(tree: Path) -> None
         library.write_bytes(b"no library")
     used, said = show(tree)
     assert used == PURE
-    assert "broker.ingest._intake is not used but its slower twin in Python: it cannot be imported (" in said
+    assert (
+        "broker.ingest._intake is not used; its slower twin in Python is used instead: it cannot be imported (" in said
+    )
 
 
 def test_a_wheel_has_no_sources_to_compare(tree: Path) -> None:

@@ -26,13 +26,13 @@ from broker.api.batch import (
     message_bytes,
     read_header,
     seal,
-    split_messages,
     verify_batch,
 )
 from broker.api.compression import DECODED_BYTES_MAX, PACKED_HEADER_BYTES, decoded_bytes, packed_template
 from broker.api.errors import BadBatch, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
 from broker.storage.rewrite.rewriting import is_packable
+from tests.support.messages import split_messages
 from tests.support.rows import random_rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "format-v1"

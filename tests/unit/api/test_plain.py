@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from broker.api.errors import NotReady, from_problem
-from broker.api.plain import build, is_offset, pairs_of_offsets, parse_json
+from broker.api.plain import is_offset, pairs_of_offsets, parse_json
+from broker.api.validation import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

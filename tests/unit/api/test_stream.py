@@ -52,7 +52,7 @@ def test_bad_value_is_refused(values: dict[str, object]) -> None:
         settings_from(values)
 
 
-@pytest.mark.parametrize("subject", ["", "a..b", ".a", "a.", "a b", "a.>.b", "a\tb", "x" * 513, "a\x00b"])
+@pytest.mark.parametrize("subject", ["", "a..b", ".a", "a.", "a b", "a.>.b", "a\tb", "x" * 513, "a\x00b", "\ud800"])
 def test_subject_that_nats_would_refuse_is_refused(subject: str) -> None:
     with pytest.raises(InvalidSubject):
         check_subject(subject)

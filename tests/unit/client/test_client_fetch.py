@@ -178,7 +178,7 @@ def test_an_answer_of_something_else_is_refused() -> None:
         return True
 
     server = RawServer(serve(Log.of(10, per_batch=10), html))
-    with server, pytest.raises(BadBatch, match="no answer of a liftlog broker"):
+    with server, pytest.raises(BadBatch, match="not an answer of a liftlog broker"):
         offsets(server, 0, 10)
 
 

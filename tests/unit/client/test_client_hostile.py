@@ -18,7 +18,7 @@ import pytest
 
 from broker.api.errors import LiftlogError, ReadOnly, Unavailable
 from broker.client.reading.fetch import FetchSession
-from tests.support.effort import examples, seeded
+from tests.support.effort import examples, seeded, seeds
 from tests.unit.client.logs import Log
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.client.test_client_doubt import APPENDED, CHANGES, client_of, problem, whole_answer
@@ -66,7 +66,7 @@ def spoilt(answer: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_any_bytes_for_an_answer_give_a_value_or_an_error_of_the_tree(seed: int) -> None:
     rng = random.Random(seeded(seed))
     whole = [whole_answer(value) for _, value in CHANGES.values()]
@@ -91,7 +91,7 @@ def test_any_bytes_for_an_answer_give_a_value_or_an_error_of_the_tree(seed: int)
     assert not certain, "only a whole refusal is certain"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_any_bytes_for_records_give_right_records_or_an_error_of_the_tree(seed: int) -> None:
     rng = random.Random(seeded(seed))
     body, headers = Log.of(12, per_batch=4).answer(0)

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.api.answers import StreamDescription
 from broker.api.errors import (
     InvalidRecords,
     InvalidRequest,
@@ -27,8 +28,8 @@ from broker.api.errors import (
     Unavailable,
     UnknownPartition,
 )
+from broker.api.validation import build
 from broker.client.client import Client
-from broker.client.http.answers import StreamDescription
 from broker.client.http.brokers import Brokers
 from broker.client.producer import Producer
 from broker.client.writing.partitioner import partition_of, partitions_of
@@ -264,7 +265,7 @@ DESCRIPTION: dict[str, Any] = {
 
 
 def producer_to(server: RawServer, **options: Any) -> Producer:
-    return Producer(Brokers(server.address), StreamDescription.of(DESCRIPTION), **{"deadline_s": 60, **options})
+    return Producer(Brokers(server.address), build(StreamDescription, DESCRIPTION), **{"deadline_s": 60, **options})
 
 
 class Appends:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from broker.api.answers import StreamDescription
 from broker.api.errors import (
     InvalidName,
     InvalidRequest,
@@ -23,7 +24,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.client.client import Client, connect
-from broker.client.http.answers import StreamDescription, understand
+from broker.client.http.calls import understand
 from broker.client.positions import Position, at_json
 from tests.support.processes import free_port
 from tests.unit.serving.server import Server
@@ -71,7 +72,7 @@ def test_a_stream_is_paused_sealed_trimmed_and_given_partitions(client: Client, 
     with pytest.raises(OffsetOutOfRange) as caught:
         client.trim(name, before=11)
     assert (caught.value.log_start_offset, caught.value.high_watermark) == (4, 10)
-    with pytest.raises(InvalidRequest, match="nothing lies before"):
+    with pytest.raises(InvalidRequest, match="no record is before"):
         client.trim(name, before="earliest")
     assert client.trim(name, before="latest") == {0: 10, 1: 0}
     assert client.read(name).to_table().num_rows == 0
@@ -239,5 +240,5 @@ def test_descriptions_show_as_tables_in_notebooks(client: Client, new_stream: Ne
 
 def test_an_answer_of_another_shape_is_an_error_that_names_what_is_missing() -> None:
     with pytest.raises(Exception, match=r"does not understand .*incarnation") as caught:
-        understand(StreamDescription.of, {"name": "a"}, where="broker:1")
+        understand(StreamDescription, {"name": "a"}, where="broker:1")
     assert "broker:1" in str(caught.value)

@@ -26,6 +26,8 @@ MESSAGES = {
     "expectations": hmsg("a", b"x", ("Nats-Expected-Last-Sequence", "1"), ("Nats-Msg-Id", "id"), reply="r"),
     "tombstone": hmsg("a", b"x", ("Liftlog-Key", "k"), ("Liftlog-Tombstone", "1"), reply="r"),
     "asks for no ack": hmsg("a", b"x", ("Liftlog-Ack", "none"), reply="r"),
+    "asks for the leader": hmsg("a", b"x", ("Liftlog-Ack", "leader"), reply="r"),
+    "asks for all": hmsg("a", b"x", ("Liftlog-Ack", "all"), reply="r"),
     "refused": hmsg("a", b"x" * 40, ("Liftlog-Ack", "some"), reply="r"),
     "too large": msg("a", b"x" * 300, reply="r"),
     "for the inbox": msg("_INBOX.x", b"x" * 20, reply="r"),
@@ -35,6 +37,7 @@ BASE: dict[str, Any] = {**{key: SETTINGS[key] for key in ALTERABLE}, "record_byt
 ALTERED: dict[str, dict[str, Any]] = {
     "no acks": {"reply_acks": False},
     "acks": {"default_ack": "none"},
+    "acks of the leader": {"default_ack": "leader"},
     "smaller records": {"record_bytes_max": 30},
     "larger records": {"record_bytes_max": 1000},
     "smaller batches": {"batch_bytes": 1, "batch_records": 1},
@@ -81,7 +84,7 @@ class Stream:
         for dirty in sorted(self.intake.dirty(), key=lambda each: each.partition):
             pending = dirty.take()
             expected.append((pending.condition_count, pending.id_count, pending.awaited_count))
-            told += answers_in(pending.acks(10))
+            told += [(leader, answers_in(pending.acks(10, leader))) for leader in (None, False, True)]
             records.append((dirty.partition, pending.compose(first_offset=10, leader_epoch=0, high_watermark=0)))
         refusals = [(reply, json.loads(body)) for reply, body in answers_in(self.intake.refusals())]
         return records, told, expected, refusals, sorted(self.intake.counters.items())

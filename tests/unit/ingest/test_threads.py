@@ -67,6 +67,7 @@ def test_one_batch_may_be_composed_by_several_threads_at_once(twin: ModuleType) 
     assert (len(composed), len(acks)) == (1, 1)
 
 
+@pytest.mark.slow
 def test_other_threads_run_while_a_large_chunk_is_parsed_and_may_not_meddle() -> None:
     """The compiled intake gives the GIL away during `feed`; who then touches it gets an error."""
     compiled = pytest.importorskip("broker.ingest._intake")

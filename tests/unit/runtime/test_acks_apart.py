@@ -31,7 +31,7 @@ class Replicated:
         self.intake = intake
         self.partition = partition = intake.partitions[0]
         self.outward: list[Effect] = []
-        partition._to_others = self.outward.append
+        partition._effects.to_others = self.outward.append
         log = partition.log
         log.lead(2)
         self.step(

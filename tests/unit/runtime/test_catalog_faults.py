@@ -100,7 +100,13 @@ def faults(count_max: int) -> Iterator[tuple[str, int, tuple[str, ...]]]:
         yield call, short, THEN
 
 
-@pytest.mark.parametrize(("failing", "error"), [(0, errno.EIO), (5, errno.ENOSPC), (3, errno.EIO), (3, errno.ENOSPC)])
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        (5, errno.ENOSPC),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, errno.EIO), (3, errno.EIO), (3, errno.ENOSPC)]),
+    ],
+)
 def test_no_fault_makes_a_refused_command_come_back_or_an_answered_one_go(failing: int, error: int) -> None:
     """Command `failing` meets each fault and those that follow; then the disk is well and the others are answered."""
     for call, short, then in faults(2 if failing == 0 else 1):

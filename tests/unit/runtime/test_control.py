@@ -24,6 +24,7 @@ from broker.api.errors import DiskFull, LiftlogError, NotReady, StorageFailed, S
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
+from broker.runtime.partitions import control
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.stages import StageStore
@@ -31,9 +32,19 @@ from broker.storage.disk import OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.disk.preallocate import AheadFile
 from broker.storage.log import PartitionLog
-from tests.support.effort import seeded
+from tests.support.effort import seeded, seeds
 from tests.support.logs import row_batch
 from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _no_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No NATS server is asked what JetStream captures: there is none, and each stream would wait 2 s for it."""
+
+    async def captures_nothing(*_: object) -> list[str]:
+        return []
+
+    monkeypatch.setattr(control, "jetstream_on", captures_nothing)
 
 
 class Intake:
@@ -558,7 +569,7 @@ async def test_a_trim_recovers_a_log_that_has_failed_instead_of_doing_nothing(
         assert broker.partition("s", 0).log.failure is None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_whatever_fails_beside_whatever_else_streams_are_what_the_catalog_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -333,7 +333,7 @@ def test_a_new_leadership_lets_nobody_of_the_one_before_wait(partition: Partitio
 
 
 def test_nothing_is_appended_before_it_is_led(partition: Partition, pool: HeldPool) -> None:
-    unled = Partition(info(), partition.replica, leader_epoch=-1, pool=pool, appender=partition._appender)
+    unled = Partition(info(), partition.replica, leader_epoch=-1, pool=pool, appender=partition.replica._appender)
     with pytest.raises(NotLeader):
         unled.append_now([rows(b"a")], Waiter())
     assert unled.leader_epoch == -1

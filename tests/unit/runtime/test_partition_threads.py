@@ -26,6 +26,7 @@ from broker.runtime.partitions.sync import SyncPool, SyncRow
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.effort import seeds
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import IDENTITY, info, rows
@@ -33,7 +34,7 @@ from tests.unit.runtime.test_partition import IDENTITY, info, rows
 THREADS, APPENDS = 4, 60
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_everybody_is_told_once_and_the_truth(seed: int) -> None:
     disk, loop, lock = SimDisk(seed=seed), asyncio.new_event_loop(), threading.Lock()
     settings = replace(LogSettings.of(settings_from({})), segment_bytes=20_000)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -18,7 +19,7 @@ import pyarrow as pa
 from aiohttp import web
 from jsonschema import Draft202012Validator
 
-from broker.api.batch import decode_batch, split_messages
+from broker.api.batch import decode_batch
 from broker.api.http import ARROW_STREAM, PROBLEM_JSON
 from broker.api.schema import SCHEMA
 from broker.serving.contract.endpoint import Serving
@@ -26,6 +27,7 @@ from broker.serving.contract.openapi import document
 from broker.serving.http.app import CONNECTIONS, ENDPOINTS, RUNNER_OPTIONS, SERVING, build_app
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits
 from tests.support.backend import LogBackend
+from tests.support.messages import split_messages
 from tests.unit.serving.arrow import stream_of
 
 T = TypeVar("T")
@@ -203,8 +205,18 @@ def ref_problem() -> dict[str, Any]:
     return {"$ref": "#/components/schemas/Problem"}
 
 
+def validator(schema: dict[str, Any]) -> Draft202012Validator:
+    """Of a part of the contract. Made once: to look through its components takes longer than to check an answer."""
+    return _validator(json.dumps(schema))
+
+
+@cache
+def _validator(schema: str) -> Draft202012Validator:
+    return Draft202012Validator({**json.loads(schema), "components": CONTRACT["components"]})
+
+
 def _check_body(where: str, schema: dict[str, Any], answer: Answer) -> None:
-    errors = list(Draft202012Validator({**schema, "components": CONTRACT["components"]}).iter_errors(answer.json()))
+    errors = list(validator(schema).iter_errors(answer.json()))
     assert not errors, f"{where}: {errors[0].message} at {errors[0].json_path}"
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from broker.api.batch import read_header, split_messages
+from broker.api.batch import read_header
 from broker.api.http import ARROW_STREAM
 from broker.serving.http.app import BODIES_AT_ONCE
 from broker.serving.http.body import ROOM_MADE_BYTES
+from tests.support.messages import split_messages
 from tests.support.rows import random_rows
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
@@ -231,6 +232,7 @@ def test_a_chunked_body_over_the_limit_is_refused(untouched: Api) -> None:
     assert (answer.status, answer.reason) == (413, "request_too_large")
 
 
+@pytest.mark.slow
 def test_bombs_are_refused(untouched: Api) -> None:
     """A small body that would be 64 MB: by Arrow's compression, and by HTTP's."""
     large = pa.record_batch({"value": pa.array([b"\0" * 900] * 70_000)})

@@ -154,7 +154,7 @@ def test_one_bad_offset_refuses_the_whole_commit(orders: Api, offset: Any, statu
 
 def test_the_same_partition_twice_is_refused(orders: Api) -> None:
     answer = commit(orders, "spark", (0, 1), (0, 2))
-    assert (answer.status, answer.problem["detail"]) == (400, "offsets: orders/0 is there twice")
+    assert (answer.status, answer.problem["detail"]) == (400, "offsets: orders/0 is given twice")
 
 
 @pytest.mark.parametrize("name", ["a%20b", "%2Fx", "__x", "x" * 129, "-x"])

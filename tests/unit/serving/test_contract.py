@@ -23,6 +23,7 @@ from tests.unit.serving.server import CONTRACT, Api, Server
 COPY = Path(__file__).parent / "openapi.json"
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_openapi() -> None:
     validate(CONTRACT, cls=OpenAPIV31SpecValidator)
 

@@ -12,11 +12,12 @@ import random
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
+from tests.support.effort import seeds
 from tests.unit.serving.arrow import values
-from tests.unit.serving.server import CONTRACT, Api
+from tests.unit.serving.server import CONTRACT, Api, validator
 
+STAGE = {"stream": "orders", "partition": 0, "stage": "0f" * 16, "parts": 1}
 VALID: list[tuple[str, str, str, dict[str, Any]]] = [
     ("POST", "/v1/streams", "/v1/streams", {"name": "new", "subject": "a.*", "partitions": 2, "acks": "all"}),
     ("PATCH", "/v1/streams/orders", "/v1/streams/{stream}", {"retention_ms": 5000, "linger_ms": 1, "fsync": "batch"}),
@@ -54,8 +55,46 @@ VALID: list[tuple[str, str, str, dict[str, Any]]] = [
     ),
     ("POST", "/v1/streams/orders/trim", "/v1/streams/{stream}/trim", {"before": {"timestamp_us": 4}}),
     ("POST", "/v1/streams/orders/partitions", "/v1/streams/{stream}/partitions", {"partitions": 2}),
+    ("POST", "/v1/producers", "/v1/producers", {"name": "p"}),
+    ("POST", "/v1/sinks/q/open", "/v1/sinks/{sink}/open", {"owner": "o", "one_shot": False}),
+    ("POST", "/v1/sinks/q/reset", "/v1/sinks/{sink}/reset", {"next_batch_id": 4}),
+    ("POST", "/v1/sinks/q/adopt", "/v1/sinks/{sink}/adopt", {"checkpoint": "/c"}),
+    ("POST", "/v1/sinks/q/abort", "/v1/sinks/{sink}/abort", {"stages": [STAGE]}),
+    (
+        "POST",
+        "/v1/sinks/q/commit",
+        "/v1/sinks/{sink}/commit",
+        {
+            "owner": "o",
+            "epoch": 1,
+            "batch_id": 0,
+            "rows": 0,
+            "stages": [STAGE],
+            "digest": "d",
+            "attributes": {"checkpoint": "/c"},
+            "on_repeat_with_other_rows": "keep_first",
+        },
+    ),
 ]
-JUNK: list[Any] = [None, True, False, 0, -1, 1 << 40, 1 << 63, 1 << 70, 1.5, "", "x", "latest", [], {}, [0], {"a": 1}]
+JUNK: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1 << 40,
+    1 << 63,
+    1 << 70,
+    1.5,
+    "",
+    "x",
+    "\ud800",
+    "latest",
+    [],
+    {},
+    [0],
+    {"a": 1},
+]
 
 
 def changed(rng: random.Random, value: Any) -> Any:
@@ -85,7 +124,7 @@ def changed(rng: random.Random, value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_changed_requests_are_answered_or_refused_as_the_contract_says(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     api.create("orders")
@@ -93,22 +132,23 @@ def test_changed_requests_are_answered_or_refused_as_the_contract_says(api: Api,
     for _ in range(150):
         method, path, template, valid = rng.choice(VALID)
         schema = CONTRACT["paths"][template][method.lower()]["requestBody"]["content"]["application/json"]["schema"]
-        validator = Draft202012Validator({**schema, "components": CONTRACT["components"]})
         body = changed(rng, valid)
         if rng.random() < 0.3:
             body = changed(rng, body)
         answer = api.request(method, path, json_body=body)
         where = f"{method} {path} {body!r} -> {answer.status} {answer.body[:300]!r}"
         assert answer.status < 500, where
-        if not validator.is_valid(body):
+        if not validator(schema).is_valid(body):
             assert answer.status >= 400, f"the contract forbids it: {where}"
         elif answer.status == 400 and answer.reason == "invalid_request":
-            assert "twice" in answer.problem["detail"], f"the contract allows it: {where}"
+            is_beyond = any(word in answer.problem["detail"] for word in ("twice", "printable", "Unicode"))
+            assert is_beyond, f"the contract allows it: {where}"
+            assert "twice" in answer.problem["detail"] or answer.problem["field"], where
         if "stream" not in template and answer.status in (200, 201) and body.get("name") not in (None, "orders"):
             api.request("DELETE", f"/v1/streams/{body['name']}")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_changed_queries_are_answered_or_refused(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     api.create("orders")

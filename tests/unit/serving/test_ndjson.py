@@ -123,6 +123,7 @@ def test_head_is_taken(orders: Api) -> None:
     assert answer.headers.get_content_type() == NDJSON
 
 
+@pytest.mark.slow
 def test_a_long_answer_comes_in_pieces_and_the_connection_goes_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ndjson, "CHUNK_BYTES", 1000)
     api.create("orders")

@@ -190,7 +190,7 @@ def test_odd_but_concrete_subjects_are_taken(subject: str) -> None:
         (["offset", "value"], "the broker assigns offsets"),
         (["vlaue"], "'vlaue' is unknown; there are key, value"),
         (["subject"], "'value' or 'key' is required"),
-        (["value", "value"], "there twice"),
+        (["value", "value"], "given twice"),
         ([], "'value' or 'key' is required"),
     ],
 )

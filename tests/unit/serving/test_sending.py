@@ -23,7 +23,7 @@ import pytest
 from broker.api import http as names
 from broker.api.http import ARROW_STREAM
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.serving.http import sending
+from broker.serving.http import connections, sending
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
 from tests.unit.serving.server import Api, Server, running
@@ -211,7 +211,8 @@ def test_shutting_down_lets_long_polls_go_and_big_answers_end(tmp_path: Path) ->
         assert answers[0].body == SCHEMA_BYTES + END_OF_STREAM
 
 
-def test_a_long_poll_ends_with_its_client(server: Server, api: Api) -> None:
+def test_a_long_poll_ends_with_its_client(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HALF_CLOSED_S", 0.2)
     api.create("orders")
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET /v1/streams/orders/partitions/0/records?max_wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -71,7 +71,7 @@ class Race:
                     stages.append(sink.stage(pa.record_batch({"value": values}), "orders", partition))
                 with self.lock:
                     self.staged = [*self.staged, *stages][-30:]
-                sink.commit(batch_id, stages, digest=str(number), attributes={"checkpoint": "/c"})
+                sink.commit(batch_id, stages, digest=str(batch_id), attributes={"checkpoint": "/c"})
                 with self.lock:
                     self.decided = max(self.decided, batch_id)
                     if self.decided >= BATCHES:

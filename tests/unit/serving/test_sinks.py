@@ -78,7 +78,7 @@ def test_a_batch_is_invisible_until_it_is_committed_and_then_whole(client: Clien
     last = sink.describe().last
     assert last is not None
     assert (last.batch_id, last.rows, last.digest, dict(last.attributes)) == (0, 5, "d", {"checkpoint": "/c"})
-    assert last.is_complete
+    assert last.complete
     assert list(last.stages) == sorted(stages, key=lambda s: s.partition) or set(last.stages) == set(stages)
     assert [found.sink for found in client.sinks()] == ["query-1"]
 
@@ -88,7 +88,7 @@ def test_a_repeated_commit_is_already_done_and_its_new_stages_are_dropped(client
     sink.commit(0, stages)
     assert sink.commit(0, stages).outcome == "already_done"
     other = sink.stage(rows(b"b"), "orders", 1)
-    assert sink.commit(0, [other], digest="another").outcome == "already_done"
+    assert sink.commit(0, [other]).outcome == "already_done"
     with pytest.raises(StageLost):
         sink.commit(1, [other])
     assert stored(client, 0) == [b"a"]
@@ -109,6 +109,19 @@ def test_a_repetition_with_another_number_of_rows_is_refused_unless_it_says_keep
     sink.reset(0)
     sink.open()
     assert sink.commit(0, [sink.stage(rows(b"a", b"b"), "orders", 1)]).outcome == "committed"
+
+
+def test_a_repetition_with_as_many_other_rows_is_refused_by_its_digest(client: Client, sink: Sink) -> None:
+    """Each partition has another share of the batch: what was decided lacks rows that the checkpoint counts as done."""
+    sink.commit(0, [sink.stage(rows(b"a"), "orders", 0)], digest="sum:a")
+    with pytest.raises(SinkRowsDiffer, match="as many, but others") as error:
+        sink.commit(0, [sink.stage(rows(b"b"), "orders", 0)], digest="sum:b")
+    assert (error.value.digest, error.value.decided_digest) == ("sum:b", "sum:a")
+    again = [sink.stage(rows(b"a"), "orders", 1)]
+    assert sink.commit(0, again, digest="sum:a").outcome == "already_done"
+    kept = sink.commit(0, [sink.stage(rows(b"b"), "orders", 0)], digest="sum:b", on_repeat_with_other_rows="keep_first")
+    assert kept.outcome == "already_done"
+    assert (stored(client, 0), stored(client, 1)) == ([b"a"], [])
 
 
 def test_a_moved_checkpoint_is_adopted(client: Client, sink: Sink) -> None:
@@ -353,6 +366,7 @@ def test_a_stage_that_cannot_be_is_refused(client: Client, api: Api, query: dict
         {"stages": [{"stream": "orders", "partition": 0, "stage": A}] * 2},
         {"attributes": {"checkpoint": 5}},
         {"attributes": []},
+        {"attributes": {"\ud800": "half a character, which the ledger could not be read with again"}},
         {"on_repeat_with_other_rows": "maybe"},
         {"on_repeat_with_other_rows": 1},
         {"extra": 1},

@@ -399,6 +399,7 @@ def test_a_decision_waits_for_its_stream_and_is_finished_when_it_is_back(rig: Ri
     driver.world.check_complete(rig, 1)
 
 
+@pytest.mark.slow
 def test_thirteen_thousand_stages_are_committed_at_once(rig: Rig) -> None:
     """200 tasks that write to 64 partitions; and what they make of `__commits` stays small."""
     count = 12_801

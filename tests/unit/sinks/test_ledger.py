@@ -11,6 +11,7 @@ from broker.api.errors import (
     InvalidRequest,
     LiftlogError,
     NotReady,
+    SinkBatchesMissing,
     SinkBatchRegressed,
     SinkFenced,
     SinkForked,
@@ -204,6 +205,37 @@ def test_a_repetition_with_other_rows_is_refused_and_tells_both_numbers(ledger: 
         judge(ledger, 5, rows=4)
     assert (error.value.rows, error.value.decided_rows, error.value.batch_id) == (4, 3, 5)
     assert judge(ledger, 5, rows=4, keeps_first=True) == "repeat"
+
+
+@pytest.mark.parametrize(
+    "digest, differs", [("d", False), ("e", True), ("", False), ("rows1:", False), ("rows2:e", False)]
+)
+def test_a_repetition_with_another_digest_is_refused_if_the_two_can_be_compared(
+    ledger: Ledger, digest: str, differs: bool
+) -> None:
+    """The ledger's has no kind: text without one is compared, text of another kind is not."""
+    decide(ledger, 5)
+    complete(ledger)
+    if differs:
+        with pytest.raises(SinkRowsDiffer, match=r"as many, but others .*keep_first") as error:
+            judge(ledger, 5, digest=digest)
+        assert (error.value.digest, error.value.decided_digest) == (digest, "d")
+    assert judge(ledger, 5, digest=digest, keeps_first=differs) == "repeat"
+
+
+def test_a_sink_that_lacks_what_a_commit_follows_is_named_until_it_is_reset(ledger: Ledger) -> None:
+    with pytest.raises(SinkBatchesMissing, match="has no batch, and this commit of batch 6 follows batch 5"):
+        judge(ledger, 6, follows=5)
+    decide(ledger, 4)
+    complete(ledger)
+    with pytest.raises(SinkBatchesMissing, match=r"has batch 4 .*Reset the sink to batch 6") as error:
+        judge(ledger, 6, follows=5)
+    assert (error.value.batch_id, error.value.last_batch_id) == (6, 4)
+    assert judge(ledger, 6) == judge(ledger, 5, follows=4) == "new"
+    assert judge(ledger, 4, follows=3) == "repeat"
+    ledger.apply(ledger.reset("q", 6, epoch=2, now_us=1))
+    ledger.apply(ledger.opened("q", "p", epoch=3, is_one_shot=False, now_us=1))
+    assert judge(ledger, 6, follows=5, owner="p", epoch=3) == "new"
 
 
 def test_a_lower_batch_id_is_refused_and_says_how_to_go_on(ledger: Ledger) -> None:

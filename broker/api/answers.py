@@ -1,0 +1,449 @@
+"""What brokers answer, as frozen dataclasses: the client builds them, the OpenAPI document is made of them.
+
+Clients pass over keys that they do not know, so that newer brokers can say more; a key that is missing, or is not what
+is declared here, is an error that names it. In notebooks the larger ones show as tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+from broker.api.errors import LiftlogError, from_problem
+from broker.api.plain import INT64_MAX
+from broker.api.stream import NAME_BYTES_MAX, StreamSettings
+from broker.api.validation import Rule
+
+INT32_MAX: Final = (1 << 31) - 1
+LEADER_EPOCH_MAX: Final = (1 << 32) - 1
+
+Name = Annotated[str, Rule(limit=(1, NAME_BYTES_MAX), is_printable=True)]
+PartitionNumber = Annotated[int, Rule(limit=(0, INT32_MAX))]
+Offset = Annotated[int, Rule(limit=(0, INT64_MAX))]
+Count = Annotated[int, Rule(limit=(0, INT64_MAX))]
+LeaderEpoch = Annotated[int, Rule(limit=(-1, LEADER_EPOCH_MAX), doc="-1: unknown or none")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderAddress:
+    """Who leads a partition. `http`: where to read and append."""
+
+    id: str
+    http: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    """One partition as its leader sees it.
+
+    Attributes:
+        replicas, isr: Broker ids: assigned, in sync.
+        log_start_offset: First offset that is still there.
+        high_watermark: First offset that is not committed.
+        log_end_offset: Next offset to be assigned.
+        bytes: Of the log on the leader's disk.
+        lost_ranges: Offsets [start, end) that the disk lost.
+    """
+
+    partition: PartitionNumber
+    leader: LeaderAddress
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    leader_epoch: LeaderEpoch
+    log_start_offset: Offset
+    high_watermark: Offset
+    log_end_offset: Offset
+    bytes: Count
+    segments: Count
+    lost_ranges: tuple[tuple[Offset, Offset], ...]
+
+    @property
+    def record_count(self) -> int:
+        """Committed offsets that are still there (more than records, once a log is compacted)."""
+        return self.high_watermark - self.log_start_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDescription:
+    """A stream and its partitions.
+
+    Attributes:
+        incarnation: Changes when a stream is deleted and created again.
+        created_ms: Milliseconds since 1970 UTC.
+        settings: As `broker.api.stream.StreamSettings`, by name; a newer broker may know more.
+        reply_acks_effective: Whether it answers messages: `reply_acks`, unless JetStream does so on its subject.
+        warnings: What the broker found worth saying about the settings.
+        created: In the answer to `create_stream`: whether it was made now, or existed already; else None.
+    """
+
+    name: Name
+    incarnation: str
+    created_ms: int
+    internal: bool
+    paused: Annotated[bool, Rule(doc="It captures nothing and takes no appends until it is resumed")] = False
+    read_only: Annotated[bool, Rule(doc="It answers every record with an error")] = False
+    settings: Annotated[Mapping[str, Any], Rule(documented_as=StreamSettings)]
+    reply_acks_effective: bool = True
+    warnings: tuple[str, ...]
+    partitions: tuple[PartitionDescription, ...]
+    created: Annotated[bool | None, Rule(is_absent=True, doc="False: it existed, with the same settings")] = field(
+        default=None, compare=False
+    )
+
+    @property
+    def record_count(self) -> int:
+        """As `PartitionDescription.record_count`, over all partitions."""
+        return sum(partition.record_count for partition in self.partitions)
+
+    @property
+    def state(self) -> str:
+        """`open`, `paused`, `read-only` or `paused, read-only`."""
+        found = [word for word, holds in (("paused", self.paused), ("read-only", self.read_only)) if holds]
+        return ", ".join(found) or "open"
+
+    @property
+    def bytes(self) -> int:
+        """Of all partitions' logs on their leaders' disks."""
+        return sum(partition.bytes for partition in self.partitions)
+
+    def _repr_html_(self) -> str:
+        return _table(
+            f"stream {self.name} on {self.settings.get('subject') or 'no subject'}",
+            ("partition", "leader", "log start", "high watermark", "bytes", "segments"),
+            (
+                (p.partition, p.leader.id, p.log_start_offset, p.high_watermark, p.bytes, p.segments)
+                for p in self.partitions
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """All streams, by name."""
+
+    streams: tuple[StreamDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimmedPartition:
+    """Where a log begins after a trim."""
+
+    partition: PartitionNumber
+    log_start_offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trimmed:
+    """The answer to a trim."""
+
+    partitions: tuple[TrimmedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendAnswer:
+    """Where records went: offsets [first_offset, next_offset) of the partition of the request."""
+
+    first_offset: Offset
+    next_offset: Offset
+    record_count: Count
+    leader_epoch: LeaderEpoch
+    duplicate: Annotated[bool, Rule(doc="It was appended before, by the same producer as the same sequence")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended(AppendAnswer):
+    """Where records went: offsets [first_offset, next_offset) of one partition.
+
+    `duplicate`: by an earlier try of the same idempotent producer, whose answer was lost.
+    """
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdentity:
+    """What an idempotent producer stamps its requests with."""
+
+    producer_id: Annotated[int, Rule(limit=(1, INT64_MAX))]
+    epoch: Annotated[int, Rule(limit=(0, LEADER_EPOCH_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedPartition:
+    """What may have changed of a partition."""
+
+    log_start_offset: Offset
+    high_watermark: Offset
+    leader_epoch: LeaderEpoch
+    leader: LeaderAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedStream:
+    """What may have changed of a stream; partitions by number."""
+
+    incarnation: str
+    partitions: Mapping[int, WatchedPartition]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """The heads of streams.
+
+    Attributes:
+        version: Hand it to the next `Client.watch(since=…)`.
+        streams: By name.
+    """
+
+    version: int
+    streams: Mapping[str, WatchedStream]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Where a position is.
+
+    Attributes:
+        incarnation: None if the stream is not there.
+        error: Why this position could not be resolved; the others were.
+    """
+
+    stream: str
+    partition: int
+    incarnation: str | None
+    offset: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="null: no record that late, or an error")]
+    leader_epoch: Annotated[int, Rule(limit=(-1, LEADER_EPOCH_MAX), doc="Of the record before the offset; -1: none")]
+    log_start_offset: Offset | None
+    high_watermark: Offset | None
+    bytes_ahead: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="Up to the high watermark, roughly")]
+    error: Annotated[LiftlogError | None, Rule(is_absent=True)] = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.error, Mapping):
+            object.__setattr__(self, "error", from_problem(dict(self.error)))
+        elif not isinstance(self.error, LiftlogError | None):
+            raise ValueError("the error of a position is no problem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedPositions:
+    """Where positions are, in the order asked."""
+
+    positions: tuple[Resolved, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLag:
+    """How far a consumer is in one partition.
+
+    Attributes:
+        offset: The next offset that it will read.
+        leader_epoch: Of the record before `offset`, -1 unknown.
+        incarnation: Of the stream that was read, empty unknown.
+        committed_ms: When it said so, milliseconds since 1970 UTC.
+    """
+
+    stream: Name
+    partition: PartitionNumber
+    offset: Offset
+    high_watermark: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="null: the partition that was read is gone")]
+    lag: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="High watermark - offset, in records")]
+    leader_epoch: LeaderEpoch
+    incarnation: str
+    committed_ms: int
+    metadata: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerLag:
+    """A consumer: its committed offsets and how many records are behind them."""
+
+    consumer: Name
+    partitions: tuple[PartitionLag, ...]
+    lag: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Of all partitions together, in records")]
+
+    def offsets(self, stream: str) -> dict[int, int]:
+        """Committed offset per partition of a stream: what `Client.read(start=…)` takes."""
+        return {p.partition: p.offset for p in self.partitions if p.stream == stream}
+
+    def _repr_html_(self) -> str:
+        return _table(
+            f"consumer {self.consumer}, lag {self.lag}",
+            ("stream", "partition", "offset", "high watermark", "lag"),
+            ((p.stream, p.partition, p.offset, p.high_watermark, p.lag) for p in self.partitions),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumers:
+    """All consumers, by name."""
+
+    consumers: tuple[ConsumerLag, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsCommitted:
+    """How many offsets were stored."""
+
+    committed: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDescription:
+    """A broker of the cluster and its addresses."""
+
+    id: str
+    http: str
+    grpc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    """The cluster.
+
+    Attributes:
+        feature_level: What all brokers of the cluster can read.
+        controller: Id of the broker that decides about streams.
+        version: Of the broker that answered.
+    """
+
+    cluster_id: str
+    feature_level: int
+    controller: str
+    version: str
+    brokers: tuple[BrokerDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Whether a broker can serve. True in a condition when it can.
+
+    Attributes:
+        missing: What it waits for: name -> what is wrong with it.
+    """
+
+    ready: bool
+    missing: Mapping[str, str]
+
+    def __bool__(self) -> bool:
+        return self.ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """The process answers."""
+
+    status: Literal["live"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An RFC 9457 problem. Further keys hold the facts: parameter, value, limit, and others."""
+
+    type: str
+    title: str
+    status: Annotated[int, Rule(limit=(400, 599))]
+    detail: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Records that are on the broker's disk and not visible yet. Pickles; a driver collects those of its tasks."""
+
+    stream: Name
+    partition: PartitionNumber
+    stage: str
+    parts: Count
+    rows: Count
+
+    def as_json(self) -> dict[str, Any]:
+        return {"stream": self.stream, "partition": self.partition, "stage": self.stage, "parts": self.parts}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The last decision of a sink. `complete`: every record of it is visible."""
+
+    batch_id: Offset
+    decision: Annotated[str, Rule(doc="In the header of its batches")]
+    owner: str
+    epoch: Offset
+    rows: Count
+    digest: str
+    attributes: Mapping[str, str]
+    decided_ms: int
+    complete: Annotated[bool, Rule(doc="false: being finished")]
+    stages: tuple[Stage, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkDescription:
+    """A sink, and what was decided last."""
+
+    sink: Name
+    current_epoch: Annotated[
+        int,
+        Rule(
+            limit=(0, INT64_MAX),
+            doc="Of the owner who committed last, or of a reset: lower ones decide nothing more. 0: none yet",
+        ),
+    ]
+    checkpoint: Annotated[str | None, Rule(doc="Commits of another one are `sink_forked`. null: not told yet")]
+    one_shot: Annotated[bool, Rule(doc="It vanishes when its one batch is done, or never came")]
+    least_batch_id: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Set by a reset: nothing below is decided")]
+    changed_ms: int
+    last: Annotated[Decided | None, Rule(doc="The last decision; null: none since the sink was made or reset")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sinks:
+    """All sinks, by name."""
+
+    sinks: tuple[SinkDescription, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOpened(SinkDescription):
+    """A sink that was opened. `epoch`: the owner's, for stages and commits."""
+
+    owner: str = ""
+    epoch: Annotated[int, Rule(limit=(0, INT64_MAX), doc="The owner's, for stages and commits")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkCommitted(SinkDescription):
+    """A sink after a commit."""
+
+    outcome: Literal["committed", "already_done"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """One part of a stage. `stored` false: it was there."""
+
+    record_count: Count
+    stage: str = ""
+    part: Count = 0
+    stored: Annotated[bool, Rule(doc="false: it was there")] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkAborted:
+    """How many stages went."""
+
+    dropped: Count
+
+
+def _table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    import html  # for notebooks alone
+
+    def line(tag: str, cells: Iterable[object]) -> str:
+        texts = (
+            "" if cell is None else f"{cell:,}" if isinstance(cell, int) else html.escape(str(cell)) for cell in cells
+        )
+        return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><caption>{html.escape(title)}</caption>{line('th', heads)}{body}</table>"

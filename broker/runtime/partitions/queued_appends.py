@@ -1,0 +1,78 @@
+"""Appends that come from elsewhere than intake (HTTP, consumers): made by the appenders, awaited as futures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+
+from broker.api.errors import LiftlogError, Overloaded
+from broker.replication.events import Acks
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.sync import Outcome
+from broker.storage.log import AppendResult, Encodable
+
+APPENDS_WAITING_MAX = 256
+
+
+class QueuedAppends:
+    """Those of one partition. Thread-safe.
+
+    Args:
+        append_now: As `Partition.append_now`.
+        appender: Its threads append.
+    """
+
+    def __init__(self, replica: Replica, append_now: Callable[..., AppendResult], appender: Executor) -> None:
+        self._replica = replica
+        self._append_now = append_now
+        self._appender = appender
+        self._lock = threading.Lock()  # never held for long, as the partition's is while the disk is written
+        self._waiting = 0
+
+    def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
+        """Append away from the calling thread; the future is done when what `acks` asks for is so.
+
+        `all`: committed; `leader`: durable on this broker; `none`: appended.
+
+        Its error has the field `sent` if the records were appended, and then something failed: they may be stored.
+
+        Raises:
+            Overloaded: too many appends wait already.
+        """
+        with self._lock:
+            if self._waiting >= APPENDS_WAITING_MAX:
+                limit = APPENDS_WAITING_MAX
+                raise Overloaded(f"{self._replica}: {limit} appends are waiting", limit=limit)
+            self._waiting += 1
+        future: Future[AppendResult] = Future()
+        level = Acks.LEADER if acks == "leader" else Acks.ALL
+
+        def told(result: AppendResult, outcome: Outcome) -> None:
+            if acks != "none":
+                self._finish(future, _perhaps_stored(outcome) if isinstance(outcome, LiftlogError) else result)
+
+        def run() -> None:
+            try:
+                result = self._append_now(batches, told, acks=level)
+            except Exception as error:
+                self._finish(future, error)
+                return
+            if acks == "none":
+                self._finish(future, result)
+
+        self._appender.submit(run)
+        return future
+
+    def _finish(self, future: Future[AppendResult], outcome: AppendResult | Exception) -> None:
+        with self._lock:
+            self._waiting -= 1
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+
+def _perhaps_stored(error: LiftlogError) -> LiftlogError:
+    """The same error, for one of those who share it, saying that nobody knows what became of the records."""
+    return type(error)(error.message, **{**error.fields, "sent": True})

@@ -1,0 +1,69 @@
+"""How a partition is synced in a row (`sync.SyncRow`): what nobody awaits, with other partitions, by one thread.
+
+P5  What is synced in a row keeps nobody waiting: what is appended after it and awaited is synced at once, and with it
+    what the row was to sync. The row then finds nothing to do here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum, auto
+
+from broker.replication.events import Synced, SyncFailed
+from broker.runtime.metrics import FSYNC_SECONDS
+from broker.runtime.partitions.replica import Replica
+
+
+class RowState(Enum):
+    """Whether the sync that the core has asked for waits in a row, or is under way there."""
+
+    NONE = auto()
+    WAITS = auto()
+    AT_IT = auto()
+
+
+NO_ROW = RowState.NONE
+
+
+class RowSync:
+    """One partition's place in a row.
+
+    Args:
+        lock: The partition's, held over each change of `state`.
+        sync: Syncs the log; never raises.
+        tell: Tells the core, and does what comes of it.
+
+    Attributes:
+        state: Who appends what is awaited takes it back from a row that has not begun with it.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        lock: threading.RLock,
+        *,
+        sync: Callable[[], Synced | SyncFailed],
+        tell: Callable[[Synced | SyncFailed], None],
+    ) -> None:
+        self.state: RowState = NO_ROW
+        self._replica = replica
+        self._lock = lock
+        self._sync = sync
+        self._tell = tell
+
+    def sync(self) -> Synced | SyncFailed | None:
+        """For a row: sync, unless somebody who is awaited has had it done (P5)."""
+        with self._lock:
+            if self.state is not RowState.WAITS:
+                return None
+            self.state = RowState.AT_IT
+        return self._sync()
+
+    def synced(self, event: Synced | SyncFailed | None) -> None:
+        """For a row: do what comes of it."""
+        if event is not None:
+            with self._lock:
+                self.state = RowState.NONE
+            self._tell(event)
+            FSYNC_SECONDS.observe(self._replica.sync_took_s)
