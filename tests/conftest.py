@@ -6,6 +6,8 @@ output       A long comparison is cut and a long log ends with its end; the last
 processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
              `make check` leaves them out. With several workers they are two groups, each of which one worker runs,
              one after the other; the other files follow, the long ones first.
+slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, and all seeds
+             but the first of a heavy test.
 """
 
 from __future__ import annotations
@@ -51,6 +53,11 @@ REASON_CHARS_MAX = 600
 
 def _folder(item: pytest.Item) -> str:
     return item.nodeid.removeprefix("tests/").partition("/")[0]
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # each later collection leaves the modules and tests alone: they are most of what there is
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -112,6 +112,13 @@ def _typed(page: str) -> list[str]:
     return [re.sub(r"  +#.*", "", line) for line in lines]
 
 
+HARMLESS = re.compile(
+    r"Traceback \(most recent call last\):\n(?:  .*\n)*  .*pyspark/daemon\.py.*\n(?:  .*\n)*BrokenPipeError: .*\n"
+)
+"""A worker of Spark's that writes while the driver's process ends (docs/guides/spark.md, "A traceback that means
+nothing"): seen once in CI."""
+
+
 def test_the_home_page_works_as_it_stands(reader: Reader) -> None:
     section = README.partition("## Use it")[2].partition("## With your own NATS")[0]
     for command in _typed(section):
@@ -124,7 +131,7 @@ def test_the_home_page_works_as_it_stands(reader: Reader) -> None:
         printed.append(reader.types(f"python program{number}.py"))
     assert "PubAck(stream='orders', seq=1001" in printed[0]
     assert "|orders.1| 1000|" in printed[1]
-    assert "Traceback" not in printed[1]
+    assert "Traceback" not in HARMLESS.sub("", printed[1]), printed[1]
     assert (reader.folder / "orders-parquet" / "_spark_metadata").exists()
 
 
