@@ -26,6 +26,8 @@ class LogReader:
     ) -> ReadPlan:
         """Find the batches that hold [offset, min(end, high watermark)).
 
+        What is lost is skipped by the only replica there is. Where there are others, the plan ends before it.
+
         Args:
             offset: In [log start, high watermark]; at the high watermark the plan is empty.
             end: Exclusive; the last batch may go past it.
@@ -35,10 +37,13 @@ class LogReader:
             A plan; close it. Where it stops short, `next_offset` says where to go on.
         Raises:
             OffsetOutOfRange: with `log_start_offset` and `high_watermark`.
-            CorruptLog: the files change while they are read.
+            CorruptLog: the files change while they are read; or `offset` is damaged, and other replicas may have it.
         """
+        skips = self._state.settings.is_sole_replica
         return self._state.ask(
-            lambda view: plan_read(view.stored() if stored else view, offset, end=end, max_bytes=max_bytes)
+            lambda view: plan_read(
+                view.stored() if stored else view, offset, end=end, max_bytes=max_bytes, skips_lost=skips
+            )
         )
 
     def batches(self, offset: int, end: int | None = None) -> Iterator[memoryview]:

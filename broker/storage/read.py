@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes, verify_batch
-from broker.api.errors import BadBatch, OffsetOutOfRange
+from broker.api.errors import BadBatch, CorruptLog, OffsetOutOfRange
 from broker.storage.disk import Disk, File
 from broker.storage.recovery import Ranges
 from broker.storage.segments.checkpoint import LogIdentity
@@ -176,16 +176,23 @@ def out_of_range(
     )
 
 
-def plan_read(view: LogView, offset: int, *, end: int | None, max_bytes: int | None) -> ReadPlan:
+def plan_read(
+    view: LogView, offset: int, *, end: int | None, max_bytes: int | None, skips_lost: bool = True
+) -> ReadPlan:
     """Find the batches that hold [offset, min(end, high watermark)).
 
+    Args:
+        skips_lost: Go on behind what is lost. Else the plan ends before it: another replica may have it.
     Raises:
         OffsetOutOfRange: `offset` is not in [log start, high watermark].
+        CorruptLog: `offset` is lost, and that is not to be skipped.
         NeedsRepair: see there.
     """
     if not view.log_start_offset <= offset <= view.high_watermark:
         raise out_of_range(view.identity, offset, view.log_start_offset, view.high_watermark)
     stop = view.high_watermark if end is None else min(end, view.high_watermark)
+    if view.lost_ranges and not skips_lost:
+        stop = _before_lost(view, offset, stop)
     plan = ReadPlan(min(view.after_lost(offset), max(stop, offset)))
     try:
         number = view.segment_of(plan.next_offset)
@@ -197,7 +204,17 @@ def plan_read(view: LogView, offset: int, *, end: int | None, max_bytes: int | N
     except BaseException:
         plan.close()
         raise
+    if not skips_lost:
+        plan.next_offset = min(plan.next_offset, max(stop, offset))
     return plan
+
+
+def _before_lost(view: LogView, offset: int, stop: int) -> int:
+    for start, end in view.lost_ranges:
+        if start <= offset < min(end, stop):
+            where = f"{view.identity.stream}/{view.identity.partition}"
+            raise CorruptLog(f"{where}: [{start}, {end}) is damaged on this replica", offset=offset)
+    return min([stop, *(start for start, _ in view.lost_ranges if start > offset)])
 
 
 def _plan_segment(view: LogView, plan: ReadPlan, number: int, stop: int, max_bytes: int | None) -> bool:

@@ -166,6 +166,15 @@ class Broker:
         self.disk.has_descriptors = False
         self.note(f"is gone ({mode})")
 
+    def exits(self) -> None:
+        """The process ends by itself; whoever watches over it starts another (once seed 1027: nobody did)."""
+        self.crash("kill")
+        self.world.after(self.world.rng.uniform(200, 1_500), self.start_if_gone)
+
+    def start_if_gone(self) -> None:
+        if self.process == 0:
+            self.start()
+
     # -- time
 
     def _tick(self) -> None:

@@ -140,6 +140,11 @@ class Consumer(Client):
             checker.fail(f"R2: {name}: a consumer who had seen end {asked[0]} is told {end} in epoch {epoch}")
         if start < asked[1]:
             checker.fail(f"TRIM: {name}: epoch {epoch} serves from {start} who was told that {asked[1]} is trimmed")
+        at = max(self.offset, start)
+        for batch in batches:
+            if batch.first > at:
+                checker.fail(f"R5: {name}: a consumer at {at} is given {batch}: what lies between is passed over")
+            at = max(at, batch.next)
         self.end, self.epoch = max(self.end, end), max(self.epoch, epoch)
         self.offset = max([self.offset, start, *(batch.next for batch in batches)])
         self.world.saw("read")

@@ -93,12 +93,8 @@ class Faults:
         if broker.process == 0:
             return False
         broker.crash(mode)
-        self._later(50, 4_000, lambda: self._up(broker))
+        self._later(50, 4_000, broker.start_if_gone)
         return True
-
-    def _up(self, broker: Broker) -> None:
-        if broker.process == 0:
-            broker.start()
 
     def _kill(self, broker: Broker) -> bool:
         return self._down(broker, "kill")
@@ -112,14 +108,14 @@ class Faults:
         for one in self.cluster.brokers.values():
             if one.process:
                 one.crash(mode if self.world.chance(0.7) else self.world.rng.choice(POWER))
-                self._later(50, 2_500, lambda one=one: self._up(one))  # type: ignore[misc]
+                self._later(50, 2_500, one.start_if_gone)  # type: ignore[misc]
 
     def _cut_within(self, broker: Broker) -> bool:
         """The power goes in the midst of whatever changes the disk next."""
         if broker.process == 0:
             return False
         broker.disk.crash_at = broker.disk.steps + self.world.rng.randint(1, 40)
-        self._later(3_000, 5_000, lambda: self._up(broker))
+        self._later(3_000, 5_000, broker.start_if_gone)
         return True
 
     def _pause(self, broker: Broker) -> bool:
@@ -160,7 +156,7 @@ class Faults:
         broker.disk = self.cluster.new_disk()
         for name in mine:
             self.cluster.checker.lose(broker.name, name)
-        self._later(50, 3_000, lambda: self._up(broker))
+        self._later(50, 3_000, broker.start_if_gone)
         return True
 
     def _files(self, broker: Broker, name: str, endings: tuple[str, ...]) -> list[str]:
@@ -192,7 +188,7 @@ class Faults:
             broker.note(f"{path} is cut to {size} bytes")
             broker.crash("kill")  # whoever has it open would write beyond its end
             self.cluster.checker.lose(broker.name, name)
-            self._later(50, 2_000, lambda: self._up(broker))
+            self._later(50, 2_000, broker.start_if_gone)
         else:
             bit = rng.randrange(reach * 8)
             broker.disk.flip(path, bit)
@@ -382,4 +378,4 @@ class Faults:
             broker.disk.crash_at = None
             broker.paused_until_ms = 0.0
             broker.clock_rate, broker.sync_ms = 1.0, 4.0
-            self._up(broker)
+            broker.start_if_gone()

@@ -241,7 +241,7 @@ class Replica(Leading, Following):
                 log.recover(self.broker.now_us)
                 self._cut_shadow()
         except LiftlogError:
-            self.broker.crash("kill")
+            self.broker.exits()
 
     # -- time
 
@@ -259,7 +259,7 @@ class Replica(Leading, Following):
             if self.stepping[0] == "fsync" and world.now_ms - self._stepping_since_ms > GIVE_UP_MS:
                 self.note("gives up: the step-out does not come through")
                 world.saw("process gave up")
-                self.broker.crash("kill")
+                self.broker.exits()
                 return
         elif self.is_damaged:
             self.step_out("damage")

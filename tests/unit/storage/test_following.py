@@ -7,6 +7,7 @@ Method: a leader's log and a follower's on fake disks; what goes over is what `r
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,17 @@ from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
 from tests.support.compacting import check_compacted, keyed_batch
-from tests.support.logs import FOLDER, check_log, create_log, open_log, plan_bytes, row_batch, stamped, verified_records
+from tests.support.logs import (
+    FOLDER,
+    check_log,
+    create_log,
+    open_log,
+    plan_bytes,
+    row_batch,
+    sent_records,
+    stamped,
+    verified_records,
+)
 from tests.support.simdisk import SimDisk
 
 SETTINGS = LogSettings(segment_bytes=6_000, is_sole_replica=False)
@@ -631,6 +642,34 @@ def test_what_was_taken_back_is_no_repeat_also_when_the_log_is_as_long_again() -
     again = log.append([stamped([b"lost"], 1, 0, 0)], leader_epoch=3, now_us=0)
     assert (again.first_offset, again.duplicate) == (2, False)
     assert values(log) == [b"both", b"instead", b"lost"]
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, 6, 12])
+@pytest.mark.parametrize("has_replicas", [True, False])
+def test_where_there_are_other_replicas_no_read_goes_past_what_is_damaged(number: int, has_replicas: bool) -> None:
+    """In a header: the index cannot say what stood there, so the segment is scanned anew (once seed 792)."""
+    disk = SimDisk()
+    log = create_log(disk, settings=replace(SETTINGS, is_sole_replica=not has_replicas))
+    for each in range(13):
+        append(log, b"%d" % each)
+    log.advance_high_watermark(log.sync())
+    with log.read(number, end=number + 1) as plan:
+        [place] = plan.ranges
+    disk.names[place.path].content[place.position + 96] ^= 1
+    found = []
+    at = 0
+    with suppress(CorruptLog):
+        while at < log.log_end_offset:
+            with log.read(at, max_bytes=1, stored=True) as plan:
+                found += [offset for offset, *_ in sent_records(plan)]
+                assert plan.next_offset > at
+                at = plan.next_offset
+    before, after = list(range(number)), list(range(number + 1, 13))
+    assert (found, at) == ((before, number) if has_replicas else (before + after, 13))
+    assert log.lost_ranges == ((number, number + 1),)
 
 
 # --- state files ----------------------------------------------------------------------------------------------------
