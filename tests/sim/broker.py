@@ -87,15 +87,16 @@ class Broker:
             return
         self.guard(act, *args)
 
-    def guard(self, act: Callable[..., Any], *args: Any) -> None:
-        """The power may go in the midst of it."""
+    def guard(self, act: Callable[..., Any], *args: Any) -> Any:
+        """What `act` returns. The power may go in the midst of it: None then."""
         try:
-            act(*args)
+            return act(*args)
         except Crashed:
             self.world.saw("power cut in the midst of a change")
             for replica in self.replicas.values():
                 replica.is_mid_change = True
             self.crash(self.world.rng.choice(("lost", "torn", "reordered", "zeros", "kept")))
+            return None
 
     def start(self) -> None:
         """A process begins: opens what is there, registers that, and does nothing before it has learnt of it."""

@@ -174,7 +174,7 @@ class Faults:
         path = rng.choice(self._files(broker, name, endings))
         inode = broker.disk.names[path]
         replica = broker.replicas.get(name)
-        if ".arrows" in path and not (broker.process and replica is not None and replica.keep()):
+        if ".arrows" in path and not (broker.process and replica is not None and broker.guard(replica.keep)):
             return False  # what its checkpoint does not tell of would look like a torn tail
         reach = min(len(inode.durable), len(inode.content)) if ".arrows" in path else len(inode.content)
         if not reach:
