@@ -40,7 +40,7 @@ Design: 03-replication sections 3, 3.1 and 8. Cost: per batch, never per record.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, cast
@@ -83,7 +83,8 @@ WAKE: Final = Wake()
 STORED: Final = Outcome.STORED
 ALL: Final = Acks.ALL
 """A name of its own: an enum is asked for a member in six times the time of a global."""
-Waiting = deque[tuple[int, Ticket]]
+Waiting = list[tuple[int, Ticket]]
+"""(No deque: one that is empty takes 600 bytes, and there are ten thousand idle partitions.)"""
 
 
 class Role(Enum):
@@ -127,9 +128,9 @@ class Leader:
         self._lag_ms_max = replica_lag_ms_max
         self._requests = 0
         self._synced_ms = 0
-        self._group_ends: deque[int] = deque()
-        self._for_all: Waiting = deque()
-        self._for_leader: Waiting = deque()
+        self._group_ends: list[int] = []
+        self._for_all: Waiting = []
+        self._for_leader: Waiting = []
         self._sync: tuple[Effect, ...] = (Sync(0),)
 
     @property
@@ -193,11 +194,8 @@ class Leader:
 
     def _advance(self) -> list[Effect]:
         """Something moved: commit what may be, answer whom that satisfies."""
-        effects: list[Effect] = []
         own_end = self.durable_end if self.fsync_each_batch or self.is_failed else self.log_end
-        waiting = self._for_leader
-        while waiting and waiting[0][0] <= own_end:
-            effects.append(Answer(waiting.popleft()[1], STORED))
+        effects = _stored(self._for_leader, own_end)
         before, ends = self.high_watermark, self._group_ends
         committed = before
         in_sync = self.in_sync
@@ -212,15 +210,15 @@ class Leader:
         else:
             safe_end = before
         if safe_end >= self.epoch_start:  # L2
-            while ends and ends[0] <= safe_end:
-                committed = ends.popleft()
+            count = bisect_right(ends, safe_end)
+            if count:
+                committed = ends[count - 1]
+                del ends[:count]
         if committed > before:
             self.high_watermark = committed
             effects[:0] = (Commit(committed), WAKE)  # before all others
         assert before <= self.high_watermark <= max(before, own_end), "L1, L2"
-        waiting = self._for_all
-        while waiting and waiting[0][0] <= self.high_watermark:
-            effects.append(Answer(waiting.popleft()[1], STORED))
+        effects += _stored(self._for_all, self.high_watermark)
         return effects
 
     def _tell_all(self, outcome: Outcome, error: Any = None) -> list[Effect]:
@@ -258,7 +256,7 @@ class Leader:
         self.is_failed = False
         self.log_end, self.durable_end = event.log_end, event.durable_end
         ends = [end for end in self._group_ends if end < event.log_end]
-        self._group_ends = deque([*ends, event.log_end] if event.log_end > self.high_watermark else ())
+        self._group_ends = [*ends, event.log_end] if event.log_end > self.high_watermark else []
         effects = self._tell_all(Outcome.UNSURE)
         return (*self._advance(), WAKE, *effects, *self._begin_sync())
 
@@ -281,7 +279,7 @@ class Leader:
         self.epoch, self.epoch_start = event.epoch, event.log_end
         self.high_watermark, self.durable_end, self.log_end = event.high_watermark, event.durable_end, event.log_end
         is_more = event.log_end > event.high_watermark
-        self._group_ends = deque(event.group_ends or ((event.log_end,) if is_more else ()))
+        self._group_ends = [*(event.group_ends or ((event.log_end,) if is_more else ()))]
         assert not is_more or self._group_ends[-1] == event.log_end, "a leader cuts what is no whole group"
         self._minimum(event.min_insync_replicas)
         self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
@@ -397,6 +395,16 @@ class Leader:
             return NOTHING
         self.is_syncing = True
         return self._sync
+
+
+def _stored(waiting: Waiting, end: int) -> list[Effect]:
+    """Answers to those in front who wait for no more than `end`; they wait no longer."""
+    count = 0
+    while count < len(waiting) and waiting[count][0] <= end:
+        count += 1
+    effects: list[Effect] = [Answer(ticket, STORED) for _, ticket in waiting[:count]]
+    del waiting[:count]
+    return effects
 
 
 _HANDLERS: Final = cast(

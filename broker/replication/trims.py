@@ -8,7 +8,6 @@ T3  Nobody joins the in-sync replicas with a start below the last trim that was 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 from broker.replication.events import Answer, Effect, Outcome, Ticket, Trim
@@ -22,10 +21,12 @@ class Trims:
         answered: Nobody may lead who starts below (T3).
     """
 
+    __slots__ = ("_asked", "_waiting", "answered", "log_start")
+
     def __init__(self, log_start: int) -> None:
         self.log_start = self.answered = log_start
         self._asked = log_start
-        self._waiting: deque[tuple[int, Ticket]] = deque()
+        self._waiting: list[tuple[int, Ticket]] = []
 
     @property
     def waiting_count(self) -> int:
@@ -42,7 +43,7 @@ class Trims:
         if wanted > self._asked:
             self._asked = wanted
             effects.append(Trim(wanted))
-        still: deque[tuple[int, Ticket]] = deque()
+        still: list[tuple[int, Ticket]] = []
         for start, ticket in self._waiting:
             if start <= least:
                 self.answered = max(self.answered, start)

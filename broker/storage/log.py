@@ -23,8 +23,10 @@ from typing import Any, Self
 
 from broker.api.errors import DiskFull, LiftlogError
 from broker.storage.disk import Disk, ReadableBuffer
+from broker.storage.log_reader import LogReader
 from broker.storage.memory.memory import NOTHING, Noted, Repeat, Rows, Settled, Verdict, stamp_of
 from broker.storage.memory.producers import GroupStamp
+from broker.storage.part_method import of_part
 from broker.storage.read import group_start
 from broker.storage.recovery import Ranges, RecoveryReport
 from broker.storage.remembered import Remembered
@@ -32,6 +34,9 @@ from broker.storage.rows import Conditional, Encodable, RowBatch, StoredGroup
 from broker.storage.segment_log import WRITEBACK_BYTES, AppendResult, EpochEnd, Log
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.tracking import Tracking
+from broker.storage.writing.leader_epochs import LeaderEpochs
+from broker.storage.writing.state import LogState
+from broker.storage.writing.sync import Syncer
 
 __all__ = [
     "WRITEBACK_BYTES",
@@ -53,6 +58,8 @@ class PartitionLog:
         log: The records, without what was ever told of them. Readers may use it as it is.
         remembered: What was told of them.
     """
+
+    __slots__ = ("_lock", "_state", "_tracking", "log", "remembered")
 
     @classmethod
     def create(
@@ -77,21 +84,34 @@ class PartitionLog:
 
     def __init__(self, log: Log, now_us: int) -> None:
         self.log = log
-        self.sync, self.advance_high_watermark = log.sync, log.advance_high_watermark
-        self.read, self.batches, self.batches_in_turn = log.read, log.batches, log.batches_in_turn
-        self.offset_for_time, self.bytes_between = log.offset_for_time, log.bytes_between
-        self.epoch_of, self.epoch_end, self.end_of_epoch = log.epoch_of, log.epoch_end, log.end_of_epoch
-        self.follow, self.idle = log.follow, log.idle
-        self.sealed_segments, self.index_of = log.sealed_segments, log.index_of
-        self.replace_segments, self.repair_segment = log.replace_segments, log.repair_segment
         self._state, self._lock = log.state, log.lock
         self.remembered = Remembered(log, now_us)
-        self.needs_stamp, self.rewritable_end = self.remembered.needs_stamp, self.remembered.rewritable_end
-        self.update_settings = self.remembered.update_settings
         self._tracking = Tracking(self.remembered)
-        self.build_subjects = self._tracking.build
         if not log.recovery.clean:
             self.remembered.after_recovery()
+
+    # --- what a part does alone -------------------------------------------------------------------------------
+
+    sync = of_part("log", Syncer.sync)
+    advance_high_watermark = of_part("_state", LogState.advance_high_watermark)
+    read = of_part("log", LogReader.read)
+    batches = of_part("log", LogReader.batches)
+    batches_in_turn = of_part("log", LogReader.batches_in_turn)
+    offset_for_time = of_part("log", LogReader.offset_for_time)
+    bytes_between = of_part("log", LogReader.bytes_between)
+    epoch_of = of_part("log", LeaderEpochs.epoch_of)
+    end_of_epoch = of_part("log", LeaderEpochs.end_of, "end_of_epoch")
+    epoch_end = of_part("log", Log.epoch_end)
+    follow = of_part("log", Log.follow)
+    idle = of_part("log", Log.idle)
+    sealed_segments = of_part("log", Log.sealed_segments)
+    index_of = of_part("log", Log.index_of)
+    replace_segments = of_part("log", Log.replace_segments)
+    repair_segment = of_part("log", LogState.repair, "repair_segment")
+    needs_stamp = of_part("remembered", Remembered.needs_stamp)
+    rewritable_end = of_part("remembered", Remembered.rewritable_end)
+    update_settings = of_part("remembered", Remembered.update_settings)
+    build_subjects = of_part("_tracking", Tracking.build)
 
     # --- append ---------------------------------------------------------------------------------------------
 

@@ -22,13 +22,14 @@ found at open is in `recovery`; the caller logs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
 from broker.api.errors import CorruptLog, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.disk import Disk, storage_error
 from broker.storage.log_reader import LogReader
-from broker.storage.read import group_start
+from broker.storage.part_method import of_part
+from broker.storage.read import LogView, group_start
 from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
 from broker.storage.rewrite.joining import settle_joins
 from broker.storage.segments.chain import Chain
@@ -65,6 +66,18 @@ class Log:
     Attributes:
         state: What the parts share; `writing/state.py` describes what of it is told here too.
     """
+
+    __slots__ = (
+        "_appender",
+        "_checkpoints",
+        "_epochs",
+        "_reader",
+        "_syncer",
+        "checkpoint_lock",
+        "lock",
+        "state",
+        "sync_lock",
+    )
 
     # --- open, recover, close -------------------------------------------------------------------------------
 
@@ -143,20 +156,39 @@ class Log:
         self.state = state
         self._epochs = LeaderEpochs(state)
         self._checkpoints = Checkpoints(state, self._epochs, boot_id)
-        appender, syncer, reader = Appender(state, self._epochs), Syncer(state), LogReader(state)
-        self.append, self.append_group = appender.append, appender.append_group
-        self.append_stored = appender.append_stored
-        self.roll_if_due, self.seal_expired = appender.roll_if_due, appender.seal_expired
-        self.sync, self.sync_now = syncer.sync, syncer.sync_now
-        self.checkpoint = self._checkpoints.keep
-        self.epoch_of, self.end_of_epoch = self._epochs.epoch_of, self._epochs.end_of
-        self.read, self.batches, self.messages = reader.read, reader.batches, reader.messages
-        self.batches_in_turn = reader.batches_in_turn
-        self.offset_for_time, self.bytes_between = reader.offset_for_time, reader.bytes_between
-        self.advance_high_watermark, self.repair_segment = state.advance_high_watermark, state.repair
-        self.view, self.ask = state.view, state.ask
-        self.guarded, self.fail, self.check_writable = state.guarded, state.fail, state.check_writable
+        self._appender, self._syncer, self._reader = Appender(state, self._epochs), Syncer(state), LogReader(state)
         self.checkpoint_lock, self.sync_lock, self.lock = state.checkpoint_lock, state.sync_lock, state.lock
+
+    # --- what a part does alone -------------------------------------------------------------------------------
+
+    append = of_part("_appender", Appender.append)
+    append_group = of_part("_appender", Appender.append_group)
+    append_stored = of_part("_appender", Appender.append_stored)
+    roll_if_due = of_part("_appender", Appender.roll_if_due)
+    seal_expired = of_part("_appender", Appender.seal_expired)
+    sync = of_part("_syncer", Syncer.sync)
+    sync_now = of_part("_syncer", Syncer.sync_now)
+    checkpoint = of_part("_checkpoints", Checkpoints.keep)
+    epoch_of = of_part("_epochs", LeaderEpochs.epoch_of)
+    end_of_epoch = of_part("_epochs", LeaderEpochs.end_of)
+    read = of_part("_reader", LogReader.read)
+    batches = of_part("_reader", LogReader.batches)
+    batches_in_turn = of_part("_reader", LogReader.batches_in_turn)
+    messages = of_part("_reader", LogReader.messages)
+    offset_for_time = of_part("_reader", LogReader.offset_for_time)
+    bytes_between = of_part("_reader", LogReader.bytes_between)
+    advance_high_watermark = of_part("state", LogState.advance_high_watermark)
+    repair_segment = of_part("state", LogState.repair)
+    view = of_part("state", LogState.view)
+    guarded = of_part("state", LogState.guarded)
+    fail = of_part("state", LogState.fail)
+    check_writable = of_part("state", LogState.check_writable)
+
+    def ask(self, question: Callable[[LogView], T]) -> T:
+        """As `LogState.ask`."""
+        return self.state.ask(question)
+
+    # --- helpers of open and recover ----------------------------------------------------------------------
 
     def _rest(self, checkpoint: Checkpoint, segments: list[Segment]) -> None:
         """Take the state of a clean checkpoint; no segment is read."""

@@ -31,12 +31,14 @@ class Effects:
         to_others: Does the effects that need the catalog or other replicas. None: it is a fault of ours if one comes.
     """
 
+    __slots__ = ("_replica", "_submit", "to_others")
+
     def __init__(
         self, replica: Replica, *, submit: Callable[[], None], to_others: Callable[[Effect], None] | None
     ) -> None:
         self._replica = replica
         self._submit = submit
-        self.to_others = to_others or self._needs_others
+        self.to_others = to_others or _needs_others
 
     def do(self, effects: Sequence[Effect], *, syncs: bool = True) -> None:
         """Do these in their order (P7). `syncs`: a sync is the pool's; else the caller sees to it."""
@@ -56,7 +58,7 @@ class Effects:
                 continue
             try:
                 if kind is Commit:
-                    replica.records.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
+                    replica.state.advance_high_watermark(effect.high_watermark)  # type: ignore[union-attr]
                 elif kind is Wake:
                     replica.note_change()
                 elif kind is not Sync:
@@ -66,9 +68,6 @@ class Effects:
             except Exception as error:
                 log.exception("partition.effect_bug partition=%s effect=%s", replica, effect)
                 refused = StorageFailed(f"{replica}: {effect} failed: {error!r}")
-
-    def _needs_others(self, effect: Effect) -> None:
-        raise AssertionError(f"{self._replica}: {effect} needs other brokers, and there are none")
 
     def _error_of(self, answer: Answer, result: AppendResult) -> LiftlogError:
         if self._replica.removed or answer.outcome is Fate.CLOSED:
@@ -81,6 +80,10 @@ class Effects:
             return answer.error  # type: ignore[no-any-return]
         records = f"[{result.first_offset}, {result.next_offset})"
         return StorageFailed(f"{self._replica}: records {records} may be lost: the log had to recover")
+
+
+def _needs_others(effect: Effect) -> None:
+    raise AssertionError(f"{effect} needs other brokers, and there are none")
 
 
 def gone(replica: Replica) -> UnknownStream:

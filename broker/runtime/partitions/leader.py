@@ -55,6 +55,7 @@ from broker.runtime.partitions.row_sync import NO_ROW, RowState, RowSync
 from broker.runtime.partitions.sync import Outcome, SyncPool, SyncRow
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, StoredGroup
+from broker.storage.part_method import of_part
 from broker.storage.segments.checkpoint import LogSettings
 
 __all__ = ["OnDurable", "Outcome", "Partition"]
@@ -79,6 +80,8 @@ class Partition:
         append: As `QueuedAppends.append`.
     """
 
+    append = of_part("_queued", QueuedAppends.append)
+
     def __init__(
         self,
         info: StreamInfo,
@@ -99,15 +102,14 @@ class Partition:
         self._state = replica.state
         self._pool = pool
         self._effects = Effects(replica, submit=self._submit, to_others=to_others)
-        self._do = self._effects.do
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
         self._core = Leader(ME)
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
-        self._row = RowSync(replica, self._lock, sync=self._synced, tell=self._tell)
-        self.append = QueuedAppends(replica, self.append_now, appender).append
+        self._row: RowSync | None = None  # made when it is first synced in a row
+        self._queued = QueuedAppends(replica, self.append_now, appender)
         self._core.step(self._altered())
         if leader_epoch >= 0:
             self.lead(leader_epoch)
@@ -148,7 +150,7 @@ class Partition:
                     group_ends=group_ends,
                 )
             )
-        self._do(effects)
+        self._effects.do(effects)
 
     def __str__(self) -> str:
         return f"{self.stream}/{self.partition}"
@@ -248,26 +250,27 @@ class Partition:
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))
                     effects = (*(effect for effect in effects if type(effect) is not Sync), *told)
-                elif not effects and row is None and self._row.state is not NO_ROW:  # P5
+                elif not effects and row is None and self._row is not None and self._row.state is not NO_ROW:  # P5
                     self._row.state = NO_ROW
                     effects = (Sync(core.generation),)
         except (LiftlogError, OSError):
-            self._do(before)
+            self._effects.do(before)
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise
         except BaseException:
-            self._do((*before, *self._caught_up()))
+            self._effects.do((*before, *self._caught_up()))
             raise
         if before:
-            self._do(before)
+            self._effects.do(before)
         replica.appended(result)
         if not effects:
             return result
         if row is not None and type(effects[0]) is Sync:
-            self._row.state = RowState.WAITS
-            row.add(self._row.sync, self._row.synced)
+            in_row = self._row = self._row or RowSync(replica, self._lock, sync=self._synced, tell=self._tell)
+            in_row.state = RowState.WAITS
+            row.add(in_row.sync, in_row.synced)
         else:
-            self._do(effects)
+            self._effects.do(effects)
         if durable_end >= 0:
             FSYNC_SECONDS.observe(replica.sync_took_s)
         elif failure is not None:
@@ -298,7 +301,7 @@ class Partition:
         if self.log.failure is not None:
             with self._lock:
                 effects = self._recover(time.time_ns() // 1000)
-            self._do(effects)
+            self._effects.do(effects)
         event = self._synced()
         self._tell(event)
         if isinstance(event, SyncFailed):
@@ -329,7 +332,7 @@ class Partition:
                     self._log_failure(error)
                     return self.fsync_interval_ms
             effects = (*effects, *self._news(), *self._core.step(Tick(now_ms=int(now_s * 1000))))
-        self._do(effects)
+        self._effects.do(effects)
         return self.fsync_interval_ms
 
     def note_removed(self) -> None:
@@ -337,7 +340,7 @@ class Partition:
         self.replica.note_removed()  # before the log is closed, so that no append sees that without the reason
         with self._lock:
             effects = self._core.step(Closed())
-        self._do(effects)
+        self._effects.do(effects)
 
     def run_sync(self) -> bool:
         """One group commit: sync, do what comes of it; return whether more is to be synced already. Never raises."""
@@ -347,7 +350,7 @@ class Partition:
             self._sync_queued = is_more = bool(effects) and type(effects[-1]) is Sync
         if isinstance(event, SyncFailed):
             self._log_failure(event.error)
-        self._do(effects, syncs=False)
+        self._effects.do(effects, syncs=False)
         FSYNC_SECONDS.observe(self.replica.sync_took_s)
         return is_more
 
@@ -362,7 +365,7 @@ class Partition:
             effects = self._core.step(event)
         if isinstance(event, SyncFailed):
             self._log_failure(event.error)
-        self._do(effects)
+        self._effects.do(effects)
 
     def _log_failure(self, error: LiftlogError) -> None:
         if not self.removed:

@@ -23,6 +23,8 @@ class QueuedAppends:
         appender: Its threads append.
     """
 
+    __slots__ = ("_append_now", "_appender", "_lock", "_replica", "_waiting")
+
     def __init__(self, replica: Replica, append_now: Callable[..., AppendResult], appender: Executor) -> None:
         self._replica = replica
         self._append_now = append_now

@@ -66,7 +66,7 @@ class Replica:
         self.removed = False
         self.sync_took_s = 0.0
         self.letting_go = threading.Lock()
-        self.floor: Callable[[], int | None] = lambda: None
+        self.floor: Callable[[], int | None] = _no_floor
         self._appender = appender
         self._hub = hub
         self._open_logs = open_logs
@@ -190,3 +190,7 @@ class Replica:
             self._submit_piece()
         else:
             self._is_building = False
+
+
+def _no_floor() -> None:
+    return None

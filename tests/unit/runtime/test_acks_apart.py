@@ -49,7 +49,7 @@ class Replicated:
     def step(self, event: Led | FetchArrived) -> None:
         with self.partition._lock:
             effects = self.partition._core.step(event)
-        self.partition._do(effects)
+        self.partition._effects.do(effects)
 
     def receive(self, *wires: bytes) -> None:
         self.intake.parser.feed(b"".join(wires), 1)

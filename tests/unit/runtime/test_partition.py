@@ -31,6 +31,7 @@ from broker.storage.disk import OsDisk
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.writing.state import LogState
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 
@@ -303,12 +304,12 @@ def test_a_commit_that_the_log_refuses_swallows_no_answer(
 ) -> None:
     """Who waits hears of it, and not of success: what is not committed may be lost."""
 
-    def refuse(offset: int) -> None:
+    def refuse(state: LogState, offset: int) -> None:
         raise AssertionError(f"high watermark {offset} beyond the log end")
 
     waiters = [Waiter(), Waiter()]
     with monkeypatch.context() as patch:
-        patch.setattr(partition.log.log, "advance_high_watermark", refuse)
+        patch.setattr(LogState, "advance_high_watermark", refuse)
         for waiter in waiters:
             partition.append_now([rows(b"a")], waiter, here=here)
         pool.go.release(10)
