@@ -50,6 +50,7 @@ class DataFolder:
         self.broker_id = broker_id
         self.cluster_id = cluster_id
         self._lock_fd = lock_fd
+        self._boot_id: str | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, broker_id: str, cluster_id: str | None = None) -> DataFolder:
@@ -117,11 +118,13 @@ class DataFolder:
 
     def boot_id(self) -> str:
         """What this run of the machine is called; empty where the system does not say."""
-        try:
-            with open(BOOT_ID_PATH, encoding="ascii") as file:
-                return file.read().strip()
-        except OSError:
-            return ""
+        if self._boot_id is None:  # it is asked for each partition
+            try:
+                with open(BOOT_ID_PATH, encoding="ascii") as file:
+                    self._boot_id = file.read().strip()
+            except OSError:
+                return ""
+        return self._boot_id
 
 
 def brokers_in(path: str | os.PathLike[str]) -> list[str]:

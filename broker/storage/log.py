@@ -369,6 +369,8 @@ class PartitionLog:
 
     def checkpoint(self, *, clean: bool = False, withdraw: bool = False) -> None:
         """As `Log.checkpoint`, and write the state file that a roll has left to it."""
+        if not (clean or withdraw or self.remembered.is_due) and self.log.is_checkpointed:
+            return
         with self.log.checkpoint_lock, self.log.guarded("checkpoint"):
             self.remembered.keep_due()
             self.log.checkpoint(clean=clean, withdraw=withdraw)

@@ -18,6 +18,8 @@ BATCHES_READ_BYTES: Final = 4 << 20
 class LogReader:
     """See the module."""
 
+    __slots__ = ("_state",)
+
     def __init__(self, state: LogState) -> None:
         self._state = state
 

@@ -127,6 +127,7 @@ class Log:
             identity = read_identity(disk, folder)
             if expected is not None:
                 check_identity(identity, expected, folder=folder)
+                identity = expected  # its texts are shared with the other partitions of the stream
             log = cls(LogState(disk, folder, identity, settings), boot_id)
             report = RecoveryReport()
             joins: list[str] = []
@@ -453,8 +454,13 @@ class Log:
         return self._checkpoints.is_dirty
 
     @property
+    def is_checkpointed(self) -> bool:
+        """As `Checkpoints.is_up_to_date`."""
+        return self._checkpoints.is_up_to_date
+
+    @property
     def segment_count(self) -> int:
-        return len(self.chain.segments)
+        return len(self.state.chain.segments)
 
     @property
     def is_awake(self) -> bool:

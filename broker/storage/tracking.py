@@ -33,6 +33,8 @@ PIECE_BYTES: Final = 4 << 20
 class Tracking:
     """See the module."""
 
+    __slots__ = ("_build_lock", "_log", "_remembered")
+
     def __init__(self, remembered: Remembered) -> None:
         self._remembered = remembered
         self._log = remembered.log

@@ -105,6 +105,8 @@ class Cleaner:
         turns.note(self._each(due, lambda p: p.checkpoint(now_s), "checkpoint"))
 
     def _clean(self, partition: Replica, now_us: int) -> None:
+        if not partition.log.segment_count:
+            return  # it is empty: nothing to seal, to let go of, or to close
         full: DiskFull | None = None
         try:
             partition.log.roll_if_due(now_us)

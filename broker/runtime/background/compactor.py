@@ -127,6 +127,8 @@ class Compactor:
 
     def _join(self, partition: Partition, settings: CoalescingSettings) -> None:
         """Join until nothing is due."""
+        if not partition.log.segment_count:
+            return
         memory = self._memories.setdefault(partition, {})
         while not partition.removed and partition.log.failure is None:
             begun = time.monotonic()

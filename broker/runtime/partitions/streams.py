@@ -249,9 +249,10 @@ class Streams:
     def open_partitions(self, info: StreamInfo, numbers: Iterable[int]) -> list[Partition]:
         """Open some partitions of a stream, all or none (S4). Raises LiftlogError."""
         opened: list[Partition] = []
+        settings = self._log_settings(info.settings)
         try:
             for number in numbers:
-                opened.append(self._open_partition(info, number))
+                opened.append(self._open_partition(info, number, settings))
         except BaseException as error:
             self._close(opened)
             if isinstance(error, OSError):
@@ -259,11 +260,11 @@ class Streams:
             raise
         return opened
 
-    def _open_partition(self, info: StreamInfo, number: int) -> Partition:
+    def _open_partition(self, info: StreamInfo, number: int, settings: LogSettings) -> Partition:
         opened = PartitionLog.open(
             self._disk,
             self._folder_of(info.name, info.incarnation, number),
-            self._log_settings(info.settings),
+            settings,
             boot_id=self._folder.boot_id(),
             now_us=time.time_ns() // 1000,
             expected=self._identity(info.name, info.incarnation, number),
@@ -390,7 +391,7 @@ class Streams:
         )
 
     def _folder_of(self, stream: str, incarnation: str, partition: int) -> str:
-        return str(self._root / stream / incarnation / str(partition))
+        return f"{self._root}/{stream}/{incarnation}/{partition}"
 
     def _identity(self, stream: str, incarnation: str, partition: int) -> LogIdentity:
         return LogIdentity(

@@ -16,7 +16,7 @@ from typing import TypeVar
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stage_log import reading
+from broker.runtime.sinks.stage_log import is_staged, reading
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import Committed, NamedStage, Opened
 from broker.sinks.state import SinkState
@@ -73,11 +73,16 @@ class SinkService:
         self._calls.submit(self.rounds.recover)
 
     def take_in(self, partitions: Iterable[Partition]) -> None:
-        """Find what is staged in partitions that were just opened, before anything is let go."""
+        """Find what is staged in partitions that were just opened, before anything is let go.
+
+        Where nothing ever was, nothing is made before the first stage comes: most partitions have none.
+        """
         taken = list(partitions)
         try:
             for partition in taken:
-                self._store_of(partition)
+                with reading(f"looking for stages of {partition}"):
+                    if is_staged(self._disk, partition):
+                        self._store_of(partition)
         except BaseException:
             self.forget(taken)  # they are closed: a hidden log must not be open twice
             raise

@@ -30,12 +30,17 @@ from broker.storage.disk import Disk, storage_error
 from broker.storage.inspect.scrub import Piece, scrub
 from broker.storage.log import PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
-from broker.storage.segments.checkpoint import LogIdentity, LogSettings, write_identity
+from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, write_identity
 from broker.storage.segments.epochs import load_epochs
 
 FOLDER: Final = "stages"
 SEGMENT_BYTES: Final = 64 << 20
 FOREVER_US: Final = 1 << 62
+
+
+def is_staged(disk: Disk, main: Partition) -> bool:
+    """Whether anything was ever staged in a partition. OSError passes through."""
+    return disk.exists(f"{main.log.folder}/{FOLDER}/{PARTITION_FILE}")
 
 
 class StageLog:
@@ -48,7 +53,7 @@ class StageLog:
 
     def __init__(self, disk: Disk, main: Partition, *, boot_id: str, clock: Callable[[], int]) -> None:
         self.folder = f"{main.log.folder}/{FOLDER}"
-        self.exists: bool = disk.exists(f"{self.folder}/partition.json")  # whether anything was ever staged
+        self.exists = is_staged(disk, main)
         self.lock = threading.RLock()
         self.generation = 0
         self.leader_epoch = main.leader_epoch  # under which the table was read

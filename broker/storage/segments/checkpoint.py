@@ -188,6 +188,8 @@ def read_identity(disk: Disk, folder: str) -> LogIdentity:
 
 def check_identity(found: LogIdentity, expected: LogIdentity, *, folder: str) -> None:
     """Raise WrongFolder, naming the first field that differs."""
+    if found == expected:
+        return
     for name, value in asdict(expected).items():
         if (there := getattr(found, name)) != value:
             raise WrongFolder(

@@ -51,6 +51,11 @@ class AppendResult(NamedTuple):
 class Appender:
     """See the module."""
 
+    __slots__ = (
+        "_epochs",
+        "_state",
+    )
+
     def __init__(self, state: LogState, epochs: LeaderEpochs) -> None:
         self._state = state
         self._epochs = epochs

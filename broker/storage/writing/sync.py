@@ -20,6 +20,8 @@ from broker.storage.writing.state import LogState
 class Syncer:
     """See the module."""
 
+    __slots__ = ("_state",)
+
     def __init__(self, state: LogState) -> None:
         self._state = state
 

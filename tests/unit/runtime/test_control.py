@@ -27,8 +27,8 @@ from broker.runtime.config.configuration import load
 from broker.runtime.partitions import control
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.stages import StageStore
-from broker.storage.disk import OsDisk
+from broker.runtime.sinks.stage_log import is_staged
+from broker.storage.disk import Disk, OsDisk
 from broker.storage.disk.osfile import OsFile
 from broker.storage.disk.preallocate import AheadFile
 from broker.storage.log import PartitionLog
@@ -302,24 +302,23 @@ async def test_a_stream_whose_stages_cannot_be_looked_for_stays_offline_and_is_o
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {"partitions": 2})
         assert await append(broker, "s", 1) == 0
-    real = StageStore.__init__
     with monkeypatch.context() as patch:
         heal = refuse_to_open(patch, "/1")
         async with running(tmp_path) as broker:
             heal()
 
-            def refuse(self: StageStore, disk: Any, main: Partition, *args: Any, **options: Any) -> None:
+            def refuse(disk: Disk, main: Partition) -> bool:
                 if (main.stream, main.partition) == ("s", 1):
                     raise OSError(errno.EIO, "Input/output error")
-                real(self, disk, main, *args, **options)
+                return True
 
-            patch.setattr(StageStore, "__init__", refuse)
+            patch.setattr("broker.runtime.sinks.service.is_staged", refuse)
             await _round(broker)
             with pytest.raises(StorageFailed, match="Input/output error"):
                 broker.partitions("s")
             assert not [file for file in files_open(tmp_path) if "/streams/s/" in file]
             assert not [partition for partition in broker.sinks._stores if partition.stream == "s"]
-            patch.setattr(StageStore, "__init__", real)
+            patch.setattr("broker.runtime.sinks.service.is_staged", is_staged)
             await _round(broker)
             assert broker.ready() == (True, {})
             assert await append(broker, "s", 1) == 1
