@@ -5,7 +5,6 @@ remembered.py   what is remembered beside the records: read when needed, kept in
 tracking.py     last records of subjects: how their table comes to be
 segment_log.py  Log: bytes, offsets and leader epochs; all that a follower needs
 log_reader.py   its part that reads: plans, verified messages, times
-part_method.py  a method of a part, under a name of the whole
 read.py         from offsets and times to ranges of files
 recovery.py     what is kept, cut or lost at an unclean open
 torn_tail.py    what stays of the last segment, and where it is cut

@@ -26,7 +26,6 @@ from broker.storage.disk import Disk, ReadableBuffer
 from broker.storage.log_reader import LogReader
 from broker.storage.memory.memory import NOTHING, Noted, Repeat, Rows, Settled, Verdict, stamp_of
 from broker.storage.memory.producers import GroupStamp
-from broker.storage.part_method import of_part
 from broker.storage.read import group_start
 from broker.storage.recovery import Ranges, RecoveryReport
 from broker.storage.remembered import Remembered
@@ -35,6 +34,7 @@ from broker.storage.segment_log import WRITEBACK_BYTES, AppendResult, EpochEnd, 
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.tracking import Tracking
 from broker.storage.writing.leader_epochs import LeaderEpochs
+from broker.storage.writing.part_method import of_part
 from broker.storage.writing.state import LogState
 from broker.storage.writing.sync import Syncer
 
@@ -139,7 +139,7 @@ class PartitionLog:
                 return verdict.repeat
             self.remembered.is_ahead = verdict.is_ahead
             try:
-                result = log.append(
+                result = log.appender.append(
                     batches,
                     leader_epoch=leader_epoch,
                     now_us=now_us,

@@ -28,7 +28,6 @@ from typing import Final, Self, TypeVar
 from broker.api.errors import CorruptLog, LiftlogError, StorageFailed, WrongFolder
 from broker.storage.disk import Disk, storage_error
 from broker.storage.log_reader import LogReader
-from broker.storage.part_method import of_part
 from broker.storage.read import LogView, group_start
 from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
 from broker.storage.rewrite.joining import settle_joins
@@ -49,6 +48,7 @@ from broker.storage.writing.append import WRITEBACK_BYTES, Appender, AppendResul
 from broker.storage.writing.checkpoints import Checkpoints
 from broker.storage.writing.leader_epochs import EpochEnd, LeaderEpochs
 from broker.storage.writing.let_go import let_go
+from broker.storage.writing.part_method import of_part
 from broker.storage.writing.replace import replace_segments, sealed_segments
 from broker.storage.writing.state import LogState
 from broker.storage.writing.sync import Syncer
@@ -65,18 +65,19 @@ class Log:
 
     Attributes:
         state: What the parts share; `writing/state.py` describes what of it is told here too.
+        appender, syncer: Those parts, for who calls them with each message.
     """
 
     __slots__ = (
-        "_appender",
         "_checkpoints",
         "_epochs",
         "_reader",
-        "_syncer",
+        "appender",
         "checkpoint_lock",
         "lock",
         "state",
         "sync_lock",
+        "syncer",
     )
 
     # --- open, recover, close -------------------------------------------------------------------------------
@@ -157,18 +158,18 @@ class Log:
         self.state = state
         self._epochs = LeaderEpochs(state)
         self._checkpoints = Checkpoints(state, self._epochs, boot_id)
-        self._appender, self._syncer, self._reader = Appender(state, self._epochs), Syncer(state), LogReader(state)
+        self.appender, self.syncer, self._reader = Appender(state, self._epochs), Syncer(state), LogReader(state)
         self.checkpoint_lock, self.sync_lock, self.lock = state.checkpoint_lock, state.sync_lock, state.lock
 
     # --- what a part does alone -------------------------------------------------------------------------------
 
-    append = of_part("_appender", Appender.append)
-    append_group = of_part("_appender", Appender.append_group)
-    append_stored = of_part("_appender", Appender.append_stored)
-    roll_if_due = of_part("_appender", Appender.roll_if_due)
-    seal_expired = of_part("_appender", Appender.seal_expired)
-    sync = of_part("_syncer", Syncer.sync)
-    sync_now = of_part("_syncer", Syncer.sync_now)
+    append = of_part("appender", Appender.append)
+    append_group = of_part("appender", Appender.append_group)
+    append_stored = of_part("appender", Appender.append_stored)
+    roll_if_due = of_part("appender", Appender.roll_if_due)
+    seal_expired = of_part("appender", Appender.seal_expired)
+    sync = of_part("syncer", Syncer.sync)
+    sync_now = of_part("syncer", Syncer.sync_now)
     checkpoint = of_part("_checkpoints", Checkpoints.keep)
     epoch_of = of_part("_epochs", LeaderEpochs.epoch_of)
     end_of_epoch = of_part("_epochs", LeaderEpochs.end_of)

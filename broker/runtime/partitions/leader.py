@@ -55,8 +55,8 @@ from broker.runtime.partitions.row_sync import NO_ROW, RowState, RowSync
 from broker.runtime.partitions.sync import Outcome, SyncPool, SyncRow
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, StoredGroup
-from broker.storage.part_method import of_part
 from broker.storage.segments.checkpoint import LogSettings
+from broker.storage.writing.part_method import of_part
 
 __all__ = ["OnDurable", "Outcome", "Partition"]
 

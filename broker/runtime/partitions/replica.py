@@ -105,7 +105,7 @@ class Replica:
         """Make durable what is in the log: the durable end, or why there is none. Who waits must hear of either."""
         begun = time.perf_counter()
         try:
-            return self.records.sync()
+            return self.records.syncer.sync()
         except LiftlogError as error:
             return error
         except Exception as error:

@@ -1,7 +1,7 @@
 """A method of a part, under a name of the whole.
 
     class Log:
-        append = of_part("_appender", Appender.append)        log.append is log._appender.append
+        append = of_part("appender", Appender.append)        log.append is log.appender.append
 
 Nothing is kept for it in the object: a bound method for each name made an open log twice as large, and
 there are ten thousand idle ones. Asking costs some 50 ns more than an attribute.
