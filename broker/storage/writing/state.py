@@ -65,28 +65,6 @@ class LogState:
         checkpoint_lock, sync_lock, lock: L4. Who does something with several calls holds them meanwhile.
     """
 
-    __slots__ = (
-        "_high_watermark_lock",
-        "chain",
-        "checkpoint_lock",
-        "cuts",
-        "disk",
-        "durable_end",
-        "failure",
-        "folder",
-        "group_ends",
-        "high_watermark",
-        "identity",
-        "is_closed",
-        "lock",
-        "log_end_offset",
-        "log_start_offset",
-        "lost_ranges",
-        "recovery",
-        "settings",
-        "sync_lock",
-    )
-
     def __init__(self, disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> None:
         self.identity = identity
         self.settings = settings
