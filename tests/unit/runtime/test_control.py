@@ -659,3 +659,14 @@ def _check(broker: Broker, intake: Intake, path: Path, unsure: int) -> None:
     there = {(found.parent.name, found.name) for found in (path / "data" / "streams").glob("*/*")}
     assert known.keys() <= there
     assert len(there - known.keys()) <= unsure
+
+
+async def test_what_is_staged_is_found_at_the_next_start_and_nothing_is_made_for_the_others(tmp_path: Path) -> None:
+    """Retention would take what a decision may still name."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {"partitions": 3})
+        assert not broker.sinks._stores
+        broker.sinks.store("s", 1).store([row_batch([b"v"])], sink="k", epoch=1, stage="1" * 32, part=0, is_last=True)
+    async with running(tmp_path) as broker:
+        assert [store.main for store in broker.sinks.stores()] == [broker.partition("s", 1)]
+        assert list(broker.sinks._stores) == [broker.partition("s", 1)]
