@@ -3,6 +3,7 @@
 writer.py        the sink, as Spark asks for it: tasks write, the driver commits
 sink_options.py  its options
 rows.py          what of a frame is a record, and which rows cannot be one
+gathering.py     rows of a task in larger batches, before they are looked at
 router.py        which rows go to which partition of which stream; dead letters
 partitioner.py   which partition a row of the sink goes to
 outlets.py       rows on their way: appended, or staged

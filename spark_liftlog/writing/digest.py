@@ -9,7 +9,7 @@ H1  It is a function of the *multiset* of the frame's rows: of what the query ga
     or found to be bad.
 H2  Null and empty are different in value and key, the same in headers (the broker stores no empty headers).
 H3  Everywhere the same number: tasks with other versions of this code would make one that fits nothing, so its name
-    (`ALGORITHM`) goes with it, and other names are not compared.
+    (`ALGORITHM`) goes with it from the task on. Sums of other names are not added up, nor compared.
 
 A column of bytes is hashed in chunks of 64 words, all chunks of a batch side by side:
 
@@ -88,8 +88,19 @@ def together(parts: Iterable[Digest]) -> Digest:
 
 
 def as_text(digest: Digest) -> str:
-    """For the broker."""
+    """With its name: for the driver, and the broker."""
     return f"{ALGORITHM}:{digest:032x}"
+
+
+def summed(texts: Iterable[str]) -> str:
+    """Of all rows of tasks, as text; "" if other code made one of them: then only numbers of rows are compared."""
+    parts = []
+    for text in texts:
+        name, _, digits = text.rpartition(":")
+        if name != ALGORITHM:
+            return ""
+        parts.append(int(digits, 16))
+    return as_text(together(parts))
 
 
 def _joined(before: Words, column: Words) -> Words:

@@ -20,8 +20,7 @@ from broker.api.answers import Stage
 from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, StageLost, UnknownSink
 from broker.client.http.brokers import Brokers
 from broker.client.sinks import Sink
-from spark_liftlog.writing.digest import as_text, together
-from spark_liftlog.writing.run import Run, Written, agreed, opened, sink_of
+from spark_liftlog.writing.run import Run, Written, agreed, digest_of_all, opened, sink_of
 from spark_liftlog.writing.sink_options import SinkOptions
 
 log = logging.getLogger("spark_liftlog")
@@ -92,7 +91,7 @@ class Job:
             done = sink.commit(
                 self.version or 0,
                 stages,
-                digest=as_text(together(message.digest for message in written)),
+                digest=digest_of_all(written),
                 on_repeat_with_other_rows="refuse" if self.version is None else "keep_first",
             )
         except (SinkBatchRegressed, SinkFenced):

@@ -74,8 +74,9 @@ class Router:
             return
         arrays = {name: batch.column(index).cast(ARROW[name]) for name, index in self._columns.items()}
         options = self._options
-        of_these = digest_of(arrays, rows=batch.num_rows, stream=options.stream, subject=options.subject)
-        self.digest = together((self.digest, of_these))
+        if options.is_exactly_once:
+            of_these = digest_of(arrays, rows=batch.num_rows, stream=options.stream, subject=options.subject)
+            self.digest = together((self.digest, of_these))
         streams, partitions = arrays.pop("stream", None), arrays.pop("partition", None)
         if self._options.subject is not None:
             arrays["subject"] = pa.repeat(self._options.subject, batch.num_rows)

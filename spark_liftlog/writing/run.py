@@ -13,6 +13,7 @@ M1  A run commits under one epoch. If its tasks were given different ones, the s
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,13 +27,15 @@ from broker.api.errors import LiftlogError, NotSupported, SinkFenced, StaleIncar
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.sinks import Sink
-from spark_liftlog.writing.digest import Digest
+from spark_liftlog.writing.digest import summed
 
 QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "spark.jobGroup.id"
 """Of a micro-batch's job, Spark's job group is the run."""
 EPOCHS_MAX: Final = 256
 TIMEOUT_S: Final = 30.0
+
+log = logging.getLogger("spark_liftlog")
 
 _epochs: dict[tuple[str, str, str], int] = {}
 _lock = threading.Lock()
@@ -60,6 +63,7 @@ class Written(WriterCommitMessage):
     Attributes:
         row_count: Rows that came in; each is in a stage, or appended.
         incarnations: Of the streams that it met.
+        digest: Of the rows, with the name of its algorithm.
         is_skipped: The transaction was done before, nothing was staged.
     """
 
@@ -69,7 +73,7 @@ class Written(WriterCommitMessage):
     epoch: int = 0
     stages: tuple[Stage, ...] = ()
     incarnations: Mapping[str, str] | None = None
-    digest: Digest = 0
+    digest: str = ""
     is_skipped: bool = False
 
 
@@ -163,6 +167,15 @@ def agreed(messages: Sequence[Any]) -> tuple[Run, int] | None:
                 )
     assert first.run is not None, "chosen so"
     return first.run, first.epoch
+
+
+def digest_of_all(written: Sequence[Written]) -> str:
+    """Of the batch, for the broker. "" with a warning: tasks of several releases of this package wrote it."""
+    found = summed(message.digest for message in written)
+    if not found and written:
+        names = sorted({message.digest.rpartition(":")[0] for message in written})
+        log.warning("sink.no_digest algorithms=%s note=a repetition is told by its number of rows only", names)
+    return found
 
 
 def is_stale(error: LiftlogError) -> bool:

@@ -141,12 +141,20 @@ def checkpoint_place(location: str | None) -> str | None:
     So `/a` and `file:/a` are two places, also where they are one: that is refused (`sink_forked`), and can be adopted;
     the other way round a copy on another file system would not be noticed. A relative path stays one: what it is
     relative to is that file system's business, and on a cluster no two drivers begin in the same folder.
+
+    Brokers take printable text only. So a character that is not (a no-break space, say) is written as in a URL, and the
+    percent sign too, so that two places never become one.
     """
     if not location:
         return None
+    location = "".join(c if c.isprintable() and c != "%" else _escaped(c) for c in location)
     scheme, colon, rest = location.partition(":")
     if not colon or "/" in scheme:
         return posixpath.normpath("/" + location.lstrip("/") if location.startswith("/") else location)
     if scheme == "file":
         return f"file:{posixpath.normpath('/' + rest.lstrip('/'))}"
     return f"{scheme}:{rest.rstrip('/')}"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

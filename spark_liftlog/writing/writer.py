@@ -31,7 +31,8 @@ from broker.client.writing.outgoing import default_subject
 from spark_liftlog.errors import ModeRefused, shown_to_spark
 from spark_liftlog.reading.task import session
 from spark_liftlog.writing.advice import advised
-from spark_liftlog.writing.digest import as_text, together
+from spark_liftlog.writing.digest import as_text
+from spark_liftlog.writing.gathering import gathered
 from spark_liftlog.writing.jobs import Job
 from spark_liftlog.writing.outlets import Appending, Staging
 from spark_liftlog.writing.router import Router
@@ -41,6 +42,7 @@ from spark_liftlog.writing.run import (
     Run,
     Written,
     agreed,
+    digest_of_all,
     forget,
     is_stale,
     opened,
@@ -117,7 +119,7 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
         run, epoch = known
         written = [message for message in messages if isinstance(message, Written)]
         sink = sink_of(brokers_of(self._options), run, self._options.delivery_timeout_s, epoch)
-        digest = as_text(together(message.digest for message in written))
+        digest = digest_of_all(written)
         try:
             done = sink.commit(
                 batchId,
@@ -200,7 +202,7 @@ def write_task(
             epoch = sink.epoch or 0
             outlet = staging = Staging(sink)
         router = Router(columns, options, lambda stream: find(calls, stream), outlet, task)
-        for batch in batches:
+        for batch in gathered(batches):
             router.add(batch)
         stages = outlet.finish()
     except BaseException as error:
@@ -218,7 +220,7 @@ def write_task(
         epoch=epoch,
         stages=stages or (),
         incarnations=router.incarnations,
-        digest=router.digest,
+        digest=as_text(router.digest),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -128,6 +129,33 @@ def test_a_copied_checkpoint_is_refused_and_a_moved_one_can_be_adopted(stream: S
     assert found(stream) == ["a"]
     client.sink("forked").adopt(checkpoint_name("forked", "/elsewhere/ck"))
     copy.batch(1, values("b"))
+    assert found(stream) == ["a", "b"]
+
+
+def test_a_checkpoint_may_have_any_path(stream: Stream, client: Client) -> None:
+    """A no-break space is not printable: brokers do not take it as it is."""
+    query = Query(stream, query="odd", checkpoint="/of\u00a0the\tday/100%")
+    query.batch(0, values("a"))
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_FORKED"):
+        Query(stream, query="odd", run="run-2", checkpoint="/of%C2%A0the%09day/100%").batch(1, values("b"))
+    query.batch(1, values("b"))
+    assert client.sink("odd").describe().checkpoint == "/of%C2%A0the%09day/100%25 query odd"
+    assert found(stream) == ["a", "b"]
+
+
+def test_tasks_of_several_releases_are_held_to_the_number_of_rows(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sums of different hashes say nothing together: a right replay must not read as other rows."""
+    query = Query(stream)
+    rows = [query.write(number, [values(text)]) for number, text in enumerate("ab")]
+    other = replace(rows[1], digest="rows2:" + "0" * 32)
+    query.commit(0, rows[0], other)
+    again = Query(stream, run="run-2")
+    again.batch(0, values("a"), values("b"))
+    assert "sink.no_digest algorithms=['rows1', 'rows2']" in caplog.text
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_SINK_ROWS_DIFFER"):
+        again.batch(0, values("a"))
     assert found(stream) == ["a", "b"]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from broker.api.schema import HEADERS_TYPE
 from spark_liftlog.writing import digest as module
-from spark_liftlog.writing.digest import _KEYS, as_text, digest_of, hashed_by_numpy, together
+from spark_liftlog.writing.digest import _KEYS, as_text, digest_of, hashed_by_numpy, summed, together
 
 MASK = (1 << 64) - 1
 SIZES = (0, 1, 7, 8, 9, 63, 64, 511, 512, 513, 1024, 1025, 5000)
@@ -87,6 +87,14 @@ def test_rows_may_stand_in_any_order_and_in_any_task() -> None:
         assert together(map(of, parts)) == whole
     assert of({name: column.slice(0, 0) for name, column in columns.items()}) == 0
     assert as_text(whole).startswith("rows1:")
+
+
+def test_sums_of_tasks_are_added_up_under_one_name_only() -> None:
+    columns = batch(**ROWS)
+    texts = [as_text(of({name: column.slice(*part) for name, column in columns.items()})) for part in ((2,), (0, 2))]
+    assert summed(texts) == as_text(of(columns))
+    assert summed([]) == as_text(0)
+    assert summed([*texts, "rows2:" + "0" * 32]) == summed([*texts, ""]) == summed(["0" * 32]) == ""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 
 from broker.api.errors import InvalidSetting
 from spark_liftlog.schema import HEADERS, ROW, Projection, columns_of, joined
+from spark_liftlog.writing.gathering import BYTES_GATHERED, ROWS_GATHERED, gathered
 from tests.support.rows import random_rows
 
 
@@ -110,3 +111,25 @@ def test_joined_batches_are_the_same_rows_in_fewer_batches(sizes: list[int], row
 def test_joining_stops_at_its_bytes() -> None:
     big = pa.RecordBatch.from_pydict({"v": [b"x" * (20 << 20)]})
     assert [batch.num_rows for batch in joined([big, big, big], rows_max=1000)] == [1, 1, 1]
+
+
+@example([(1, 1)])
+@given(st.lists(st.tuples(st.integers(0, 9000), st.sampled_from([1, 700, 300_000])), max_size=12))
+def test_a_task_gathers_its_rows_in_their_order(sizes: list[tuple[int, int]]) -> None:
+    """As few batches as fit into the bounds; one that is larger is passed on as it is."""
+    given, first = [], 0
+    for rows, width in sizes:
+        rows = min(rows, 6_000_000 // width)
+        text = pa.repeat(pa.scalar(bytes(width)), rows)
+        given.append(pa.RecordBatch.from_pydict({"n": pa.array(range(first, first + rows)), "value": text}))
+        first += rows
+    found = list(gathered(given))
+    assert [n for batch in found for n in batch.column("n").to_pylist()] == list(range(first))
+    for batch in found:
+        assert batch.num_rows
+        if not any(batch is one for one in given):
+            assert batch.num_rows <= ROWS_GATHERED
+            assert batch.nbytes <= BYTES_GATHERED
+    for one, next_one in itertools.pairwise(found):
+        held = one.num_rows + next_one.num_rows, one.nbytes + next_one.nbytes
+        assert held[0] > 9000 or held[1] > BYTES_GATHERED // 2, "two that would have fitted into one"

@@ -171,6 +171,9 @@ def test_every_kind_of_bad_row_is_found_where_it_is() -> None:
         ("s3a://bucket/a", "s3a://bucket/a query q"),
         ("a/b", "a/b query q"),
         ("a/./b:c/", "a/b:c query q"),
+        ("/a\u00a0b\n/é c", "/a%C2%A0b%0A/é c query q"),
+        ("/a%C2%A0b", "/a%25C2%25A0b query q"),
+        ("file:/a\ud800", "file:/a%ED%A0%80 query q"),
     ],
 )
 def test_one_checkpoint_has_one_name(location: str | None, name: str) -> None:
