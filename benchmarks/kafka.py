@@ -15,6 +15,7 @@ K2  Everything runs in a process group of its own that is killed at the end, how
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -67,6 +68,28 @@ class Topic:
             *("--messages", str(self._count), *(reports if self._count >= REPORTED_MIN else ())),
         )
         return warmed_up(output, self._count)
+
+    def produce(self, *, size: int, count: int) -> Measures:
+        """Add records with kafka-producer-perf-test, acks=all; `rate` as it reports it. Raises Skipped."""
+        return produced(_tool(self._home, *_producing(self.address, size, count), "acks=all"), count)
+
+
+def produced(output: str, count: int) -> Measures:
+    """What kafka-producer-perf-test says in its last line. Raises Skipped if it sent less, or says nothing."""
+    found = re.findall(r"^(\d+) records sent, ([\d.]+) records/sec", output, re.MULTILINE)
+    if not found or int(found[-1][0]) != count:
+        print(f"Kafka's producer:\n{output[-2000:]}", file=sys.stderr)
+        raise Skipped(f"Kafka's producer sent {found[-1][0] if found else 0} of {count} messages")
+    rate = float(found[-1][1])
+    return {"rate": rate, "seconds": count / rate}
+
+
+def _producing(address: str, size: int, count: int) -> Sequence[str]:
+    return (
+        *("kafka-producer-perf-test", "--topic", TOPIC),
+        *("--num-records", str(count), "--record-size", str(size), "--throughput", "-1"),
+        *("--producer-props", f"bootstrap.servers={address}", "linger.ms=5", "batch.size=262144"),
+    )
 
 
 def warmed_up(output: str, count: int) -> Measures:
@@ -161,12 +184,7 @@ def _filled(stack: ExitStack, home: Path, folder: Path, size: int, count: int) -
         raise _failed("kafka-server-start.sh", f"ended with exit code {server.returncode}", log)
     bootstrap = ("--bootstrap-server", address)
     _tool(home, "kafka-topics", *bootstrap, "--create", "--topic", TOPIC, "--partitions", "1")
-    _tool(
-        home,
-        "kafka-producer-perf-test",
-        *("--topic", TOPIC, "--num-records", str(count), "--record-size", str(size), "--throughput", "-1"),
-        *("--producer-props", f"bootstrap.servers={address}", "linger.ms=5", "batch.size=262144"),
-    )
+    _tool(home, *_producing(address, size, count))
     os.sync()  # what Kafka left to the kernel to write must not be written during anybody's turn
     return Topic(home, address, count)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 METRIC: Final = "spark_liftlog_lag_records"
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 POLL_S: Final = 1
+NO_PROGRESS: Final = "no progress yet"
 
 
 class LagListener(StreamingQueryListener):
@@ -120,27 +121,36 @@ def show_progress(query: StreamingQuery, timeout_s: float | None = None) -> None
 class _Shown:
     """What a query's last progress looks like in a notebook."""
 
-    def __init__(self, query: StreamingQuery) -> None:
+    def __init__(self, query: StreamingQuery | Any) -> None:
         self._progress = query.lastProgress
 
     def _repr_html_(self) -> str:
         return as_html(self._progress)
+
+    def __repr__(self) -> str:
+        """Where no HTML is shown."""
+        found = None if self._progress is None else lag(self._progress)
+        return NO_PROGRESS if found is None else _line(self._progress, found)
 
 
 def as_html(progress: Any) -> str:
     """One progress as a small table; None: before the first."""
     found = None if progress is None else lag(progress)
     if found is None:
-        return "<p>no progress yet</p>"
-    head = (
-        f"<b>{html.escape(str(progress['name'] or progress['id']))}</b>: batch {progress['batchId']},"
-        f" {progress['processedRowsPerSecond']:,.0f} records/s, {found.total:,} behind"
-    )
+        return f"<p>{NO_PROGRESS}</p>"
     rows = "".join(
         f"<tr><td>{html.escape(stream)}</td><td>{partition}</td><td>{records:,}</td></tr>"
         for (stream, partition), records in sorted(found.partitions.items())
     )
-    return f"<p>{head}</p><table><tr><th>stream</th><th>partition</th><th>lag</th></tr>{rows}</table>"
+    line = html.escape(_line(progress, found))
+    return f"<p>{line}</p><table><tr><th>stream</th><th>partition</th><th>lag</th></tr>{rows}</table>"
+
+
+def _line(progress: Any, found: Lag) -> str:
+    return (
+        f"{progress['name'] or progress['id']}: batch {progress['batchId']},"
+        f" {progress['processedRowsPerSecond']:,.0f} records/s, {found.total:,} behind"
+    )
 
 
 def _escaped(label: str) -> str:

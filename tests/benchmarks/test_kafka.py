@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import kafka
 from benchmarks.harness import Skipped, versions
-from benchmarks.kafka import warmed_up
+from benchmarks.kafka import produced, warmed_up
 from tests.support.processes import eventually
 
 HEADER = (
@@ -78,6 +78,18 @@ def not_running(pid: str) -> bool:
 
 def test_rate_begins_after_half_of_the_records() -> None:
     assert warmed_up(REPORTS, 2_000_000) == {"rate": 1.6e6, "rate_whole": 1.9e6 / 2.2, "seconds": 2.2}
+
+
+def test_a_producer_is_taken_at_its_last_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of Kafka 4.3.1 as it was: a report every few seconds, then all together."""
+    report = "{} records sent, {} records/sec (119.03 MB/sec), 1.7 ms avg latency, 250.0 ms max latency"
+    output = f"{report.format(600, 120.0)}\n{report.format(1000, 200.5)}, 1 ms 50th, 3 ms 95th.\n"
+    assert produced(output, 1000) == {"rate": 200.5, "seconds": 1000 / 200.5}
+    with pytest.raises(Skipped, match="sent 1000 of 1001 messages"):
+        produced(output, 1001)
+    with pytest.raises(Skipped, match="sent 0 of 5 messages"):
+        produced("nothing\n", 5)
+    capsys.readouterr()
 
 
 def test_few_records_have_but_one_report() -> None:

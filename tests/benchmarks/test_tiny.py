@@ -106,6 +106,13 @@ def test_staged(tmp_path: Path) -> None:
         assert set(line["ratios"]) == {"liftlog/append"}
 
 
+def test_produce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BENCH_KAFKA_HOME", raising=False)
+    (line,) = run_tiny("produce", tmp_path)
+    assert ours(line)["lost"] == 0
+    assert ours(line)["rate"] > 0
+
+
 def test_rewrite(tmp_path: Path) -> None:
     compaction, coalescing = run_tiny("rewrite", tmp_path)
     assert ours(compaction)["lost"] == ours(coalescing)["lost"] == 0

@@ -1,5 +1,7 @@
 """Goal: every notebook runs from top to bottom. Method: in a kernel of its own, against a real `liftlog up`.
 
+01 computes windows as a table and as a stream; 02 kills its job, goes on, and counts. Both compare with pandas.
+
 UPDATE_NOTEBOOKS=1 writes the outputs of the run into the notebooks; look at them before you commit.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +20,9 @@ from rich.console import Console
 
 from examples.local import Liftlog
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
+PLOTS = {"01-explore": 2, "02-exactly-once": 1}
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +40,29 @@ def test_the_notebook_runs_and_plots(
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     NotebookClient(
-        notebook, timeout=240, kernel_name="python3", record_timing=False, resources={"metadata": {"path": tmp_path}}
+        notebook, timeout=400, kernel_name="python3", record_timing=False, resources={"metadata": {"path": tmp_path}}
     ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= PLOTS[path.stem]
     assert "all as pandas computes them" in "".join(output.get("text", "") for output in outputs)
+    if path.stem == "02-exactly-once":
+        check_kill_and_progress(notebook)
     if os.environ.get("UPDATE_NOTEBOOKS"):
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         nbformat.write(notebook, path)
+
+
+def check_kill_and_progress(notebook: nbformat.NotebookNode) -> None:
+    """The job was killed, and the progress of the one that went on was shown in one place, up to its end."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert any("ended by SIGKILL" in output.get("text", "") for cell in cells for output in cell.outputs)
+    shown = next(cell.outputs for cell in cells if cell.source.startswith("spark_liftlog.show_progress("))
+    assert [output.output_type for output in shown] == ["display_data"], "one line that changes"
+    last = shown[0]["data"]["text/html"]
+    assert re.search(r"windows: batch \d+, [\d,]+ records/s, 0 behind", last), last
+    assert len(re.findall(r"<td>once-flights</td><td>[01]</td><td>0</td>", last)) == 2, last
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -148,3 +148,64 @@ def test_foreach_batch_writes_once_with_a_transaction(
     query = stream.follow(spark, maxOffsetsPerTrigger=30).writeStream.foreachBatch(write)
     query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination(120)
     assert found(targets[0]) == found(targets[1]) == expected(stream)
+
+
+def first_of_each(source: Stream, spark: SparkSession) -> DataFrame:
+    """A stateful query: its state has as many partitions as the shuffle of its first run."""
+    return source.follow(spark, maxOffsetsPerTrigger=30).select("value").dropDuplicates(["value"])
+
+
+def test_other_shuffle_partitions_over_a_checkpoint_change_nothing(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str, request: pytest.FixtureRequest
+) -> None:
+    """A shuffle takes the new number, and a batch that comes again has its rows in other tasks; state keeps the old."""
+    setting = "spark.sql.shuffle.partitions"
+    request.addfinalizer(lambda: spark.conf.set(setting, "2"))
+    targets = [Stream.create(client, f"width-{n}") for n in range(2)]
+    frames = [lambda: stream.follow(spark).repartition("value").select("value"), lambda: first_of_each(stream, spark)]
+    for width in ("2", "5", "3"):
+        spark.conf.set(setting, width)
+        stream.append(20)
+        for number, (target, frame) in enumerate(zip(targets, frames, strict=True)):
+            place = f"{checkpoint}-{number}"
+            if width != "2":
+                forget_last(place, "commits")
+            run_into(target, frame(), place)
+            assert found(target) == expected(stream), f"query {number} with {width}"
+
+
+def test_a_repartitioned_checkpoint_is_refused_once(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str, request: pytest.FixtureRequest
+) -> None:
+    """Spark adds a batch of its own, of which no sink hears."""
+    provider = "spark.sql.streaming.stateStore.providerClass"
+    request.addfinalizer(lambda: spark.conf.unset(provider))
+    spark.conf.set(provider, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    target = Stream.create(client, "repartitioned")
+    stream.append(20)
+    run_into(target, first_of_each(stream, spark), checkpoint)
+    spark._streamingCheckpointManager.repartition(checkpoint, 3)
+    stream.append(20)
+    with pytest.raises(PySparkException, match=r"LIFTLOG_SINK_BATCHES_MISSING: .*onMissingBatches=accept"):
+        run_into(target, first_of_each(stream, spark), checkpoint)
+    run_into(target, first_of_each(stream, spark), checkpoint, onMissingBatches="accept")
+    assert found(target) == expected(stream)
+
+
+def test_names_of_source_and_query_change_nothing_for_the_sink(
+    spark: SparkSession, stream: Stream, client: Client, checkpoint: str, request: pytest.FixtureRequest
+) -> None:
+    """`readStream.name` (source evolution) and `queryName`, over a restart and a lost commit."""
+    setting = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    request.addfinalizer(lambda: spark.conf.unset(setting))
+    spark.conf.set(setting, "true")
+    target = Stream.create(client, "named")
+    options = {"brokers": stream.address, "stream": stream.name, "startingOffsets": "earliest"}
+    for name in ("first", "second"):
+        stream.append(20)
+        frame = spark.readStream.format("liftlog").options(**options).name("orders").load().select("value")
+        writer = frame.writeStream.queryName(name).format("liftlog").option("stream", target.name)
+        writer = writer.options(brokers=target.address, checkpointLocation=checkpoint)
+        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+        assert found(target) == expected(stream)
+        forget_last(checkpoint, "commits")

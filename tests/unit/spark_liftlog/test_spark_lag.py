@@ -13,7 +13,7 @@ import pytest
 from broker.api.errors import DeadlineExceeded, OffsetOutOfRange
 from spark_liftlog import Lag, lag
 from spark_liftlog.errors import LiftlogSparkError, shown_to_spark
-from spark_liftlog.progress.lag_listener import LagListener, as_html
+from spark_liftlog.progress.lag_listener import LagListener, _Shown, as_html
 from spark_liftlog.progress.query_lag import report
 
 REPORT = report({("orders", 0): 100, ("orders", 1): 7}, {("orders", 0): 250, ("orders", 1): 7})
@@ -100,3 +100,9 @@ def test_a_notebook_shows_rate_and_lag() -> None:
     shown = as_html({"id": "1", "name": "<q>", "batchId": 7, "processedRowsPerSecond": 1234.5, **progress(REPORT)})
     for part in ("&lt;q&gt;", "batch 7", "1,234 records/s", "150 behind", "<td>orders</td><td>0</td><td>150</td>"):
         assert part in shown
+
+
+def test_where_no_html_is_shown_progress_is_a_line() -> None:
+    progress_of = {"id": "1", "name": "<q>", "batchId": 7, "processedRowsPerSecond": 1234.5, **progress(REPORT)}
+    assert repr(_Shown(SimpleNamespace(lastProgress=progress_of))) == "<q>: batch 7, 1,234 records/s, 150 behind"
+    assert repr(_Shown(SimpleNamespace(lastProgress=None))) == "no progress yet"
