@@ -6,7 +6,8 @@
     partition of a row: its column `partition`; else the hash of its key; else the task's turn, batch by batch
 
 K3  Rows of one task and one partition keep their order.
-K4  Each row that came in goes out once: to its stream, or to the dead letter stream.
+K4  Without a dead letter stream the first bad row of a task is the error, whichever stream it names.
+K5  Each row that came in goes out once: to its stream, or to the dead letter stream.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Router:
         self._targets: dict[str, Target] = {}
         self._turn = random.randrange(1 << 16)
         self._letters = 0
+        self._refused: list[tuple[int, LiftlogError]] = []
         self.row_count = 0
         self.bad_count = 0
         self.digest = 0
@@ -83,30 +85,41 @@ class Router:
         rows = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
         if streams is None:
             assert self._options.stream is not None, "a frame without a column stream needs the option"
-            self._add(self._options.stream, rows, partitions, np.arange(batch.num_rows))
+            good = [self._good(self._options.stream, rows, partitions, np.arange(batch.num_rows))]
         else:
+            good = []
             for stream, places in _by_value(streams):
                 chosen = None if partitions is None else partitions.take(pa.array(places))
-                self._add(stream, _taken(rows, places), chosen, places)
+                good.append(self._good(stream, _taken(rows, places), chosen, places))
+        if self._refused:
+            row, error = min(self._refused, key=lambda one: one[0])
+            raise type(error)(f"row {row} of task {self._task}: {error}", **{**error.fields, "row": row})
+        for one in good:
+            if one is not None:
+                self._send(*one)
         self.row_count += batch.num_rows
         self._turn += 1
 
-    def _add(self, stream: str | None, rows: pa.RecordBatch, partitions: Any, places: Any) -> None:
-        """The rows of one stream; `places` says where in the batch they are."""
+    def _good(
+        self, stream: str | None, rows: pa.RecordBatch, partitions: Any, places: Any
+    ) -> tuple[Target, pa.RecordBatch, Any] | None:
+        """What of the rows of one stream can be written; `places` says where in the batch they are."""
         try:
             target = self._target(stream)
         except (UnknownStream, InvalidName, InvalidRecords) as error:
             self._refuse(stream, rows, [Bad(np.arange(rows.num_rows), error)], places)
-            return
+            return None
         lengths = row_bytes(rows, target.subject)
         bad = list(bad_rows(rows, partitions, target, lengths))
         if bad:
             is_good = self._refuse(stream, rows, bad, places)
             good = np.flatnonzero(is_good)
-            rows, lengths = rows.take(pa.array(good)), lengths[good]
+            rows = rows.take(pa.array(good))
             partitions = None if partitions is None else partitions.take(pa.array(good))
-        if rows.num_rows == 0:
-            return
+        return (target, rows, partitions) if rows.num_rows else None
+
+    def _send(self, target: Target, rows: pa.RecordBatch, partitions: Any) -> None:
+        """Rows of one stream to their partitions."""
         by_key = self._options.partitioner == "key" and "key" in rows.schema.names
         if partitions is None and not by_key:
             self._outlet.add(target, self._turn % target.partition_count, rows)
@@ -126,17 +139,14 @@ class Router:
         return found
 
     def _refuse(self, stream: str | None, rows: pa.RecordBatch, bad: Iterable[Bad], places: Any) -> Any:
-        """Raise for the first bad row, or write bad rows as dead letters; returns which rows are good."""
-        worst = min(bad, key=lambda one: int(places[one.rows[0]]))
+        """Note bad rows, or write them as dead letters; returns which rows are good."""
         if self._options.dead_letter_stream is None:
-            row = self.row_count + int(places[worst.rows[0]])
-            error = worst.error
-            raise type(error)(f"row {row} of task {self._task}: {error}", **{**error.fields, "row": row})
+            self._refused += [(self.row_count + int(places[one.rows[0]]), one.error) for one in bad]
         is_good = np.ones(rows.num_rows, np.bool_)
         for one in bad:
             fresh = one.rows[is_good[one.rows]]
             is_good[one.rows] = False
-            if len(fresh):
+            if len(fresh) and self._options.dead_letter_stream is not None:
                 self._write_letters(stream, rows.take(pa.array(fresh)), one.error, self.row_count + places[fresh])
         return is_good
 
