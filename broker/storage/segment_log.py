@@ -256,6 +256,8 @@ class Log:
         """Close the tail's file and forget its index, if all is durable. Returns whether no descriptor is held."""
         state = self.state
         with self.sync_lock, self.lock:
+            if state.is_closed:
+                return True
             if state.failure is not None or state.durable_end < state.log_end_offset:
                 return False
             with state.guarded("idle"):

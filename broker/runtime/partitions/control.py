@@ -227,12 +227,20 @@ class Control:
             await self._execute({"v": COMMAND_VERSION, "kind": "alter_stream", "name": name, "settings": dict(values)})
             info = self._streams.info(name)
             await self._open_again(info)
-            for partition in self._streams.by_name.get(name, ()):
-                partition.alter(info)
+            await self._tell(info, self._streams.by_name.get(name, ()))
             if self._intake is not None and name in self._streams.by_name and info.settings.subject is not None:
                 await asyncio.wrap_future(self._intake.alter(info))
             log.info("stream.altered stream=%s settings=%s", name, json.dumps(dict(values)))
             return info
+
+    async def _tell(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:
+        """Have partitions take over altered settings; a log that is at a write of its own has to be waited for."""
+
+        def tell() -> None:
+            for partition in partitions:
+                partition.alter(info)
+
+        await asyncio.to_thread(tell)
 
     async def _set_state(self, name: str, paused: bool | None, read_only: bool | None) -> StreamInfo:
         async with self._turn():
@@ -246,8 +254,7 @@ class Control:
             partitions = self._streams.by_name.get(name, [])
             if self._intake is not None and info.paused and not was.paused:
                 await asyncio.wrap_future(self._intake.detach(name))  # what NATS has sent by now is still taken in
-            for partition in partitions:
-                partition.alter(info)
+            await self._tell(info, partitions)
             if self._intake is not None and was.paused and not info.paused and partitions:
                 await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
             self._hub.note(name)

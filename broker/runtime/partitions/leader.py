@@ -262,7 +262,10 @@ class Partition:
             raise
         if before:
             self._effects.do(before)
-        replica.appended(result)
+        try:
+            replica.appended(result)
+        except Exception:  # what it counts and begins is ours alone: it is stored, and somebody waits for his answer
+            log.exception("partition.appended_bug partition=%s", self)
         if not effects:
             return result
         if row is not None and type(effects[0]) is Sync:

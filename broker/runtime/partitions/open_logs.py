@@ -5,7 +5,8 @@
 A log opens its file when it is appended to, and the cleaner closes it once it is quiet; this bounds what is open in
 between, however many partitions trickle. Only a log that is wholly durable gives its file back (`PartitionLog.idle`): a
 descriptor that is closed while pages are dirty would take the error of a failed write with it. So for as long as
-an fsync takes there may be more.
+an fsync takes there may be more. One that cannot give its file back, as it has failed or is synced now and then, does
+not keep the next ones from it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import resource
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from broker.api.errors import LiftlogError
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 BESIDE: Final = 512
 """Descriptors for sockets, readers, small files and libraries."""
 LEAST: Final = 16
+ASKED_MAX: Final = 8
+"""So many logs are asked at once. If none of them can give its file back, others are asked the next time."""
 CONNECTIONS_SHARE: Final = 4
 """Of so many files one may be an HTTP connection: one that reads has files open besides."""
 RAISED_TO: Final = 1 << 20
@@ -104,12 +108,22 @@ class OpenLogs:
             self._order.pop(log, None)
             self._newest = None
 
-    def put_off(self, log: Restable) -> None:
-        """It could not give its file back yet: it is the first to be asked next time."""
+    def next_over(self, count: int) -> Restable | None:
+        """The next one to be asked, taken out, if with `count` that were taken out there are too many; else None."""
         with self._lock:
-            if log not in self._order:
-                self._order[log] = None
-                self._order.move_to_end(log, last=False)
+            if len(self._order) + count <= self.limit or not self._order:
+                return None
+            self._newest = None
+            return self._order.popitem(last=False)[0]
+
+    def put_off(self, logs: Sequence[Restable], *, others_first: bool) -> None:
+        """They could not give their file back yet: they are the first to be asked next time, or the last."""
+        with self._lock:
+            self._newest = None
+            for log in logs if others_first else reversed(logs):
+                if log not in self._order:
+                    self._order[log] = None
+                    self._order.move_to_end(log, last=others_first)
 
 
 class _Rest:
@@ -120,9 +134,22 @@ class _Rest:
         self._log = log
 
     def run_sync(self) -> bool:
-        try:
-            if not self._log.idle():
-                self._open_logs.put_off(self._log)
-        except LiftlogError as error:
-            log.warning("partition.rest_failed log=%s error=%s", self._log, error)
+        blocked: list[Restable] = []
+        log = self._log
+        for asked in range(1, ASKED_MAX + 1):
+            if not _gives_back(log):
+                blocked.append(log)
+            following = self._open_logs.next_over(len(blocked)) if asked < ASKED_MAX else None
+            if following is None:
+                break
+            log = following
+        self._open_logs.put_off(blocked, others_first=len(blocked) == ASKED_MAX)
+        return False
+
+
+def _gives_back(rested: Restable) -> bool:
+    try:
+        return rested.idle()
+    except LiftlogError as error:
+        log.warning("partition.rest_failed log=%s error=%s", rested, error)
         return False

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
-from broker.api.errors import LiftlogError, Overloaded
+from broker.api.errors import LiftlogError, NotReady, Overloaded
 from broker.replication.events import Acks
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import Outcome
@@ -41,6 +41,7 @@ class QueuedAppends:
 
         Raises:
             Overloaded: too many appends wait already.
+            NotReady: the broker stops; nothing was appended.
         """
         with self._lock:
             if self._waiting >= APPENDS_WAITING_MAX:
@@ -63,7 +64,12 @@ class QueuedAppends:
             if acks == "none":
                 self._finish(future, result)
 
-        self._appender.submit(run)
+        try:
+            self._appender.submit(run)
+        except RuntimeError as error:  # the broker stops
+            with self._lock:
+                self._waiting -= 1
+            raise NotReady("the broker is stopping") from error
         return future
 
     def _finish(self, future: Future[AppendResult], outcome: AppendResult | Exception) -> None:

@@ -98,6 +98,8 @@ class Replica:
             self.room.took(byte_count)
         if self._open_logs is not None:
             self._open_logs.touch(self.log)
+            if self.removed:  # since it was appended to: nobody else takes it out
+                self._open_logs.forget(self.log)
         if self.log.lacks_subjects:
             self._build_subjects()
 
@@ -159,9 +161,9 @@ class Replica:
 
     def note_removed(self) -> None:
         """The stream was deleted, and the log will be closed: what fails from now on is no fault."""
+        self.removed = True  # first: an append under way looks at it behind what it counts
         if self._open_logs is not None:
             self._open_logs.forget(self.log)
-        self.removed = True
 
     # --- the table of subjects (R2) -------------------------------------------------------------------------
 

@@ -4,6 +4,11 @@ Both may go below the recovery point and the high watermark. In this order, each
 the next: what a join has left; the mark of compaction; the checkpoint, lowered; the epochs; then the
 segments from the newest on, and the end of the one that the cut is in.
 
+What a join has left is settled as an open does it (`joining`). Where that keeps old segments, because
+the joined one is damaged, the folder holds records that this log does not know: taken back from the
+joined segment alone, they would stand in the old ones at the next open. So the log is failed, and
+`recover` opens the folder as it is; after that it may be truncated.
+
 L5  What is taken back is taken back on disk first, in an order in which a crash leaves the log as it
     was, or shorter; and all of it is on disk before the next append.
 
@@ -14,6 +19,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from broker.api.errors import StorageFailed
+from broker.storage.recovery import list_segments
 from broker.storage.rewrite.clean_state import lower_clean_state
 from broker.storage.rewrite.joining import settle_joins
 from broker.storage.segments.checkpoint import Checkpoint
@@ -39,7 +46,7 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
     if to >= state.log_end_offset:
         return
     with state.guarded("truncate"):
-        settle_joins(state.disk, state.folder, [])  # what one has left is not in the chain, and would come back
+        _settle(state)
         lower_clean_state(state.disk, state.folder, to)
         point = checkpoints.point(flush=False)
         checkpoints.write(
@@ -67,7 +74,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
         DiskFull, StorageFailed: as `truncate`.
     """
     with state.guarded("reset"):
-        settle_joins(state.disk, state.folder, [])
+        _settle(state)
         lower_clean_state(state.disk, state.folder, 0)
         checkpoints.write(Checkpoint(high_watermark=to, log_start_offset=to, recovery_point=to))
         before = epochs.write([(last_epoch, to - 1)] if last_epoch >= 0 and to else [], end=to)
@@ -77,3 +84,18 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     state.high_watermark = to
     with state.failing("reset"):
         state.chain.end_at(to, is_all=True)
+
+
+def _settle(state: LogState) -> None:
+    """Settle joins; see the module. What is below the log is a leftover of retention, which no open takes in."""
+    settle_joins(state.disk, state.folder, [])
+    known = {segment.base_offset for segment in state.chain.segments}
+    found = {segment.base_offset for segment in list_segments(state.disk, state.folder)}
+    unknown = sorted(base for base in found - known if base > min(known, default=-1))
+    if unknown:
+        raise state.fail(
+            StorageFailed(
+                f"{state.folder}: an interrupted join has left segments {unknown}, and the joined one is damaged",
+                path=state.folder,
+            )
+        )

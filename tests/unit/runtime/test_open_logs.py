@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.runtime.partitions.open_logs import BESIDE, LEAST, OpenLogs, connections_within, files_within, raise_limit
+from broker.api.errors import StorageFailed
+from broker.runtime.partitions.open_logs import (
+    ASKED_MAX,
+    BESIDE,
+    LEAST,
+    OpenLogs,
+    connections_within,
+    files_within,
+    raise_limit,
+)
 from broker.runtime.partitions.sync import SyncPool
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
@@ -74,6 +83,46 @@ def test_a_log_that_is_not_durable_keeps_its_file_and_is_asked_again(pool: SyncP
         commit(log)
         open_logs.touch(log)
     eventually(lambda: [log.is_awake for log in made] == [False] * 2 + [True] * LIMIT)
+
+
+@pytest.mark.parametrize("blocked", [1, 3, LIMIT - 1, ASKED_MAX, 3 * ASKED_MAX])
+@pytest.mark.parametrize("why", ["not durable", "failed"])
+def test_logs_that_cannot_give_their_file_back_do_not_keep_others_from_it(
+    pool: SyncPool, blocked: int, why: str
+) -> None:
+    """They count: with too many of them nobody else keeps a file for long."""
+    disk = SimDisk()
+    made, open_logs = logs(disk, blocked + 40), OpenLogs(LIMIT, pool)
+    for log in made[:blocked]:
+        append(log)
+        open_logs.touch(log)
+        if why == "failed":
+            log.log.fail(StorageFailed("the disk"))
+    for log in made[blocked:] * 2:
+        append(log)
+        commit(log)
+        open_logs.touch(log)
+    last = made[-1]
+    wanted = max(LIMIT, blocked + ASKED_MAX)
+
+    def few() -> bool:
+        open_logs.touch(made[-2])
+        open_logs.touch(last)
+        return disk.open_files <= wanted
+
+    eventually(few, what=f"{disk.open_files} files to become {wanted}")
+    assert all(log.is_awake for log in made[:blocked])
+    assert len(open_logs) <= wanted + 2
+
+
+def test_a_log_that_was_closed_is_not_counted_for_good(pool: SyncPool) -> None:
+    """Its stream may be deleted while it is asked, or just before it is counted."""
+    disk = SimDisk()
+    made, open_logs = logs(disk, LIMIT + 1), OpenLogs(LIMIT, pool)
+    made[0].close(clean=False)
+    for log in made:
+        open_logs.touch(log)
+    eventually(lambda: len(open_logs) == LIMIT)
 
 
 def test_one_that_is_forgotten_is_not_asked(pool: SyncPool) -> None:
