@@ -7,12 +7,14 @@ commit does in several partitions at once runs in further ones, or commits could
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from broker.api.errors import LiftlogError
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
@@ -23,6 +25,7 @@ from broker.sinks.state import SinkState
 from broker.storage.disk import Disk
 from broker.storage.rows import RowBatch
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CALL_THREADS = 8
@@ -31,6 +34,13 @@ PARTITION_THREADS = 4
 
 def _now_us() -> int:
     return time.time_ns() // 1000
+
+
+def _close(store: StageStore) -> None:
+    try:
+        store.close()
+    except (LiftlogError, OSError) as error:  # its files are closed, without a clean mark
+        log.warning("partition.close_failed partition=%s error=%s", store, error)
 
 
 class SinkService:
@@ -97,14 +107,14 @@ class SinkService:
             with self._lock:
                 store = self._stores.pop(partition, None)
             if store is not None:
-                store.close()
+                _close(store)  # however the disk is: the logs beside it have to be closed, too
 
     def close(self) -> None:
         """End what is under way, and close the hidden logs."""
         self._calls.shutdown(wait=True)
         self._spread.shutdown(wait=True)
         for store in self.stores():
-            store.close()
+            _close(store)
 
     # --- the stages of every partition ----------------------------------------------------------------------
 

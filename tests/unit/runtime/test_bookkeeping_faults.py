@@ -52,7 +52,7 @@ async def test_an_append_that_is_awaited_is_answered_once_despite_it(partition: 
 def test_an_append_that_comes_after_the_last_thread_has_ended_is_refused_and_waits_nowhere(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queued = partition.append.__self__  # type: ignore[attr-defined]
+    queued = partition._queued
     with ThreadPoolExecutor(1) as ended:
         monkeypatch.setattr(queued, "_appender", ended)
     with pytest.raises(NotReady):

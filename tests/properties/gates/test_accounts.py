@@ -1,0 +1,199 @@
+"""Goal: what a broker counts is what there is, after each change and each failure half-way through one.
+
+    files      the logs that are counted as open are those that have a file; below the folder nothing else is open
+    room       a file that nobody has open is as long as what it holds; one that is open runs ahead by its room
+    under way  no bytes between NATS and the disk, no append in a queue, no request body, no waiter
+    records    as many were counted as the log has taken
+    stages     as many bytes are staged as live stages have
+
+Method: random appends and changes of a few streams, random calls to the disk that fail; what is counted is compared
+after each step. At the end all streams are deleted, and only what is the broker's own is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import LiftlogError
+from broker.runtime.partitions.leader import Partition
+from broker.serving.http.app import SERVING
+from broker.serving.http.body import BodyBudget
+from broker.storage.log import PartitionLog
+from broker.storage.segments.chain import AHEAD_BYTES
+from tests.properties.gates import appends
+from tests.properties.gates.rig import Rig
+from tests.properties.gates.table import running
+from tests.support.effort import EFFORT, seeded, seeds
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60 * EFFORT
+NAMES = ("a", "b", "c")
+FAULTS = ("write", "sync", "open", "unlink", "replace", "sync_dir", "remove_tree")
+
+
+class Life:
+    """What is done, step by step."""
+
+    def __init__(self, rig: Rig, seed: int) -> None:
+        self.rig = rig
+        self.rng = random.Random(seeded(seed))
+        self.began: dict[Partition, int] = {}
+        self.epochs: dict[str, int] = {}
+        self.number = 0
+
+    async def step(self) -> str:
+        name, rng, broker = self.rng.choice(NAMES), self.rng, self.rig.broker
+        faulty = ""
+        if rng.random() < 0.4:
+            faulty = rng.choice(FAULTS)
+            kind = rng.choice([errno.EIO, errno.ENOSPC])
+            self.rig.gates.fail(faulty, lambda path: f"/streams/{name}/" in path, kind)
+        act = rng.choice([self.create, self.append, self.append, self.append, self.sink, self.change, self.background])
+        try:
+            done = await act(name)
+        except LiftlogError as error:
+            done = f"{act.__name__}: {error}"
+        self.rig.gates.open_all()
+        for partition in broker._streams.all_partitions():
+            self.began.setdefault(partition, partition.log.log_end_offset - partition.replica.record_count)
+        return f"{name} {faulty} {done}"
+
+    async def create(self, name: str) -> str:
+        await self.rig.broker.create_stream(
+            name, {"subject": f"{name}.>", "partition_by": "key", "segment_bytes": 1 << 16}
+        )
+        return "create"
+
+    async def append(self, name: str) -> str:
+        self.number += 1
+        values = [b"%d-%d" % (self.number, i) for i in range(self.rng.choice([1, 2, 40]))]
+        if self.rng.random() < 0.5 and name in self.rig.intake._streams:
+            outcome = await self.rig.publish(name, *values, replies=(self.rng.randrange(len(values)),))
+        else:
+            outcome = await self.rig.post(name, *values)
+        return f"append: {outcome.fate} {outcome.reason}"
+
+    async def sink(self, name: str) -> str:
+        if name not in self.epochs:
+            self.epochs[name] = await appends.opened(self.rig, name)
+        staged = await appends.stage(self.rig, name, self.epochs[name])
+        committed = await appends.commit(self.rig, name, self.epochs[name])
+        return f"sink: {staged} {committed}"
+
+    async def change(self, name: str) -> str:
+        broker, rng = self.rig.broker, self.rng
+        match rng.randrange(6):
+            case 0:
+                await broker.delete_stream(name)
+                return "delete"
+            case 1:
+                await broker.alter_stream(name, {"batch_records": rng.randint(5, 50)})
+                return "alter"
+            case 2:
+                await broker.set_stream_state(name, paused=rng.random() < 0.3)
+                return "paused"
+            case 3:
+                await broker.set_stream_state(name, read_only=rng.random() < 0.3)
+                return "read only"
+            case 4:
+                await broker.add_partitions(name, broker.stream(name).settings.partitions + 1)
+                return "add partitions"
+            case _:
+                incarnation = broker.stream(name).incarnation
+                end = broker.partition(name, 0).log.log_end_offset
+                await broker.trim_stream(name, incarnation, {0: rng.randint(0, end + 1)})
+                return "trim"
+
+    async def background(self, name: str) -> str:
+        """A round of the cleaner over one stream."""
+        for partition in self.rig.broker.partitions(name):
+            match self.rng.randrange(4):
+                case 0:
+                    partition.replica.checkpoint(0.0)
+                case 1:
+                    partition.sync_if_due(0.0)
+                case 2:
+                    partition.log.roll_if_due(1 << 60)
+                case _:
+                    partition.replica.rest_if_quiet()
+        self.rig.broker.sinks.sweep()
+        return "background"
+
+    async def check(self) -> None:
+        rig, streams = self.rig, self.rig.broker._streams
+        partitions = streams.all_partitions()
+        await rig.rests(partitions)
+        hidden = [store._hidden._log for store in rig.broker.sinks._stores.values() if store._hidden._log is not None]
+        logs = [*(partition.log for partition in partitions), *hidden]
+        await until(lambda: sorted(files_open(rig.folder, ".arrows")) == files_of(logs), "other files are open")
+        tails = files_of(logs)
+        for partition in partitions:
+            for segment in partition.log.log.state.view().segments:
+                size = os.stat(segment.path).st_size
+                holds = segment.size(streams._disk)
+                ahead = AHEAD_BYTES if segment.path in tails else 0
+                assert holds <= size <= holds + ahead, segment.path
+            assert partition.log.log_end_offset == self.began[partition] + partition.replica.record_count
+        for store in rig.broker.sinks._stores.values():
+            table = store._hidden._table
+            if table is not None:
+                parts = [part for stage in table.stages.values() for part in stage.parts.values()]
+                assert bool(store.byte_count()) == bool(parts)
+        assert budget(rig).bytes_now == 0
+
+
+def files_of(logs: Sequence[PartitionLog]) -> list[str]:
+    """What logs say that they have open: their tails, and what was sealed since their last fsync."""
+    chains = [log.log.chain for log in logs]
+    tails = [chain.tail.path for chain in chains if chain.tail is not None and chain.file is not None]
+    return sorted(tails + [file._path for chain in chains for file in chain._retired])  # type: ignore[attr-defined]
+
+
+def files_open(folder: Path, ending: str = "") -> list[str]:
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(folder)) and target.removesuffix(" (deleted)").endswith(ending):
+            found.append(target)
+    return found
+
+
+def budget(rig: Rig) -> BodyBudget:
+    runner = rig.broker._dataplane._runner
+    assert runner is not None
+    return runner.app[SERVING].budget
+
+
+@pytest.mark.parametrize("seed", seeds(12))
+async def test_what_is_counted_is_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    async with running(tmp_path / "data", monkeypatch) as rig:
+        rig.expects_faults()
+        life = Life(rig, seed)
+        done = []
+        for _ in range(STEPS):
+            done.append(await life.step())
+            try:
+                await life.check()
+            except AssertionError as error:
+                raise AssertionError("\n".join([*done, str(error)])) from error
+        for name in NAMES:
+            if any(info.name == name for info in rig.broker.streams()):
+                await rig.broker.delete_stream(name)
+        await life.check()
+        left = rig.broker._streams.all_partitions()
+        assert {partition.stream for partition in left} == {"__commits", "__offsets"}
+        assert {partition.stream for partition in rig.broker.sinks._stores} <= {"__commits", "__offsets"}
+        assert not rig.intake._streams
+        assert sorted(path.name for path in (rig.folder / "streams").iterdir()) == ["__commits", "__offsets"]
+    assert files_open(tmp_path) == []
