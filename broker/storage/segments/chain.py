@@ -206,13 +206,7 @@ class Chain:
                     raise
                 # Derivable: on a full disk the checkpoint says how much of it there is.
         assert tail.partial is not None
-        return TailPoint(
-            base_offset=tail.base_offset,
-            created_us=tail.created_us,
-            entry_count=tail.partial[0],
-            entry_crc=tail.partial[1],
-            bytes=tail.size(self.disk),
-        )
+        return tail.point(tail.partial, self.disk)
 
     def rest(self) -> None:
         """Forget the tail's index and close all files. `awake` brings them back."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from broker.storage.disk import Disk
+from broker.storage.segments.checkpoint import TailPoint
 from broker.storage.segments.index import (
     ENTRY_BYTES,
     INDEX_CACHE,
@@ -81,6 +82,16 @@ class Segment:
         if self._size < 0:
             self._size = disk.size(self.path)
         return self._size
+
+    def point(self, partial: tuple[int, int], disk: Disk) -> TailPoint:
+        """What a checkpoint says of a tail whose index file holds `partial`."""
+        return TailPoint(
+            base_offset=self.base_offset,
+            created_us=self.created_us,
+            entry_count=partial[0],
+            entry_crc=partial[1],
+            bytes=self.size(disk),
+        )
 
     def index(self, disk: Disk) -> IndexView | None:
         """The index; None when the index file is missing or wrong and has to be rebuilt (`index.I1`)."""

@@ -43,13 +43,12 @@ class Checkpoints:
         Without a lock, and for much less than a point costs: thousands of idle logs are asked in each round.
         """
         found, tail = self.written, self._state.chain.tail
-        return (
-            found is not None
-            and not self.is_dirty
-            and found.leader_epoch == self._epochs.latest
-            and (tail is None or tail.live is None)
-            and found.tail == self._state.chain.point(flush=False)
-        )
+        if found is None or self.is_dirty or found.leader_epoch != self._epochs.latest:
+            return False
+        if tail is None or found.tail is None:
+            return tail is None and found.tail is None
+        partial = tail.partial  # None: it is being sealed or scanned anew, and may still be the tail for as long
+        return tail.live is None and partial is not None and found.tail == tail.point(partial, self._state.disk)
 
     def keep(self, *, clean: bool = False, withdraw: bool = False) -> None:
         """Write down how far the log is, so that the next open starts there. Nothing new: nothing is written.

@@ -15,6 +15,7 @@ from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import LogIdentity, LogSettings, PartitionLog
+from broker.storage.segments.chain import Chain
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, disk, info, partition, pool, rows
 
@@ -109,3 +110,23 @@ def test_a_segment_that_was_sealed_by_its_age_is_in_the_next_checkpoint(partitio
     written = log.log._checkpoints.written
     assert written is not None
     assert written.tail is None
+
+
+def test_whoever_asks_while_a_segment_is_sealed_is_told_that_something_moves(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked without a lock: the tail may have been sealed, and still be the tail."""
+    log = partition.log
+    partition.append_now([rows(b"x")], lambda *_: None)
+    log.sync()
+    log.checkpoint()
+    told: list[bool] = []
+    retire = Chain._retire
+
+    def asked(chain: Chain) -> None:
+        told.append(log.log.is_checkpointed)
+        retire(chain)
+
+    monkeypatch.setattr(Chain, "_retire", asked)
+    assert log.roll_if_due(1 << 62)
+    assert told == [False]
