@@ -287,11 +287,17 @@ class Broker:
 
     async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
         """Create a stream, or find that it exists with the same settings."""
-        return await self._control.create_stream(name, values)
+        try:
+            return await self._control.create_stream(name, values)
+        finally:
+            self._cleaner.syncs.look()
 
     async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
         """Change settings of a live stream."""
-        return await self._control.alter_stream(name, values)
+        try:
+            return await self._control.alter_stream(name, values)
+        finally:
+            self._cleaner.syncs.look()
 
     async def set_stream_state(
         self, name: str, *, paused: bool | None = None, read_only: bool | None = None

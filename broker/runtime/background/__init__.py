@@ -7,6 +7,8 @@ compactor.py     Sealed segments are written anew: one thread, one partition aft
 disk_reserve.py  Room on the disk: what is kept free for the broker's own small files, and who has
                  to stop for that.
 expiry.py        Consumers that were given up: which ones are forgotten.
+interval_syncs.py
+                 `fsync = interval`: a thread that has logs synced when that is due.
 scrubber.py      The scrub of all partitions: one thread that reads everything again, slowly, and
                  checks it.
 """

@@ -2,9 +2,8 @@
 
 Every `checkpoint_interval_ms` the partitions that moved write their checkpoint, those to which little was appended in
 every `REST_ROUNDS`th round only: each is a file, its fsync and that of its folder, and says no more than from where a
-start after a crash has to read (`checkpoint.K1`). Every `interval_ms` old
-segments are sealed or removed; partitions with `fsync = interval` are handed to the fsync pool when due.
-Nothing here is waited for by an append or a fetch.
+start after a crash has to read (`checkpoint.K1`). Every `interval_ms` old segments are sealed or removed.
+Nothing here is waited for by an append or a fetch. A round may take long: `fsync = interval` has a thread of its own.
 
 A round works on the partitions that moved since the last one, and on a slice of the others, in turn: age passes
 without a move, and so does damage that a read has found. So the cost of idle partitions is bounded however many there
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from broker.api.errors import DiskFull, LiftlogError
+from broker.runtime.background.interval_syncs import IntervalSyncs
 from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -34,12 +34,15 @@ log = logging.getLogger(__name__)
 
 
 class Cleaner:
-    """Owns the cleaner thread.
+    """Owns the cleaner thread, and that of the interval's syncs.
 
     Args:
         partitions: All of them.
         moved: What changed since the last call; what is no partition is passed over.
         also: Done before each look at retention.
+
+    Attributes:
+        syncs: Of `fsync = interval`.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Cleaner:
     ) -> None:
         self._clean_s = config.cleaner.interval_ms / 1000
         self._checkpoint_s = config.cleaner.checkpoint_interval_ms / 1000
+        self.syncs = IntervalSyncs(partitions)
         self._partitions = partitions
         self._moved = moved
         self._also = also
@@ -59,13 +63,15 @@ class Cleaner:
         self._thread = threading.Thread(target=self._run, name="cleaner", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
         self._thread.start()
+        self.syncs.start()
 
     def stop(self) -> None:
         """Finish the round and stop."""
         self._stop.set()
         self._thread.join()
+        self.syncs.stop()
 
     def _run(self) -> None:
         clean_at = checkpoint_at = time.monotonic()
@@ -73,10 +79,7 @@ class Cleaner:
         to_checkpoint, to_clean = Turns(), Turns()
         while not self._stop.wait(pause_s):
             now = time.monotonic()
-            led = list(self._partitions())
-            interval_ms = [p.sync_if_due(now) for p in led if p.minds_time]
-            partitions = [p.replica for p in led]
-            pause_s = min(self._clean_s, self._checkpoint_s, *(ms / 1000 for ms in interval_ms))
+            partitions = [p.replica for p in self._partitions()]
             moved = {p for p in self._moved() if isinstance(p, Replica)}
             to_checkpoint.note(moved)
             to_clean.note(moved)

@@ -1,0 +1,88 @@
+"""`fsync = interval`: what was acknowledged is synced within the interval, whatever else is done."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from broker.runtime.background import interval_syncs
+from broker.runtime.background.cleaner import Cleaner
+from broker.runtime.background.interval_syncs import IntervalSyncs
+from broker.runtime.config.configuration import load
+from broker.runtime.partitions.leader import Partition
+from tests.support.processes import eventually
+from tests.unit.runtime.test_cleaner import interval
+from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
+
+__all__ = ["disk", "partition", "pool"]  # fixtures
+
+ROUNDS = {"LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "10", "LIFTLOG_CLEANER_INTERVAL_MS": "10"}
+
+
+def test_a_long_round_of_the_cleaner_does_not_hold_up_syncs(partition: Partition, pool: HeldPool) -> None:
+    """A commit of a gigabyte is finished in it, or a thousand checkpoints are written."""
+    partition.alter(interval(partition))
+    partition.append_now([rows(b"x")], lambda *_: None)
+    is_at_it, may_end = threading.Event(), threading.Event()
+
+    def also() -> None:
+        is_at_it.set()
+        may_end.wait()
+
+    cleaner = Cleaner(load(None, ROUNDS), lambda: [partition], moved=set, also=also)
+    pool.go.release(10)
+    cleaner.start()
+    try:
+        assert is_at_it.wait(10)
+        partition.append_now([rows(b"y")], lambda *_: None)
+        eventually(lambda: partition.log.durable_end == 2, timeout_s=10)
+    finally:
+        may_end.set()
+        cleaner.stop()
+
+
+def test_a_stream_that_is_altered_does_not_wait_for_the_next_look(
+    partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interval_syncs, "LOOK_S", 3600.0)
+    has_looked = threading.Event()
+
+    def partitions() -> list[Partition]:
+        has_looked.set()
+        return [partition]
+
+    syncs = IntervalSyncs(partitions)
+    pool.go.release(10)
+    syncs.start()
+    try:
+        assert has_looked.wait(10)
+        partition.alter(interval(partition))
+        syncs.look()
+        partition.append_now([rows(b"x")], lambda *_: None)
+        eventually(lambda: partition.log.durable_end == 1, timeout_s=10)
+    finally:
+        syncs.stop()
+
+
+def test_a_fault_at_one_partition_does_not_end_the_syncs_of_the_others(
+    partition: Partition, pool: HeldPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty:
+        minds_time, fsync_interval_ms, asked = True, 10, 0
+
+        def sync_if_due(self, now_s: float) -> int:
+            self.asked += 1
+            raise RuntimeError("a fault of ours")
+
+    faulty = Faulty()
+    partition.alter(interval(partition))
+    syncs = IntervalSyncs(lambda: [faulty, partition])  # type: ignore[list-item]
+    pool.go.release(10)
+    syncs.start()
+    try:
+        partition.append_now([rows(b"x")], lambda *_: None)
+        eventually(lambda: partition.log.durable_end == 1 and faulty.asked > 2, timeout_s=10)
+    finally:
+        syncs.stop()
+    assert caplog.text.count("cleaner.bug what=fsync") == 1
