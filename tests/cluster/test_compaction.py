@@ -101,6 +101,27 @@ def test_a_consumer_that_leaves_records_unread_is_forgotten_and_one_with_nothing
     eventually(lambda: "offsets.expired consumer=behind" in broker.output(), what="its line, written after the deed")
 
 
+def test_a_consumer_of_a_stream_that_is_offline_is_not_forgotten(broker: BrokerProcess, client: Client) -> None:
+    """It had read all there is; whether it still has, nobody can say before the stream is back."""
+    for name in ("away", "here"):
+        broker.request("POST", "/v1/streams", {"name": name, "subject": None})
+        append(client, name, [None] * 5, [b"x"] * 5)
+    commit(broker, "waits", "away", 5)
+    broker.stop()
+    folder = broker.folder / "data" / "streams" / "away"
+    folder.rename(broker.folder / "away")
+    broker.start(wait=False)
+    eventually(lambda: "stream.offline stream=away" in broker.output())
+    eventually(lambda: broker.output().count("broker.started") == 2)
+    commit(broker, "behind", "here", 2)
+    eventually(lambda: "offsets.expired consumer=behind" in broker.output(), what="a look at silent consumers")
+    assert committed(broker) == {"waits": 5}
+    broker.stop()
+    (broker.folder / "away").rename(folder)
+    broker.start()
+    assert committed(broker) == {"waits": 5}
+
+
 def test_a_client_reads_a_compacted_stream_by_offsets_not_by_places(broker: BrokerProcess, client: Client) -> None:
     answer = broker.request("POST", "/v1/streams", {"name": "keyed", "subject": None, **KEYED})
     assert any("without a key" in warning for warning in answer["warnings"])

@@ -1,7 +1,8 @@
 """Consumers that were given up: which ones are forgotten.
 
 One that leaves records unread and has committed nothing for `cleaner.offsets_retention_ms` is forgotten. One that has
-read all there is has nothing to commit, however long nothing happens: it is kept.
+read all there is has nothing to commit, however long nothing happens: it is kept. Of a stream that the catalog names
+and that is offline nobody can say that, so who reads it is kept for it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ def _leaves_unread(offsets: Consumers, streams: Streams, consumer: str, before_u
     live = 0
     for row in offsets.get(consumer):
         partitions = streams.by_name.get(row.stream, [])
+        if not partitions and (found := streams.incarnation_of(row.stream)) and row.incarnation in ("", found):
+            live += 1  # offline
+            continue
         if row.partition >= len(partitions) or row.incarnation not in ("", partitions[row.partition].incarnation):
             continue
         live += 1
-        found = partitions[row.partition].log
-        later = found.offset_for_time(before_us)
-        if row.offset < (found.high_watermark if later is None else later):
+        log_ = partitions[row.partition].log
+        later = log_.offset_for_time(before_us)
+        if row.offset < (log_.high_watermark if later is None else later):
             return True
     return live == 0
