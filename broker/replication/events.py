@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from broker.replication.messages import NO_INCARNATION, AskEnd, Fetch, Incarnation, Reply
+from broker.replication.messages import NO_INCARNATION, AskEnd, AskState, Fetch, Incarnation, Reply
 
 Ticket = Any
 """Whoever waits, as the driver knows him. The core only hands it back."""
@@ -133,12 +133,16 @@ class FetchArrived:
         log_start: Where the batch begins that holds the start of this log: who begins anew begins there, since stored
             batches are appended whole.
         start_epoch: Leader epoch of the record before that; -1: not known.
+        rewritten_to, state_offset: As in `messages.Records`. The latter for who lacks a state file: one that tells of
+            all below the follower's log start, and of nothing beyond its durable end.
     """
 
     fetch: Fetch
     epoch_before: int
     log_start: int = 0
     start_epoch: int = -1
+    rewritten_to: int = 0
+    state_offset: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +154,15 @@ class EndAsked:
     end: int
     log_start: int = 0
     start_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateAsked:
+    """A follower asks for a piece of a state file. `length`: of the piece that there is; `size`: 0: no such file."""
+
+    ask: AskState
+    length: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +220,7 @@ Event = (
     | Recovered
     | FetchArrived
     | EndAsked
+    | StateAsked
     | TrimAsked
     | StartMoved
     | IsrAnswered
@@ -271,7 +285,8 @@ class StepOut:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Tell another replica. With `Records` go the stored bytes from its offset on, as many as there are and fit."""
+    """Tell another replica. With `Records` go the stored bytes from its offset on, as many as there are and fit; with
+    `State` go those of the file."""
 
     to: str
     message: Reply

@@ -23,10 +23,14 @@ F4  The high watermark is the leader's, as far as this log goes, to the end of a
 F5  Who would be cut below the leader's log start begins anew there: below it there is nothing to agree on.
 F6  The log start is the leader's. It follows only what is below the high watermark here.
 F7  After a failed fsync nothing more is said before the replica has another incarnation.
+F8  What a record told (whose it is, its id) outlives it in the leader's state file. Who begins anew, or takes records
+    from where the leader has removed some, lacks that file: it says so with each fetch, is not asked in, and lets
+    nothing go, before it has one of this leader, whole. It comes in pieces, while records are fetched on.
 
 The caller's duties: those of `leader` 1 to 3. `Append`, `Truncate`, `Reset` and `StartAt` are done at once, and
-answered by `Holds` before any other event. A sync that is under way when the log is cut says `Synced` all the same.
-A replica that cannot read what it has fsynced follows nobody before it has stepped out: what it says is durable is not.
+answered by `Holds` before any other event; `TakeState` by `StateTaken`. A sync that is under way when the log is cut
+says `Synced` all the same. A replica that cannot read what it has fsynced follows nobody before it has stepped out:
+what it says is durable is not.
 
 Time is that of `Tick`. A question without an answer is asked again; a leader that answers nothing is reported.
 
@@ -52,6 +56,8 @@ from broker.replication.following import (
     Report,
     Reset,
     StartAt,
+    StateTaken,
+    TakeState,
     Truncate,
     Unfollowed,
     Unreachable,
@@ -59,12 +65,14 @@ from broker.replication.following import (
 from broker.replication.messages import (
     NO_INCARNATION,
     AskEnd,
+    AskState,
     Diverged,
     End,
     Fenced,
     Fetch,
     Records,
     StartsAbove,
+    State,
 )
 
 ASK_AGAIN_MS: Final = 300
@@ -108,7 +116,9 @@ class Follower:
         self._request = 0
         self._told: Records | None = None  # the answer whose records are being appended
         self._found_epoch = -1  # what the open cut is to lead to
-        self._asked_ms = self._heard_ms = 0
+        self._taking: AskState | None = None  # the open question for a piece of a state file
+        self._piece = (0, 0)  # where the piece that is being taken ends, and the file
+        self._asked_ms = self._state_asked_ms = self._heard_ms = 0
         self._ask_again_ms = ask_again_ms
         self._fetch_timeout_ms = fetch_timeout_ms
 
@@ -140,7 +150,7 @@ class Follower:
 
     def _ask_or_fetch(self) -> tuple[Effect, ...]:
         """An empty log agrees with any."""
-        self._told = None
+        self._told = self._taking = None
         self.phase = Phase.FETCHING if self.log.log_end == self.log.log_start else Phase.ASKING
         return self._ask()
 
@@ -166,6 +176,7 @@ class Follower:
                 last_epoch=log.last_epoch,
                 durable_end=log.durable_end,
                 log_start=log.log_start,
+                lacks_state=log.lacks_state,
             )
         return (Ask(self.leader, message),)
 
@@ -180,6 +191,8 @@ class Follower:
                 return self._end(message, event.own_end)
             case Records():
                 return self._records(message)
+            case State():
+                return self._state(message)
             case StartsAbove() if self.phase is Phase.FETCHING and self.log.log_end < message.log_start:
                 return self._reset(message.log_start, message.start_epoch)
             case Diverged() if self.phase is Phase.FETCHING:
@@ -212,7 +225,12 @@ class Follower:
         if self.phase is not Phase.FETCHING or message.offset != self.log.log_end:  # F1
             return NOTHING
         self._told = message
-        return (Append(self.epoch),)
+        is_rewritten = message.offset < message.rewritten_to  # F8
+        if is_rewritten:
+            self._taking = None  # what it tells of may end below
+        elif self.log.lacks_state and message.state_offset >= 0 and self._taking is None:
+            return (*self._ask_state(message.state_offset, 0), Append(self.epoch))
+        return (Append(self.epoch, is_rewritten and not self.log.lacks_state),)
 
     def _holds(self, event: Holds) -> tuple[Effect, ...]:
         self.log = event
@@ -226,7 +244,8 @@ class Follower:
                 self.log = replace(event, high_watermark=wanted)
                 effects.append(Commit(wanted))
             self._told = None
-            if event.log_start < told.log_start <= self.log.high_watermark and not event.is_refused:
+            is_above = event.log_start < told.log_start <= self.log.high_watermark
+            if is_above and not event.is_refused and not event.lacks_state:
                 return (*effects, StartAt(told.log_start))  # F6; and then `Holds` again
         if self.phase is Phase.FETCHING and not event.is_refused:
             effects += self._ask()
@@ -234,12 +253,42 @@ class Follower:
 
     def _has_cut(self, log: Holds) -> tuple[Effect, ...]:
         self.generation += 1
+        self._taking = None
         if log.is_refused:
             self.phase = Phase.ASKING  # at the next tick
             return self._begin_sync()
         do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch
         self.phase = Phase.FETCHING if do_agree else Phase.ASKING
         return (*self._ask(), *self._begin_sync())
+
+    # -- a state file -----------------------------------------------------------------------------------------
+
+    def _ask_state(self, offset: int, at: int) -> tuple[Effect, ...]:
+        self._state_asked_ms = self.now_ms
+        self._taking = AskState(follower=self.me, incarnation=self.incarnation, epoch=self.epoch, offset=offset, at=at)
+        return (Ask(self.leader, self._taking),)
+
+    def _state(self, message: State) -> tuple[Effect, ...]:
+        taking = self._taking
+        if taking is None or (message.offset, message.at) != (taking.offset, taking.at):  # F2
+            return NOTHING
+        end = message.at + message.length
+        if message.length <= 0 or end > message.size:
+            self._taking = None  # it is gone; the next answer to a fetch names another
+            return NOTHING
+        self._piece = end, message.size
+        return (TakeState(message.offset, message.at, message.size),)
+
+    def _state_taken(self, event: StateTaken) -> tuple[Effect, ...]:
+        taking = self._taking
+        if taking is None:
+            return NOTHING
+        at, size = self._piece
+        if event.lacks_state and at < size:
+            return self._ask_state(taking.offset, at)
+        self._taking = None
+        self.log = replace(self.log, lacks_state=event.lacks_state)
+        return self._ask() if self.phase is Phase.FETCHING else NOTHING
 
     # -- the disk ---------------------------------------------------------------------------------------------
 
@@ -274,6 +323,8 @@ class Follower:
         effects: tuple[Effect, ...] = ()
         if self.now_ms - self._asked_ms >= self._ask_again_ms:
             effects = (*self._ask(), *self._begin_sync())
+        if self._taking is not None and self.now_ms - self._state_asked_ms >= self._ask_again_ms:
+            effects += self._ask_state(self._taking.offset, self._taking.at)
         if self.now_ms - self._heard_ms >= self._fetch_timeout_ms:
             effects += self._report()
         return effects
@@ -292,6 +343,7 @@ _HANDLERS: Final = cast(
         Followed: Follower._followed,
         Unfollowed: Follower._unfollowed,
         Holds: Follower._holds,
+        StateTaken: Follower._state_taken,
         Answered: Follower._answered,
         Unreachable: Follower._unreachable,
         Synced: Follower._synced,

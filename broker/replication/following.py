@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.replication.events import Commit, StepOut, Sync, Synced, SyncFailed, Tick
-from broker.replication.messages import AskEnd, Diverged, End, Fenced, Fetch, Incarnation, Records, StartsAbove
+from broker.replication.messages import (
+    AskEnd,
+    AskState,
+    Diverged,
+    End,
+    Fenced,
+    Fetch,
+    Incarnation,
+    Records,
+    StartsAbove,
+    State,
+)
 
 # -- events ---------------------------------------------------------------------------------------------------
 
@@ -20,6 +31,7 @@ class Holds:
         last_epoch: Leader epoch of the last record, or of the one before an empty log; -1: not known.
         group_end: Where its last whole commit group ends; at least the high watermark.
         is_refused: The disk took nothing, or not all, and may later.
+        lacks_state: There is no state file, and records below may have been told of what no record tells any more.
     """
 
     log_start: int
@@ -29,6 +41,14 @@ class Holds:
     high_watermark: int
     group_end: int
     is_refused: bool = False
+    lacks_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateTaken:
+    """A piece of a state file was taken, or dropped: does the log lack one still?"""
+
+    lacks_state: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +74,7 @@ class Answered:
         own_end: For `End`: the first offset of this log after the records of `found_epoch` and earlier ones.
     """
 
-    message: Records | End | Diverged | StartsAbove | Fenced
+    message: Records | State | End | Diverged | StartsAbove | Fenced
     own_end: int = 0
 
 
@@ -63,7 +83,7 @@ class Unreachable:
     """The leader cannot be asked: nobody listens there."""
 
 
-Event = Followed | Unfollowed | Holds | Answered | Unreachable | Synced | SyncFailed | Tick
+Event = Followed | Unfollowed | Holds | StateTaken | Answered | Unreachable | Synced | SyncFailed | Tick
 
 
 # -- effects --------------------------------------------------------------------------------------------------
@@ -74,14 +94,30 @@ class Ask:
     """Ask the leader."""
 
     to: str
-    message: Fetch | AskEnd
+    message: Fetch | AskEnd | AskState
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append the bytes that came with the answer, under this epoch; then say what the log `Holds`."""
+    """Append the bytes that came with the answer, under this epoch; then say what the log `Holds`.
+
+    `is_rewritten`: not all may be there that was stored once. What the log knows of it is forgotten, durably, before.
+    """
 
     epoch: int
+    is_rewritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeState:
+    """Take the bytes that came with the answer: bytes from `at` on of a state file; then say `StateTaken`.
+
+    With the last one the file is checked, and written as a whole, durably, or dropped.
+    """
+
+    offset: int
+    at: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +150,4 @@ class Report:
     epoch: int
 
 
-Effect = Ask | Append | Truncate | Reset | StartAt | Report | Commit | Sync | StepOut
+Effect = Ask | Append | TakeState | Truncate | Reset | StartAt | Report | Commit | Sync | StepOut

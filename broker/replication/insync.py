@@ -8,7 +8,7 @@ I1  A member counts until its removal is confirmed, an addition from the moment 
     has refused it. A time-out is no answer.
 I2  One change is asked for at a time, of the partition epoch that is known: of two, one would be refused.
 I3  A follower is asked in only with a *durable* end at or above the high watermark and the start of the epoch, and with
-    a log start at or above the last trim that was answered.
+    a log start at or above the last trim that was answered. And it lacks no state file: it may be elected at once.
 I4  What a follower said in an earlier leadership, or under an earlier incarnation, is forgotten.
 I5  How long a follower has been behind is counted from the first tick of this leadership on, not from before.
 """
@@ -28,6 +28,7 @@ class Follower:
     Attributes:
         durable_end: -1: nothing yet.
         log_start: Of its checkpoint.
+        lacks_state, said_at: As the fetch with the greatest offset had it.
         caught_up_ms: When it last held all that the leader had; None: before the first tick.
         mark_ms, mark_end: Once it holds this much, it had all of what there was at that time.
     """
@@ -35,6 +36,8 @@ class Follower:
     incarnation: Incarnation = NO_INCARNATION
     durable_end: int = -1
     log_start: int = 0
+    lacks_state: bool = True
+    said_at: int = -1
     caught_up_ms: int | None = None
     mark_ms: int = 0
     mark_end: int = 0
@@ -74,6 +77,9 @@ class InSync:
         follower = self.followers[fetch.follower]
         if fetch.incarnation > follower.incarnation:
             follower.incarnation, follower.durable_end, follower.log_start = fetch.incarnation, -1, 0
+            follower.said_at = -1
+        if fetch.offset >= follower.said_at:
+            follower.said_at, follower.lacks_state = fetch.offset, fetch.lacks_state
         follower.durable_end = max(follower.durable_end, fetch.durable_end)
         follower.log_start = max(follower.log_start, fetch.log_start)
         if follower.caught_up_ms is not None and follower.durable_end >= follower.mark_end:
@@ -95,7 +101,7 @@ class InSync:
     def expansion(self, broker: str, *, least_end: int, least_start: int) -> AskIsr | None:
         """Ask this follower in, if it has what it needs (I2, I3)."""
         follower = self.followers[broker]
-        is_ready = follower.durable_end >= least_end and follower.log_start >= least_start
+        is_ready = follower.durable_end >= least_end and follower.log_start >= least_start and not follower.lacks_state
         if self.pending is not None or broker in self.members or not is_ready:
             return None
         return self._ask(add=broker, incarnation=follower.incarnation)

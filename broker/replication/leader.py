@@ -31,8 +31,8 @@ The caller's duties:
 4. `AskIsr` goes to the catalog, which answers with the state that it was judged by: a second try is refused because the
    first was accepted. A late answer, or none, does no harm: it is asked anew.
 5. After `StepOut` nothing is appended before the next `Led`.
-6. `FetchArrived` and `EndAsked` bring what this log says of the question, looked up under the same lock. A `Send` may
-   be held back while there is nothing to tell; the next one to the same follower is as good.
+6. `FetchArrived`, `EndAsked` and `StateAsked` bring what this log says of the question, looked up under the same lock.
+   A `Send` may be held back while there is nothing to tell; the next one to the same follower is as good.
 7. A `Trim` that the disk refuses is tried again.
 
 Design: 03-replication sections 3, 3.1 and 8. Cost: per batch, never per record.
@@ -63,6 +63,7 @@ from broker.replication.events import (
     Recovered,
     Send,
     StartMoved,
+    StateAsked,
     StepOut,
     Sync,
     Synced,
@@ -73,7 +74,7 @@ from broker.replication.events import (
     Wake,
 )
 from broker.replication.insync import InSync
-from broker.replication.messages import Diverged, End, Fenced, Records, Reply, StartsAbove
+from broker.replication.messages import Diverged, End, Fenced, Records, Reply, StartsAbove, State
 from broker.replication.trims import Trims
 
 REPLICA_LAG_MS_MAX: Final = 10_000
@@ -340,6 +341,8 @@ class Leader:
                 offset=fetch.offset,
                 high_watermark=self.high_watermark,
                 log_start=self.trims.log_start,
+                rewritten_to=event.rewritten_to,
+                state_offset=event.state_offset if fetch.lacks_state else -1,
             )
         return (*effects, Send(fetch.follower, answer))
 
@@ -357,6 +360,22 @@ class Leader:
             end=event.end,
             log_start=event.log_start,
             start_epoch=event.start_epoch,
+        )
+        return (Send(ask.follower, answer),)
+
+    def _state_asked(self, event: StateAsked) -> tuple[Effect, ...]:
+        ask, in_sync = event.ask, self.in_sync
+        if self.role is not LEADING or in_sync is None:
+            return NOTHING
+        if ask.epoch != self.epoch or not in_sync.admits(ask.follower, ask.incarnation):
+            return (Send(ask.follower, Fenced(epoch=self.epoch, incarnation=ask.incarnation)),)
+        answer = State(
+            epoch=ask.epoch,
+            incarnation=ask.incarnation,
+            offset=ask.offset,
+            at=ask.at,
+            length=event.length,
+            size=event.size,
         )
         return (Send(ask.follower, answer),)
 
@@ -420,6 +439,7 @@ _HANDLERS: Final = cast(
         Altered: Leader._altered,
         FetchArrived: Leader._fetch_arrived,
         EndAsked: Leader._end_asked,
+        StateAsked: Leader._state_asked,
         TrimAsked: Leader._trim_asked,
         StartMoved: Leader._start_moved,
         IsrAnswered: Leader._isr_answered,

@@ -5,6 +5,8 @@
        | <-- End(epoch, end) --------------------- |     cut there, and ask again until both agree
        | -- Fetch(log end, last epoch, durable) -> |     what comes next? So far I have fsynced
        | <-- Records(offset, HW, start) + bytes -- |
+   | -- AskState(offset, from byte) ---------> |     who begins anew lacks what the records do not tell
+   | <-- State(offset, from byte) + bytes ---- |
 
 Each question names the leader epoch that its follower knows, and the incarnation of that replica. Each answer repeats
 both, so that an answer to another life of the follower is known as such. Messages may be lost, late, doubled.
@@ -29,6 +31,7 @@ class Fetch:
         last_epoch: Leader epoch of its last record; -1: not known.
         durable_end: So far it has fsynced. This alone acknowledges.
         log_start: That of its checkpoint.
+        lacks_state: Its log has no state file, and is to have one before it counts.
     """
 
     follower: str
@@ -38,6 +41,7 @@ class Fetch:
     last_epoch: int
     durable_end: int
     log_start: int
+    lacks_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +57,44 @@ class AskEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Stored records from `offset` on come with this, or none. `log_start`: of the leader's checkpoint."""
+    """Stored records from `offset` on come with this, or none.
+
+    Attributes:
+        log_start: Of the leader's checkpoint.
+        rewritten_to: Below it the leader may lack records that its state file tells of.
+        state_offset: Of a state file that a follower who lacks one may ask for; -1: of none.
+    """
 
     epoch: int
     incarnation: Incarnation
     offset: int
     high_watermark: int
     log_start: int
+    rewritten_to: int = 0
+    state_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskState:
+    """A follower wants a piece of the state file of `offset`, from byte `at` on."""
+
+    follower: str
+    incarnation: Incarnation
+    epoch: int
+    offset: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Bytes [at, at + length) of the state file of `offset` come with this; `size`: of the file, 0: it is gone."""
+
+    epoch: int
+    incarnation: Incarnation
+    offset: int
+    at: int
+    length: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,5 +143,5 @@ class Fenced:
     incarnation: Incarnation
 
 
-Message = Fetch | AskEnd | Records | End | Diverged | StartsAbove | Fenced
-Reply = Records | End | Diverged | StartsAbove | Fenced
+Message = Fetch | AskEnd | AskState | Records | State | End | Diverged | StartsAbove | Fenced
+Reply = Records | State | End | Diverged | StartsAbove | Fenced

@@ -10,6 +10,7 @@ Parts, each given only those before it:
     Log          bytes, offsets and epochs
     Remembered   the tables that judge (memory/), and the state files that keep them beside the log
     Tracking     how the table of subjects comes to be, once somebody asks
+    Handover     state files from a leader to a follower
 
 They meet here, under the append lock.
 
@@ -24,6 +25,7 @@ from typing import Any, Self
 from broker.api.errors import DiskFull, LiftlogError
 from broker.storage.disk import Disk, ReadableBuffer
 from broker.storage.log_reader import LogReader
+from broker.storage.memory.handover import Handover
 from broker.storage.memory.memory import NOTHING, Noted, Repeat, Rows, Settled, Verdict, stamp_of
 from broker.storage.memory.producers import GroupStamp
 from broker.storage.read import group_start
@@ -59,7 +61,7 @@ class PartitionLog:
         remembered: What was told of them.
     """
 
-    __slots__ = ("_lock", "_state", "_tracking", "log", "remembered")
+    __slots__ = ("_lock", "_state", "_tracking", "handover", "log", "remembered")
 
     @classmethod
     def create(
@@ -86,6 +88,7 @@ class PartitionLog:
         self.log = log
         self._state, self._lock = log.state, log.lock
         self.remembered = Remembered(log, now_us)
+        self.handover = Handover(self.remembered)
         self._tracking = Tracking(self.remembered)
         if not log.recovery.clean:
             self.remembered.after_recovery()
@@ -175,10 +178,13 @@ class PartitionLog:
             self._note(verdict, result)
             return result
 
-    def append_stored(self, data: ReadableBuffer, *, leader_epoch: int, now_us: int) -> int:
+    def append_stored(self, data: ReadableBuffer, *, leader_epoch: int, now_us: int, is_rewritten: bool = False) -> int:
         """As `Log.append_stored`. What the records tell is read from the log when it is needed: when this one leads.
 
-        A log that follows always has a state file, since who wrote a record is not looked at here (`state_files.T1`).
+        A log that follows has a state file from its first record on, or lacks one (`state_files.T6`).
+
+        Args:
+            is_rewritten: Not all that was ever stored there may be among it: a state file is lacking from now on.
         """
         log = self.log
         if log.is_marked_clean:
@@ -186,7 +192,10 @@ class PartitionLog:
         with self._lock:
             log.check_writable()
             self.remembered.latest_us = now_us
-            if not self.remembered.states.offsets:
+            if is_rewritten:
+                with log.guarded("write state"):
+                    self.remembered.drop()
+            elif log.log_end_offset == 0 and not self.remembered.states.offsets:
                 self.remembered.begin()
             before = log.segment_count
             try:
@@ -289,6 +298,7 @@ class PartitionLog:
         with log.checkpoint_lock, log.sync_lock, self._lock:
             if not self.settings.is_sole_replica:
                 self.remembered.cut(log.ask(group_start))
+                self.remembered.begin_to_lead()
             return log.lead(leader_epoch)
 
     def truncate(self, to: int) -> int:
@@ -301,16 +311,13 @@ class PartitionLog:
             return log.truncate(to)
 
     def reset(self, to: int, *, last_epoch: int = -1) -> None:
-        """As `Log.reset`. The state is that of nobody and nothing; that of the leader is to come."""
+        """As `Log.reset`. State files go first: from now on one is lacking (`state_files.T6`)."""
         log = self.log
         with log.checkpoint_lock, log.sync_lock, self._lock:
             log.check_takes_back("reset")
             with log.guarded("reset"):
-                self.remembered.reset(to)
+                self.remembered.drop()
             log.reset(to, last_epoch=last_epoch)
-            with log.guarded("reset"):
-                self.remembered.states.drop_others(to)
-                log.disk.sync_dir(log.folder)
 
     def recover(self, now_us: int) -> RecoveryReport:
         """As `Log.recover`."""

@@ -112,7 +112,7 @@ class Remembered:
         """Whether the producer stamp of a stored batch may still decide an append, also if the state files are lost."""
         stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
         with self.log.lock:
-            return self.known().producers.needs(stamp, self.log.high_watermark)
+            return self.lacks_state or self.known().producers.needs(stamp, self.log.high_watermark)
 
     def update_settings(self, settings: LogSettings) -> None:
         """Take other limits from now on."""
@@ -123,6 +123,8 @@ class Remembered:
                 before.subjects_max == 0,
             ):
                 self.forget()  # what is known is another matter now: read it anew
+            if before.is_sole_replica and not settings.is_sole_replica and not self.has_states():
+                self.begin()  # `state_files.T1` held until now; from now on no file says that one is lacking
             self.log.settings = settings
 
     # --- taken back -----------------------------------------------------------------------------------------
@@ -137,23 +139,24 @@ class Remembered:
             raise storage_error(error, f"open {self.log.folder}") from error
 
     def cut(self, end: int) -> None:
-        """Before records at or above `end` go, or after: no state file tells of them. One stays, so that it is known
-        that there is something to tell (`state_files.T1`): if need be one of what the log below tells.
+        """Before records at or above `end` go, or after: no state file tells of them. A sole replica keeps one, so that
+        it is known that there is something to tell (`state_files.T1`): if need be one of what the log below tells.
         """
         self.forget()  # the log may be as long again, with others in their places
         with self.log.guarded("write state"):
             there = self.states.offsets
             if not there or there[0] <= end:
                 return
-            if there[-1] > end:
+            if there[-1] > end and self.log.settings.is_sole_replica:
                 self.states.put(end, self.sections_of(self.read(end, (-1,)), end))
             self.states.drop_above(end)
             self.log.disk.sync_dir(self.log.folder)  # before the next append: a file may come back after a power cut
 
-    def reset(self, to: int) -> None:
-        """Before the log begins anew at `to`: there is nothing to tell. OSError passes through."""
-        memory = Memory().snapshot(to, self.log.settings, log_start_offset=to, now_us=self.latest_us)
-        self.states.put(to, memory)
+    def drop(self) -> None:
+        """Before the log begins anew, or takes what its leader has written anew: what is told here is not enough, so a
+        state file is lacking from now on (`state_files.T6`). OSError passes through.
+        """
+        self.states.drop_all()
         self.forget()
 
     # --- state files ----------------------------------------------------------------------------------------
@@ -161,6 +164,23 @@ class Remembered:
     def has_states(self) -> bool:
         with self.log.guarded("read state"):
             return bool(self.states.offsets)
+
+    @property
+    def lacks_state(self) -> bool:
+        """`state_files.T6`. OSError passes through."""
+        is_empty = self.log.log_end_offset == 0
+        return not (is_empty or self.log.settings.is_sole_replica or self.states.offsets)
+
+    def begin_to_lead(self) -> None:
+        """Whoever leads among others has a state file. If it lacks one: of what its log tells below the high watermark,
+        so that it may be given to others at once.
+        """
+        log = self.log
+        with log.guarded("write state"):
+            if not self.states.offsets:
+                committed = min(log.high_watermark, log.durable_end)
+                end = log.ask(lambda view: group_start(view, committed))
+                self.states.put(end, self.sections_of(self.read(end, (-1,)), end), high_watermark=end)
 
     def begin(self) -> None:
         """`state_files.T1`: there is nothing to tell yet, so any durable offset does."""
@@ -218,7 +238,7 @@ class Remembered:
         """
         log = self.log
         with self.log.lock:
-            if not self.is_due or log.failure is not None:
+            if not self.is_due or log.failure is not None or self.lacks_state:
                 return
             end, self.is_due = log.log_end_offset, False
             try:
@@ -245,15 +265,19 @@ class Remembered:
             states = self.states.offsets
             if not states or log.failure is not None or self.kept_offset() >= goes_to(log.state, start):
                 return
-            log.sync_now()
-            high_watermark = log.high_watermark
-            end = log.ask(lambda view: group_start(view, high_watermark))
-            if self.log.settings.is_sole_replica or end == log.log_end_offset:
-                self.save(log.durable_end, frees=True)
-            else:
-                memory = self.read(end, [offset for offset in states if offset <= end] or (-1,))
-                sections = self.sections_of(memory, end)
-                self.states.put(end, sections, high_watermark=high_watermark, frees=True)
+            self.keep_committed()
+
+    def keep_committed(self) -> None:
+        """Write the newest file that no truncation takes. Under the sync lock. OSError passes through."""
+        log = self.log
+        log.sync_now()
+        high_watermark = log.high_watermark
+        end = log.ask(lambda view: group_start(view, high_watermark))
+        if log.settings.is_sole_replica or end == log.log_end_offset:
+            self.save(log.durable_end, frees=True)
+        else:
+            memory = self.read(end, [offset for offset in self.states.offsets if offset <= end] or (-1,))
+            self.states.put(end, self.sections_of(memory, end), high_watermark=high_watermark, frees=True)
 
     def kept_offset(self) -> int:
         """Offset of the newest state file that stays whatever is taken back; -1: there is none. OSError passes
@@ -272,7 +296,7 @@ class Remembered:
         log = self.log
         with self.log.lock, log.guarded("read state"):
             if not self.states.offsets:
-                return log.log_end_offset
+                return 0 if self.lacks_state else log.log_end_offset
             kept = self.kept_offset()
             if self._told is None or self._told[0] != kept:
                 sections = self.states.load(kept) if kept >= 0 else None

@@ -13,7 +13,7 @@ and clocks that fail.
                   answers are lost, controllers change
     broker.py     a process, its disk, its catalog
     replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want
-    clients.py    publishers that try again, consumers that remember
+    clients.py    publishers that try again, producers that repeat old groups, consumers that remember
     checker.py    R1-R8, from outside: after each step, and at the end
     faults.py     what goes wrong, and how often; cluster.py  a run, and its end; scenarios.py  runs by hand
     mutants.py    deliberate mistakes: within how many seeds each is found, or which script shows it

@@ -235,6 +235,20 @@ class Checker:
                 known.acked.append((value, offset, batch.producer_id > 0))
                 offset += 1
 
+    def repeated(self, name: str, first: int, outcome: str, again: int) -> None:
+        """A producer repeats its last group, which was acked at `first`: it is known there, or there is no answer."""
+        partition = self.partitions[name]
+        leader = self.brokers[partition.leader].replicas.get(name) if partition.leader else None
+        notes = leader.log.recovery.notes if leader is not None and leader.log is not None else []
+        if self.known[name].is_lost or any("state-" in note for note in notes):
+            return  # where a state file rots the log tells, as far as it goes
+        if outcome in ("UnknownProducer", "OutOfSequence", "ProducerFenced") or (
+            outcome == "stored" and again != first
+        ):
+            self.fail(f"G4: {name}: a group that is at {first}, repeated: {outcome} {again}")
+        if outcome == "stored":
+            self.world.saw("old group known again")
+
     def trim_asked(self, replica: Replica, start: int) -> None:
         known = self.known[replica.name]
         known.trim_asked = max(known.trim_asked, start)

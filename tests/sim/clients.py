@@ -95,6 +95,45 @@ class Publisher(Client):
             self.producer_id = 0
 
 
+class Repeater(Client):
+    """An idempotent producer that sends one group now and then, and each again for long: somebody always knows it.
+
+    A group may be repeated as long as it is one of its last five; retention, a take-over, and a leader that has never
+    had the record change nothing.
+
+    Args:
+        times: So often it sends a group, at least.
+    """
+
+    def __init__(self, cluster: Cluster, partition: str, producer_id: int, times: int = 5) -> None:
+        super().__init__(cluster, partition)
+        self.times = times
+        self.producer_id = producer_id
+        self.sequence = -1
+        self.first = -1  # where the last group was stored; -1: not known
+        self.repeats = 0
+        self.world.after(1_000, self.send)
+
+    def send(self) -> None:
+        if self.cluster.faults_are_over and self.first >= 0:
+            return
+        if self.first >= 0 and self.repeats >= self.times:
+            self.first, self.repeats = -1, 0
+        self.sequence += self.first < 0 and self.repeats == 0
+        self.repeats += 1
+        batch = Batch([b"%s-again-%d" % (self.partition.encode(), self.sequence)], self.producer_id, self.sequence)
+        this = self.sequence
+        self.call("publish", lambda *answer: self.answered(this, *answer), [batch], Acks.ALL)
+        self.world.after(700, self.send)
+
+    def answered(self, this: int, outcome: str, first: int = 0, end: int = 0) -> None:
+        if this == self.sequence:
+            if self.first >= 0:
+                self.cluster.checker.repeated(self.partition, self.first, outcome, first)
+            if outcome == "stored":
+                self.first = first
+
+
 class Consumer(Client):
     """Reads on from where it is; now and then asks for a trim.
 

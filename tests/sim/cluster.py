@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
-from tests.sim.clients import Consumer, Publisher
+from tests.sim.clients import Consumer, Publisher, Repeater
 from tests.sim.faults import Faults
 from tests.sim.metadata import Metadata
 from tests.sim.network import CALM, Network, Weather
@@ -28,6 +28,7 @@ class Cluster:
         faults: Whether luck lets things go wrong. A scenario does that itself.
     Attributes:
         trims: Whether consumers ask for trims.
+        faults_are_over: Repeaters stop when they know where their last group is.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Cluster:
         )
         self.network = Network(world, weather if faults else CALM)
         self.trims = rng.random() < 0.4
+        self.faults_are_over = False
         self.pace_ms = rng.choice((60, 150, 400))
         names = [f"b{number}" for number in range(1, size + 1)]
         self.checker = checker = Checker(world)
@@ -69,6 +71,9 @@ class Cluster:
             for number in range(2):
                 producer_id = self.next_producer_id() if number == 0 or rng.random() < 0.3 else 0
                 self.publishers.append(Publisher(self, name, producer_id, f"{name}.{number}"))
+        if seed % 8 == 1:
+            self.trims = True
+            self.repeaters = [Repeater(self, name, self.next_producer_id()) for name in metadata.states]
         for broker in self.brokers.values():
             world.after(rng.uniform(0, 300), broker.start)
         self.faults = Faults(self)
@@ -120,6 +125,7 @@ class Cluster:
         """Faults stop; clients go on for a while, then stop too; then all must be well within a bound (R6)."""
         self.heal()
         self.world.run(self.world.now_ms + QUIET_MS)
+        self.faults_are_over = True
         for publisher in self.publishers:
             publisher.is_stopped = True
         self.world.run(self.world.now_ms + HEAL_MS, self.is_well)

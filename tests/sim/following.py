@@ -32,8 +32,10 @@ class Following(Held):
         match effect:
             case f.Ask(to, message):
                 self.broker.post(to, self.name, message, b"")
-            case f.Append(epoch):
-                self._on_disk(lambda: self._append_stored(epoch))
+            case f.Append(epoch, is_rewritten):
+                self._on_disk(lambda: self._append_stored(epoch, is_rewritten))
+            case f.TakeState(offset, at, size):
+                self._take_state(offset, at, size)
             case f.Truncate(to):
                 world.saw("truncation")
                 self.note(f"truncates from {log.log_end_offset} to {to}")
@@ -54,6 +56,21 @@ class Following(Held):
                 self._begin_sync(generation, self._follow_step)
             case e.StepOut():
                 self.step_out("fsync")
+
+    def _take_state(self, offset: int, at: int, size: int) -> None:
+        log = self.log
+        assert log is not None
+        try:
+            is_there = log.handover.take(offset, at, self._data, size)
+        except LiftlogError as error:
+            if not self._is_harmless(error):
+                self._disk_failed(error)
+                return
+            is_there = False
+        if is_there:
+            self.world.saw("state file taken")
+            self.note(f"has the leader's state file of {offset}")
+        self._follow_step(f.StateTaken(not is_there))
 
     def _report(self, effect: f.Report) -> None:
         self.world.saw("leader reported")

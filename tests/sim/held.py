@@ -179,19 +179,20 @@ class Held:
             high_watermark=log.high_watermark,
             group_end=max(whole, log.high_watermark),
             is_refused=is_refused,
+            lacks_state=log.handover.lacks,
         )
 
     def _is_harmless(self, error: LiftlogError) -> bool:
         log = self.log
         return log is not None and log.failure is None and isinstance(error, (DiskFull, BadBatch))
 
-    def _append_stored(self, epoch: int) -> None:
+    def _append_stored(self, epoch: int, is_rewritten: bool) -> None:
         data, log = self._data, self.log
         assert log is not None
         if not data:
             return
         try:
-            log.append_stored(data, leader_epoch=epoch, now_us=self.broker.now_us)
+            log.append_stored(data, leader_epoch=epoch, now_us=self.broker.now_us, is_rewritten=is_rewritten)
         finally:
             view = memoryview(data)
             while view:

@@ -6,14 +6,16 @@ An answer that would tell nothing is held back for a while (long poll).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import BadBatch, DiskFull, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import PartitionState, state_from
 from broker.replication import events as e
 from broker.replication.leader import Leader
-from broker.replication.messages import AskEnd, Fetch, Message, Records
+from broker.replication.messages import AskEnd, AskState, Fetch, Message, Records, State
 from broker.storage.log import PartitionLog
+from broker.storage.memory.state_files import state_name
 from broker.storage.read import verified_messages
 from tests.sim.batches import Batch
 from tests.sim.held import Held, stored_of
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 LAG_MS_MAX = 1_500
 POLL_MS = 200
+STATE_PIECE_BYTES = 100
+COMPACTED = "p1"
+"""Its replicas behave as if they were compacted: who comes from behind the leader's state file takes that."""
 
 
 class Leading(Held):
@@ -105,10 +110,12 @@ class Leading(Held):
             self.world.saw("ISR change not judged yet")
 
     def _send(self, to: str, message: Message) -> None:
-        data = b""
+        data, log = b"", self.log
+        assert log is not None
+        if isinstance(message, State) and message.length:
+            data = log.disk.read_file(f"{log.folder}/{state_name(message.offset)}")
+            data = data[message.at : message.at + message.length]
         if isinstance(message, Records):
-            log = self.log
-            assert log is not None
             is_news = (message.high_watermark, message.log_start) != self._told.get(to)
             if message.offset >= log.log_end_offset and not is_news:
                 self._parked[to] = (message, self.world.now_ms)
@@ -130,13 +137,7 @@ class Leading(Held):
             if not self.leads or log is None or message.epoch != self.leader.epoch:
                 del self._parked[to]
                 continue
-            news = Records(
-                epoch=message.epoch,
-                incarnation=message.incarnation,
-                offset=message.offset,
-                high_watermark=self.leader.high_watermark,
-                log_start=log.log_start_offset,
-            )
+            news = replace(message, high_watermark=self.leader.high_watermark, log_start=log.log_start_offset)
             if self.is_damaged and not timed_out:
                 continue
             if timed_out and self.world.now_ms - since >= POLL_MS:
@@ -161,15 +162,27 @@ class Leading(Held):
         self._unpark()
 
     def _fetched(self, fetch: Fetch, log: PartitionLog) -> None:
-        start = self._first_stored(log)
+        start, state_offset = self._first_stored(log), -1
+        if fetch.lacks_state:
+            try:
+                state_offset = log.handover.offered(fetch.log_start, fetch.durable_end)
+            except LiftlogError as error:
+                if not self._is_harmless(error):
+                    self._disk_failed(error)
         self._lead_step(
             e.FetchArrived(
                 fetch=fetch,
                 epoch_before=log.epoch_of(fetch.offset - 1) if fetch.offset else -1,
                 log_start=start,
                 start_epoch=log.epoch_of(start - 1) if start else -1,
+                rewritten_to=log.handover.rewritten_to() if self.name == COMPACTED else 0,
+                state_offset=state_offset,
             )
         )
+
+    def _asked_state(self, ask: AskState, log: PartitionLog) -> None:
+        piece = log.handover.piece(ask.offset, ask.at, STATE_PIECE_BYTES) if self.leads else None
+        self._lead_step(e.StateAsked(ask=ask, length=len(piece[0]) if piece else 0, size=piece[1] if piece else 0))
 
     def _asked_end(self, ask: AskEnd, log: PartitionLog) -> None:
         start, found = self._first_stored(log), log.end_of_epoch(ask.last_epoch)

@@ -2,7 +2,7 @@
 """Deliberate mistakes in the protocol: each a piece of the text of a core, of the catalog or of what drives them, and what
 stands there instead. Each is a reading that somebody could have had, or a bug that the field has seen.
 
-Each of `MUTANTS` is found within `seeds` seeds; `seed` is one that finds it, tried first. Those of `PLAYED` are shown by
+Each of `MUTANTS` is found within `seeds` seeds; `seed` is one that finds it, tried first; or by a scenario. Those of `PLAYED` are shown by
 a script of `tests/golden`, and by no seed that is known.
 """
 
@@ -18,7 +18,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from broker.replication import follower, leader
-from tests.sim.cluster import play
+from tests.sim.cluster import Cluster, play
+from tests.sim.scenarios import OPTIONS, played
 from tests.support.scripts import replay
 from tests.unit.metadata.scenario import Scenario as OfCatalog
 from tests.unit.replication.following import Following
@@ -46,11 +47,16 @@ class Mutant:
     seed: int
     seeds: int
     script: str
+    scenario: str
 
 
-def of(name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30, script: str = "") -> Mutant:
+def of(
+    name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30, script: str = "", scenario: str = ""
+) -> Mutant:
     folder = next((f"broker.{folder}" for folder, files in FOLDERS.items() if file in files), "tests.sim")
-    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, script)
+    return Mutant(
+        name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, script, scenario
+    )
 
 
 MUTANTS: Final = (
@@ -58,11 +64,11 @@ MUTANTS: Final = (
     of("acks before the ISR has it", "leader", "safe_end = in_sync.durable_end(own_end)", "safe_end = own_end"),
     of("acknowledges by fetch offset", "insync", "max(follower.durable_end, fetch.durable_end)", "max(follower.durable_end, fetch.offset)"),
     of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=2),
-    of("does not count a pending addition", "insync", "or broker == added", "", seed=20),
+    of("does not count a pending addition", "insync", "or broker == added", "", seed=32, seeds=60),
     of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=4),
     # fencing
     of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n", seed=7),
-    of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=6),
+    of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=24),
     # who may be elected
     of("asks in who has not fsynced it", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=-1 if fetch.offset >= max(self.high_watermark, self.epoch_start) else 1 << 60", seed=4),
     of("asks in too early", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=0"),
@@ -70,15 +76,17 @@ MUTANTS: Final = (
     of("lets who opens late join", "partition", "return state if self.has_led else replace(state, isr=_with(self.isr, broker))", "return replace(state, isr=_with(self.isr, broker))", seed=3),
     of("elects whoever is live", "partition", "candidates = [b for b in state.replicas if b in state.electable and b in who.registrations]", "candidates = [b for b in state.replicas if b in who.registrations]", seed=7),
     of("follows with a damaged log", "replica", "        if self.is_damaged:\n            return\n", "", "                self._follow_step(f.Unfollowed())  # its durable end would say what is not so\n", "                pass\n", seed=30, seeds=60),
-    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=12),
+    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=23),
     # where logs part
-    of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = max(log.log_start, min(message.end, own_end))", "        cut = log.high_watermark", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True", seed=2),
+    of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = max(log.log_start, min(message.end, own_end))", "        cut = log.high_watermark", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True", seed=5),
     of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.log_end == self.log.log_start else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end", seed=5),
     of("keeps an incomplete group when it leads", "replica", "            log.lead(state.leader_epoch)\n", "            log.log._led = log.log._told = state.leader_epoch\n"),
-    of("commits within a group", "leader", "                committed = ends.popleft()", "                committed = ends.popleft()\n            committed = max(committed, safe_end)"),
-    of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and self.high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=2),
+    of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end"),
+    of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and self.high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=7),
+    # what was told
+    of("begins anew as if nothing had been told", "held", "lacks_state=log.handover.lacks", "lacks_state=False", scenario="replicas_that_began_anew_lead"),
     # trims
-    of("answers a trim that it alone has", "trims", "least = min([self.log_start, *starts])", "least = self.log_start", seed=6),
+    of("answers a trim that it alone has", "trims", "least = min([self.log_start, *starts])", "least = self.log_start", seed=9),
     # the catalog
     of("forgets results in a snapshot", "catalog", "_requests=OrderedDict(snapshot[\"requests\"]),", "_requests=OrderedDict(),"),
     # answers, and what they go with
@@ -100,6 +108,9 @@ PLAYED: Final = (
     of("forgets who left below the minimum", "partition", "if self.has_led and broker in self.isr and len(isr) < self.min_insync_replicas:", "if self.has_led and broker in self.isr and not isr:", script="catalog/last_isr_is_cumulative"),
     of("asks once where logs part, and believes the fetch", "follower", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True", "            case Diverged() if self.phase is Phase.FETCHING:\n                self.phase = Phase.ASKING\n                return self._ask()\n", "", script="replication/following/cut_and_ask_again"),
     of("cuts below the leader's log start", "follower", "if cut < message.log_start:", "if False:", script="replication/following/reset_below_the_leaders_start"),
+    of("asks in who lacks a state file", "insync", " and not follower.lacks_state", "", script="replication/addition_needs_a_state_file"),
+    of("keeps what it was told beside rewritten records", "follower", "message.offset < message.rewritten_to", "False", script="replication/following/state_of_rewritten_records"),
+    of("lets go what only a state file would tell", "follower", " and not event.lacks_state", "", script="replication/following/state_in_pieces"),
     of("asks in who would undo a trim", "insync", "and follower.log_start >= least_start", "", script="replication/trim"),
     of("takes a time-out for an answer", "insync", "        if self.pending is not None:\n            return self.pending\n        return None if worst", "        self.pending = None\n        return None if worst", script="replication/pending_addition_counts"),
 )  # fmt: skip
@@ -126,6 +137,8 @@ def applied(name: str | None) -> Iterator[None]:
 def found_by(mutant: Mutant, seeds: int) -> str:
     """Which seed finds it, and how; empty: none of so many."""
     with applied(mutant.name):
+        if mutant.scenario:
+            return played(Cluster(mutant.seed, faults=False, **OPTIONS), mutant.scenario)
         for seed in (mutant.seed, *(seed for seed in range(seeds) if seed != mutant.seed)):
             _, failure = play(seed)
             if failure:

@@ -12,7 +12,7 @@ from broker.api.errors import DiskFull, LiftlogError, NotLeader
 from broker.metadata.partition import PartitionState
 from broker.replication import events as e
 from broker.replication import following as f
-from broker.replication.messages import NO_INCARNATION, AskEnd, End, Fetch, Incarnation, Message
+from broker.replication.messages import NO_INCARNATION, AskEnd, AskState, End, Fetch, Incarnation, Message
 from tests.sim.following import Following
 from tests.sim.leading import Leading
 
@@ -171,6 +171,8 @@ class Replica(Leading, Following):
                     self._fetched(message, log)
                 case AskEnd():
                     self._asked_end(message, log)
+                case AskState():
+                    self._asked_state(message, log)
                 case _:
                     own = log.epoch_end(message.found_epoch) if isinstance(message, End) else 0
                     self._data = data

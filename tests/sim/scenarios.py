@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.sim.broker import Broker
+from tests.sim.clients import Repeater
 from tests.sim.cluster import Cluster
 from tests.sim.world import Violation
 
@@ -123,6 +124,28 @@ def a_wiped_follower_of_a_log_that_begins_within_a_batch(cluster: Cluster) -> No
     assert cluster.world.seen["reset"], "nobody began anew above 0"
 
 
+def replicas_that_began_anew_lead(cluster: Cluster) -> None:
+    """Who leads at last has never had the group that its producer still repeats: only its state file tells of it."""
+    repeater = Repeater(cluster, "p0", cluster.next_producer_id(), times=1 << 30)
+    until(cluster, 4_000)
+    assert repeater.first >= 0, "nothing to repeat"
+    leader = leader_of(cluster)
+    log = leader.replicas["p0"].log
+    assert log is not None
+    leader.call("p0", "trim", lambda *answer: None, log.high_watermark)
+    until(cluster, 1_500)
+    for other in others_of(cluster, leader):
+        cluster.faults.inject("wipe", other)
+        until(cluster, 6_000)
+    assert leader_of(cluster) is leader, "another leads too early"
+    assert cluster.world.seen["reset"] >= 2, "nobody began anew above 0"
+    leader.crash("kill")
+    until(cluster, 4_000)
+    leader.start()
+    assert leader_of(cluster) is not leader, "nobody else leads"
+    until(cluster, 4_000)
+
+
 def a_session_comes_back_while_the_leader_asks_it_in(cluster: Cluster) -> None:
     """Of two tries to add it the first may be refused: the second must be too (once seed 467)."""
     until(cluster, 4_000)
@@ -172,6 +195,7 @@ SCENARIOS: dict[str, Scenario] = {
     "truncated_files": _damage("cut_file"),
     "two_failovers_each_losing_a_tail": two_failovers_each_losing_a_tail,
     "a_wiped_follower_of_a_log_that_begins_within_a_batch": a_wiped_follower_of_a_log_that_begins_within_a_batch,
+    "replicas_that_began_anew_lead": replicas_that_began_anew_lead,
     "a_session_comes_back_while_the_leader_asks_it_in": a_session_comes_back_while_the_leader_asks_it_in,
     "controller_changes_while_the_isr_does": controller_changes_while_the_isr_does,
     "one_way_links_that_flap": one_way_links_that_flap,

@@ -47,6 +47,12 @@ FIXED: Final = (
     ),
     Row("broker.raft.core:COMMAND_BYTES_MAX", "bytes", "one command of the catalog, in a cluster", "`internal`"),
     Row("broker.raft.snapshots:SNAPSHOT_BYTES_MAX", "bytes", "a snapshot that a broker is sent", "it is dropped"),
+    Row(
+        "broker.storage.memory.handover:STATE_BYTES_MAX",
+        "bytes",
+        "a state file that a replica is sent",
+        "it is dropped",
+    ),
     Row("broker.raft.node:VOTERS_MAX", "brokers", "with a vote in a cluster", "`invalid_request`"),
     Row(
         "broker.metadata.catalog:PRODUCER_NAMES_MAX",

@@ -1,5 +1,6 @@
 """What decides later appends: producers, message ids, the last record of each subject.
 
+handover.py     A state file that goes from a leader to a follower that lacks one.
 ids.py          Which message ids (`Nats-Msg-Id`) one partition has stored lately, and where. A
                 table: no I/O, no clock.
 memory.py       What decides whether a record is appended: producers, message ids, the last record

@@ -7,8 +7,8 @@
 
 The state of now is the newest such file plus the headers of the batches after it.
 
-T1  No file: no batch of the log has a stamp, no record an id. The first append with either writes one before anything
-    else; so a log that no producer and no id ever came to is never scanned, and has no file.
+T1  No file in a log that is the only one: no batch has a stamp, no record an id. The first append with either writes
+    one before anything else; so a log that no producer and no id ever came to is never scanned, and has no file.
 T2  What a file says is durable in the log: it is written when all up to its offset has been fsynced.
 T3  No batch is removed, or written anew, that only the scan would tell of: a file at or above its end is there first,
     and with more than one replica that file is committed: a truncation may take others.
@@ -16,6 +16,10 @@ T4  A new file is durable before older ones are removed. A damaged one is passed
     at the next older one, or with the log.
 T5  The newest file at or below the high watermark stays. Those above a truncation go with the records that they tell
     of, and the tables are built from that one and the log: nothing is cut out of a table.
+T6  Where there are other replicas a log that is not empty and has no file *lacks* one: records that were copied, or
+    that it begins above, may have told what no record tells any more. It lets nothing go, has nothing written anew, and
+    is not taken for in sync before it has one of its leader (`handover`). Who leads all the same tells what its log
+    tells.
 
 File: magic `liftlogS`, uint32 format version, uint32 number of sections, uint64 offset; per section 16 bytes name
 (ASCII, filled with zeros) and uint64 length; the sections' bytes in the same order; uint32 CRC-32C of all before it.
@@ -156,15 +160,36 @@ class StateFiles:
         with self._lock:
             self._put(offset, sections, high_watermark, frees=frees)
 
+    def piece(self, offset: int, at: int, length: int) -> tuple[bytes, int]:
+        """At most `length` bytes of the file of `offset` from `at` on, and its size. OSError passes through."""
+        file = self._disk.open(f"{self._folder}/{state_name(offset)}", readonly=True)
+        try:
+            size = file.size()
+            return bytes(file.pread(max(0, min(length, size - at)), at)), size
+        finally:
+            file.close()
+
+    def install(self, offset: int, data: bytes) -> None:
+        """Write a whole file that another log has made, durably. OSError passes through."""
+        with self._lock:
+            self._disk.replace_file(f"{self._folder}/{state_name(offset)}", data)
+            self._offsets = sorted({offset, *self.offsets}, reverse=True)
+
+    def drop(self, offset: int) -> None:
+        """Remove one, if it is there."""
+        with self._lock:
+            self._drop([known for known in self.offsets if known == offset])
+
+    def drop_all(self) -> None:
+        """Remove all, before anything else is done."""
+        with self._lock:
+            self._drop(self.offsets)
+            self._disk.sync_dir(self._folder)
+
     def drop_above(self, end: int) -> None:
         """Remove the files that tell of records at or above `end`: others may take their offsets."""
         with self._lock:
             self._drop([offset for offset in self.offsets if offset > end])
-
-    def drop_others(self, than: int) -> None:
-        """Remove all files but that of an offset."""
-        with self._lock:
-            self._drop([offset for offset in self.offsets if offset != than])
 
     def forget(self) -> None:
         """List them anew when they are needed."""

@@ -5,11 +5,12 @@ The model is the stored messages, each with its offsets, epoch and place in its 
 of their own: each begins as a copy of what the replica has up to some commit group, and appends on its own. The replica
 takes what the leader has stored, in pieces that may end within a group; when another one leads it gives back what that
 one does not have, down to below its recovery point and its high watermark; now and then it is reset, leads, is killed,
-loses power, fails.
+loses power, fails. Where it begins anew, or takes what was written anew, it lacks a state file, and takes its leader's.
 
 Must hold: the replica is byte for byte a beginning of what its leaders stored; what was synced since the last cut
 stays over a power cut; nothing is lost, nothing that was taken back comes back; a repeat of a producer is known if its
-record is there, or was until retention took it.
+record is there, or was until retention took it; also if it was the leader's retention, and this replica has never had
+the record. Who leads without a state file knows what its log tells.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.api.batch import BatchHeader, read_header
 from broker.api.errors import DiskFull, NotLeader, StorageFailed
 from broker.storage.log import PartitionLog
+from broker.storage.memory.state_files import state_name
 from broker.storage.read import verified_messages
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.effort import EFFORT
@@ -61,17 +63,21 @@ def group_ends(stored: list[Stored]) -> list[int]:
 
 
 class Leader:
-    """Another replica, that leads: a copy of what was stored below some offset, and what it appends itself."""
+    """Another replica, that leads: it had all that was ever stored below some offset, has let go of what lies below
+    `start`, and appends on its own."""
 
-    def __init__(self, copied: list[Stored], start: int, start_epoch: int, epoch: int) -> None:
+    def __init__(self, copied: list[Stored], start: int, epoch: int) -> None:
         self.log = create_log(SimDisk(), settings=OTHER)
-        self.log.follow(epoch - 1 if epoch else 0)
-        if start:
-            self.log.reset(start, last_epoch=start_epoch)
+        self.log.follow(epoch - 1)
         self.log.append_stored(b"".join(message for _, _, message in copied), leader_epoch=max(0, epoch - 1), now_us=0)
+        self.let_go(start)
         self.log.lead(epoch)
         self.epoch = epoch
         self.sequence = -1
+
+    def let_go(self, start: int) -> None:
+        self.log.advance_high_watermark(self.log.sync())
+        self.log.trim(start)
 
     def append(self, sizes: list[int]) -> None:
         """One group of so many batches; each is the next of a producer that came with this leader."""
@@ -89,19 +95,24 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.disk = SimDisk()
         self.boot = 0
         self.epoch = 1
-        self.stored: list[Stored] = []
+        self.ever: list[Stored] = []  # below the log end, from 0 on
         self.start = 0
+        self.known_from = 0  # what was told of what lies below was lost when it led without a state file
         self.durable = 0  # what must survive a power cut
 
     @property
+    def stored(self) -> list[Stored]:
+        return [stored for stored in self.ever if stored[0] >= self.start]
+
+    @property
     def end(self) -> int:
-        return self.stored[-1][1] if self.stored else self.start
+        return self.ever[-1][1] if self.ever else 0
 
     @initialize(runs_ahead=st.booleans())
     def create(self, runs_ahead: bool) -> None:
         self.disk.runs_ahead = runs_ahead
         self.log = create_log(self.disk, settings=SETTINGS, boot_id="boot-0")
-        self.leader = Leader([], 0, -1, 1)
+        self.leader = Leader([], 0, 1)
         self.log.follow(1)
 
     # --- following ------------------------------------------------------------------------------------------
@@ -111,13 +122,39 @@ class ReplicaMachine(RuleBasedStateMachine):
         for _ in range(times):
             self.leader.append(sizes)
 
-    @rule(count=st.integers(1, 6))
-    def fetch(self, count: int) -> None:
-        """Some messages, maybe the beginning of a group."""
+    @rule(count=st.integers(1, 6), is_rewritten=st.booleans())
+    def fetch(self, count: int, is_rewritten: bool) -> None:
+        """Some messages, maybe the beginning of a group, maybe not all that were there."""
         new = messages_of(self.leader.log, self.end)[:count]
         data = b"".join(message for _, _, message in new)
-        assert self.log.append_stored(data, leader_epoch=self.epoch, now_us=0) == (new[-1][1] if new else self.end)
-        self.stored += new
+        end = self.log.append_stored(data, leader_epoch=self.epoch, now_us=0, is_rewritten=is_rewritten)
+        assert end == (new[-1][1] if new else self.end)
+        self.ever += new
+        assert self.log.handover.lacks or not (is_rewritten and end)
+
+    @rule(pieces=st.integers(1, 4), damage=st.integers(0, 3))
+    def take_the_state(self, pieces: int, damage: int) -> None:
+        """That of the leader, as soon as it has one that tells of nothing that is not durable here."""
+        leader, mine = self.leader.log.handover, self.log.handover
+        self.leader.log.sync()
+        offset = leader.offered(self.log.log_start_offset, self.log.durable_end)
+        if offset < 0:
+            return
+        lacked = mine.lacks
+        found = leader.piece(offset, 0, 1 << 30)
+        assert found is not None
+        whole, size = bytearray(found[0]), found[1]
+        assert len(whole) == size
+        if damage == 1:
+            whole[size // 2] ^= 4
+        length = -(-size // pieces)
+        for at in range(0, size, length):
+            assert mine.take(offset, at, bytes(whole[at : at + length]), size) == (
+                not lacked or (damage != 1 and at + length >= size)
+            )
+        assert mine.lacks == (lacked and damage == 1)
+        if lacked and not mine.lacks:
+            self.known_from = 0
 
     @rule()
     def sync(self) -> None:
@@ -153,10 +190,9 @@ class ReplicaMachine(RuleBasedStateMachine):
         start = self.log.log_start_offset
         ends = [start, *(end for end in group_ends(self.stored) if end > start)]
         kept = data.draw(st.sampled_from(ends))
-        copied = [stored for stored in self.stored if start <= stored[0] and stored[1] <= kept]
+        copied = [stored for stored in self.ever if stored[1] <= kept]
         self.epoch += 2
-        start_epoch = self.log.epoch_of(start - 1) if start else -1
-        self.leader = Leader(copied, start, start_epoch, self.epoch)
+        self.leader = Leader(copied, start, self.epoch)
         for _ in range(grows):
             self.leader.append([1, 2])
         self.log.follow(self.epoch)
@@ -184,7 +220,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         self.forget(expected)
 
     def forget(self, end: int) -> None:
-        self.stored = [stored for stored in self.stored if stored[1] <= end]
+        self.ever = [stored for stored in self.ever if stored[1] <= end]
         self.durable = min(self.durable, end)
 
     @rule(data=st.data())
@@ -192,53 +228,59 @@ class ReplicaMachine(RuleBasedStateMachine):
         """Below the recovery point and the high watermark, too; what comes then is the same again."""
         self.cut(data.draw(st.integers(self.log.log_start_offset, self.end + 1)))
 
-    @rule(distance=st.integers(0, 9))
-    def reset(self, distance: int) -> None:
+    @rule(grows=st.integers(0, 4))
+    def reset(self, grows: int) -> None:
         """The leader's log begins above all that is here."""
-        to = self.end + distance
-        self.log.reset(to, last_epoch=self.epoch)
-        self.stored, self.start, self.durable = [], to, to
-        self.epoch += 2
-        self.leader = Leader([], to, self.epoch - 2, self.epoch)
-        self.log.follow(self.epoch)
+        for _ in range(grows):
+            self.leader.append([2, 1])
+        self.ever += messages_of(self.leader.log, self.end)
+        to = self.end
+        last_epoch = self.leader.log.epoch_of(to - 1) if to else -1
+        self.log.reset(to, last_epoch=last_epoch)
+        self.start = self.durable = to
+        self.leader.let_go(to)
+        assert self.log.handover.lacks == (to > 0)
 
     @rule(grows=st.integers(0, 2))
     def lead_for_a_while(self, grows: int) -> None:
         """It cuts a part of a group, appends under its own epoch, and another one, that has all of it, leads on."""
         self.epoch += 1
         ends = [self.log.log_start_offset, *group_ends(self.stored)]
-        expected = max(ends)
+        expected, lacks = max(ends), self.log.handover.lacks
         assert self.log.lead(self.epoch) == expected
         self.forget(expected)
-        self.repeat_the_last_groups()
+        if lacks:
+            self.known_from = self.log.log_start_offset
+        self.repeat_the_last_groups(self.known_from)
         for sequence in range(grows):
             batch = stamped([b"%d" % sequence] * 2, PRODUCER, self.epoch, sequence)
             assert not self.log.append([batch], leader_epoch=self.epoch, now_us=0).duplicate
             assert self.log.append([batch], leader_epoch=self.epoch, now_us=0).duplicate
         with pytest.raises(NotLeader):
             self.log.append([stamped([b"x"], 9, 0, 0)], leader_epoch=self.epoch - 1, now_us=0)
-        self.stored += messages_of(self.log, self.end)
+        self.ever += messages_of(self.log, self.end)
         self.another_with_everything()
 
-    def repeat_the_last_groups(self) -> None:
+    def repeat_the_last_groups(self, known_from: int) -> None:
         """Those of all producers: what was copied without a look at who wrote it is known to whoever leads, also where
-        retention has taken it."""
+        retention has taken it, and what was told by a state file that its leader gave it."""
         last: dict[int, tuple[BatchHeader, int, int]] = {}
         begin = 0
-        for first, after, message in self.stored:
+        for first, after, message in self.ever:
             header = read_header(message)
             begin = first if header.group_index == 0 else begin
             last[header.producer_id] = header, begin, after
         for header, first, after in last.values():
+            if first < known_from:
+                continue
             batch = stamped([b"again"] * (after - first), header.producer_id, header.producer_epoch, header.sequence)
             again = self.log.append([batch], leader_epoch=self.epoch, now_us=0)
             assert (again.duplicate, again.first_offset, again.next_offset) == (True, first, after)
 
     def another_with_everything(self) -> None:
         start = self.log.log_start_offset
-        copied = [stored for stored in self.stored if stored[0] >= start]
         self.epoch += 2
-        self.leader = Leader(copied, start, self.log.epoch_of(start - 1) if start else -1, self.epoch)
+        self.leader = Leader(self.ever, start, self.epoch)
         self.log.follow(self.epoch)
 
     # --- trouble --------------------------------------------------------------------------------------------
@@ -276,7 +318,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.disk.heal()
             self.log.recover(0)
         self.disk.heal()
-        self.stored += new
+        self.ever += new
         assert self.log.log_end_offset >= self.durable
         self.settle()
 
@@ -325,7 +367,7 @@ TestReplica.settings = life(25)
 
 @functools.cache
 def leaders_messages() -> tuple[Stored, ...]:
-    leader = Leader([], 0, -1, 2)
+    leader = Leader([], 0, 2)
     for number in range(9):
         leader.append([1] if number % 3 else [2, 1])
     return tuple(messages_of(leader.log, 0))
@@ -446,3 +488,58 @@ def test_a_power_cut_at_any_step_leaves_the_log_as_it_was_or_shorter_or_with_wha
             found.close()
             left = [name for name in found.disk.listdir(FOLDER) if name.endswith(".arrows")]
             assert len(left) == 1, where
+
+
+BEGINS = 10
+"""Where group 6 of the nine begins."""
+
+
+def do_begin_anew(log: PartitionLog) -> None:
+    """The leader has let go of what is below; its state file comes in three pieces, once what is above is durable."""
+    leader = Leader(list(leaders_messages()), BEGINS, 4)
+    log.follow(4)
+    log.reset(BEGINS, last_epoch=2)
+    log.append_stored(b"".join(m for _, _, m in messages_of(leader.log, BEGINS)), leader_epoch=4, now_us=0)
+    offset = leader.log.handover.offered(BEGINS, log.sync())
+    size = len(leader.log.disk.read_file(f"{FOLDER}/{state_name(offset)}"))
+    for at in range(0, size, size // 3 + 1):
+        piece = leader.log.handover.piece(offset, at, size // 3 + 1)
+        assert piece is not None
+        log.handover.take(offset, at, *piece)
+    assert not log.handover.lacks
+    log.lead(5)
+    log.append([stamped([b"other"] * 3, 8, 0, 0)], leader_epoch=5, now_us=0)
+    log.sync()
+
+
+def test_a_power_cut_at_any_step_of_beginning_anew_leaves_a_log_that_knows_or_lacks() -> None:
+    """Half a state file is never taken for a whole one, and an old one never for that of the new log."""
+    disk, log = prepared()
+    before = disk.steps
+    do_begin_anew(log)
+    total = disk.steps - before
+    theirs = list(leaders_messages())
+    seen = set()
+    for step in range(1, total + 1):
+        disk, log = prepared(crash_at=step)
+        with pytest.raises(Crashed):
+            do_begin_anew(log)
+        for mode in MODES if EFFORT > 1 else (MODES[step % 5], MODES[(step + 2) % 5]):
+            where = f"mode {mode}, step {step}"
+            found = opened(disk.after_crash(mode, seed=step), 1)
+            assert found.lost_ranges == (), where
+            start, end = found.log_start_offset, found.log_end_offset
+            assert start in (0, BEGINS), where
+            stored = [one for one in messages_of(found, start) if one in theirs]
+            assert stored == [one for one in theirs if start <= one[0] and one[1] <= end], where
+            seen.add((start, found.handover.lacks))
+            lacks = found.handover.lacks
+            found.lead(9)
+            for sequence, first in ((5, 9), (6, 10)):  # below the new start, and above it
+                if end < first + 3 or (lacks and first < start):
+                    continue
+                group = stamped([b"again"] * (1 if sequence == 5 else 3), PRODUCER + 2, 2, sequence)
+                again = found.append([group], leader_epoch=9, now_us=0)
+                assert (again.duplicate, again.first_offset) == (True, first), where
+            found.close()
+    assert seen == {(0, False), (0, True), (BEGINS, False), (BEGINS, True)}

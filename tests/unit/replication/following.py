@@ -1,10 +1,11 @@
 """The verbs of the scripts in tests/golden/replication/following: one for each event of a follower's core.
 
 holds end=3 durable=3 last=1 hw=2 group=3 start=0       what the log holds: unless said, as before; `refused` by
-                                                        the disk
+                                                        the disk; `lacks` or `has` a state file
+state 5 at=0 length=10 size=30, taken lacks, taken      a piece of one; what became of it
 followed 2 b incarnation=1 end=3 ...                    the leader of epoch 2 is b; the log as in `holds`
 end 1 at=4 own=3 request=1 start=0 start-epoch=-1       the leader's epoch 1 ends at 4, the follower's own at 3
-records 3 hw=3 start=0, diverged, starts-above 9 last=1, fenced 3
+records 3 hw=3 start=0 rewritten=0 state=5, diverged, starts-above 9 last=1, fenced 3
 synced 3 generation=1, sync-failed, tick 500, unreachable, unfollowed
 epoch=, incarnation=                                    of an answer; unless given, those that are followed
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from broker.replication import following as f
 from broker.replication.events import Commit, StepOut, Sync, Synced, SyncFailed, Tick
-from broker.replication.messages import Diverged, End, Fenced, Records, StartsAbove
+from broker.replication.messages import Diverged, End, Fenced, Records, StartsAbove, State
 from tests.unit.replication.scenario import incarnation_of, message_line, plain
 
 SHORT = {"log_start": "start", "log_end": "end", "durable_end": "durable", "last_epoch": "last", "high_watermark": "hw"}
@@ -27,8 +28,10 @@ def effect_line(effect: f.Effect) -> str:
     match effect:
         case f.Ask(to, message):
             return f"-> {to} {message_line(message)}"
-        case f.Append(epoch):
-            return f"append epoch={epoch}"
+        case f.Append(epoch, is_rewritten):
+            return f"append epoch={epoch}" + (" rewritten" if is_rewritten else "")
+        case f.TakeState(offset, at, size):
+            return f"take state {offset} from byte {at} of {size}"
         case f.Truncate(to):
             return f"truncate {to}"
         case f.Reset(to, last_epoch):
@@ -56,11 +59,16 @@ class Following:
 
     def holds(self, words: list[str], values: dict[str, str]) -> f.Holds:
         log = self.core.log
-        names = [(field.name, SHORT.get(field.name, "group")) for field in fields(log) if field.name != "is_refused"]
+        names = [
+            (field.name, SHORT.get(field.name, "group"))
+            for field in fields(log)
+            if field.name[-4:] not in ("used", "tate")
+        ]
         told: dict[str, Any] = {name: int(values[short]) for name, short in names if short in values}
         if "end" in values and "group" not in values:
             told["group_end"] = told["log_end"]
-        return replace(log, **told, is_refused="refused" in words)
+        lacks = "lacks" in words or (log.lacks_state and "has" not in words)
+        return replace(log, **told, is_refused="refused" in words, lacks_state=lacks)
 
     def event(self, verb: str, words: list[str], values: dict[str, str]) -> f.Event:
         core = self.core
@@ -87,7 +95,13 @@ class Following:
                 return f.Answered(message, int(values.get("own", 0)))
             case "records":
                 hw = int(values.get("hw", 0))
-                return f.Answered(Records(**who, offset=int(words[0]), high_watermark=hw, log_start=start))
+                more = {"rewritten_to": int(values.get("rewritten", 0)), "state_offset": int(values.get("state", -1))}
+                return f.Answered(Records(**who, offset=int(words[0]), high_watermark=hw, log_start=start, **more))
+            case "state":
+                at, length, size = (int(values[name]) for name in ("at", "length", "size"))
+                return f.Answered(State(**who, offset=int(words[0]), at=at, length=length, size=size))
+            case "taken":
+                return f.StateTaken("lacks" in words)
             case "diverged":
                 return f.Answered(Diverged(**who))
             case "starts-above":

@@ -5,6 +5,8 @@ appended 0 2 x=all y=leader groups=1,2     tickets x and y; without groups: one 
 synced 2 generation=1                      without a generation: of the present one
 sync-failed EIO, recovered durable=2 end=2
 follower b 2 end=3 epoch=1 incarnation=1 last=1 before=1 start=0 from=0    a fetch: 2 is durable, 3 its log end
+                                           `lacks` a state file; state=5 is one that it may have, rewritten=4 in Records
+follower-asks-state b 5 at=0 length=10 size=30
 follower-asks b last=1 found=1 end=3       where does epoch 1 end?
 trim 2 x, starts 2                         a trim is asked for; the leader's checkpoint says so
 isr a,b pe=2 request=1 epoch=1 min=2
@@ -18,7 +20,19 @@ from types import ModuleType
 
 import broker.replication.events as events
 from broker.replication.events import Acks, AskIsr, Effect
-from broker.replication.messages import AskEnd, Diverged, End, Fenced, Fetch, Incarnation, Message, Records, StartsAbove
+from broker.replication.messages import (
+    AskEnd,
+    AskState,
+    Diverged,
+    End,
+    Fenced,
+    Fetch,
+    Incarnation,
+    Message,
+    Records,
+    StartsAbove,
+    State,
+)
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -42,7 +56,11 @@ def message_line(message: Message) -> str:
     match message:
         case Records():
             start = f" start={message.log_start}" if message.log_start else ""
-            return f"records {message.offset} hw={message.high_watermark}{start}"
+            more = f" rewritten={message.rewritten_to}" if message.rewritten_to else ""
+            more += f" state={message.state_offset}" if message.state_offset >= 0 else ""
+            return f"records {message.offset} hw={message.high_watermark}{start}{more}"
+        case State():
+            return f"state {message.offset} bytes {message.at} + {message.length} of {message.size}"
         case End():
             start = f" start={message.log_start}/{message.start_epoch}" if message.log_start else ""
             return f"epoch {message.found_epoch} ends at {message.end}{start}"
@@ -54,7 +72,10 @@ def message_line(message: Message) -> str:
             return f"fenced by epoch {message.epoch}"
         case Fetch():
             start = f" start={message.log_start}" if message.log_start else ""
-            return f"fetch {message.offset} last={message.last_epoch} durable={message.durable_end}{start}"
+            lacks = " lacks state" if message.lacks_state else ""
+            return f"fetch {message.offset} last={message.last_epoch} durable={message.durable_end}{start}{lacks}"
+        case AskState():
+            return f"ask state {message.offset} from byte {message.at}"
         case AskEnd():
             return f"ask end of {message.last_epoch} request={message.request}"
 
@@ -134,10 +155,25 @@ class Scenario:
                         last_epoch=last,
                         durable_end=durable_end,
                         log_start=int(values.get("start", 0)),
+                        lacks_state="lacks" in words,
                     ),
+                    rewritten_to=int(values.get("rewritten", 0)),
+                    state_offset=int(values.get("state", -1)),
                     epoch_before=int(values.get("before", last)),
                     log_start=int(values.get("from", 0)),
                     start_epoch=int(values.get("start-epoch", -1)),
+                )
+            case "follower-asks-state":
+                return events.StateAsked(
+                    ask=AskState(
+                        follower=words[0],
+                        incarnation=incarnation_of(values.get("incarnation", "1")),
+                        epoch=int(values.get("epoch", core.epoch)),
+                        offset=int(words[1]),
+                        at=int(values.get("at", 0)),
+                    ),
+                    length=int(values.get("length", 0)),
+                    size=int(values.get("size", 0)),
                 )
             case "follower-asks":
                 return events.EndAsked(

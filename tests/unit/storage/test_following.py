@@ -445,8 +445,8 @@ def test_a_state_file_goes_with_the_records_that_it_tells_of() -> None:
         assert again.append([stamped([b"p"], 7, 0, 4)], leader_epoch=3, now_us=0).duplicate
 
 
-def test_where_no_state_file_is_below_the_cut_one_is_made_of_what_the_log_tells() -> None:
-    """T1: without any, nobody would look whether a producer had ever come."""
+def test_where_no_state_file_is_below_the_cut_who_leads_tells_what_its_log_tells() -> None:
+    """T6: until then it lacks one."""
     disk, log = new_log()
     for sequence in range(4):
         log.append([stamped([b"p"], 7, 0, sequence)], leader_epoch=1, now_us=0)
@@ -456,8 +456,10 @@ def test_where_no_state_file_is_below_the_cut_one_is_made_of_what_the_log_tells(
     assert list_states(disk, FOLDER) == [4]
     log.follow(2)
     assert log.truncate(2) == 2
-    assert list_states(disk, FOLDER) == [2]
+    assert list_states(disk, FOLDER) == []
+    assert log.handover.lacks
     log.lead(3)
+    assert list_states(disk, FOLDER) == [2]
     assert log.append([stamped([b"p"], 7, 0, 1)], leader_epoch=3, now_us=0).duplicate
     assert not log.append([stamped([b"p"], 7, 0, 2)], leader_epoch=3, now_us=0).duplicate
 
@@ -493,8 +495,9 @@ def test_a_reset_log_begins_anew_and_keeps_nothing(leader: PartitionLog, to: int
         assert found.lost_ranges == ()
         assert found.segment_count == 1
     assert load_clean_state(disk, FOLDER) == CleanState()
-    assert list_states(disk, FOLDER) == [to]
+    assert list_states(disk, FOLDER) == []
     log.lead(4)
+    assert list_states(disk, FOLDER) == [to]
     append(log, b"first", epoch=4)
     assert not log.append([stamped([b"p"], 7, 0, 0)], leader_epoch=4, now_us=0).duplicate
     assert values(log) == [b"first", b"p"]

@@ -1,0 +1,131 @@
+"""A state file that goes from a leader to a follower that lacks one (`state_files.T6`).
+
+    leader      offered   the newest file that tells of nothing beyond what the follower has fsynced, and of all that
+                          its log begins above
+                piece     some bytes of it
+    follower    take      piece after piece, in memory; with the last one all of it is checked, and written as
+                          one file, durably, or forgotten
+
+H1  What is taken counts as a whole or not at all: before its CRC and its tables were read nothing is on the disk.
+H2  It tells of nothing beyond the durable end (`state_files.T2`), and of no log that was cut since it was begun.
+H3  A file that its leader finds damaged is not offered again: another is made of the tables.
+
+Any thread may call; the log's append lock covers it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from broker.api.errors import LiftlogError
+from broker.storage.memory.memory import Memory
+from broker.storage.memory.state_files import PRODUCERS, decode_state, state_name
+
+if TYPE_CHECKING:
+    from broker.storage.remembered import Remembered
+
+STATE_BYTES_MAX: Final = 1 << 30
+"""A state file that is larger is not taken. 8 million ids, or as many subjects, take less."""
+
+
+class Handover:
+    """See the module."""
+
+    def __init__(self, remembered: Remembered) -> None:
+        self._remembered = remembered
+        self._log = remembered.log
+        self._states = remembered.states
+        self._taken = bytearray()
+        self._of = (-1, -1, -1)  # its offset, its size, and how often the log had been cut
+
+    # --- the leader -----------------------------------------------------------------------------------------
+
+    def offered(self, start: int, end: int) -> int:
+        """Offset of the newest state file that tells of all below `start`, where the follower's log begins, and of
+        nothing at or above `end`; -1: there is none, or not yet.
+
+        Raises:
+            StorageFailed, DiskFull: one is needed, and cannot be written.
+        """
+        log, states = self._log, self._states
+        with log.sync_lock, log.lock, log.guarded("write state"):
+            if log.failure is not None:
+                return -1
+            if states.offsets and states.offsets[0] < start:  # what is below is told by segments that are still there
+                self._remembered.keep_committed()
+            return next((offset for offset in states.offsets if start <= offset <= end), -1)
+
+    def rewritten_to(self) -> int:
+        """Below it a compacted log may lack records of which only a state file tells: of their ids, their subjects."""
+        with self._log.lock, self._log.guarded("read state"):
+            return max(0, self._remembered.kept_offset())
+
+    def piece(self, offset: int, at: int, length: int) -> tuple[bytes, int] | None:
+        """At most `length` bytes of a state file from `at` on, and its size. None: there is no such file any more."""
+        with self._log.lock, self._log.guarded("read state"):
+            if offset not in self._states.offsets:
+                return None
+            if at == 0 and self._states.load(offset) is None:
+                self._replace(offset)
+                return None
+            return self._states.piece(offset, at, length)
+
+    def _replace(self, damaged: int) -> None:
+        """H3. The tables of now are known without it, or read from what else there is."""
+        if self._log.durable_end < self._log.log_end_offset:
+            return  # `state_files.T2`: when it is asked for again
+        self._log.recovery.notes.append(f"{self._log.folder}/{state_name(damaged)} is damaged: made anew")
+        sections = self._remembered.sections_of(self._remembered.known(), self._log.log_end_offset)
+        self._states.put(self._log.log_end_offset, sections, high_watermark=self._log.high_watermark)
+        self._states.drop(damaged)
+
+    # --- the follower ---------------------------------------------------------------------------------------
+
+    @property
+    def lacks(self) -> bool:
+        """Whether this log waits for a state file."""
+        with self._log.lock, self._log.guarded("read state"):
+            return self._remembered.lacks_state
+
+    def take(self, offset: int, at: int, data: bytes, size: int) -> bool:
+        """Take a piece. Returns whether the log has a state file now.
+
+        Args:
+            offset, size: Of the file.
+            at: Where the piece belongs. One that does not follow on the last one begins anew, or is dropped.
+        Raises:
+            StorageFailed, DiskFull: it was whole, and could not be written; it is to be sent again.
+        """
+        log, of = self._log, (offset, size, self._log.cuts)
+        with log.lock, log.guarded("write state"):
+            if not self._remembered.lacks_state:
+                return True
+            if at == 0:
+                self._taken, self._of = bytearray(), of
+            if of != self._of or at != len(self._taken) or at + len(data) > min(size, STATE_BYTES_MAX):
+                self._taken, self._of = bytearray(), (-1, -1, -1)
+                return False
+            self._taken += data
+            if len(self._taken) < size:
+                return False
+            whole = bytes(self._taken)
+            self._taken, self._of = bytearray(), (-1, -1, -1)
+            if not self._is_sound(offset, whole):
+                return False
+            self._states.install(offset, whole)
+            self._remembered.forget()
+            return True
+
+    def _is_sound(self, offset: int, data: bytes) -> bool:
+        """H1, H2."""
+        if not 0 <= offset <= self._log.durable_end:
+            return False
+        try:
+            sections = decode_state(data, offset, where=f"{self._log.folder}/{state_name(offset)}")
+            if sections is None or PRODUCERS not in sections:
+                return False
+            Memory.restore(sections, self._log.settings, self._log.log_end_offset)
+        except LiftlogError as error:
+            self._log.recovery.notes.append(f"{self._log.folder}: a state file that was sent is no use: {error}")
+            return False
+        return True
