@@ -9,6 +9,7 @@ import time
 from collections import Counter
 
 from tests.sim.raft.mutants import BY_LUCK, MUTANTS, mutated
+from tests.sim.raft.scenarios import SCENARIOS, play
 from tests.sim.raft.world import Violation, run
 
 STORY_LINES = 60
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--mutant", choices=sorted(MUTANTS))
     parser.add_argument("--mutants", action="store_true")
     parser.add_argument("--cover", help="first..beyond")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS))
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if given.mutants:
@@ -31,7 +33,7 @@ def main() -> int:
     for seed in range(first, beyond):
         try:
             with mutated(given.mutant):
-                world = run(seed)
+                world = play(given.scenario, seed) if given.scenario else run(seed)
         except Violation as violation:
             print("\n".join(violation.world.story[-STORY_LINES:]))  # type: ignore[attr-defined]
             print(f"seed {seed}: {violation}")

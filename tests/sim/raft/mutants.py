@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pysyncobj.syncobj as library
 
+from broker.metadata.catalog import Catalog
 from broker.raft import core, journal, node
 from broker.raft.core import Core
 from broker.raft.journal import Base, Journal
@@ -164,6 +165,28 @@ def _trusts_the_cache() -> list[Any]:
     return [patch.object(Journal, "open", classmethod(open_))]
 
 
+def _forgets_results() -> list[Any]:
+    """Of the requests that came before a snapshot nothing is known."""
+
+    def restore(cls: type[Catalog], snapshot: dict[str, Any]) -> Catalog:
+        return restored({**snapshot, "requests": []})
+
+    restored = Catalog.restore
+    return [patch.object(Catalog, "restore", classmethod(restore))]
+
+
+def _counts_on() -> list[Any]:
+    """Who begins with a snapshot has another counter than who has applied every command."""
+
+    def restore(cls: type[Catalog], snapshot: dict[str, Any]) -> Catalog:
+        found = restored(snapshot)
+        found.epoch_last += bool(found.cluster.partitions)
+        return found
+
+    restored = Catalog.restore
+    return [patch.object(Catalog, "restore", classmethod(restore))]
+
+
 def _goes_on_after_an_error() -> list[Any]:
     def fail(self: Journal, error: OSError) -> None:
         """Swallowed."""
@@ -190,6 +213,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "errors_swallowed": Mutant(30, 11, "an error ends it (A9, J2)", _goes_on_after_an_error),
     "voters_as_configured": Mutant(10, 0, "voters are counted from the log (A7)", _voters_as_configured),
+    # Those of the catalog; scenarios find them.
+    "forgets_results": Mutant(0, 0, "snapshots have the results of requests", _forgets_results),
+    "counts_on_from_a_snapshot": Mutant(0, 0, "a snapshot is the catalog, and nothing more", _counts_on),
     # Luck seldom finds these; tests in tests/unit/raft play them.
     "replies_of_any_term": Mutant(0, 0, "replies of earlier terms are dropped (A4)", _replies_of_any_term),
     "votes_twice": Mutant(0, 0, "a voter counts once a term (A6)", _votes_twice),

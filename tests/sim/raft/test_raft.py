@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from tests.sim.raft.__main__ import found_at
-from tests.sim.raft.mutants import BY_LUCK, MUTANTS
+from tests.sim.raft.mutants import BY_LUCK, MUTANTS, mutated
+from tests.sim.raft.scenarios import SCENARIOS, play
 from tests.sim.raft.world import run
 from tests.support.effort import examples, seeded
 
@@ -34,3 +35,33 @@ def test_mutant_is_found(name: str) -> None:
     """It begins with the seed that is known to find it; `--mutants` begins with 0."""
     seed, _ = found_at(name, MUTANTS[name].seeds, first=MUTANTS[name].known)
     assert seed is not None
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario(name: str, seed: int) -> None:
+    """With three voters, and with five."""
+    world = play(name, seed)
+    assert world.seen["history replayed"]
+    assert len(world.acked) + len(world.told) > 50
+
+
+@pytest.mark.parametrize(
+    ("mutant", "name"),
+    [
+        ("unsynced_sends", "power_loss_of_all_voters"),
+        ("torn_whatever", "truncated_journals_of_a_minority"),
+        ("wiped_keeps_id", "flipped_bits_in_the_journals_of_a_minority"),
+        ("forgets_results", "power_loss_of_all_with_damage_in_a_minority"),
+        ("counts_on_from_a_snapshot", "power_loss_of_all_voters"),
+    ],
+)
+def test_scenario_finds_a_mistake(mutant: str, name: str) -> None:
+    found = []
+    for seed in range(6):
+        try:
+            with mutated(mutant):
+                play(name, seed)
+        except AssertionError as error:
+            found.append(str(error))
+    assert found

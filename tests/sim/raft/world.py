@@ -8,6 +8,9 @@ R8a  What was acknowledged is in the catalog of every broker that answers a late
 R8b  An entry of the log that was applied anywhere is the same wherever it is applied, and is applied once.
 R8c  Of a term there is one leader.
 R8d  Once faults end, commands are carried out again.
+R8e  Who has applied equally much has the same catalog, byte for byte, whether from a snapshot or from commands. It is
+     the one that a single catalog makes of the same commands, and answers them as they were answered. (With the
+     commands of a real cluster, `workload.py`: in one of eight seeds, and in the scenarios.)
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import errno
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -26,12 +29,14 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from broker.api.errors import LiftlogError
+from broker.metadata.catalog import Catalog
 from broker.raft import node as node_module
 from broker.raft import snapshots
 from broker.raft.core import Core
 from broker.raft.journal import Journal
-from broker.raft.node import RaftNode, configuration
+from broker.raft.node import BARRIER, RaftNode, configuration
 from broker.raft.wire import Codec, guarded
+from tests.sim.raft.workload import Workload, bytes_of
 from tests.support.simdisk import MODES, Crashed, SimDisk
 
 FOLDER = "/raft"
@@ -70,6 +75,17 @@ class Peer(Transport):  # type: ignore[misc]
 GuardedPeer = guarded(Peer)
 
 
+class Watched(RaftNode):
+    """Tells what it applies."""
+
+    def _apply(self, command: Mapping[str, Any]) -> Any:
+        world, index = World.current, self.core.raftLastApplied + 1
+        assert world is not None
+        if world.history.setdefault(index, command) != command:
+            raise Violation(f"R8b: {command} was applied at {index}, and elsewhere {world.history[index]}")
+        return super()._apply(command)
+
+
 class Machine:
     """One broker: its disk, and its process, if it runs."""
 
@@ -86,7 +102,7 @@ class World:
 
     current: World | None = None
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, real: bool = False) -> None:
         self.rng = random.Random(seed)
         self.now_s = 1000.0
         self.story: list[str] = []
@@ -94,9 +110,13 @@ class World:
         self.net: list[tuple[str, str, bytes]] = []
         self.cut: set[tuple[str, str]] = set()
         self.applied: dict[int, tuple[bytes, int]] = {}
+        self.history: dict[int, Any] = {}  # what was applied, where it stands
         self.checked: dict[str, tuple[Any, int]] = {}
         self.leaders: dict[int, str] = {}
         self.acked: set[str] = set()
+        self.workload = Workload(self.rng) if real or seed % 8 == 6 else None
+        self.is_real = self.workload is not None
+        self.told: dict[str, Any] = {}  # what was answered to the commands of a real cluster
         self.commands = 0
         self.healing = False
         self.before_health = 0
@@ -125,7 +145,7 @@ class World:
         try:
             journal, is_sound = node_module.open_journal(machine.disk, PATH, new_id=lambda: fresh, cluster_id=CLUSTER)
             seeds = tuple(other.node_id for other in self.machines.values() if other is not machine)
-            machine.node = RaftNode(
+            machine.node = Watched(
                 journal,
                 transport=GuardedPeer,
                 node=SimNode,
@@ -255,6 +275,9 @@ class World:
                 "elect": 1.0 * self.quiet,
                 "rejoin": 1,
             }
+        if self.is_real and self.healing:  # its snapshots are larger, and come in more pieces
+            for _ in range(8):
+                self.deliver()
         before = self.journals()
         [kind] = rng.choices(list(kinds), list(kinds.values()))
         getattr(self, f"do_{kind}")()
@@ -306,6 +329,9 @@ class World:
         node = machine.node
         if node is None:
             return
+        if self.workload is not None and self.rng.random() < 0.8:
+            self.submit_real(machine, node, self.workload)
+            return
         self.commands += 1
         name = f"p{self.commands}"
         command = {"v": 1, "kind": "register_producer", "name": name, "request_id": name}
@@ -315,6 +341,17 @@ class World:
                 self.acked.add(name)
                 self.seen["acknowledged"] += 1
                 self.is_coup = not self.healing and self.rng.random() < 0.04
+
+        self.run(machine, lambda: node.submit(command, done))
+
+    def submit_real(self, machine: Machine, node: RaftNode, workload: Workload) -> None:
+        command = workload.command(node.catalog)
+        kind = command["kind"]
+
+        def done(result: Any) -> None:
+            if isinstance(result, dict) and "ok" in result:
+                self.told[command["request_id"]] = result
+                self.seen[f"{kind} answered"] += 1
 
         self.run(machine, lambda: node.submit(command, done))
 
@@ -467,7 +504,7 @@ class World:
 
     def heal(self) -> None:
         """No more faults: everything has to be there, everywhere."""
-        self.healing, self.before_health = True, self.commands
+        self.healing, self.before_health, self.workload = True, self.commands, None
         self.cut.clear()
         self.tell("all is well from now on")
         for machine in self.machines.values():
@@ -497,13 +534,30 @@ class World:
         ends = {node.core.raftLastApplied for node in nodes}
         if len(ends) > 1:
             return f"applied up to {sorted(ends)}"
-        snapshots = [node.catalog.snapshot() for node in nodes]
-        if any(snapshot != snapshots[0] for snapshot in snapshots):
-            raise Violation("R8b: catalogs differ")
+        self.compare(nodes, ends.pop())
         missing = self.acked - nodes[0].catalog.producers.keys()
         if missing:
             raise Violation(f"R8a: {sorted(missing)[:5]} were acknowledged and are gone, of {len(self.acked)}")
         return ""
+
+    def compare(self, nodes: list[RaftNode], end: int) -> None:
+        """R8e, at the end."""
+        found = {bytes_of(node.catalog) for node in nodes}
+        if len(found) > 1:
+            raise Violation("R8e: catalogs differ")
+        single, answers = Catalog(), {}
+        for index in sorted(index for index in self.history if index <= end):
+            command = self.history[index]
+            if command.get("kind") != BARRIER:
+                answers[command.get("request_id")] = single.apply(command)
+        if {bytes_of(single)} != found:
+            raise Violation("R8e: the same commands give another catalog")
+        for request_id, result in self.told.items():
+            if answers.get(request_id) != result:
+                raise Violation(
+                    f"R8e: {request_id} was answered {result}, and stands there as {answers.get(request_id)}"
+                )
+        self.seen["history replayed"] += 1
 
 
 @contextlib.contextmanager
