@@ -13,6 +13,8 @@ Q2  Below `cleaned_to` no key has two records; in [cleaned_to, ...) nothing was 
     The newest committed record of a key is therefore always there; offsets and order never change.
 Q3  A tombstone goes when it has been below `cleaned_to` for `delete_retention_ms`. All earlier records of its key
     were gone, durably, before that time began: none comes back.
+    Where there are other replicas it goes only below `tombstones_below`: what the caller knows all of them to have
+    compacted. (One that lags has the older record, and would not copy the tombstone any more: the key would be back.)
 Q4  A pass is stopped or killed anywhere: each segment is the old one or the new one, whole, and `cleaned_to` moves only
     after all of them. Done again it gives the same.
 Q5  Where records are taken back under a pass, nothing more is written anew by what was read of them, and the state that
@@ -107,18 +109,21 @@ def cleanable(
     return found
 
 
-def is_due(sizes: Sequence[tuple[int, int]], state: CleanState, settings: CompactionSettings, *, now_us: int) -> bool:
+def is_due(
+    sizes: Sequence[tuple[int, int]], state: CleanState, settings: CompactionSettings, *, tombstone_end: int
+) -> bool:
     """Whether a pass is worth its work: enough is dirty, or tombstones have had their time.
 
     Args:
         sizes: (end, bytes) of the segments that it may touch.
+        tombstone_end: Tombstones below it may go.
     """
     if not sizes:
         return False
     dirty = sum(size for end, size in sizes if end > state.cleaned_to)
     if dirty and dirty * 100 >= settings.min_cleanable_dirty_percent * sum(size for _, size in sizes):
         return True
-    return state.tombstone_count > 0 and state.tombstone_end(now_us, settings.delete_retention_ms) > state.tombstones_to
+    return state.tombstone_count > 0 and tombstone_end > state.tombstones_to
 
 
 def compact(
@@ -129,6 +134,7 @@ def compact(
     now_us: int,
     throttle: Callable[[int], None] = lambda _: None,
     shape: BatchShape | None = None,
+    tombstones_below: int = 0,
 ) -> CompactionReport | None:
     """Do one pass, if one is due. One at a time per log.
 
@@ -137,6 +143,8 @@ def compact(
         throttle: Called with the bytes of each piece that was read or written; may sleep, and may raise to stop
             the pass (Q4).
         shape: Join the batches of what is written anew, up to this.
+        tombstones_below: Where there are other replicas: the least `cleaned_to` of all that are assigned, 0 for one
+            that has not told; minded nowhere else (Q3).
     Returns:
         None: the log is clean enough.
     Raises:
@@ -144,7 +152,7 @@ def compact(
         CorruptLog: a file cannot be read, and scanning it anew did not help.
     """
     try:
-        return _Pass(log, settings, map_bytes, now_us, throttle, shape).run()
+        return _Pass(log, settings, map_bytes, now_us, throttle, shape, tombstones_below).run()
     except NeedsRepair as damage:
         log.repair_segment(damage.segment)  # notes what is lost: the next pass sees that, or a whole index
         return CompactionReport(cleaned_to=0, uncleanable=f"{damage.segment.path} was scanned anew")
@@ -163,6 +171,7 @@ class _Pass:
         now_us: int,
         throttle: Callable[[int], None],
         shape: BatchShape | None,
+        tombstones_below: int,
     ) -> None:
         self.log = log
         self.disk = log.disk
@@ -171,6 +180,7 @@ class _Pass:
         self.now_us = now_us
         self._throttle = throttle
         self.shape = shape
+        self.tombstones_below = tombstones_below
         self.read_bytes = 0
         self.tombstone_end = 0
         self.tombstone_count = 0
@@ -189,11 +199,13 @@ class _Pass:
             before_us=self.now_us - self.settings.min_compaction_lag_ms * 1_000,
         )
         sizes = [(end, segment.size(self.disk)) for segment, end in segments]
-        if not is_due(sizes, state, self.settings, now_us=self.now_us):
+        self.tombstone_end = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
+        if not self.log.settings.is_sole_replica:
+            self.tombstone_end = max(state.tombstones_to, min(self.tombstone_end, self.tombstones_below))
+        if not is_due(sizes, state, self.settings, tombstone_end=self.tombstone_end):
             return None
         if self.log.lost_ranges:
             return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
-        self.tombstone_end = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
         limit = segments[-1][1]
         self.end = self._fill(segments, min(state.cleaned_to, limit), limit)
         rewritten = gone = before = after = 0

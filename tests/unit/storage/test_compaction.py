@@ -186,6 +186,42 @@ def test_a_tombstone_never_goes_before_the_older_values_of_its_key() -> None:
     assert keyed_records(log) == {}
 
 
+def test_a_deleted_key_does_not_come_back_on_a_replica_that_lags() -> None:
+    """It has the value and not the tombstone yet. Where the leader had let that go, the copy would never get it."""
+    among = LogSettings(is_sole_replica=False)
+    leader, lagging = (create_log(SimDisk(), settings=among) for _ in range(2))
+    lagging.follow(1)
+    leader.lead(1)
+    for records in ([(b"k", b"1")], [(b"k", None)], [(b"other", b"2")]):
+        leader.append([keyed_batch(records)], leader_epoch=1, now_us=0)
+        commit(leader)
+        roll(leader)
+        if lagging.log_end_offset == 0:
+            copy(leader, lagging)
+    assert run(leader) is not None
+    assert run(leader, now_us=9 * HOUR_US) is None  # no mark of the other: nothing to do, however late it is
+    assert keyed_records(leader) == {1: (b"k", None), 2: (b"other", b"2")}
+    copy(leader, lagging)
+    assert newest_of(keyed_records(lagging))[b"k"] == (1, None)
+    roll(lagging)
+    assert run(lagging) is not None
+    mark = load_clean_state(lagging.disk, FOLDER).cleaned_to
+    assert mark == 3
+    for least, left in ((1, 2), (mark, 1)):
+        compact(leader, SETTINGS, map_bytes=1 << 16, now_us=9 * HOUR_US, tombstones_below=least)
+        assert len(keyed_records(leader)) == left
+    assert compact(leader, SETTINGS, map_bytes=1 << 16, now_us=10 * HOUR_US, tombstones_below=1) is None
+    check_compacted(leader)
+
+
+def copy(leader: PartitionLog, log: PartitionLog) -> None:
+    """What the leader has stored, as it is."""
+    while log.log_end_offset < leader.log_end_offset:
+        with leader.read(log.log_end_offset, stored=True) as plan:
+            log.append_stored(plan_bytes(plan), leader_epoch=1, now_us=0)
+    commit(log)
+
+
 def test_horizons_that_are_left_out_make_tombstones_stay_longer_never_shorter() -> None:
     state = CleanState()
     for number in range(1, 200):
