@@ -72,20 +72,37 @@ class Collecting:
 
 
 class Appending(Collecting):
-    """Appends pieces one after the other."""
+    """Appends pieces one after the other, while the next one is collected."""
 
     def __init__(self, appender: Appender) -> None:
         super().__init__(APPEND_BYTES)
         self._appender = appender
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="liftlog-append")  # started when needed
+        self._under_way: Future[object] | None = None
 
     def finish(self) -> None:
-        """Append what waits. Raises what the broker says; rows may have been appended then."""
+        """Append what waits. Durable when it returns. Raises what the broker says; rows may have been appended then."""
         for key in sorted(self._pending):
             self._send(key)
+        self._wait()
+        self._thread.shutdown()
+
+    def discard(self) -> None:
+        """End the thread. What was appended stays. Never raises."""
+        self._thread.shutdown(cancel_futures=True)
 
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
+        self._wait()
         incarnation = self._targets[key].incarnation
-        self._appender.append(key[0], key[1], batches, incarnation=incarnation, at_least_once=True)
+        self._under_way = self._thread.submit(
+            self._appender.append, key[0], key[1], batches, incarnation=incarnation, at_least_once=True
+        )
+
+    def _wait(self) -> None:
+        """Until nothing is under way. Raises what it met."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
 
 
 @dataclass(slots=True)

@@ -189,25 +189,24 @@ def write_task(
         LiftlogError: not all of them were written; appended ones stay, staged ones will not be seen.
     """
     brokers = brokers_of(options)
-    staging: Staging | None = None
+    outlet: Appending | Staging | None = None
     try:
         task = task_number()
         calls = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s)
-        outlet: Appending | Staging
         epoch = 0
         if run is None:
             outlet = Appending(Appender(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s))
         else:
             sink = opened(brokers, run, options.delivery_timeout_s)
             epoch = sink.epoch or 0
-            outlet = staging = Staging(sink)
+            outlet = Staging(sink)
         router = Router(columns, options, lambda stream: find(calls, stream), outlet, task)
         for batch in gathered(batches):
             router.add(batch)
         stages = outlet.finish()
     except BaseException as error:
-        if staging is not None:
-            staging.discard()
+        if outlet is not None:
+            outlet.discard()
         if run is not None and isinstance(error, LiftlogError) and is_stale(error):
             forget(brokers, run)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Semaphore
 from zlib import crc32
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from broker.client.sinks import Sink, Stage
 from spark_liftlog.errors import LiftlogSparkError, ModeRefused
 from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing.jobs import Job
+from spark_liftlog.writing.outlets import APPEND_BYTES, Appending
 from spark_liftlog.writing.partitioner import partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
 from spark_liftlog.writing.run import Written, checkpoint_name
@@ -178,6 +180,37 @@ def test_every_kind_of_bad_row_is_found_where_it_is() -> None:
 )
 def test_one_checkpoint_has_one_name(location: str | None, name: str) -> None:
     assert checkpoint_name("q", checkpoint_place(location)) == name
+
+
+@pytest.mark.parametrize("failing", [3, 4])
+def test_appends_are_under_way_one_at_a_time_while_rows_are_collected(failing: int) -> None:
+    """The broker's fsync and Spark's next rows need not wait for each other; an error does not get lost."""
+    allowed, calls, met = Semaphore(0), [], []
+
+    class Slow:
+        def append(self, stream: str, partition: int, batches: list[pa.RecordBatch], **_: object) -> None:
+            calls.append(sum(batch.num_rows for batch in batches))
+            allowed.acquire()
+            met.append(len(calls))
+            if len(calls) == failing:
+                raise Unavailable("nobody answers")
+
+    def piece(rows: int) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"value": [bytes(APPEND_BYTES * 3 // 4 // rows)] * rows})
+
+    target = Target(stream="s", partition_count=1, incarnation="i", record_bytes_max=1 << 20, subject="s")
+    outlet = Appending(Slow())  # type: ignore[arg-type]
+    for rows in (10, 11):
+        outlet.add(target, 0, piece(rows))  # the first one is sent when the second one comes, and nobody waits
+    allowed.release(2)
+    for rows in (12, 13):
+        outlet.add(target, 0, piece(rows))
+    allowed.release(2)
+    with pytest.raises(Unavailable):
+        outlet.finish()
+    outlet.discard()
+    assert calls == [10, 11, 12, 13][:failing]
+    assert met == list(range(1, failing + 1)), "never two at once"
 
 
 def test_a_column_and_an_option_that_say_the_same_are_refused() -> None:
