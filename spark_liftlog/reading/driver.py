@@ -42,7 +42,7 @@ from spark_liftlog.reading.admission import Admission
 from spark_liftlog.reading.advance import Head, Heads, Loss
 from spark_liftlog.reading.cluster import DEADLINE_S, At, Cluster, Resolved
 from spark_liftlog.reading.heads import HeadWatch
-from spark_liftlog.reading.offsets import Key, Offset, Position, decode, encode, starting_point
+from spark_liftlog.reading.offsets import Decoder, Key, Offset, Position, encode, starting_point
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.positions import keys_of, resolve_where, weighed
 from spark_liftlog.reading.where import ByPartition, ByTime
@@ -64,6 +64,7 @@ class StreamDriver:
         self._admission = Admission(options, self._cluster)
         self._progress = Progress(self._cluster)
         self._frozen: Heads | None = None
+        self._decode = Decoder()
         self._consumer = options.consumer or f"spark-{uuid.uuid4()}"
         self._verified: dict[Key, tuple[str, int]] = {}
         self._ends: Mapping[Key, int] = {}
@@ -95,7 +96,7 @@ class StreamDriver:
             is_bounded: Whether the limits of the options count. Spark may ask for all that there is.
         """
         self.claim()
-        start = decode(start_value)
+        start = self._decode(start_value)
         heads = self._frozen or self._watch.current()
         self._admission.begin(heads, rows_max=rows_max, is_bounded=is_bounded, is_final=self._frozen is not None)
         if start is None:
@@ -105,9 +106,9 @@ class StreamDriver:
             end = first
         else:
             self._check_streams(start)
-            self.done(start_value)
             if self._idle is not None and self._idle[0] == start_value and self._idle[1] is heads:
-                return start_value
+                return start_value  # and what is before it was told to be done then
+            self.done(start_value)
             found = self._next(start, heads)
             if found is None:
                 if not self._admission.is_waiting:
@@ -124,13 +125,13 @@ class StreamDriver:
         """Every record before this offset has been processed. Never raises, never waits."""
         if not self._options.commit_offsets:
             return
-        offset = decode(value)
+        offset = self._decode(value)
         if offset is not None:
             self._progress.learned(replace(offset, consumer=self._options.consumer or offset.consumer))
 
     def ranges(self, start_value: dict[str, Any], end_value: dict[str, Any]) -> list[Range]:
         """The ranges of a batch, with leaders and sizes; none that is empty."""
-        start, end = decode(start_value), decode(end_value)
+        start, end = self._decode(start_value), self._decode(end_value)
         if end is None or start_value == end_value:
             return []
         planned = []

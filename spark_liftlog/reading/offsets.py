@@ -107,6 +107,22 @@ def encode(offset: Offset) -> dict[str, Any]:
     return value
 
 
+class Decoder:
+    """Decodes the offsets of one query. Keeps the last two: Spark hands each of them over at every trigger."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[Any, Offset | None], ...] = ()
+
+    def __call__(self, value: Any) -> Offset | None:
+        """As `decode`."""
+        for known, offset in self._known:
+            if known == value:
+                return offset
+        found = decode(value)
+        self._known = ((value, found), *self._known[:1])
+        return found
+
+
 def decode(value: Any) -> Offset | None:
     """Decode an offset that Spark handed back; None for the symbolic start.
 

@@ -27,7 +27,9 @@ from spark_liftlog.errors import LiftlogSparkError
 from spark_liftlog.options import source_options
 from spark_liftlog.progress import claim as claim_module
 from spark_liftlog.reading import cluster as cluster_module
+from spark_liftlog.reading import offsets
 from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.offsets import decode
 from spark_liftlog.reading.stream_reader import LiftlogStreamReader
 from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.schema import ROW, Projection
@@ -79,6 +81,31 @@ def test_nothing_new_returns_the_start_itself_and_asks_nobody(reader: LiftlogStr
     driver._cluster = None  # type: ignore[assignment]  # whoever asks now fails
     assert reader.latestOffset(start, ALL) is start
     driver._cluster = Cluster(stream.address)
+
+
+def test_an_idle_trigger_decodes_nothing_and_a_batch_each_offset_once(
+    reader: LiftlogStreamReader, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark asks up to a hundred times a second, each time with a fresh copy; 1,000 partitions take milliseconds."""
+    decoded = []
+
+    def counting(value: Any) -> Any:
+        decoded.append(value)
+        return decode(value)
+
+    stream.append(3)
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    monkeypatch.setattr(offsets, "decode", counting)
+    for _ in range(5):
+        assert reader.latestOffset(json.loads(json.dumps(start)), ALL) == start
+    assert decoded == [start]
+    stream.append(2)
+    end = start
+    while end == start:
+        end = reader.latestOffset(json.loads(json.dumps(start)), ALL)
+    assert rows_of(reader, json.loads(json.dumps(start)), json.loads(json.dumps(end)))
+    reader.commit(json.loads(json.dumps(end)))
+    assert decoded == [start, end]
 
 
 def test_the_first_offset_pins_where_the_query_began(stream: Stream) -> None:
