@@ -31,8 +31,8 @@ class Branch(NamedTuple):
 
 
 _COMMANDS: Final = "broker.cli.commands"
-_STREAM, _CHANGES = f"{_COMMANDS}.stream", f"{_COMMANDS}.changes"
-_CONSUMER, _SINK, _LOG = f"{_COMMANDS}.consumer", f"{_COMMANDS}.sink", f"{_COMMANDS}.log"
+_STREAM, _CONSUMER = f"{_COMMANDS}.stream", f"{_COMMANDS}.consumer"
+_SINK, _LOG = f"{_COMMANDS}.sink", f"{_COMMANDS}.log"
 
 STREAM: Final = {
     "create": Leaf(_STREAM, "create", "Create a stream."),
@@ -40,11 +40,11 @@ STREAM: Final = {
     "describe": Leaf(_STREAM, "describe", "Show the settings, warnings and partitions of one stream."),
     "alter": Leaf(_STREAM, "alter", "Change settings of a stream."),
     "delete": Leaf(_STREAM, "delete", "Delete a stream and all its records."),
-    "pause": Leaf(_CHANGES, "pause", "Stop capturing and appending; reads go on."),
-    "resume": Leaf(_CHANGES, "resume", "Capture and append again."),
-    "read-only": Leaf(_CHANGES, "read_only", "Refuse every new record with an error; reads go on."),
-    "trim": Leaf(_CHANGES, "trim", "Delete the records before a position, for good."),
-    "add-partitions": Leaf(_CHANGES, "add_partitions", "Raise the number of partitions."),
+    "pause": Leaf(_STREAM, "pause", "Stop capturing and appending; reads go on."),
+    "resume": Leaf(_STREAM, "resume", "Capture and append again."),
+    "read-only": Leaf(_STREAM, "read_only", "Refuse every new record with an error; reads go on."),
+    "trim": Leaf(_STREAM, "trim", "Delete the records before a position, for good."),
+    "add-partitions": Leaf(_STREAM, "add_partitions", "Raise the number of partitions."),
 }
 CONSUMER: Final = {
     "list": Leaf(_CONSUMER, "list_", "List all consumers and their lag in each stream."),

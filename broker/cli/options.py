@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 
@@ -51,6 +51,8 @@ RetrySeconds = Annotated[
     ),
 ]
 Json = Annotated[bool, Option("--json", help="JSON on stdout instead of a table.")]
+Partitions = Annotated[list[int] | None, Option("--partition", metavar="N", help="Only this one; repeatable [all].")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 Data = Annotated[str, Option("--data", metavar="DIR", help="Folder that `up` works in.", callback=not_empty)]
 
 
@@ -89,6 +91,22 @@ def client_of(ctx: click.Context, brokers: str | None) -> Client:
 
 def is_json(ctx: click.Context, given: bool) -> bool:
     return given or globals_of(ctx).json
+
+
+def confirm(yes: bool, question: str) -> None:
+    """Ask, unless `yes` was given; the command ends if the answer is no."""
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+
+
+def answer(ctx: click.Context, json: bool, value: Any, text: str) -> None:
+    """End a command that changed something: the value as JSON, or a line for people."""
+    from broker.cli.output import json_out, note
+
+    if is_json(ctx, json):
+        json_out(value)
+    else:
+        note(text)
 
 
 _MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}

@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 
 from broker.cli.arguments import Argument, Option
-from broker.cli.options import Brokers, Json, client_of, is_json, position
+from broker.cli.options import Brokers, Json, Partitions, Yes, answer, client_of, confirm, is_json, position
 from broker.cli.output import json_out, note, table, time_text
 
 Name = Annotated[str, Argument(metavar="CONSUMER", help="Name of the consumer.")]
@@ -68,9 +68,7 @@ def reset(
     name: Name,
     stream: Annotated[str, Option("--stream", metavar="STREAM", help="The stream to move in.")],
     to: Annotated[str, Option("--to", metavar="WHERE", help="earliest, latest, an offset, or an ISO 8601 time (UTC).")],
-    partition: Annotated[
-        list[int] | None, Option("--partition", metavar="N", help="Only this one; repeatable [all].")
-    ] = None,
+    partition: Partitions = None,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -91,16 +89,12 @@ def reset(
 def delete(
     ctx: click.Context,
     name: Name,
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Forget the committed offsets of a consumer."""
-    if not yes:
-        click.confirm(f"forget all committed offsets of consumer {name}?", abort=True, err=True)
+    confirm(yes, f"forget all committed offsets of consumer {name}?")
     with client_of(ctx, brokers) as client:
         client.delete_consumer(name)
-    if is_json(ctx, json):
-        json_out({"consumer": name, "deleted": True})
-    else:
-        note(f"consumer {name} forgotten")
+    answer(ctx, json, {"consumer": name, "deleted": True}, f"consumer {name} forgotten")

@@ -1,164 +1,59 @@
-"""The settings of a stream as options of commands: one row each, whichever commands take it.
+"""The settings of a stream as options of commands, by their declaration in `broker.api.stream`.
 
-The parameters of a function are the options of its command; `takes` adds a parameter for each row.
+The parameters of a function are the options of its command; `takes` adds a parameter for each setting.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, TypeVar
 
-from broker.api.stream import LIMITS
+from broker.api.stream import CHOICES, LIMITS, SHAPES, UNALTERABLE
+from broker.api.validation import OrNone
 from broker.cli.arguments import Option
 from broker.cli.options import byte_count, duration_ms, number, or_none
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-
-def _option(flag: str, help: str, *, metavar: str | None = None, amount: Any = None) -> Any:
-    """`amount`: a function of `options`, which makes the parser of a number from the limits of the setting."""
-    parser = amount and amount(LIMITS[flag.removeprefix("--").replace("-", "_")])
-    return Option(flag, help=help, metavar=metavar, parser=parser)
-
-
-FIXED: Final[Mapping[str, Any]] = {
-    "subject": Annotated[str | None, _option("--subject", "NATS subject to capture, wildcards allowed.", metavar="S")],
-    "partitions": Annotated[int | None, _option("--partitions", "Number of partitions.", metavar="N")],
-    "partition_by": Annotated[
-        str | None, _option("--partition-by", "subject_suffix, key, subject or token:N.", metavar="HOW")
-    ],
-    "group": Annotated[str | None, _option("--group", "A group; its streams share the messages of a subject.")],
+HELP: Final = {
+    "subject": "NATS subject to capture, wildcards allowed.",
+    "partitions": "Number of partitions.",
+    "partition_by": "subject_suffix, key, subject or token:N.",
+    "group": "A group; its streams share the messages of a subject.",
+    "reply_acks": "Whether messages are acknowledged on their reply subject.",
+    "acks": "When a record is acknowledged.",
+    "fsync": "When the disk is synced.",
+    "fsync_interval_ms": "Time between two syncs, with --fsync interval.",
+    "linger_ms": "How long an unacknowledged batch waits.",
+    "batch_bytes": "A batch closes at this size.",
+    "batch_records": "A batch closes at this count.",
+    "record_bytes_max": "Larger records are refused.",
+    "segment_bytes": "A segment is sealed at this size.",
+    "segment_age_ms": "A segment is sealed at this age.",
+    "retention_ms": "Keep records this long; none: for ever.",
+    "retention_bytes": "Keep this much in each partition; none: no limit.",
+    "retention_records": "Keep this many in each partition; none: no limit.",
+    "cleanup": "Remove records by retention, by key (the newest stays), or both.",
+    "min_compaction_lag_ms": "Age at which a record may be compacted.",
+    "min_cleanable_dirty_percent": "Compact when this percentage of the log is new.",
+    "delete_retention_ms": "Time that a tombstone stays after compaction.",
+    "coalesce_min_batch_bytes": "Join stored batches that are smaller; 0: never.",
+    "compression": "Compression of sealed segments that are rewritten.",
+    "dedup_window_ms": "Time that a Nats-Msg-Id is remembered; 0: not at all.",
+    "dedup_ids_max": "Number of message ids that each partition remembers.",
+    "subjects_max": "Number of subjects whose last record each partition remembers; 0: none.",
 }
-"""Where a record goes: fixed when the stream is made."""
-
-CHANGEABLE: Final[Mapping[str, Any]] = {
-    "reply_acks": Annotated[
-        bool | None,
-        _option("--reply-acks/--no-reply-acks", "Whether messages are acknowledged on their reply subject."),
-    ],
-    "acks": Annotated[str | None, _option("--acks", "When a record is acknowledged.", metavar="all|leader|none")],
-    "fsync": Annotated[str | None, _option("--fsync", "When the disk is synced.", metavar="batch|interval")],
-    "fsync_interval_ms": Annotated[
-        Any,
-        _option(
-            "--fsync-interval-ms",
-            "Time between two syncs, with --fsync interval.",
-            metavar="DURATION",
-            amount=duration_ms,
-        ),
-    ],
-    "linger_ms": Annotated[
-        Any, _option("--linger-ms", "How long an unacknowledged batch waits.", metavar="DURATION", amount=duration_ms)
-    ],
-    "batch_bytes": Annotated[
-        Any, _option("--batch-bytes", "A batch closes at this size.", metavar="SIZE", amount=byte_count)
-    ],
-    "batch_records": Annotated[int | None, _option("--batch-records", "A batch closes at this count.", metavar="N")],
-    "record_bytes_max": Annotated[
-        Any, _option("--record-bytes-max", "Larger records are refused.", metavar="SIZE", amount=byte_count)
-    ],
-    "segment_bytes": Annotated[
-        Any, _option("--segment-bytes", "A segment is sealed at this size.", metavar="SIZE", amount=byte_count)
-    ],
-    "segment_age_ms": Annotated[
-        Any, _option("--segment-age-ms", "A segment is sealed at this age.", metavar="DURATION", amount=duration_ms)
-    ],
-    "retention_ms": Annotated[
-        Any,
-        _option(
-            "--retention-ms",
-            "Keep records this long; none: for ever.",
-            metavar="DURATION|none",
-            amount=or_none(duration_ms),
-        ),
-    ],
-    "retention_bytes": Annotated[
-        Any,
-        _option(
-            "--retention-bytes",
-            "Keep this much in each partition; none: no limit.",
-            metavar="SIZE|none",
-            amount=or_none(byte_count),
-        ),
-    ],
-    "retention_records": Annotated[
-        Any,
-        _option(
-            "--retention-records",
-            "Keep this many in each partition; none: no limit.",
-            metavar="N|none",
-            amount=or_none(number),
-        ),
-    ],
-    "cleanup": Annotated[
-        str | None,
-        _option(
-            "--cleanup",
-            "Remove records by retention, by key (the newest stays), or both.",
-            metavar="delete|compact|both",
-        ),
-    ],
-    "min_compaction_lag_ms": Annotated[
-        Any,
-        _option(
-            "--min-compaction-lag-ms", "Age at which a record may be compacted.", metavar="DURATION", amount=duration_ms
-        ),
-    ],
-    "min_cleanable_dirty_percent": Annotated[
-        int | None,
-        _option("--min-cleanable-dirty-percent", "Compact when this percentage of the log is new.", metavar="N"),
-    ],
-    "delete_retention_ms": Annotated[
-        Any,
-        _option(
-            "--delete-retention-ms",
-            "Time that a tombstone stays after compaction.",
-            metavar="DURATION",
-            amount=duration_ms,
-        ),
-    ],
-    "coalesce_min_batch_bytes": Annotated[
-        Any,
-        _option(
-            "--coalesce-min-batch-bytes",
-            "Join stored batches that are smaller; 0: never.",
-            metavar="SIZE",
-            amount=byte_count,
-        ),
-    ],
-    "compression": Annotated[
-        str | None,
-        _option("--compression", "Compression of sealed segments that are rewritten.", metavar="none|lz4|zstd"),
-    ],
-    "dedup_window_ms": Annotated[
-        Any,
-        _option(
-            "--dedup-window-ms",
-            "Time that a Nats-Msg-Id is remembered; 0: not at all.",
-            metavar="DURATION",
-            amount=duration_ms,
-        ),
-    ],
-    "dedup_ids_max": Annotated[
-        int | None, _option("--dedup-ids-max", "Number of message ids that each partition remembers.", metavar="N")
-    ],
-    "subjects_max": Annotated[
-        int | None,
-        _option(
-            "--subjects-max", "Number of subjects whose last record each partition remembers; 0: none.", metavar="N"
-        ),
-    ],
-}
-"""What may change later."""
+CHANGEABLE: Final = tuple(key for key in HELP if key not in UNALTERABLE)
+_METAVARS: Final = {"subject": "S", "partition_by": "HOW"}
+_AMOUNTS: Final = {"ms": ("DURATION", duration_ms), "bytes": ("SIZE", byte_count)}
 
 
-def takes(*tables: Mapping[str, Any]) -> Callable[[Command], Command]:
-    """Give a command an option for each row, between its arguments and its own options. It gets `**settings`."""
+def takes(keys: Iterable[str]) -> Callable[[Command], Command]:
+    """Give a command an option for each setting, between its arguments and its own options. It gets `**settings`."""
     rows = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        for table in tables
-        for name, option in table.items()
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(key))
+        for key in keys
     ]
 
     def decorate(command: Command) -> Command:
@@ -174,3 +69,16 @@ def takes(*tables: Mapping[str, Any]) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+def _annotation(key: str) -> Any:
+    shape, flag, help = SHAPES[key], "--" + key.replace("_", "-"), HELP[key]
+    if shape.kind == "bool":
+        return Annotated[bool | None, Option(f"{flag}/--no-{flag[2:]}", help=help)]
+    if shape.kind == "str":
+        metavar = _METAVARS.get(key) or "|".join(CHOICES.get(key, ())) or None
+        return Annotated[str | None, Option(flag, help=help, metavar=metavar)]
+    metavar, amount = _AMOUNTS.get(shape.rule.unit or "", ("N", number))
+    if isinstance(shape, OrNone):
+        return Annotated[Any, Option(flag, help=help, metavar=f"{metavar}|none", parser=or_none(amount)(LIMITS[key]))]
+    return Annotated[Any, Option(flag, help=help, metavar=metavar, parser=amount(LIMITS[key]))]

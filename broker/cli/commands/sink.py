@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from broker.cli.arguments import Argument, Option
-from broker.cli.options import Brokers, Json, client_of, is_json
-from broker.cli.output import json_out, note, pairs, table, time_text
+from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json
+from broker.cli.output import json_out, pairs, table, time_text
 
 if TYPE_CHECKING:
     from broker.api.answers import Stage
@@ -51,10 +51,16 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
         json_out(asdict(sink))
         return
     last = sink.last
-    decided = (
-        []
-        if last is None
-        else [
+    rows: list[tuple[str, Any]] = [
+        ("sink", sink.sink),
+        ("current epoch", sink.current_epoch),
+        ("checkpoint", sink.checkpoint),
+        ("one-shot", sink.one_shot),
+        ("least batch", sink.least_batch_id),
+        ("changed (UTC)", time_text(sink.changed_ms)),
+    ]
+    if last is not None:
+        rows += [
             ("last batch", last.batch_id),
             ("rows", last.rows),
             ("complete", last.complete),
@@ -65,18 +71,7 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
             ("digest", last.digest or None),
             *sorted((f"attribute {key}", value) for key, value in last.attributes.items()),
         ]
-    )
-    pairs(
-        [
-            ("sink", sink.sink),
-            ("current epoch", sink.current_epoch),
-            ("checkpoint", sink.checkpoint),
-            ("one-shot", sink.one_shot),
-            ("least batch", sink.least_batch_id),
-            ("changed (UTC)", time_text(sink.changed_ms)),
-            *decided,
-        ]
-    )
+    pairs(rows)
     if last is not None:
         table(["stream", "partition", "stages", "rows"], _by_partition(last.stages), empty="no rows")
 
@@ -85,21 +80,16 @@ def reset(
     ctx: click.Context,
     name: Name,
     to: Annotated[int, Option("--next-batch", metavar="N", min=0, help="Batch id to go on with.")],
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Let a sink go on with any batch id. Committed batches stay. A batch that is written again is stored twice."""
-    if not yes:
-        click.confirm(
-            f"let sink {name} write from batch {to} on, also what it has written before?", abort=True, err=True
-        )
+    confirm(yes, f"let sink {name} write from batch {to} on, also what it has written before?")
     with client_of(ctx, brokers) as client:
         sink = client.sink(name).reset(to)
-    if is_json(ctx, json):
-        json_out(asdict(sink))
-    else:
-        note(f"sink {name} goes on with batch {to}; only a run that opens it from now on may commit")
+    text = f"sink {name} goes on with batch {to}; only a run that opens it from now on may commit"
+    answer(ctx, json, asdict(sink), text)
 
 
 def adopt(
@@ -112,29 +102,23 @@ def adopt(
     """Give a sink to another checkpoint, because it was moved. Decisions that were made stay in force."""
     with client_of(ctx, brokers) as client:
         sink = client.sink(name).adopt(checkpoint)
-    if is_json(ctx, json):
-        json_out(asdict(sink))
-    else:
-        note(f"sink {name} belongs to checkpoint {checkpoint}")
+    answer(ctx, json, asdict(sink), f"sink {name} belongs to checkpoint {checkpoint}")
 
 
 def delete(
     ctx: click.Context,
     name: Name,
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     missing_ok: Annotated[bool, Option("--missing-ok", help="No error if there is none.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Forget a sink. Its committed records stay. A query that repeats its last batch afterwards stores it twice."""
-    if not yes:
-        click.confirm(f"forget sink {name}, and which batch it committed last?", abort=True, err=True)
+    confirm(yes, f"forget sink {name}, and which batch it committed last?")
     with client_of(ctx, brokers) as client:
         deleted = client.sink(name).delete(missing_ok=missing_ok)
-    if is_json(ctx, json):
-        json_out({"sink": name, "deleted": deleted})
-    else:
-        note(f"sink {name} is deleted" if deleted else f"there is no sink {name}")
+    text = f"sink {name} is deleted" if deleted else f"there is no sink {name}"
+    answer(ctx, json, {"sink": name, "deleted": deleted}, text)
 
 
 def _by_partition(stages: Iterable[Stage]) -> list[tuple[str, int, int, int]]:

@@ -1,7 +1,4 @@
-"""`liftlog stream …`: create, list, describe, alter, delete.
-
-What else may be done to a running stream is in `broker.cli.commands.changes`.
-"""
+"""`liftlog stream …`: create, list, describe, alter, delete; and pause, resume, read-only, trim, add-partitions."""
 
 from __future__ import annotations
 
@@ -12,8 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from broker.cli.arguments import Argument, Option
-from broker.cli.commands.settings import CHANGEABLE, FIXED, takes
-from broker.cli.options import NONE, Brokers, Json, client_of, is_json
+from broker.cli.commands.settings import CHANGEABLE, HELP, takes
+from broker.cli.options import (
+    NONE,
+    Brokers,
+    Json,
+    Partitions,
+    Yes,
+    answer,
+    client_of,
+    confirm,
+    is_json,
+    position,
+)
 from broker.cli.output import bytes_text, json_out, note, pairs, table, time_text
 
 if TYPE_CHECKING:
@@ -22,14 +30,14 @@ if TYPE_CHECKING:
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the stream.")]
 
 
-@takes(FIXED, CHANGEABLE)
+@takes(HELP)
 def create(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
     """Create a stream. A stream that exists with the same settings stays as it is."""
     values = _given(settings)
     with client_of(ctx, brokers) as client:
         made = client.create_stream(name, **values)
     said = "exists already, with these settings" if made.created is False else "created"
-    show_change(ctx, made, json, f"stream {name} {said}")
+    _show_change(ctx, made, json, f"stream {name} {said}")
 
 
 def list_(
@@ -42,7 +50,7 @@ def list_(
     with client_of(ctx, brokers) as client:
         streams = client.streams(internal=internal)
     if is_json(ctx, json):
-        json_out([as_json(stream) for stream in streams])
+        json_out([_as_json(stream) for stream in streams])
         return
     table(
         ["stream", "subject", "state", "partitions", "records", "size", "created (UTC)"],
@@ -67,7 +75,7 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
     with client_of(ctx, brokers) as client:
         stream = client.describe(name)
     if is_json(ctx, json):
-        json_out(as_json(stream))
+        json_out(_as_json(stream))
         return
     pairs(
         [
@@ -106,26 +114,87 @@ def alter(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = 
         raise click.BadParameter("name at least one setting to change", param_hint="settings")
     with client_of(ctx, brokers) as client:
         changed = client.alter(name, **values)
-    show_change(ctx, changed, json, f"stream {name} changed: {', '.join(sorted(values))}")
+    _show_change(ctx, changed, json, f"stream {name} changed: {', '.join(sorted(values))}")
 
 
 def delete(
     ctx: click.Context,
     name: Name,
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     missing_ok: Annotated[bool, Option("--missing-ok", help="Succeed if there is no such stream.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
     """Delete a stream and all its records."""
-    if not yes:
-        click.confirm(f"delete stream {name} and all its records?", abort=True, err=True)
+    confirm(yes, f"delete stream {name} and all its records?")
     with client_of(ctx, brokers) as client:
         deleted = client.delete_stream(name, missing_ok=missing_ok)
+    text = f"stream {name} deleted" if deleted else f"there is no stream {name}: nothing to delete"
+    answer(ctx, json, {"stream": name, "deleted": deleted}, text)
+
+
+def pause(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+    """Stop capturing and appending; reads go on. `resume` ends the pause."""
+    with client_of(ctx, brokers) as client:
+        stream = client.pause(name)
+    _show_change(ctx, stream, json, f"stream {name} is {stream.state}")
+
+
+def resume(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False) -> None:
+    """Capture and append again."""
+    with client_of(ctx, brokers) as client:
+        stream = client.resume(name)
+    _show_change(ctx, stream, json, f"stream {name} is {stream.state}")
+
+
+def read_only(
+    ctx: click.Context,
+    name: Name,
+    off: Annotated[bool, Option("--off", help="Accept records again.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Refuse every new record with an error; reads go on. `--off` ends that."""
+    with client_of(ctx, brokers) as client:
+        stream = client.set_read_only(name, not off)
+    _show_change(ctx, stream, json, f"stream {name} is {stream.state}")
+
+
+def trim(
+    ctx: click.Context,
+    name: Name,
+    before: Annotated[
+        str,
+        Option("--before", metavar="WHERE", help="The first to keep: an offset, an ISO 8601 time (UTC), latest."),
+    ],
+    partition: Partitions = None,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Delete the records before a position, for good."""
+    where = position(before, "--before")
+    if where == "earliest":
+        raise click.BadParameter("there are no records before earliest", param_hint="--before")
+    with client_of(ctx, brokers) as client:
+        starts = client.trim(name, before=where, partitions=partition or None)
     if is_json(ctx, json):
-        json_out({"stream": name, "deleted": deleted})
-    else:
-        note(f"stream {name} deleted" if deleted else f"there is no stream {name}: nothing to delete")
+        json_out({"stream": name, "partitions": [{"partition": p, "log_start_offset": s} for p, s in starts.items()]})
+        return
+    note(f"stream {name} trimmed before {before}")
+    table(["partition", "log start"], list(starts.items()))
+
+
+def add_partitions(
+    ctx: click.Context,
+    name: Name,
+    count: Annotated[int, Argument(metavar="N", min=1, help="Number of partitions in all.")],
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Raise the number of partitions."""
+    with client_of(ctx, brokers) as client:
+        stream = client.add_partitions(name, count)
+    _show_change(ctx, stream, json, f"stream {name} has {len(stream.partitions)} partitions")
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +203,7 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: None if value == NONE and key.startswith("retention") else value for key, value in values.items()}
 
 
-def as_json(stream: StreamDescription) -> dict[str, Any]:
+def _as_json(stream: StreamDescription) -> dict[str, Any]:
     """Its fields; `created` only where it says something."""
     values = asdict(stream)
     if values["created"] is None:
@@ -142,10 +211,10 @@ def as_json(stream: StreamDescription) -> dict[str, Any]:
     return values
 
 
-def show_change(ctx: click.Context, stream: StreamDescription, json: bool, text: str) -> None:
+def _show_change(ctx: click.Context, stream: StreamDescription, json: bool, text: str) -> None:
     """The changed stream as JSON, or a note and its warnings."""
     if is_json(ctx, json):
-        json_out(as_json(stream))
+        json_out(_as_json(stream))
         return
     note(text)
     for warning in stream.warnings:

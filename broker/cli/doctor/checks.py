@@ -16,7 +16,7 @@ WRONG: Final = "wrong"
 SKIPPED: Final = "skipped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at.
 

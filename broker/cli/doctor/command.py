@@ -58,11 +58,11 @@ def doctor(
         loaded = load(config, os.environ, assigned(assignments or []))
         if loaded.intake.enabled:
             checked_options(loaded.nats)
-        checks.append(Check(name="configuration", status=OK, found=config or "defaults and environment"))
+        checks.append(Check("configuration", OK, config or "defaults and environment"))
     except LiftlogError as error:
         loaded = Config()
         advice = "correct it; the checks below used the defaults"
-        checks.append(Check(name="configuration", status=WRONG, found=str(error), advice=advice))
+        checks.append(Check("configuration", WRONG, str(error), advice))
     folder = os.path.abspath(data or loaded.data_dir)
     if os.path.isdir(f"{folder}/{loaded.broker_id}"):
         folder = f"{folder}/{loaded.broker_id}"
@@ -92,7 +92,7 @@ def doctor(
             raise
         asked = [(_local(own), "")]
         found = f"{BROKERS_VARIABLE}: {error}"
-        checks.append(Check(name="broker", status=WRONG, found=found, advice=f"set {BROKERS_VARIABLE} to host:port,…"))
+        checks.append(Check("broker", WRONG, found, f"set {BROKERS_VARIABLE} to host:port,…"))
     for address, source in asked:
         checks += check_broker(address, in_use=user is not None, source=source)
     if loaded.intake.enabled:

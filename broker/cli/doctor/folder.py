@@ -24,28 +24,24 @@ def check_folder(path: str, broker_id: str) -> Iterator[Check]:
     if not os.path.isdir(path):
         parent = existing_folder(path)
         if os.path.exists(path):
-            yield Check(
-                name="data folder", status=WRONG, found=f"{path} is not a folder", advice="set data_dir to a folder"
-            )
+            yield Check("data folder", WRONG, f"{path} is not a folder", "set data_dir to a folder")
         elif os.access(parent, os.W_OK | os.X_OK):
-            yield Check(name="data folder", status=OK, found=f"{path} does not exist yet: the first start makes it")
+            yield Check("data folder", OK, f"{path} does not exist yet: the first start makes it")
         else:
             yield Check(
-                name="data folder",
-                status=WRONG,
-                found=f"{path} does not exist, and {parent} may not be written",
-                advice=f"create it, and make this user its owner (uid {os.geteuid()}), or set another data_dir",
+                "data folder",
+                WRONG,
+                f"{path} does not exist, and {parent} may not be written",
+                f"create it, and make this user its owner (uid {os.geteuid()}), or set another data_dir",
             )
         return
     yield _permissions(path)
     yield _owner(path, broker_id)
     user = used_by(path)
     if user is None:
-        yield Check(name="lock", status=OK, found="no broker has it open")
+        yield Check("lock", OK, "no broker has it open")
     else:
-        yield Check(
-            name="lock", status=OK, found=f"a broker has it open: process {user or 'unknown'}", values={"pid": user}
-        )
+        yield Check("lock", OK, f"a broker has it open: process {user or 'unknown'}", values={"pid": user})
 
 
 def check_catalog(path: str) -> tuple[list[Check], int]:
@@ -66,12 +62,12 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
         return [], 0  # the check of the folder tells
     except FileNotFoundError:
         if not _unknown_folders(path, set()):
-            return [Check(name="catalog", status=OK, found="there is none yet: the first start makes it")], 0
-        return [Check(name="catalog", status=WRONG, found=f"{name} is missing", advice=_CATALOG_GONE)], 0
+            return [Check("catalog", OK, "there is none yet: the first start makes it")], 0
+        return [Check("catalog", WRONG, f"{name} is missing", _CATALOG_GONE)], 0
     except OSError as error:
-        return [Check(name="catalog", status=WRONG, found=f"{name}: {error.strerror}", advice=_READABLE)], 0
+        return [Check("catalog", WRONG, f"{name}: {error.strerror}", _READABLE)], 0
     except (LiftlogError, KeyError, TypeError, ValueError) as error:
-        return [Check(name="catalog", status=WRONG, found=str(error), advice=_CATALOG_GONE)], 0
+        return [Check("catalog", WRONG, str(error), _CATALOG_GONE)], 0
     missing, count = [], 0
     for info in catalog.streams.values():
         count += info.settings.partitions
@@ -84,10 +80,10 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
     if missing:
         found = f"{len(missing)} partition folders are missing or have no partition.json, the first: {missing[0]}"
         advice = "put the folders back, or delete the stream; it stays offline until then"
-        wrong = Check(name="catalog", status=WRONG, found=found, advice=advice, values={"missing": missing})
+        wrong = Check("catalog", WRONG, found, advice, {"missing": missing})
         return [wrong, *unknown], count
     found = f"{len(catalog.streams)} streams, {count} partitions, those of liftlog itself included"
-    return [Check(name="catalog", status=OK, found=found, values={"partitions": count}), *unknown], count
+    return [Check("catalog", OK, found, values={"partitions": count}), *unknown], count
 
 
 def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Check]:
@@ -105,12 +101,12 @@ def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Chec
         return []
     return [
         Check(
-            name="stream folders",
-            status=WARNING,
-            found=f"{len(found)} folders are not in the catalog, the first: {found[0]}",
-            advice="left by a change that was cut short, or copied there: look into them with liftlog log dump,"
+            "stream folders",
+            WARNING,
+            f"{len(found)} folders are not in the catalog, the first: {found[0]}",
+            "left by a change that was cut short, or copied there: look into them with liftlog log dump,"
             " then remove them",
-            values={"unknown": found},
+            {"unknown": found},
         )
     ]
 
@@ -124,11 +120,11 @@ def check_file_times(path: str, now_s: float) -> Iterator[Check]:
     ahead_s = newest - now_s
     if newest and ahead_s > 60:
         yield Check(
-            name="clock",
-            status=WRONG,
-            found=f"the data folder was written {ahead_s:.0f} s after now: the clock went back",
-            advice="set the clock (NTP) before starting: retention and timestamps go by it",
-            values={"ahead_s": round(ahead_s)},
+            "clock",
+            WRONG,
+            f"the data folder was written {ahead_s:.0f} s after now: the clock went back",
+            "set the clock (NTP) before starting: retention and timestamps go by it",
+            {"ahead_s": round(ahead_s)},
         )
 
 
@@ -140,8 +136,8 @@ def _permissions(path: str) -> Check:
     ]
     if refused:
         advice = f"chown -R to the user that runs the broker (here uid {os.geteuid()}), or mount it writable"
-        return Check(name="data folder", status=WRONG, found=f"may not be written: {', '.join(refused)}", advice=advice)
-    return Check(name="data folder", status=OK, found=path)
+        return Check("data folder", WRONG, f"may not be written: {', '.join(refused)}", advice)
+    return Check("data folder", OK, path)
 
 
 def _owner(path: str, broker_id: str) -> Check:
@@ -151,20 +147,20 @@ def _owner(path: str, broker_id: str) -> Check:
             advice = (
                 "restore it: {format_version, cluster_id, broker_id}; partition.json of any partition has the cluster"
             )
-            return Check(name="owner", status=WRONG, found=f"{BROKER_FILE} cannot be read", advice=advice)
+            return Check("owner", WRONG, f"{BROKER_FILE} cannot be read", advice)
         if os.path.isdir(f"{path}/{STREAMS_FOLDER}"):
             advice = "restore it from a backup; without it nobody can tell to which broker these streams belong"
-            return Check(name="owner", status=WRONG, found=f"streams but no {BROKER_FILE}", advice=advice)
+            return Check("owner", WRONG, f"streams but no {BROKER_FILE}", advice)
         below = brokers_in(path)
         if below:
             found = f"{path} is not a broker's folder, it holds those of {', '.join(below)}"
-            return Check(name="owner", status=WRONG, found=found, advice=f"set data_dir to {path}/{below[0]}")
-        return Check(name="owner", status=OK, found="no broker has used the folder yet")
+            return Check("owner", WRONG, found, f"set data_dir to {path}/{below[0]}")
+        return Check("owner", OK, "no broker has used the folder yet")
     if owner.get("format_version") != FORMAT_VERSION:
         found = f"format version {owner.get('format_version')}, this release reads {FORMAT_VERSION}"
-        return Check(name="owner", status=WRONG, found=found, advice="use the release that wrote it, or a later one")
+        return Check("owner", WRONG, found, "use the release that wrote it, or a later one")
     if owner.get("broker_id") != broker_id:
         found = f"belongs to broker {owner.get('broker_id')!r}, the configuration says {broker_id!r}"
-        return Check(name="owner", status=WRONG, found=found, advice="set broker_id or data_dir so that they agree")
+        return Check("owner", WRONG, found, "set broker_id or data_dir so that they agree")
     found = f"broker {broker_id} of cluster {owner.get('cluster_id')}, format version {FORMAT_VERSION}"
-    return Check(name="owner", status=OK, found=found)
+    return Check("owner", OK, found)

@@ -40,9 +40,9 @@ def check_versions() -> Iterator[Check]:
     version = sys.version_info[:3]
     text = ".".join(map(str, version))
     if version >= PYTHON_LEAST:
-        yield Check(name="python", status=OK, found=text)
+        yield Check("python", OK, text)
     else:
-        yield Check(name="python", status=WRONG, found=text, advice="install Python 3.11 or later")
+        yield Check("python", WRONG, text, "install Python 3.11 or later")
     for name, least in LEAST.items():
         below = BELOW.get(name)
         wanted = f">={_dotted(least)}" + (f",<{_dotted(below)}" if below else "")
@@ -50,11 +50,11 @@ def check_versions() -> Iterator[Check]:
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Check(name=name, status=WRONG, found="not installed", advice=advice)
+            yield Check(name, WRONG, "not installed", advice)
             continue
         numbers = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
         fits = numbers >= least and (below is None or numbers < below)
-        yield Check(name=name, status=OK if fits else WRONG, found=found, advice="" if fits else advice)
+        yield Check(name, OK if fits else WRONG, found, "" if fits else advice)
 
 
 def check_compiled(implementation: str) -> Iterator[Check]:
@@ -65,19 +65,19 @@ def check_compiled(implementation: str) -> Iterator[Check]:
 
     try:
         load("compiled")
-        yield Check(name="intake", status=OK, found="compiled")
+        yield Check("intake", OK, "compiled")
     except ImportError:
         yield Check(
-            name="intake",
-            status=WRONG if implementation == "compiled" else WARNING,
-            found="only in Python, at a fraction of the rate: the compiled one cannot be loaded",
-            advice="install a C compiler and Python's headers, then install liftlog again",
+            "intake",
+            WRONG if implementation == "compiled" else WARNING,
+            "only in Python, at a fraction of the rate: the compiled one cannot be loaded",
+            "install a C compiler and Python's headers, then install liftlog again",
         )
     if hardware_based:
-        yield Check(name="checksums", status=OK, found="CRC-32C in hardware")
+        yield Check("checksums", OK, "CRC-32C in hardware")
     else:
         advice = "this processor has no CRC-32C instructions that the library uses; expect about a tenth of the rate"
-        yield Check(name="checksums", status=WARNING, found="CRC-32C in software", advice=advice)
+        yield Check("checksums", WARNING, "CRC-32C in software", advice)
 
 
 def check_disk(path: str) -> Iterator[Check]:
@@ -92,28 +92,26 @@ def check_disk(path: str) -> Iterator[Check]:
     elif share < FREE_SHARE_LOW:
         status, advice = WARNING, "check retention before the disk is full: a full disk refuses appends"
     found = f"{bytes_text(free)} free of {bytes_text(total)} ({share:.0%})"
-    yield Check(
-        name="disk", status=status, found=found, advice=advice, values={"free_bytes": free, "total_bytes": total}
-    )
+    yield Check("disk", status, found, advice, {"free_bytes": free, "total_bytes": total})
     if space.f_files:
         share = space.f_favail / space.f_files
         is_low = share < FREE_SHARE_LOW
         yield Check(
-            name="inodes",
-            status=WRONG if share < FREE_SHARE_WRONG else WARNING if is_low else OK,
-            found=f"{space.f_favail} free of {space.f_files} ({share:.0%})",
-            advice="every segment takes two files: use a larger segment_bytes, or a file system with more" * is_low,
-            values={"free": space.f_favail, "total": space.f_files},
+            "inodes",
+            WRONG if share < FREE_SHARE_WRONG else WARNING if is_low else OK,
+            f"{space.f_favail} free of {space.f_files} ({share:.0%})",
+            "every segment takes two files: use a larger segment_bytes, or a file system with more" * is_low,
+            {"free": space.f_favail, "total": space.f_files},
         )
     kind = _file_system(path)
     if kind in VOLATILE:
         advice = "records are lost when the machine stops: put data_dir on a disk"
-        yield Check(name="file system", status=WARNING, found=kind, advice=advice)
+        yield Check("file system", WARNING, kind, advice)
     elif kind in NETWORK:
         advice = "locks and fsync of network file systems are weaker than promised: use a local disk"
-        yield Check(name="file system", status=WARNING, found=kind, advice=advice)
+        yield Check("file system", WARNING, kind, advice)
     elif kind:
-        yield Check(name="file system", status=OK, found=kind)
+        yield Check("file system", OK, kind)
 
 
 def check_limits(partitions: int, pid: int | None, *, open_files_max: int, connections_max: int) -> Iterator[Check]:
@@ -136,19 +134,19 @@ def check_limits(partitions: int, pid: int | None, *, open_files_max: int, conne
     advice = f"raise it to {max(65_536, wanted)}: `ulimit -n`, or LimitNOFILE= of the service"
     status = WRONG if soft < BESIDE + LEAST else WARNING if soft < wanted else OK
     yield Check(
-        name="open files",
-        status=status,
-        found=f"limit {soft} {whose}: {partitions} partitions need up to {for_logs} of them; it allows {taken} HTTP"
+        "open files",
+        status,
+        f"limit {soft} {whose}: {partitions} partitions need up to {for_logs} of them; it allows {taken} HTTP"
         f" connections at once, and http.connections_max = {connections_max} needs {for_connections}",
-        advice="" if status == OK else advice,
-        values={"soft": soft, "hard": hard, "wanted": wanted, "connections": taken},
+        "" if status == OK else advice,
+        {"soft": soft, "hard": hard, "wanted": wanted, "connections": taken},
     )
 
 
 def check_fsync(path: str) -> Iterator[Check]:
     """How long an fsync takes in the data folder: the median of a few."""
     if not os.path.isdir(path):
-        yield Check(name="fsync", status=SKIPPED, found="there is no data folder yet")
+        yield Check("fsync", SKIPPED, "there is no data folder yet")
         return
     name = f"{path}/.doctor-{os.getpid()}.tmp"
     took_ms = []
@@ -165,7 +163,7 @@ def check_fsync(path: str) -> Iterator[Check]:
             os.unlink(name)
     except OSError as error:
         advice = "free space" if error.errno == errno.ENOSPC else "check the disk and its permissions"
-        yield Check(name="fsync", status=WRONG, found=f"{name}: {error.strerror}", advice=advice)
+        yield Check("fsync", WRONG, f"{name}: {error.strerror}", advice)
         return
     median, worst = statistics.median(took_ms), max(took_ms)
     status, advice = OK, ""
@@ -178,7 +176,7 @@ def check_fsync(path: str) -> Iterator[Check]:
         )
     found = f"median {median:.2f} ms, longest {worst:.2f} ms, of {FSYNC_PROBES} in the data folder"
     values = {"median_ms": round(median, 3), "max_ms": round(worst, 3)}
-    yield Check(name="fsync", status=status, found=found, advice=advice, values=values)
+    yield Check("fsync", status, found, advice, values)
 
 
 def existing_folder(path: str) -> str:

@@ -51,7 +51,7 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
             f"start that broker, or set {source}: every command but `up` and `down` goes there" if source else advice
         )
         found = f"{address}{from_it}: {_text(error)}"
-        yield Check(name="broker", status=WRONG, found=found, advice=advice)
+        yield Check("broker", WRONG, found, advice)
         return
     finally:
         connection.close()
@@ -59,19 +59,14 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
     if answer.status not in (200, 503) or not isinstance(values, dict) or "ready" not in values:
         advice = f"set {source or 'http.port'}, or stop that program (ss -ltnp names it)"
         found = f"{address}{from_it} answers, but not as a broker"
-        yield Check(name="broker", status=WRONG, found=found, advice=advice)
+        yield Check("broker", WRONG, found, advice)
         return
     if values["ready"]:
-        yield Check(name="broker", status=OK, found=f"{address}{from_it} is ready")
+        yield Check("broker", OK, f"{address}{from_it} is ready")
     else:
         missing = ", ".join(f"{key}: {value}" for key, value in dict(values.get("missing") or {}).items())
         advice = "docs/guides/operations.md says what to do about each"
-        yield Check(
-            name="broker",
-            status=WRONG,
-            found=f"{address}{from_it} is not ready: {missing or 'no reason'}",
-            advice=advice,
-        )
+        yield Check("broker", WRONG, f"{address}{from_it} is not ready: {missing or 'no reason'}", advice)
     yield from _version(host, int(port))
     yield from _clock(answer.getheader("Date"), begun, ended)
 
@@ -90,27 +85,27 @@ def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") 
             host, port = parts.hostname or "", parts.port or 4222
         except ValueError as error:
             found = f"{key} is no address of a NATS server: {error}"
-            yield Check(name="nats", status=WRONG, found=found, advice=f"set {key} to a URL like nats://host:4222")
+            yield Check("nats", WRONG, found, f"set {key} to a URL like nats://host:4222")
             continue
         shown = f"{host}:{port}" + (f" ({source})" if source else "")
         if parts.scheme in ("ws", "wss"):
-            yield Check(name="nats", status=SKIPPED, found=f"{shown} speaks WebSocket: not checked")
+            yield Check("nats", SKIPPED, f"{shown} speaks WebSocket: not checked")
             continue
         try:
             info = _greeting(host, port)
         except (OSError, UnicodeError) as error:
             advice = "start the server (`liftlog up` brings one), or set nats.urls: until then nothing is captured"
             advice = f"start the server, or set {source}: `liftlog publish` goes there" if source else advice
-            yield Check(name="nats", status=WRONG, found=f"{shown}: {_text(error)}", advice=advice)
+            yield Check("nats", WRONG, f"{shown}: {_text(error)}", advice)
             continue
         if info is None:
             advice = f"set {key} to the clients' port of a NATS server"
-            yield Check(name="nats", status=WRONG, found=f"{shown} answers, but not as a NATS server", advice=advice)
+            yield Check("nats", WRONG, f"{shown} answers, but not as a NATS server", advice)
             continue
         if parts.scheme == "tls" and not info.get("tls_required"):
             found = f"{shown} does not ask for TLS although the URL says tls://: all goes in plain text, passwords too"
             advice = f"switch TLS on there (or nats.tls_first here, if it has handshake_first), or correct {key}"
-            yield Check(name="nats", status=WRONG, found=found, advice=advice)
+            yield Check("nats", WRONG, found, advice)
         yield _nats(shown, info, record_bytes_max)
 
 
@@ -124,21 +119,21 @@ def _nats(shown: str, info: dict[str, Any], record_bytes_max: int) -> Check:
     found = f"{shown}: version {info.get('version')}, max_payload {bytes_text(payload_max)}"
     if not info.get("headers"):
         advice = "use nats-server 2.2 or later, with headers on: keys and acks need them"
-        return Check(name="nats", status=WRONG, found=f"{found}, no headers", advice=advice, values=values)
+        return Check("nats", WRONG, f"{found}, no headers", advice, values)
     if payload_max < record_bytes_max:
         advice = (
             f"records of up to record_bytes_max ({bytes_text(record_bytes_max)}) cannot be published over NATS:"
             " raise max_payload there, or live with it"
         )
-        return Check(name="nats", status=WARNING, found=found, advice=advice, values=values)
-    return Check(name="nats", status=OK, found=found, values=values)
+        return Check("nats", WARNING, found, advice, values)
+    return Check("nats", OK, found, values=values)
 
 
 def _silent(host: str, port: int, *, in_use: bool) -> Iterator[Check]:
     if in_use:
         found = f"{host}:{port}: nobody listens, although a process has the data folder open"
         advice = "it is starting, or listens elsewhere: look at its log, or name its address with --brokers"
-        yield Check(name="broker", status=WARNING, found=found, advice=advice)
+        yield Check("broker", WARNING, found, advice)
         return
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -146,9 +141,9 @@ def _silent(host: str, port: int, *, in_use: bool) -> Iterator[Check]:
             probe.bind((host, port))
         except OSError as error:
             advice = "set http.host to an address of this machine and http.port to a free port that this user may open"
-            yield Check(name="port", status=WRONG, found=f"{host}:{port}: {error.strerror}", advice=advice)
+            yield Check("port", WRONG, f"{host}:{port}: {error.strerror}", advice)
             return
-    yield Check(name="port", status=OK, found=f"{host}:{port} is free")
+    yield Check("port", OK, f"{host}:{port} is free")
 
 
 def _version(host: str, port: int) -> Iterator[Check]:
@@ -162,10 +157,10 @@ def _version(host: str, port: int) -> Iterator[Check]:
         connection.close()
     version = values.get("version") if isinstance(values, dict) else None
     if version == __version__:
-        yield Check(name="version", status=OK, found=f"broker and this command are {version}")
+        yield Check("version", OK, f"broker and this command are {version}")
     elif version is not None:
         found = f"the broker is {version}, this command {__version__}"
-        yield Check(name="version", status=WARNING, found=found, advice="restart the broker with the installed release")
+        yield Check("version", WARNING, found, "restart the broker with the installed release")
 
 
 def _clock(date: str | None, begun_s: float, ended_s: float) -> Iterator[Check]:
@@ -178,10 +173,10 @@ def _clock(date: str | None, begun_s: float, ended_s: float) -> Iterator[Check]:
     if abs(skew_s) > SKEW_MAX_S:
         advice = "set both clocks by NTP: timestamps, retention and times in commands go by the broker's"
         found = f"the broker's is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} ours"
-        yield Check(name="clock", status=WRONG, found=found, advice=advice, values={"skew_s": round(skew_s, 1)})
+        yield Check("clock", WRONG, found, advice, {"skew_s": round(skew_s, 1)})
     else:
         found = "the broker's agrees with ours (NATS does not tell its time)"
-        yield Check(name="clock", status=OK, found=found, values={"skew_s": round(skew_s, 1)})
+        yield Check("clock", OK, found, values={"skew_s": round(skew_s, 1)})
 
 
 def _greeting(host: str, port: int) -> dict[str, Any] | None:
