@@ -297,42 +297,14 @@ def read_header(head: bytes | bytearray | memoryview, *, where: str = "") -> Bat
     value = bytes(head[VALUE_AT : VALUE_AT + VALUE_BYTES])
     if value.translate(None, _HEX):
         raise BadBatch(f"{where}a header field is not lower-case hex: {value!r}")
-    (
-        version,
-        flags,
-        first,
-        last,
-        epoch,
-        high_watermark,
-        max_timestamp_us,
-        producer_id,
-        producer_epoch,
-        sequence,
-        group_index,
-        group_count,
-        decision,
-        crc,
-    ) = _VALUE.unpack(bytes.fromhex(value.decode("ascii")))
+    found = dict(zip(FIELDS, _VALUE.unpack(bytes.fromhex(value.decode("ascii"))), strict=True))
+    version, first, last = found["format_version"], found["first_offset"], found["last_offset"]
     if version != FORMAT_VERSION:
         raise UnknownFormatVersion(f"{where}batch format version {version}, this release reads {FORMAT_VERSION}")
     if last < first:
         raise BadBatch(f"{where}last offset {last} before first {first}")
-    return BatchHeader(
-        format_version=version,
-        flags=flags,
-        first_offset=first,
-        last_offset=last,
-        leader_epoch=epoch,
-        high_watermark=high_watermark,
-        max_timestamp_us=max_timestamp_us,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        sequence=sequence,
-        group_index=group_index,
-        group_count=group_count,
-        decision=int.from_bytes(decision, "big"),
-        crc=crc,
-    )
+    found["decision"] = int.from_bytes(found["decision"], "big")
+    return BatchHeader(**found)
 
 
 _HEX: Final = b"0123456789abcdef"

@@ -54,7 +54,6 @@ from broker.runtime.metrics import Sample
 from broker.runtime.partitions.catalog_store import CatalogStore, spare_bytes
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.control import Control, forget_command
-from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.partitions.orphans import remove_orphans, require_catalog
 from broker.runtime.partitions.streams import Streams
@@ -118,6 +117,13 @@ class Broker:
             take_in=lambda partitions: self.sinks.take_in(partitions),
             on_removed=lambda gone: self.sinks.forget(gone),
         )
+        # Most of what the HTTP API asks is answered by these two.
+        streams, control = self._streams, self._control
+        self.streams, self.stream = streams.infos, streams.info
+        self.partitions, self.partition = streams.partitions, streams.partition
+        self.delete_stream, self.trim_stream = control.delete_stream, control.trim_stream
+        self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions
+        self.register_producer = control.register_producer
         self._cleaner = Cleaner(config, self._streams.all_partitions, moved=self._hub.take_moved, also=self._each_round)
         self._compactor = Compactor(config, self._streams.chores, also=self._expire_offsets)
         self._scrubber = Scrubber(
@@ -246,22 +252,6 @@ class Broker:
             await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
         return self._hub.version
 
-    def streams(self, *, internal: bool = False) -> list[StreamInfo]:
-        """All streams by name; internal ones only if asked for."""
-        return self._streams.infos(internal=internal)
-
-    def stream(self, name: str) -> StreamInfo:
-        """One stream. Raises UnknownStream."""
-        return self._streams.info(name)
-
-    def partitions(self, stream: str) -> list[Partition]:
-        """The partitions of a stream. Raises UnknownStream, or why the stream is offline."""
-        return self._streams.partitions(stream)
-
-    def partition(self, stream: str, partition: int) -> Partition:
-        """One partition. Raises UnknownStream, UnknownPartition."""
-        return self._streams.partition(stream, partition)
-
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""
         self._streams.store.catalog.check_producer(producer_id, epoch)
@@ -283,7 +273,7 @@ class Broker:
         """Prometheus text."""
         return metrics.render(self._samples() if self._started else ())
 
-    # --- what the HTTP API changes: as `Control` says ---------------------------------------------------------
+    # --- what the HTTP API changes ----------------------------------------------------------------------------
 
     async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
         """Create a stream, or find that it exists with the same settings."""
@@ -298,28 +288,6 @@ class Broker:
             return await self._control.alter_stream(name, values)
         finally:
             self._cleaner.syncs.look()
-
-    async def set_stream_state(
-        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
-    ) -> StreamInfo:
-        """Pause, resume, make read-only or writable; None leaves as it is. Raises UnknownStream."""
-        return await self._control.set_stream_state(name, paused=paused, read_only=read_only)
-
-    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
-        """Raise the number of partitions. Raises InvalidSetting if there would be fewer."""
-        return await self._control.add_partitions(name, partitions)
-
-    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Let go of the records below an offset of each named partition. Returns the new log starts."""
-        return await self._control.trim_stream(name, incarnation, before)
-
-    async def register_producer(self, name: str | None) -> tuple[int, int]:
-        """An id and an epoch for an idempotent producer; under a name the same id again, and the next epoch."""
-        return await self._control.register_producer(name)
-
-    async def delete_stream(self, name: str) -> None:
-        """Delete a stream and its records."""
-        await self._control.delete_stream(name)
 
     # --- in the background ------------------------------------------------------------------------------------
 

@@ -1,11 +1,9 @@
 """Records of one partition from a broker, verified, as Arrow.
 
-checking.py       The check of a received message: `verify_batch`, or the same compiled.
-fetch.py          Reading committed records of one partition: the low level, which Spark's executors
-                  use.
-frames.py         An answer's body as verified record batches, decoded where they lie.
-gathering.py      Rows of many stored messages as few Arrow batches of a size that suits the taker.
-ranges.py         What a read covers: from where to where in each partition, as offsets.
-reused_memory.py  Memory that is used again: blocks that Arrow borrows, and that come back when its
-                  last view of them is dropped.
+checking.py       the check of a received message, compiled where it can be
+fetch.py          reads one partition; Spark's executors use this
+frames.py         an answer's body as verified messages
+gathering.py      many stored messages as few Arrow batches
+ranges.py         from where to where each partition is read
+reused_memory.py  blocks that Arrow borrows and gives back
 """

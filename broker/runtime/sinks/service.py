@@ -10,9 +10,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from broker.api.errors import LiftlogError
 from broker.runtime.partitions.leader import Partition
@@ -20,12 +21,12 @@ from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import is_staged, reading
 from broker.runtime.sinks.stages import StageLimits, StageStore
-from broker.sinks.ledger import Committed, NamedStage, Opened
-from broker.sinks.state import SinkState
 from broker.storage.disk import Disk
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CALL_THREADS = 8
@@ -44,7 +45,7 @@ def _close(store: StageStore) -> None:
 
 
 class SinkService:
-    """See the module.
+    """See the module. The calls are those of `Sinks`, and raise what those raise.
 
     Args:
         commits: The partition of `__commits`.
@@ -74,6 +75,12 @@ class SinkService:
         self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
         self.sinks = Sinks(commits, self, clock=_now_us, executor=self._spread, limits=self._limits)
         self.rounds = SinkRounds(self.sinks)
+        self.sweep = self.rounds.sweep
+        self.open, self.states = self._in_thread(self.sinks.open), self._in_thread(self.sinks.states)
+        self.describe, self.stage = self._in_thread(self.sinks.describe), self._in_thread(self._stage)
+        self.commit, self.abort = self._in_thread(self.sinks.commit), self._in_thread(self.sinks.abort)
+        self.reset, self.adopt = self._in_thread(self.sinks.reset), self._in_thread(self.sinks.adopt)
+        self.delete = self._in_thread(self.sinks.delete)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -96,10 +103,6 @@ class SinkService:
         except BaseException:
             self.forget(taken)  # they are closed: a hidden log must not be open twice
             raise
-
-    def sweep(self) -> None:
-        """For the cleaner: `SinkRounds.sweep`."""
-        self.rounds.sweep()
 
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Their stream was deleted."""
@@ -149,19 +152,7 @@ class SinkService:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> Opened:
-        """Raises as `Sinks.open`."""
-        return await self._call(lambda: self.sinks.open(sink, owner, is_one_shot=is_one_shot))
-
-    async def states(self) -> list[SinkState]:
-        """All sinks by name."""
-        return await self._call(self.sinks.states)
-
-    async def describe(self, sink: str) -> SinkState:
-        """Raises UnknownSink."""
-        return await self._call(lambda: self.sinks.describe(sink))
-
-    async def stage(
+    def _stage(
         self,
         stream: str,
         partition: int,
@@ -174,63 +165,20 @@ class SinkService:
         is_last: bool,
     ) -> bool:
         """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
-        return await self._call(
-            lambda: self.store(stream, partition).store(
-                batches,
-                sink=sink,
-                epoch=epoch,
-                stage=stage,
-                part=part,
-                is_last=is_last,
-                check=lambda: self.sinks.check_stage(sink, epoch),
-            )
+        return self.store(stream, partition).store(
+            batches,
+            sink=sink,
+            epoch=epoch,
+            stage=stage,
+            part=part,
+            is_last=is_last,
+            check=lambda: self.sinks.check_stage(sink, epoch),
         )
 
-    async def commit(
-        self,
-        sink: str,
-        *,
-        owner: str,
-        epoch: int,
-        batch_id: int,
-        stages: Sequence[NamedStage],
-        rows: int,
-        digest: str,
-        follows: int | None,
-        attributes: Mapping[str, str],
-        keeps_first: bool,
-    ) -> Committed:
-        """Raises as `Sinks.commit`."""
-        return await self._call(
-            lambda: self.sinks.commit(
-                sink,
-                owner=owner,
-                epoch=epoch,
-                batch_id=batch_id,
-                stages=stages,
-                rows=rows,
-                digest=digest,
-                follows=follows,
-                attributes=attributes,
-                keeps_first=keeps_first,
-            )
-        )
+    def _in_thread(self, act: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """The same as a coroutine, which runs it in a thread for such calls."""
 
-    async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
-        """How many stages went. Raises as `Sinks.abort`."""
-        return await self._call(lambda: self.sinks.abort(sink, stages))
+        async def call(*args: P.args, **options: P.kwargs) -> T:
+            return await asyncio.get_running_loop().run_in_executor(self._calls, partial(act, *args, **options))
 
-    async def reset(self, sink: str, batch_id: int) -> SinkState:
-        """Raises as `Sinks.reset`."""
-        return await self._call(lambda: self.sinks.reset(sink, batch_id))
-
-    async def adopt(self, sink: str, checkpoint: str) -> SinkState:
-        """Raises as `Sinks.adopt`."""
-        return await self._call(lambda: self.sinks.adopt(sink, checkpoint))
-
-    async def delete(self, sink: str) -> None:
-        """Raises as `Sinks.delete`."""
-        await self._call(lambda: self.sinks.delete(sink))
-
-    async def _call(self, act: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._calls, act)
+        return call

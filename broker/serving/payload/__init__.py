@@ -1,9 +1,7 @@
 """Records in requests and answers: Arrow streams and JSON lines, checked before they are used.
 
-decode.py   Bytes that a stranger sent, as record batches that are safe to compute with.
-framing.py  The frame of an Arrow stream that a stranger sent, read before Arrow decodes anything of
-            it.
-ndjson.py   Records for people: one JSON object per line.
-rows.py     Decoded batches of a client as rows of the record schema, checked as strictly as what
-            comes from NATS.
+decode.py   bytes that a stranger sent, as checked record batches
+framing.py  the frame of an Arrow stream, read before Arrow decodes it
+ndjson.py   records as JSON lines
+rows.py     decoded batches as rows of the record schema
 """

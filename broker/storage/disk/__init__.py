@@ -1,14 +1,10 @@
 """What storage asks of a disk (`Disk`, `File`), and the real disk that does it (`OsDisk`).
 
-osfile.py       An open file of the operating system: what `broker.storage.disk.File` asks for, by
-                the calls that do it best.
-overlay.py      A disk that changes nothing: reads come from the disk under it, what is written
-                stays in memory.
-preallocate.py  A segment's file whose length runs ahead of what was written, so that an fsync has
-                less to do.
-spare_files.py  A few small files that are there already, for a disk that has no byte free.
-unreadable.py   A file of which the disk cannot read some sectors, read all the same: zeros stand
-                where they are.
+osfile.py       an open file of the operating system
+overlay.py      a disk that changes nothing: writes stay in memory
+preallocate.py  a file whose length runs ahead of what was written
+spare_files.py  small files that are there already, for a full disk
+unreadable.py   a file with bad sectors, read as zeros
 
 Everything below `broker.storage` goes through these two protocols, so that the same code runs on
 `OsDisk` and on the fake disk of the tests, which loses un-fsynced bytes at will. One conformance
