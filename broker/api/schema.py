@@ -10,6 +10,7 @@ Format: docs/reference/storage.md. Golden file: tests/golden/format-v1/.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from typing import Final
 
@@ -34,3 +35,19 @@ SCHEMA_BYTES: Final = resources.files(__package__).joinpath("schema.bin").read_b
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 assert len(SCHEMA_BYTES) % 8 == 0, "the first batch of a segment must be 8-byte aligned"
+
+
+def rows_of(entries: Sequence[tuple[bytes, bytes | None]], *, subject: str, timestamp_us: int) -> pa.RecordBatch:
+    """Keys and values as rows of the record schema without `offset`, ready to append."""
+    n = len(entries)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([timestamp_us] * n, pa.timestamp("us", tz="UTC")),
+            pa.array([subject] * n, pa.string()),
+            pa.array([key for key, _ in entries], pa.binary()),
+            pa.array([value for _, value in entries], pa.binary()),
+            pa.nulls(n, HEADERS_TYPE),
+            pa.nulls(n, pa.string()),
+        ],
+        names=["timestamp", "subject", "key", "value", "headers", "reply"],
+    )

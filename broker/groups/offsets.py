@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from broker.api.errors import UnknownConsumer
 from broker.api.plain import parse_json
-from broker.api.schema import HEADERS_TYPE
+from broker.api.schema import rows_of
 from broker.api.stream import OFFSETS_STREAM
 from broker.api.validation import build
 
@@ -82,19 +82,8 @@ def decode_offset(key: bytes, value: bytes) -> ConsumerOffset | None:
 
 
 def offset_rows(entries: Sequence[tuple[bytes, bytes | None]], *, timestamp_us: int) -> pa.RecordBatch:
-    """Keys and values as rows of the record schema without `offset`, ready to append."""
-    n = len(entries)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([timestamp_us] * n, pa.timestamp("us", tz="UTC")),
-            pa.array([OFFSETS_STREAM] * n, pa.string()),
-            pa.array([key for key, _ in entries], pa.binary()),
-            pa.array([value for _, value in entries], pa.binary()),
-            pa.nulls(n, HEADERS_TYPE),
-            pa.nulls(n, pa.string()),
-        ],
-        names=["timestamp", "subject", "key", "value", "headers", "reply"],
-    )
+    """Keys and values as rows, ready to append."""
+    return rows_of(entries, subject=OFFSETS_STREAM, timestamp_us=timestamp_us)
 
 
 @dataclass(slots=True)

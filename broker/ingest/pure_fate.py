@@ -12,8 +12,7 @@ from zlib import crc32
 
 from broker.ingest import answers, rules
 from broker.ingest.answers import Refusal
-from broker.ingest.control import ControlLine
-from broker.ingest.headers import parse_headers
+from broker.ingest.control import ControlLine, parse_headers
 from broker.ingest.partitioning import FIXED, hashed_part
 from broker.ingest.pure_batch import Builder, weight_of
 

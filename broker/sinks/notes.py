@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.plain import parse_json
-from broker.api.schema import HEADERS_TYPE
+from broker.api.schema import rows_of
 from broker.api.validation import build
 
 NOTE_VERSION: Final = 1
@@ -116,22 +116,6 @@ def decode_note(value: bytes) -> Note:
         return build(_KINDS[kind], fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptLog(f"not a note: {value[:200]!r}") from error
-
-
-def rows_of(entries: Sequence[tuple[bytes, bytes | None]], *, subject: str, timestamp_us: int) -> pa.RecordBatch:
-    """Keys and values as rows of the record schema without `offset`, ready to append."""
-    n = len(entries)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([timestamp_us] * n, pa.timestamp("us", tz="UTC")),
-            pa.array([subject] * n, pa.string()),
-            pa.array([key for key, _ in entries], pa.binary()),
-            pa.array([value for _, value in entries], pa.binary()),
-            pa.nulls(n, HEADERS_TYPE),
-            pa.nulls(n, pa.string()),
-        ],
-        names=["timestamp", "subject", "key", "value", "headers", "reply"],
-    )
 
 
 def note_rows(notes: Sequence[Note], *, subject: str, timestamp_us: int) -> pa.RecordBatch:

@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.plain import parse_json
+from broker.api.schema import rows_of
 from broker.api.stream import COMMITS_STREAM
 from broker.api.validation import build
-from broker.sinks.notes import rows_of
 
 STATE_VERSION: Final = 1
 
@@ -132,18 +132,11 @@ def _folded(stages: Iterable[StageRef]) -> list[Any]:
 def _unfolded(value: Any) -> Iterable[StageRef]:
     for stream, incarnation, partition, refs in value:
         for stage, parts, rows, search_from in refs:
-            yield build(
-                StageRef,
-                {
-                    "stream": stream,
-                    "incarnation": incarnation,
-                    "partition": partition,
-                    "stage": stage,
-                    "parts": parts,
-                    "rows": rows,
-                    "search_from": search_from,
-                },
-            )
+            values = (stream, incarnation, partition, stage, parts, rows, search_from)
+            yield build(StageRef, dict(zip(_REF_FIELDS, values, strict=True)))
+
+
+_REF_FIELDS: Final = tuple(one.name for one in fields(StageRef))
 
 
 def decision_id(sink: str, *, epoch: int, batch_id: int, stages: Sequence[StageRef], decided_us: int) -> str:

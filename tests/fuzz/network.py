@@ -35,8 +35,7 @@ from broker.client.http.calls import understand
 from broker.client.nats_publish import _Publish
 from broker.client.reading.frames import read_batches
 from broker.ingest import Intake
-from broker.ingest.control import read_control_line, read_operation
-from broker.ingest.headers import parse_headers
+from broker.ingest.control import parse_headers, read_control_line, read_operation
 from broker.ingest.partitioning import parse_partition_by
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.intake.nats_seam import make_client
@@ -445,7 +444,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="nats-lines",
-        modules=("broker/ingest/control.py", "broker/ingest/headers.py"),
+        modules=("broker/ingest/control.py",),
         check=check_lines,
         errors=(),
         words=(b"MSG ", b"HMSG ", b"NATS/1.0\r\n", b":", b"\t"),

@@ -130,7 +130,6 @@ RAW: Final = (
             "broker/client/reading/fetch.py",
             "broker/client/http/pool.py",
             "broker/client/reading/gathering.py",
-            "broker/client/reading/checking.py",
             "broker/client/reading/_gathering.pyx",
         ),
         check=check_read,

@@ -136,7 +136,7 @@ FIXED: Final = (
     Row("broker.serving.endpoints.watch:PATTERNS_MAX", "names", "in one watch", "`invalid_request`"),
     Row("broker.serving.contract.endpoint:WAIT_MS_MAX", "ms", "`max_wait_ms` of a read", "`invalid_request`"),
     Row("broker.serving.contract.endpoint:TIMEOUT_MS_MAX", "ms", "`timeout_ms` of a request", "`invalid_request`"),
-    Row("broker.serving.endpoints.producers:PRODUCER_EPOCH_MAX", "", "epoch of a producer", "`invalid_request`"),
+    Row("broker.serving.endpoints.append:PRODUCER_EPOCH_MAX", "", "epoch of a producer", "`invalid_request`"),
     Row(
         "broker.serving.http.sending:STALLED_S",
         "s",

@@ -27,8 +27,8 @@ def broker(
     json: Json = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C."""
-    from broker.runtime.config.annotated import annotated
     from broker.runtime.config.configuration import describe, load
+    from broker.runtime.config.settings import annotated
 
     if defaults:
         sys.stdout.write(annotated())

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 
 from broker.api.batch import BatchHeader, read_header
-from broker.api.legible import iso_time
+from broker.api.legible import iso_time, plain_rows, readable_rows
 from broker.api.schema import SCHEMA, SCHEMA_BYTES
-from broker.cli.commands.records import Lines, json_lines, rows
+from broker.cli.commands.records import Lines
 from broker.cli.output import json_text, printable
 from broker.storage.disk import File, OsDisk
 from broker.storage.inspect.contradictions import what_stands_at
@@ -68,14 +68,11 @@ def record_lines(places: list[Place], *, start: int, end: int | None, as_json: b
         first = int(offsets.searchsorted(start))
         after = len(offsets) if end is None else int(offsets.searchsorted(end))
         batch = batch.slice(first, after - first)
-        if as_json and not several:
-            yield from json_lines(batch)
-        elif as_json:
-            name = json_text(stored.place.name)
-            yield from (f'{{"partition": {name}, {line[1:]}' for line in json_lines(batch))
+        place = {"partition": stored.place.name} if several else {}
+        if as_json:
+            yield from (json_text({**place, **row}) for row in readable_rows(batch))
         else:
-            name = stored.place.name
-            yield from (lines.line({**row, "partition": name}) for row in rows(batch))
+            yield from (lines.line({**place, **row}) for row in plain_rows(batch))
 
 
 def _stored(places: list[Place], start: int, end: int | None) -> Iterator[Stored]:

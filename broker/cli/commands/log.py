@@ -28,16 +28,19 @@ Path = Annotated[
 ]
 
 
+_PARQUET = "One file, or a folder: a file for each partition."
+
+
 def verify(ctx: click.Context, path: Path, json: Json = False) -> None:
     """Check every batch, index and small file. Nothing is changed. The exit code is 1 if anything is wrong."""
-    from broker.storage.disk import OsDisk
+    from broker.storage.disk import OsDisk, disk_errors
     from broker.storage.inspect.inspection import inspect_partition
     from broker.storage.inspect.places import find_places, used_by
 
     places, found = find_places(path), []
     user = _tell_user(places)
     for place in places:
-        with _disk_errors(f"reading {place.folder}"):
+        with disk_errors(f"reading {place.folder}"):
             for _ in range(2):
                 in_use = used_by(place.root) is not None
                 one = inspect_partition(OsDisk(), place.folder, in_use=in_use, expected=place.expected, only=place.only)
@@ -65,14 +68,14 @@ def repair(
     """Repair a log as the next start would. Torn tails are cut, indexes are rebuilt, losses are noted."""
     import time
 
-    from broker.storage.disk import OsDisk
+    from broker.storage.disk import OsDisk, disk_errors
     from broker.storage.inspect.places import find_places
     from broker.storage.inspect.repair import repair as repair_folder
 
     places, reports = find_places(path), []
     with _folders_locked(places, dry_run=dry_run):
         for place in places:
-            with _disk_errors(f"repairing {place.folder}"):
+            with disk_errors(f"repairing {place.folder}"):
                 report = repair_folder(
                     OsDisk(),
                     place.folder,
@@ -105,12 +108,13 @@ def dump(
 ) -> None:
     """Show what is stored, a line for each batch or record. Records are shown with --records."""
     from broker.cli.commands.dump import batch_lines, record_lines
+    from broker.storage.disk import disk_errors
     from broker.storage.inspect.places import find_places
 
     places = find_places(path)
     _tell_user(places)
     make = record_lines if records else batch_lines
-    with _disk_errors(f"reading {path}"):
+    with disk_errors(f"reading {path}"):
         lines = make(places, start=start or 0, end=end, as_json=is_json(ctx, json))
         try:
             for number, line in enumerate(lines):
@@ -127,22 +131,9 @@ def dump(
 def export(
     ctx: click.Context,
     source: Annotated[
-        str,
-        Argument(
-            metavar="SOURCE",
-            help="A PATH; with --brokers, the name of a stream.",
-            callback=not_empty,
-        ),
+        str, Argument(metavar="SOURCE", help="A PATH; with --brokers, the name of a stream.", callback=not_empty)
     ],
-    parquet: Annotated[
-        str,
-        Option(
-            "--parquet",
-            metavar="FILE|DIR",
-            help="One file, or a folder: a file for each partition.",
-            callback=not_empty,
-        ),
-    ],
+    parquet: Annotated[str, Option("--parquet", metavar="FILE|DIR", help=_PARQUET, callback=not_empty)],
     start: Annotated[str, Option("--start", metavar="WHERE", help="earliest, an offset or an ISO time.")] = "earliest",
     end: Annotated[
         str, Option("--end", metavar="WHERE", help="Exclusive: latest, an offset or an ISO time.")
@@ -157,6 +148,7 @@ def export(
     """Write records as Parquet, from files or from a broker. Without --brokers SOURCE is a path."""
     from broker.cli.commands.export import Wanted, export_parquet, sources_at, sources_of
     from broker.cli.options import brokers_of, client_of, globals_of, position
+    from broker.storage.disk import disk_errors
     from broker.storage.inspect.places import find_places
 
     wanted = Wanted(
@@ -172,7 +164,7 @@ def export(
         places = find_places(source)
         if _tell_user(places) is not None:
             note("records behind the last checkpoint are left out; --brokers asks the broker for all")
-        with _disk_errors(f"exporting {source}"):
+        with disk_errors(f"exporting {source}"):
             report = export_parquet(sources_at(places, wanted), parquet, wanted, overwrite=overwrite)
     if is_json(ctx, json):
         json_out(asdict(report))
@@ -187,22 +179,6 @@ def export(
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------
-
-
-def _disk_errors(doing: str) -> Any:
-    """`OSError` as an error of the tree."""
-    from contextlib import contextmanager
-
-    from broker.storage.disk import storage_error
-
-    @contextmanager
-    def guard() -> Any:
-        try:
-            yield
-        except OSError as error:
-            raise storage_error(error, doing) from error
-
-    return guard()
 
 
 def _tell_user(places: list[Place]) -> int | None:

@@ -1,34 +1,13 @@
-"""Records as text: a line for people, or a JSON object per line in the form of the HTTP API."""
+"""Records as lines for people. As JSON: `broker.api.legible`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
-import pyarrow as pa
-
-from broker.api.legible import iso_time, readable
-from broker.cli.output import json_text, printable
+from broker.api.legible import iso_time
+from broker.cli.output import printable
 
 COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "value")
-
-
-def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
-    """The rows of a batch as JSON objects. Bytes stand as text where they are UTF-8, else as {"base64": …}."""
-    for row in rows(batch):
-        headers = row.get("headers")
-        row["headers"] = headers and [[pair["key"], readable(pair["value"])] for pair in headers]
-        row["key"] = readable(row["key"])
-        row["value"] = readable(row["value"])
-        row["timestamp"] = str(iso_time(row["timestamp"]))
-        yield json_text(row)
-
-
-def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows of a batch as dictionaries, the timestamp as microseconds since 1970 (any int64 is legal)."""
-    times = batch.schema.get_field_index("timestamp")
-    batch = batch.set_column(times, "timestamp", batch.column(times).cast(pa.int64()))
-    yield from batch.to_pylist()
 
 
 class Lines:

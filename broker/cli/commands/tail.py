@@ -11,6 +11,7 @@ import click
 
 from broker.cli.arguments import Argument, Option
 from broker.cli.options import Brokers, Json, client_of, is_json, position
+from broker.cli.output import json_text
 
 
 def tail(
@@ -58,25 +59,26 @@ def tail(
 
 
 def _json_writer() -> Any:
-    from broker.cli.commands.records import json_lines
+    from broker.api.legible import readable_rows
 
     def write(batch: Any) -> None:
-        for line in json_lines(batch):
-            sys.stdout.write(line + "\n")
+        for row in readable_rows(batch):
+            sys.stdout.write(json_text(row) + "\n")
         sys.stdout.flush()
 
     return write
 
 
 def _line_writer(*, with_partition: bool) -> Any:
-    from broker.cli.commands.records import Lines, rows
+    from broker.api.legible import plain_rows
+    from broker.cli.commands.records import Lines
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     lines = Lines(width=width, with_partition=with_partition)
     sys.stdout.write(lines.head() + "\n")
 
     def write(batch: Any) -> None:
-        for row in rows(batch):
+        for row in plain_rows(batch):
             sys.stdout.write(lines.line(row) + "\n")
         sys.stdout.flush()
 

@@ -14,7 +14,6 @@ D2  `up` and `down` hold a lock on DATA/run/lock while they change anything; the
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
+from broker.api.errors import FolderInUse, FolderNotAllowed, WrongFolder
 from broker.api.plain import parse_json
 from broker.cli.local.processes import Identity
 
@@ -204,12 +203,7 @@ def _broker_id(folder: Path) -> object:
 
 def _replace(path: Path, text: str) -> None:
     """Raises DiskFull, StorageFailed."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        failed = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StorageFailed
-        raise failed(f"write {path}: {error.strerror}", path=str(path), errno=error.errno) from error
+    from broker.storage.disk import OsDisk, disk_errors
+
+    with disk_errors(f"write {path}"):
+        OsDisk().replace_file(str(path), text.encode())

@@ -1,6 +1,5 @@
 """Records of one partition from a broker, verified, as Arrow.
 
-checking.py       the check of a received message, compiled where it can be
 fetch.py          reads one partition; Spark's executors use this
 frames.py         an answer's body as verified messages
 gathering.py      many stored messages as few Arrow batches

@@ -27,14 +27,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes
+from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes, verify_batch
+from broker.api.compiled import load_compiled
 from broker.api.errors import BadBatch, Unavailable
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
-from broker.client.reading.checking import verified
 from broker.client.reading.reused_memory import Memory
 
 BUFFER_BYTES: Final = 2 << 20
@@ -45,6 +45,14 @@ TAIL_BYTES: Final = 4 << 10
 
 ReadInto = Callable[[memoryview], int]
 """Fills the front of a view: n >= 1 bytes, 0 at the end of the body or of the connection."""
+
+
+# The compiled check knows the usual message only: uncompressed, of this format version, and right. It leaves all else
+# to `verify_batch`, which finds what is wrong, or that nothing is.
+if TYPE_CHECKING:
+    verified = verify_batch
+else:
+    verified = getattr(load_compiled("broker.client.reading._gathering"), "verified", verify_batch)
 
 
 @dataclass(slots=True)

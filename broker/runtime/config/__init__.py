@@ -1,7 +1,6 @@
 """A broker's configuration: one table of settings, and how it is read.
 
-annotated.py      the table as a commented TOML file
 configuration.py  reads file, environment and command line
 nats_options.py   the `[nats]` settings as options of nats-py; it handles the secrets
-settings.py       every key, once: default, limit, unit, meaning
+settings.py       every key, once: default, limit, unit, meaning; the commented file
 """

@@ -22,10 +22,10 @@ import pyarrow as pa
 from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.stage_log import reading
 from broker.runtime.sinks.stages import append_durable
 from broker.sinks.ledger import Ledger
 from broker.sinks.state import SinkState, removal_row, state_rows
+from broker.storage.disk import disk_errors
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class CommitsLog:
             leader_epoch = self._partition.leader_epoch
             self._partition.commit_all()
             ledger = Ledger()
-            with reading("reading the sinks"):
+            with disk_errors("reading the sinks"):
                 for message in self._partition.log.batches(self._partition.log.log_start_offset):
                     ledger.load(decode_batch(message))
             self._ledger, self._leader_epoch = ledger, leader_epoch

@@ -19,9 +19,9 @@ from broker.api.errors import LiftlogError
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stage_log import is_staged, reading
+from broker.runtime.sinks.stage_log import is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
-from broker.storage.disk import Disk
+from broker.storage.disk import Disk, disk_errors
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class SinkService:
         taken = list(partitions)
         try:
             for partition in taken:
-                with reading(f"looking for stages of {partition}"):
+                with disk_errors(f"looking for stages of {partition}"):
                     if is_staged(self._disk, partition):
                         self._store_of(partition)
         except BaseException:
@@ -144,7 +144,7 @@ class SinkService:
         with self._lock:
             partition.check_open(decided=True)  # `forget` may have been here: nobody would close what is made now
             if partition not in self._stores:
-                with reading(f"looking for stages of {partition}"):
+                with disk_errors(f"looking for stages of {partition}"):
                     self._stores[partition] = StageStore(
                         self._disk, partition, self._limits, boot_id=self._boot_id, clock=_now_us
                     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final, NoReturn
 
 from broker.api.batch import decode_batch, read_header
@@ -26,7 +26,7 @@ from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
 from broker.sinks.stages import Stage, StageTable
 from broker.sinks.state import StageRef
-from broker.storage.disk import Disk, storage_error
+from broker.storage.disk import Disk, disk_errors
 from broker.storage.inspect.scrub import Piece, scrub
 from broker.storage.log import PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
@@ -87,7 +87,7 @@ class StageLog:
             StorageFailed, DiskFull: it cannot be read, or not be made durable.
         """
         self._main.check_open(decided=True)
-        with reading(f"reading the stages of {self._main}"):
+        with disk_errors(f"reading the stages of {self._main}"):
             hidden = self.open()
             if hidden.failure is not None:
                 self._distrust()
@@ -241,15 +241,6 @@ class StageLog:
         with self.lock:
             if self._log is not None:
                 self._log.close(clean=True)
-
-
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """An error of the disk becomes one of the tree."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(error, what) from error
 
 
 def _read_table(hidden: PartitionLog) -> StageTable:

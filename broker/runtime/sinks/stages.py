@@ -31,11 +31,11 @@ from broker.api.batch import read_header
 from broker.api.encodable import Encodable
 from broker.api.errors import LiftlogError, StageLost, StorageFailed
 from broker.runtime.partitions.leader import Outcome, Partition
-from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, StageLog, reading
+from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, StageLog
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
 from broker.sinks.stages import Stage, StageTable, too_much_at_once
 from broker.sinks.state import StageRef
-from broker.storage.disk import Disk
+from broker.storage.disk import Disk, disk_errors
 from broker.storage.inspect.scrub import Piece
 from broker.storage.log import WRITEBACK_BYTES, AppendResult, StoredGroup
 from broker.storage.rows import RowBatch
@@ -401,7 +401,7 @@ class StageStore:
         """Where the commit group of a decision stands in the partition's log, which is made durable first (G3)."""
         self.main.commit_all()
         place = None
-        with reading(f"searching {self.main} for a group"):
+        with disk_errors(f"searching {self.main} for a group"):
             for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):
                 header = read_header(message)
                 if header.decision == decision:

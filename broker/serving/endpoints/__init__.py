@@ -1,10 +1,9 @@
 """The endpoints, a module for each part of the API.
 
-append.py     POST records
+append.py     POST records, and register idempotent producers
 changes.py    pause, resume, read-only, trim, add partitions
 cluster.py    the cluster, health, metrics, and a page of links
 consumers.py  consumers: describe, commit, reset, forget
-producers.py  registers idempotent producers
 records.py    GET records, as one Arrow stream or as JSON lines
 resolve.py    many positions at once, as offsets
 sinks.py      sinks: open, stage, commit, reset

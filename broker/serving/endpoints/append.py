@@ -1,4 +1,4 @@
-"""POST records: an Arrow stream in, the offsets of its records out.
+"""POST records: an Arrow stream in, the offsets of its records out. And the ids of producers that append idempotently.
 
     body (bounded) ──► frame, decode, validate, convert ──► batches ──► one commit group ──► durable ──► answer
 
@@ -18,6 +18,7 @@ from aiohttp import web
 from broker.api import http
 from broker.api.errors import (
     DiskFull,
+    InvalidName,
     InvalidRecords,
     InvalidRequest,
     OutOfSequence,
@@ -37,10 +38,9 @@ from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, choice, integer
-from broker.serving.contract.schemas import ref
-from broker.serving.endpoints.producers import PRODUCER_EPOCH_MAX
+from broker.serving.contract.schemas import ProducerName, ref
 from broker.serving.endpoints.records import INCARNATION, find
-from broker.serving.http.body import check_media, read_body
+from broker.serving.http.body import JSON_MEDIA, check_media, read_body
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.rows import split, to_rows
@@ -48,6 +48,7 @@ from broker.storage.memory.producers import GroupStamp
 from broker.storage.rows import RowBatch
 
 INLINE_BYTES_MAX: Final = 32 << 10
+PRODUCER_EPOCH_MAX: Final = (1 << 32) - 1
 DECODED_FACTOR: Final = 2
 """Records may have so many times the body limit once decompressed and complete."""
 STAMP: Final = ("producer_id", "producer_epoch", "sequence")
@@ -142,6 +143,13 @@ def default_subject(info: StreamInfo) -> str:
     return subject
 
 
+async def register(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Give a producer its id and epoch."""
+    asked = await serving.asked(request, ProducerName)
+    producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name))
+    return web.json_response({"producer_id": producer_id, "epoch": epoch})
+
+
 ENDPOINTS: Final = (
     Endpoint(
         method="POST",
@@ -193,5 +201,16 @@ ENDPOINTS: Final = (
             ProducerFenced,
             OutOfSequence,
         ),
+    ),
+    Endpoint(
+        method="POST",
+        path="/v1/producers",
+        operation="register_producer",
+        summary="Give an idempotent producer its id and epoch. Under a name: the same id again, and the next epoch,"
+        " which fences the one before.",
+        handler=register,
+        request=Content(description="A name, or nothing.", media={JSON_MEDIA: ref("ProducerName")}),
+        answers={200: Content(description="Stamp appends with these.", media={JSON_MEDIA: ref("Producer")})},
+        errors=(InvalidName,),
     ),
 )

@@ -24,7 +24,6 @@ from broker.serving.endpoints import (
     changes,
     cluster,
     consumers,
-    producers,
     records,
     resolve,
     sinks,
@@ -42,7 +41,6 @@ BODIES_AT_ONCE: Final = 4
 _TABLE: Final = (
     *records.ENDPOINTS,
     *append.ENDPOINTS,
-    *producers.ENDPOINTS,
     *streams.ENDPOINTS,
     *changes.ENDPOINTS,
     *watch.ENDPOINTS,

@@ -26,7 +26,7 @@ from typing import Final
 from aiohttp import web
 
 from broker.serving.contract.endpoint import Serving
-from broker.storage.disk import storage_error
+from broker.storage.disk import disk_errors
 from broker.storage.read import FileRange
 
 SMALL_BYTES_MAX: Final = 64 << 10
@@ -138,7 +138,5 @@ def read_ranges(ranges: Sequence[FileRange]) -> bytes:
 
 def read_piece(part: FileRange, size: int, position: int) -> bytes:
     """Up to `size` bytes of a range's file. Raises StorageFailed."""
-    try:
+    with disk_errors(f"read {part.path}"):
         return os.pread(part.fd, size, position)
-    except OSError as error:
-        raise storage_error(error, f"read {part.path}") from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from aiohttp import web
 
 from broker.api.batch import HEADER_BYTES, decode_batch, message_bytes
 from broker.api.errors import LiftlogError
-from broker.api.legible import iso_time, readable
+from broker.api.legible import readable_rows
 from broker.serving.contract.endpoint import Serving, begin_answer
 from broker.serving.http.sending import STALLED_S, AnswerCut, read_piece
 from broker.storage.read import FileRange, ReadPlan
@@ -83,7 +83,7 @@ def lines(plan: ReadPlan, *, offset: int, end: int | None, limit: int | None) ->
         left -= stop - first
         at_once = max(1, min(ROWS_AT_ONCE_MAX, CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for at in range(first, stop, at_once):
-            for row in _rows(batch.slice(at, min(at_once, stop - at))):
+            for row in readable_rows(batch.slice(at, min(at_once, stop - at))):
                 chunk += json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
                 chunk += b"\n"
             if len(chunk) >= CHUNK_BYTES:
@@ -103,19 +103,3 @@ def _batches(ranges: list[FileRange]) -> Iterator[pa.RecordBatch]:
             length = message_bytes(read_piece(part, HEADER_BYTES, at), where=where)
             yield decode_batch(read_piece(part, min(length, stop - at), at), where=where)
             at += length
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    others = batch.drop_columns(["timestamp"]).to_pylist()
-    for time_us, row in zip(times, others, strict=True):
-        headers = row["headers"]
-        yield {
-            "offset": row["offset"],
-            "timestamp": iso_time(time_us),
-            "subject": row["subject"],
-            "key": readable(row["key"]),
-            "value": readable(row["value"]),
-            "headers": None if headers is None else [[h["key"], readable(h["value"])] for h in headers],
-            "reply": row["reply"],
-        }

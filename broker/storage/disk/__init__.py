@@ -24,7 +24,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from broker.api.errors import DiskFull, StorageFailed
@@ -251,3 +252,12 @@ def storage_error(error: OSError, doing: str) -> DiskFull | StorageFailed:
     """What a caller is told of an `OSError`: `DiskFull` when space is what is missing, else `StorageFailed`."""
     cls = DiskFull if error.errno in NO_SPACE else StorageFailed
     return cls(f"{doing}: {error.strerror or error}", doing=doing, errno=error.errno)
+
+
+@contextmanager
+def disk_errors(doing: str) -> Iterator[None]:
+    """An `OSError` in here becomes what a caller is told of it."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, doing) from error

@@ -9,8 +9,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from broker.ingest.control import ControlLine, read_control_line, read_operation
-from broker.ingest.headers import parse_headers
+from broker.ingest.control import ControlLine, parse_headers, read_control_line, read_operation
 from tests.unit.ingest.twins import TWINS, Route, run
 from tests.unit.ingest.vectors import VECTORS
 from tests.unit.ingest.wire import answers_in, hmsg, msg

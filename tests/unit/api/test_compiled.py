@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[3]
 SHOW = (
-    "import broker.client.reading.gathering as g, broker.client.reading.checking as c, broker.ingest as i\n"
+    "import broker.client.reading.gathering as g, broker.client.reading.frames as c, broker.ingest as i\n"
     "print(g.IMPLEMENTATION, i.IMPLEMENTATION, c.verified.__module__)"
 )
 PURE = "pure pure broker.api.batch"

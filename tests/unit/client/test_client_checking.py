@@ -13,7 +13,7 @@ import pytest
 
 from broker.api.batch import CRC_AT, FIELDS, VALUE_AT, VALUE_BYTES, BatchHeader, encode_batch, seal, verify_batch
 from broker.api.errors import LiftlogError
-from broker.client.reading.checking import verified
+from broker.client.reading.frames import verified
 from tests.support.rows import random_rows
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from broker.api.errors import InvalidRequest, InvalidSetting, UnknownSetting
-from broker.runtime.config.annotated import annotated
 from broker.runtime.config.configuration import (
     CLIENT_VARIABLES,
     SETTINGS,
@@ -22,6 +21,7 @@ from broker.runtime.config.configuration import (
     load,
     without_credentials,
 )
+from broker.runtime.config.settings import annotated
 
 CONF = Path(__file__).parents[3] / "conf"
 SECRETS = {"LIFTLOG_NATS_USER": "ann", "LIFTLOG_NATS_PASSWORD": "hunter2"}
