@@ -27,10 +27,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlencode
 
-from broker.api import http
 from broker.api.answers import SinkAborted, SinkCommitted, SinkDescription, SinkOpened, Stage, Staged
 from broker.api.errors import InvalidRequest, UnknownSink
 from broker.client.http.calls import Calls, path, understand
+from broker.client.http.pool import Request
 
 if TYPE_CHECKING:  # what only looks at sinks needs no Arrow
     import pyarrow as pa
@@ -228,7 +228,7 @@ class Sink:
         incarnation: str | None,
     ) -> int:
         """Store one part of a stage; returns its rows. The same part again is stored once."""
-        from broker.client.writing.append import encode
+        from broker.client.writing.append import ARROW_HEADERS, TIMEOUT_S, encode
 
         query: dict[str, Any] = {
             "sink": self.sink,
@@ -239,14 +239,14 @@ class Sink:
         }
         if incarnation is not None:
             query["incarnation"] = incarnation
-        value = self._calls.send(
-            "POST",
-            f"{path('streams', stream, 'partitions', partition, 'stages')}?{urlencode(query)}",
-            key=(stream, partition),
+        request = Request(
+            method="POST",
+            target=f"{path('streams', stream, 'partitions', partition, 'stages')}?{urlencode(query)}",
             body=encode(batches),
-            headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
-            timeout_s=max(self._calls.timeout_s, 30.0),
+            headers=ARROW_HEADERS,
+            timeout_s=max(self._calls.timeout_s, TIMEOUT_S),
         )
+        value = self._calls.send(request, key=(stream, partition))
         return understand(Staged, value, where=f"staging to {stream}/{partition}").record_count
 
     def _known_epoch(self) -> int:

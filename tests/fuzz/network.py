@@ -27,7 +27,7 @@ from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, 
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import settings_from
-from broker.cli.doctor.network import _greeting
+from broker.cli.local.nats_server import greeting
 from broker.client import connect
 from broker.client.http.address import Address, parse_addresses
 from broker.client.http.brokers import leader_of, read_problem
@@ -121,7 +121,7 @@ def check_greeting(data: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            _greeting("127.0.0.1", listener.getsockname()[1])
+            greeting("127.0.0.1", listener.getsockname()[1])
         except ConnectionError:
             pass
         finally:
@@ -469,7 +469,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="nats-greeting",
-        modules=("broker/cli/doctor/network.py",),
+        modules=("broker/cli/local/nats_server.py",),
         check=check_greeting,
         errors=(),
         form="json",

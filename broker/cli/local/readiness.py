@@ -23,6 +23,7 @@ PROBE_INTERVAL_S: Final = 0.05
 PROBE_TIMEOUT_S: Final = 2.0
 LOG_LINES_SHOWN: Final = 20
 LOG_BYTES_READ: Final = 16 << 10
+BODY_BYTES_READ: Final = 64 << 10
 
 Probe = Callable[[], str | None]
 """None: it answers; else what is missing."""
@@ -51,22 +52,29 @@ def wait(what: str, probe: Probe, processes: Sequence[Process], timeout_s: float
             time.sleep(PROBE_INTERVAL_S)
 
 
-def broker_missing(address: str) -> str | None:
-    """What a broker at host:port says is missing until it is ready; a `Probe` with an address."""
+def get(address: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+    """One GET from host:port: the answer and its body. Raises OSError, HTTPException."""
     connection = http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)
     try:
-        connection.request("GET", "/readyz")
+        connection.request("GET", path)
         answer = connection.getresponse()
-        body = answer.read(LOG_BYTES_READ).decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        return f"{address}: {error}"
+        return answer, answer.read(BODY_BYTES_READ)
     finally:
         connection.close()
+
+
+def broker_missing(address: str) -> str | None:
+    """What a broker at host:port says is missing until it is ready; a `Probe` with an address."""
+    try:
+        answer, body = get(address, "/readyz")
+    except (OSError, http.client.HTTPException) as error:
+        return f"{address}: {error}"
     if answer.status == 200:
         return None
+    text = body.decode(errors="replace")
     with contextlib.suppress(ValueError):
-        body = json.dumps(parse_json(body))
-    return f"{address} answers {answer.status}: {body}"
+        text = json.dumps(parse_json(text))
+    return f"{address} answers {answer.status}: {text}"
 
 
 def check_reachable(urls: str) -> None:

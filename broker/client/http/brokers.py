@@ -23,9 +23,8 @@ from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, Unavailab
 from broker.api.plain import parse_json
 from broker.client.http.address import Address, Addresses, parse_address, parse_addresses
 from broker.client.http.forks import renew_after_fork
-from broker.client.http.interrupt import Interrupt
 from broker.client.http.outages import Outages, Say
-from broker.client.http.pool import Body, Exchange, Pool
+from broker.client.http.pool import Exchange, Pool, Request
 
 REDIRECTS_MAX: Final = 3
 PROBLEM_BYTES_MAX: Final = 1 << 20
@@ -70,20 +69,11 @@ class Brokers:
             leader = self._leaders.get(key) if key is not None else None
         return list(order if leader is None else dict.fromkeys((leader, *order)))
 
-    def exchange(
-        self,
-        method: str,
-        target: str,
-        *,
-        key: PartitionKey | None = None,
-        body: Body | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float,
-        is_idempotent: bool = True,
-        interrupt: Interrupt | None = None,
-    ) -> Exchange:
+    def exchange(self, request: Request, *, key: PartitionKey | None = None) -> Exchange:
         """Ask until one broker answers with success. The caller closes the exchange.
 
+        Args:
+            key: The partition whose leader is asked first.
         Raises:
             Unavailable: none can be reached; or one broke off a call that is not idempotent (`sent` is true).
             LiftlogError: what the broker's problem body says (B1).
@@ -96,20 +86,11 @@ class Brokers:
             address = queue.pop(0)
             asked.append(address)
             try:
-                exchange = self.pool.exchange(
-                    address,
-                    method,
-                    target,
-                    body=body,
-                    headers=headers,
-                    timeout_s=timeout_s,
-                    is_idempotent=is_idempotent,
-                    interrupt=interrupt,
-                )
+                exchange = self.pool.exchange(address, request)
             except Unavailable as error:
                 self._note_failure(address, key)
                 may_be_done = error.fields["sent"] = may_be_done or error.sent
-                if (may_be_done and not is_idempotent) or (interrupt is not None and interrupt.is_set):
+                if (may_be_done and not request.is_idempotent) or request.is_interrupted:
                     raise
                 failures.append(error)
                 continue

@@ -24,7 +24,7 @@ from broker.api.validation import build
 from broker.client.http.brokers import Brokers, PartitionKey, nobody
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
-from broker.client.http.pool import Body
+from broker.client.http.pool import Request
 from broker.client.positions import whole
 
 T = TypeVar("T")
@@ -86,59 +86,37 @@ class Calls:
             Either with the field `sent` if the call may have been carried out (A1).
         """
         given = {name: value for name, value in (query or {}).items() if value is not None}
-        return self.send(
-            method,
-            f"{target}?{urlencode(given)}" if given else target,
+        request = Request(
+            method=method,
+            target=f"{target}?{urlencode(given)}" if given else target,
             body=None if body is None else json.dumps(body, default=_plain).encode(),
             headers=JSON_HEADERS,
             timeout_s=self.timeout_s + wait_s,
-            done_if=done_if,
             interrupt=interrupt,
         )
+        return self.send(request, done_if=done_if)
 
     def send(
-        self,
-        method: str,
-        target: str,
-        *,
-        body: Body | None,
-        headers: Mapping[str, str],
-        key: PartitionKey | None = None,
-        timeout_s: float | None = None,
-        is_idempotent: bool = True,
-        done_if: type[LiftlogError] | None = None,
-        interrupt: Interrupt | None = None,
+        self, request: Request, *, key: PartitionKey | None = None, done_if: type[LiftlogError] | None = None
     ) -> Any:
-        """As `json`, with a body of any kind, to the leader of `key` if one is given."""
-        patience = Patience(
-            self.deadline_s,
-            interrupt=interrupt,
-            what=f"{method} {target.partition('?')[0]}",
-            outages=self.brokers.outages,
-        )
+        """As `json`, for a request of any kind, to the leader of `key` if one is given."""
+        what = f"{request.method} {request.target.partition('?')[0]}"
+        patience = Patience(self.deadline_s, interrupt=request.interrupt, what=what, outages=self.brokers.outages)
         may_be_done = False
         while True:
             try:
-                answer = self._once(
-                    method,
-                    target,
-                    key=key,
-                    body=body,
-                    headers=headers,
-                    timeout_s=self.timeout_s if timeout_s is None else timeout_s,
-                    is_idempotent=is_idempotent,
-                    interrupt=interrupt,
-                )
+                answer = self._once(request, key)
                 patience.progress()
                 return answer
             except LiftlogError as error:
                 may_be_done = may_be_done or is_ambiguous(error)
-                if may_be_done and method not in READING:
+                if may_be_done and request.method not in READING:
                     error.fields["sent"] = True  # A1
                 if may_be_done and done_if is not None and isinstance(error, done_if):
                     return None
-                is_over = interrupt is not None and interrupt.is_set
-                if is_over or not isinstance(error, Retryable) or (may_be_done and not is_idempotent):
+                if request.is_interrupted or (may_be_done and not request.is_idempotent):
+                    raise
+                if not isinstance(error, Retryable):
                     raise
                 patience.pause(error)
 
@@ -147,7 +125,7 @@ class Calls:
         failures = []
         for address in self.brokers.candidates():
             try:
-                exchange = self.brokers.pool.exchange(address, "GET", "/readyz", timeout_s=self.timeout_s)
+                exchange = self.brokers.pool.exchange(address, Request(target="/readyz", timeout_s=self.timeout_s))
                 try:
                     body = exchange.read_all(ANSWER_BYTES_MAX)
                 finally:
@@ -158,13 +136,13 @@ class Calls:
             return understand(Readiness, _parsed(body, str(address), "GET /readyz"), where=str(address))
         raise nobody(failures)
 
-    def _once(self, method: str, target: str, **options: Any) -> Any:
-        exchange = self.brokers.exchange(method, target, **options)
+    def _once(self, request: Request, key: PartitionKey | None) -> Any:
+        exchange = self.brokers.exchange(request, key=key)
         try:
             body = exchange.read_all(ANSWER_BYTES_MAX)
         finally:
             exchange.close()
-        return _parsed(body, str(exchange.address), f"{method} {target}") if body else None
+        return _parsed(body, str(exchange.address), f"{request.method} {request.target}") if body else None
 
 
 def _parsed(body: bytes | bytearray, where: str, call: str) -> Any:

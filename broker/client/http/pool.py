@@ -1,6 +1,6 @@
 """HTTP/1.1 exchanges over pooled keep-alive connections. Nothing of the API is known here.
 
-    Pool.exchange(address, GET, /v1/…)  ->  Exchange: status, headers, body read in place
+    Pool.exchange(address, Request)  ->  Exchange: status, headers, body read in place
                                             close(): back into the pool, or closed if the body was not read out
 
 Invariants
@@ -24,6 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -40,6 +41,31 @@ IDLE_S_MAX: Final = 50.0
 BODY_TIMEOUT_S: Final = 120.0
 
 Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked of a broker.
+
+    Attributes:
+        target: Path and query, quoted.
+        timeout_s: How long the socket may be silent, in either direction.
+        is_idempotent: May be sent again at once when a kept connection turns out to be dead.
+        interrupt: Ends the wait from another thread.
+    """
+
+    method: str = "GET"
+    target: str
+    timeout_s: float
+    body: Body | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_idempotent: bool = True
+    interrupt: Interrupt | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether somebody has ended the wait."""
+        return self.interrupt is not None and self.interrupt.is_set
 
 
 class Exchange:
@@ -160,25 +186,9 @@ class Pool:
         self._is_closed = False
         renew_after_fork(self)
 
-    def exchange(
-        self,
-        address: Address,
-        method: str,
-        target: str,
-        *,
-        body: Body | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float,
-        is_idempotent: bool = True,
-        interrupt: Interrupt | None = None,
-    ) -> Exchange:
+    def exchange(self, address: Address, request: Request) -> Exchange:
         """Send a request and read the head of its answer.
 
-        Args:
-            target: Path and query, quoted.
-            timeout_s: How long the socket may be silent, in either direction.
-            is_idempotent: May be sent again at once when a kept connection turns out to be dead.
-            interrupt: Ends the wait from another thread.
         Raises:
             Unavailable: nobody answered; fields `address`, `sent` (C3).
         """
@@ -186,39 +196,22 @@ class Pool:
         while True:
             connection, is_reused = self._take(address)
             try:
-                response, is_whole = self._try(
-                    connection, address, method, target, body, headers or {}, timeout_s, interrupt
-                )
-                return Exchange(
-                    self,
-                    address,
-                    connection,
-                    response,
-                    interrupt,
-                    is_reusable=is_whole,
-                    is_repeat=may_be_received,
-                )
+                response, is_whole = self._try(connection, address, request)
+                answer = (connection, response, request.interrupt)
+                return Exchange(self, address, *answer, is_reusable=is_whole, is_repeat=may_be_received)
             except Unavailable as error:
                 connection.close()
-                if interrupt is not None:
-                    interrupt.guard(None)
+                if request.interrupt is not None:
+                    request.interrupt.guard(None)
                 may_be_received = error.fields["sent"] = may_be_received or error.sent
                 # A dead kept connection says nothing of the broker: once more, on a new one in the end.
-                if not (is_reused and (is_idempotent or not may_be_received) and not error.timed_out):
+                if not (is_reused and (request.is_idempotent or not may_be_received) and not error.timed_out):
                     raise
-                if interrupt is not None and interrupt.is_set:
+                if request.is_interrupted:
                     raise
 
     def _try(
-        self,
-        connection: http.client.HTTPConnection,
-        address: Address,
-        method: str,
-        target: str,
-        body: Body | None,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        interrupt: Interrupt | None,
+        self, connection: http.client.HTTPConnection, address: Address, request: Request
     ) -> tuple[_Response, bool]:
         """The head of the answer, and whether the request was sent as a whole."""
         try:
@@ -227,18 +220,18 @@ class Pool:
         except OSError as error:
             raise _unavailable(address, error, sent=False) from error
         sock: socket.socket = connection.sock
-        if interrupt is not None:
-            interrupt.guard(sock)
-        sock.settimeout(timeout_s)
+        if request.interrupt is not None:
+            request.interrupt.guard(sock)
+        sock.settimeout(request.timeout_s)
         is_whole = True
         try:
             try:
-                connection.request(method, target, body=body, headers=dict(headers))
+                connection.request(request.method, request.target, body=request.body, headers=dict(request.headers))
             except (BrokenPipeError, ConnectionResetError):
-                if body is None:
+                if request.body is None:
                     raise
                 is_whole = False  # refused before all of it was sent: the answer may be there and say why
-            by_s = time.monotonic() + 2 * timeout_s
+            by_s = time.monotonic() + 2 * request.timeout_s
             connection.response_class = partial(_Response, until_s=by_s)  # type: ignore[assignment]  # it makes one
             response = connection.getresponse()
             assert isinstance(response, _Response)

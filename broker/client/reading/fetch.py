@@ -37,7 +37,7 @@ from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import DEADLINE_S, Patience
-from broker.client.http.pool import Exchange, Pool
+from broker.client.http.pool import Exchange, Pool, Request
 from broker.client.reading.frames import BUFFER_BYTES, Message, read_messages
 from broker.client.reading.gathering import rows_between
 from broker.client.reading.reused_memory import Memory
@@ -113,14 +113,13 @@ class FetchSession:
             "verify": "true" if verify else None,
         }
         given = {name: value for name, value in query.items() if value is not None}
-        exchange = self.brokers.exchange(
-            "GET",
-            f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
-            key=(stream, partition),
+        request = Request(
+            target=f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
             headers={"Accept": http.ARROW_STREAM},
             timeout_s=timeout_s + max_wait_ms / 1000,
             interrupt=interrupt,
         )
+        exchange = self.brokers.exchange(request, key=(stream, partition))
         try:
             answer = Answer(exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s)
             if incarnation is not None and answer.incarnation != incarnation:

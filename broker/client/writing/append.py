@@ -23,10 +23,12 @@ from broker.api.errors import InvalidRecords, InvalidRequest
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.patience import DEADLINE_S
+from broker.client.http.pool import Request
 from broker.client.positions import whole
 from broker.client.writing.records import Records, record_batches
 
 TIMEOUT_S: Final = 30.0
+ARROW_HEADERS: Final = {"Content-Type": http.ARROW_STREAM, "Accept": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +94,15 @@ class Appender:
         if stamp is not None:
             query |= asdict(stamp)
         target = path("streams", stream, "partitions", partition, "records")
-        value = self._calls.send(
-            "POST",
-            f"{target}?{urlencode(query)}" if query else target,
-            key=(stream, partition),
+        request = Request(
+            method="POST",
+            target=f"{target}?{urlencode(query)}" if query else target,
             body=encode(records),
-            headers={"Content-Type": http.ARROW_STREAM, "Accept": "application/json"},
+            headers=ARROW_HEADERS,
+            timeout_s=self._calls.timeout_s,
             is_idempotent=at_least_once or stamp is not None,
         )
+        value = self._calls.send(request, key=(stream, partition))
         found = understand(AppendAnswer, value, where=f"appending to {stream}/{partition}")
         return Appended(partition=partition, **asdict(found))
 

@@ -29,6 +29,7 @@ from broker.cli.doctor.checks import OK, SKIPPED, WARNING, WRONG, Check
 from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder
 from broker.cli.doctor.machine import check_disk, check_fsync, check_limits, check_versions
 from broker.cli.doctor.network import check_broker, check_nats
+from broker.cli.local import nats_server, readiness
 from broker.cli.main import app
 from broker.runtime.partitions.open_logs import connections_within
 from broker.storage.folder import DataFolder
@@ -40,7 +41,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine of the tests may stand still for longer than a doctor waits."""
-    monkeypatch.setattr(checks_network, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(readiness, "PROBE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(nats_server, "GREETING_TIMEOUT_S", 60.0)
 
 
 def _by_name(found: Iterator[Check] | list[Check]) -> dict[str, Check]:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -29,8 +30,11 @@ from broker.client.http.interrupt import Interrupt
 from broker.client.http.outages import Outages
 from broker.client.http.patience import Patience
 from broker.client.http.pool import Pool
+from broker.client.http.pool import Request as Asked
 from tests.support.processes import free_port
 from tests.unit.client.rawserver import RawServer, Reply, Request
+
+ASKED = Asked(target="/v1/x", timeout_s=60)
 
 
 def answers(body: bytes, status: int = 200, **headers: str) -> Callable[[Request, Reply], None]:
@@ -56,10 +60,10 @@ def test_a_connection_is_kept_and_used_again() -> None:
 def test_closing_an_answer_twice_does_not_end_a_connection_that_serves_another_by_then() -> None:
     with RawServer(answers(b"{}")) as server:
         brokers = Brokers(server.address)
-        first = brokers.exchange("GET", "/v1/x", timeout_s=60)
+        first = brokers.exchange(ASKED)
         first.read_all(10)
         first.close()
-        second = brokers.exchange("GET", "/v1/x", timeout_s=60)
+        second = brokers.exchange(ASKED)
         first.close()
         assert second.read_all(10) == b"{}"
         second.close()
@@ -147,11 +151,11 @@ def test_the_leader_is_asked_first_and_forgotten_when_it_cannot_be_reached() -> 
         brokers = Brokers(configured.address)
         key = ("orders", 3)
         brokers.note_leader(key, leader.address)
-        brokers.exchange("GET", "/v1/x", key=key, timeout_s=60).close()
-        brokers.exchange("GET", "/v1/x", key=("orders", 4), timeout_s=60).close()
+        brokers.exchange(ASKED, key=key).close()
+        brokers.exchange(ASKED, key=("orders", 4)).close()
         assert (len(leader.requests), len(configured.requests)) == (1, 1)
         brokers.note_leader(key, f"127.0.0.1:{free_port()}")
-        brokers.exchange("GET", "/v1/x", key=key, timeout_s=60).close()
+        brokers.exchange(ASKED, key=key).close()
         assert brokers.candidates(key) == [parse_address(configured.address)]
         brokers.note_leader(key, "no address at all")
         assert brokers.candidates(key) == [parse_address(configured.address)]
@@ -199,7 +203,7 @@ def test_any_answer_that_is_no_success_becomes_an_error_that_names_the_address(
 ) -> None:
     with RawServer(answers(body, status)) as server:
         with pytest.raises(LiftlogError) as caught:
-            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=60)
+            Brokers(server.address).exchange(ASKED)
         assert type(caught.value) is kind
         assert caught.value.address == server.address
 
@@ -211,7 +215,7 @@ def test_what_is_no_http_at_all_is_an_error() -> None:
 
     with RawServer(greets) as server:
         with pytest.raises(Unavailable, match=server.address) as caught:
-            Brokers(server.address).exchange("GET", "/v1/x", timeout_s=60)
+            Brokers(server.address).exchange(ASKED)
         assert caught.value.sent
 
 
@@ -255,7 +259,7 @@ def test_what_is_not_idempotent_is_repeated_only_while_it_had_no_effect() -> Non
 
     with RawServer(refuses) as server:
         with pytest.raises(Unavailable) as caught:
-            calls(server.address).send("POST", "/v1/x", body=b"x", headers={}, is_idempotent=False)
+            calls(server.address).send(replace(ASKED, method="POST", body=b"x", is_idempotent=False))
         assert caught.value.sent
         assert len(server.requests) == 3
 
@@ -263,7 +267,7 @@ def test_what_is_not_idempotent_is_repeated_only_while_it_had_no_effect() -> Non
 def test_a_broker_that_ran_out_of_time_may_have_done_it() -> None:
     with RawServer(problem(DeadlineExceeded("too slow"))) as server:
         with pytest.raises(DeadlineExceeded, match="too slow"):
-            calls(server.address).send("POST", "/v1/x", body=b"x", headers={}, is_idempotent=False)
+            calls(server.address).send(replace(ASKED, method="POST", body=b"x", is_idempotent=False))
         assert len(server.requests) == 1
 
 
@@ -386,5 +390,5 @@ def test_an_interrupt_ends_pauses_and_waits_for_ever() -> None:
     began = time.monotonic()
     interrupt.pause(120)
     with RawServer(lambda request, reply: None) as server, pytest.raises(Unavailable):
-        Brokers(server.address).exchange("GET", "/v1/x", timeout_s=120, interrupt=interrupt)
+        Brokers(server.address).exchange(replace(ASKED, interrupt=interrupt))
     assert time.monotonic() - began < 60
