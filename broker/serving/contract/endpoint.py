@@ -1,6 +1,7 @@
 """What an endpoint is: one row of a table that the server routes by and the OpenAPI document is made of.
 
-    Endpoint(method, path, handler, query=(Parameter, ...), request=Body, answers={status: Answer}, errors=(...))
+    @ENDPOINTS.add(method, path, operation, {status: Content}, query=(Parameter, ...), request=Content, errors=(...))
+    async def handler(serving, request, query): ...
 
 Validation happens here, before the handler runs, so all endpoints refuse alike: an unknown or doubled
 query parameter, and a value beyond its limits, is an error that names parameter, value and limit.
@@ -26,7 +27,8 @@ from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError
 from broker.api.misfit import SHOWN_MAX, Misfit, unknown
 from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.backend import Backend
-from broker.serving.http.body import JSON_BYTES_MAX, BodyBudget, read_json_text
+from broker.serving.contract.schemas import ref
+from broker.serving.http.body import JSON_BYTES_MAX, JSON_MEDIA, BodyBudget, read_json_text
 from broker.serving.http.body import parse as parse_body
 from broker.serving.http.meters import Meters
 
@@ -280,6 +282,51 @@ class Endpoint:
                 ) from None
 
         return handle
+
+
+class Table(list[Endpoint]):
+    """The endpoints of one module, each added by its handler."""
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        operation: str,
+        answers: Mapping[int, Content],
+        *,
+        query: tuple[Parameter, ...] = (),
+        request: Content | None = None,
+        errors: tuple[type[LiftlogError], ...] = (),
+    ) -> Callable[[Handler], Handler]:
+        """Let a handler serve this operation. Its docstring is the summary."""
+
+        def take(handler: Handler) -> Handler:
+            self.append(
+                Endpoint(
+                    method=method,
+                    path=path,
+                    operation=operation,
+                    summary=" ".join((handler.__doc__ or "").split()),
+                    handler=handler,
+                    query=query,
+                    request=request,
+                    answers=answers,
+                    errors=errors,
+                )
+            )
+            return handler
+
+        return take
+
+
+def body(description: str, name: str) -> Content:
+    """A JSON body of the shape with this name."""
+    return Content(description=description, media={JSON_MEDIA: ref(name)})
+
+
+def answer(description: str, name: str, status: int = 200) -> dict[int, Content]:
+    """One answer, whose JSON body has the shape with this name."""
+    return {status: body(description, name)}
 
 
 def begin_answer() -> None:

@@ -37,10 +37,10 @@ from broker.api.errors import (
 from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
-from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, choice, integer
-from broker.serving.contract.schemas import ProducerName, ref
+from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer, body, choice, integer
+from broker.serving.contract.schemas import ProducerName
 from broker.serving.endpoints.records import INCARNATION, find
-from broker.serving.http.body import JSON_MEDIA, check_media, read_body
+from broker.serving.http.body import check_media, read_body
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.rows import split, to_rows
@@ -54,8 +54,58 @@ DECODED_FACTOR: Final = 2
 STAMP: Final = ("producer_id", "producer_epoch", "sequence")
 
 
+ENDPOINTS: Final = Table()
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/partitions/{partition}/records",
+    "append_records",
+    answer("Appended.", "Appended"),
+    query=(
+        choice("acks", "What the answer waits for. Default: the stream's setting. `none`: appended.", CHOICES["acks"]),
+        INCARNATION,
+        integer(
+            "producer_id",
+            "Of `POST /v1/producers`, with `producer_epoch` and `sequence`: all or none. A request that is repeated"
+            " under the same three is appended once, and answered with `duplicate` and the offsets of then.",
+            least=1,
+            greatest=INT64_MAX,
+        ),
+        integer("producer_epoch", "An older one is `producer_fenced`.", least=0, greatest=PRODUCER_EPOCH_MAX),
+        integer(
+            "sequence",
+            "Number of the request, per partition: 0 is the first of an epoch, each next one more. The last five"
+            " may be repeated.",
+            least=0,
+            greatest=INT64_MAX,
+        ),
+    ),
+    request=Content(
+        description="An Arrow IPC stream with its end-of-stream marker, compressed or not. Columns: `value` or"
+        " `key` or both, and any of `headers`, `subject`, `timestamp`, `reply`; types as in the record schema, or"
+        " such that nothing is lost.",
+        media={http.ARROW_STREAM: None, "application/octet-stream": None},
+    ),
+    errors=(
+        UnknownStream,
+        UnknownPartition,
+        StaleIncarnation,
+        ReadOnly,
+        InvalidRecords,
+        RecordTooLarge,
+        RequestTooLarge,
+        Overloaded,
+        DiskFull,
+        StorageFailed,
+        StreamPaused,
+        UnknownProducer,
+        ProducerFenced,
+        OutOfSequence,
+    ),
+)
 async def post_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Append the records of the body."""
+    """Append the records of an Arrow stream, all or none of them."""
     handle = find(serving, request, query)
     info = serving.backend.stream(handle.stream)
     if info.internal:
@@ -143,74 +193,18 @@ def default_subject(info: StreamInfo) -> str:
     return subject
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/producers",
+    "register_producer",
+    answer("Stamp appends with these.", "Producer"),
+    request=body("A name, or nothing.", "ProducerName"),
+    errors=(InvalidName,),
+)
 async def register(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Give a producer its id and epoch."""
+    """Give an idempotent producer its id and epoch. Under a name: the same id again, and the next epoch, which fences
+    the one before.
+    """
     asked = await serving.asked(request, ProducerName)
     producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name))
     return web.json_response({"producer_id": producer_id, "epoch": epoch})
-
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="POST",
-        path="/v1/streams/{stream}/partitions/{partition}/records",
-        operation="append_records",
-        summary="Append the records of an Arrow stream, all or none of them.",
-        handler=post_records,
-        query=(
-            choice(
-                "acks", "What the answer waits for. Default: the stream's setting. `none`: appended.", CHOICES["acks"]
-            ),
-            INCARNATION,
-            integer(
-                "producer_id",
-                "Of `POST /v1/producers`, with `producer_epoch` and `sequence`: all or none. A request that is repeated"
-                " under the same three is appended once, and answered with `duplicate` and the offsets of then.",
-                least=1,
-                greatest=INT64_MAX,
-            ),
-            integer("producer_epoch", "An older one is `producer_fenced`.", least=0, greatest=PRODUCER_EPOCH_MAX),
-            integer(
-                "sequence",
-                "Number of the request, per partition: 0 is the first of an epoch, each next one more. The last five"
-                " may be repeated.",
-                least=0,
-                greatest=INT64_MAX,
-            ),
-        ),
-        request=Content(
-            description="An Arrow IPC stream with its end-of-stream marker, compressed or not. Columns: `value` or"
-            " `key` or both, and any of `headers`, `subject`, `timestamp`, `reply`; types as in the record schema, or"
-            " such that nothing is lost.",
-            media={http.ARROW_STREAM: None, "application/octet-stream": None},
-        ),
-        answers={200: Content(description="Appended.", media={"application/json": ref("Appended")})},
-        errors=(
-            UnknownStream,
-            UnknownPartition,
-            StaleIncarnation,
-            ReadOnly,
-            InvalidRecords,
-            RecordTooLarge,
-            RequestTooLarge,
-            Overloaded,
-            DiskFull,
-            StorageFailed,
-            StreamPaused,
-            UnknownProducer,
-            ProducerFenced,
-            OutOfSequence,
-        ),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/producers",
-        operation="register_producer",
-        summary="Give an idempotent producer its id and epoch. Under a name: the same id again, and the next epoch,"
-        " which fences the one before.",
-        handler=register,
-        request=Content(description="A name, or nothing.", media={JSON_MEDIA: ref("ProducerName")}),
-        answers={200: Content(description="Stamp appends with these.", media={JSON_MEDIA: ref("Producer")})},
-        errors=(InvalidName,),
-    ),
-)

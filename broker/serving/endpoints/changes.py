@@ -20,7 +20,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.serving.contract.backend import PartitionHandle
-from broker.serving.contract.endpoint import Content, Endpoint, Handler, Query, Serving
+from broker.serving.contract.endpoint import Query, Serving, Table, answer, body
 from broker.serving.contract.schemas import (
     AtOffset,
     AtTimestamp,
@@ -28,41 +28,80 @@ from broker.serving.contract.schemas import (
     PartitionCount,
     ReadOnlyState,
     Trim,
-    ref,
 )
 from broker.serving.endpoints.consumers import chosen
 from broker.serving.endpoints.streams import answer_one, changeable
-from broker.serving.http.body import JSON_MEDIA, refuse_body
+from broker.serving.http.body import refuse_body
 from broker.serving.http.waiting import unbroken
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
 
-
-def _set_paused(paused: bool) -> Handler:
-    async def handler(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-        await refuse_body(request)
-        info = changeable(serving, request)
-        return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, paused=paused)))
-
-    return handler
+ENDPOINTS: Final = Table()
+_STREAM: Final = answer("The stream as it is then.", "Stream")
 
 
+@ENDPOINTS.add("POST", "/v1/streams/{stream}/pause", "pause_stream", _STREAM, errors=(UnknownStream, ReadOnly))
+async def pause(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Capture nothing and take no appends until it is resumed. What NATS has delivered is stored first."""
+    return await _set_paused(serving, request, True)
+
+
+@ENDPOINTS.add("POST", "/v1/streams/{stream}/resume", "resume_stream", _STREAM, errors=(UnknownStream, ReadOnly))
+async def resume(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Capture again, and take appends."""
+    return await _set_paused(serving, request, False)
+
+
+async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> web.StreamResponse:
+    await refuse_body(request)
+    info = changeable(serving, request)
+    return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, paused=paused)))
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/read-only",
+    "set_stream_read_only",
+    _STREAM,
+    request=body("Which of the two.", "ReadOnlyState"),
+    errors=(UnknownStream, ReadOnly),
+)
 async def set_read_only(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Make a stream read-only, or writable again."""
+    """Answer every record with an error, or take records again. Reads go on."""
     read_only = (await serving.asked(request, ReadOnlyState)).read_only
     info = changeable(serving, request)
     return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only)))
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/partitions",
+    "add_partitions",
+    _STREAM,
+    request=body("How many in all, not fewer than now.", "PartitionCount"),
+    errors=(UnknownStream, InvalidSetting, ReadOnly),
+)
 async def add_partitions(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Raise the number of partitions to what the body says."""
+    """Raise the number of partitions. Keys may move between partitions: see the warnings of the answer."""
     count = (await serving.asked(request, PartitionCount)).partitions
     info = changeable(serving, request)
     return await answer_one(serving, await unbroken(serving.backend.add_partitions(info.name, count)))
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/trim",
+    "trim_stream",
+    answer("Where each log begins then.", "Trimmed"),
+    request=body(
+        "The first position to keep. One that is gone already changes nothing; an offset above the high"
+        " watermark of any of the partitions is refused, and nothing is trimmed.",
+        "Trim",
+    ),
+    errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, ReadOnly),
+)
 async def trim(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Let go of old records."""
+    """Let go of the records before a position, for good, in some or all partitions."""
     asked = await serving.asked(request, Trim)
     info = changeable(serving, request)
     handles = chosen(serving.backend, info.name, asked.partitions)
@@ -105,61 +144,3 @@ def _at_time(log: PartitionLog, timestamp_us: int) -> int:
 
 def _find_all(handles: Sequence[PartitionHandle], before: Before) -> Mapping[int, int]:
     return {handle.partition: first_kept(handle.log, before) for handle in handles}
-
-
-_STREAM: Final = {200: Content(description="The stream as it is then.", media={JSON_MEDIA: ref("Stream")})}
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="POST",
-        path="/v1/streams/{stream}/pause",
-        operation="pause_stream",
-        summary="Capture nothing and take no appends until it is resumed. What NATS has delivered is stored first.",
-        handler=_set_paused(True),
-        answers=_STREAM,
-        errors=(UnknownStream, ReadOnly),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/streams/{stream}/resume",
-        operation="resume_stream",
-        summary="Capture again, and take appends.",
-        handler=_set_paused(False),
-        answers=_STREAM,
-        errors=(UnknownStream, ReadOnly),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/streams/{stream}/read-only",
-        operation="set_stream_read_only",
-        summary="Answer every record with an error, or take records again. Reads go on.",
-        handler=set_read_only,
-        request=Content(description="Which of the two.", media={JSON_MEDIA: ref("ReadOnlyState")}),
-        answers=_STREAM,
-        errors=(UnknownStream, ReadOnly),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/streams/{stream}/trim",
-        operation="trim_stream",
-        summary="Let go of the records before a position, for good, in some or all partitions.",
-        handler=trim,
-        request=Content(
-            description="The first position to keep. One that is gone already changes nothing; an offset above the high"
-            " watermark of any of the partitions is refused, and nothing is trimmed.",
-            media={JSON_MEDIA: ref("Trim")},
-        ),
-        answers={200: Content(description="Where each log begins then.", media={JSON_MEDIA: ref("Trimmed")})},
-        errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, ReadOnly),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/streams/{stream}/partitions",
-        operation="add_partitions",
-        summary="Raise the number of partitions. Keys may move between partitions: see the warnings of the answer.",
-        handler=add_partitions,
-        request=Content(description="How many in all, not fewer than now.", media={JSON_MEDIA: ref("PartitionCount")}),
-        answers=_STREAM,
-        errors=(UnknownStream, InvalidSetting, ReadOnly),
-    ),
-)

@@ -8,9 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.contract.schemas import ref
-from broker.serving.http.body import JSON_MEDIA
+from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer
 
 FEATURE_LEVEL: Final = 1
 """What formats and requests the cluster may use; rises only when every broker knows them."""
@@ -18,8 +16,12 @@ FEATURE_LEVEL: Final = 1
 METRICS_MEDIA: Final = "text/plain"
 
 
+ENDPOINTS: Final = Table()
+
+
+@ENDPOINTS.add("GET", "/v1/cluster", "describe_cluster", answer("The cluster.", "Cluster"))
 async def cluster(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Ids and addresses."""
+    """Cluster id and the addresses of the brokers."""
     backend = serving.backend
     return web.json_response(
         {
@@ -32,29 +34,40 @@ async def cluster(serving: Serving, request: web.Request, query: Query) -> web.S
     )
 
 
+@ENDPOINTS.add("GET", "/livez", "live", answer("It does.", "Live"))
 async def live(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """The process answers."""
+    """Whether the process answers."""
     return web.json_response({"status": "live"})
 
 
+@ENDPOINTS.add(
+    "GET",
+    "/readyz",
+    "ready",
+    answer("Ready.", "Ready") | answer("Not ready.", "Ready", 503),
+)
 async def ready(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Whether all works, and what does not."""
+    """Whether the broker can do its work, and what is missing."""
     is_ready, missing = serving.backend.ready()
     if serving.draining.is_set():
         is_ready, missing = False, {**missing, "http": "draining"}
     return web.json_response({"ready": is_ready, "missing": missing}, status=200 if is_ready else 503)
 
 
+@ENDPOINTS.add(
+    "GET", "/metrics", "metrics", {200: Content(description="Text format 0.0.4.", media={METRICS_MEDIA: None})}
+)
 async def metrics(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """The broker's metrics and those of HTTP."""
+    """Prometheus metrics."""
     return web.Response(
         body=await asyncio.to_thread(serving.backend.metrics) + serving.meters.text(),
         headers={"Content-Type": f"{METRICS_MEDIA}; version=0.0.4; charset=utf-8"},
     )
 
 
+@ENDPOINTS.add("GET", "/", "page", {200: Content(description="The page.", media={"text/html": None})})
 async def page(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Links for a browser."""
+    """A page of links for people."""
     backend = serving.backend
     links = ("/v1/cluster", "/v1/streams", "/v1/consumers", "/readyz", "/metrics", "/openapi.json")
     items = "".join(f'<li><a href="{link}">{link}</a></li>' for link in links)
@@ -68,52 +81,3 @@ async def page(serving: Serving, request: web.Request, query: Query) -> web.Stre
         content_type="text/html",
         headers={"Content-Security-Policy": "default-src 'none'"},
     )
-
-
-_READY: Final = {JSON_MEDIA: ref("Ready")}
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="GET",
-        path="/v1/cluster",
-        operation="describe_cluster",
-        summary="Cluster id and the addresses of the brokers.",
-        handler=cluster,
-        answers={200: Content(description="The cluster.", media={JSON_MEDIA: ref("Cluster")})},
-    ),
-    Endpoint(
-        method="GET",
-        path="/livez",
-        operation="live",
-        summary="Whether the process answers.",
-        handler=live,
-        answers={200: Content(description="It does.", media={JSON_MEDIA: ref("Live")})},
-    ),
-    Endpoint(
-        method="GET",
-        path="/readyz",
-        operation="ready",
-        summary="Whether the broker can do its work, and what is missing.",
-        handler=ready,
-        answers={
-            200: Content(description="Ready.", media=_READY),
-            503: Content(description="Not ready.", media=_READY),
-        },
-    ),
-    Endpoint(
-        method="GET",
-        path="/metrics",
-        operation="metrics",
-        summary="Prometheus metrics.",
-        handler=metrics,
-        answers={200: Content(description="Text format 0.0.4.", media={METRICS_MEDIA: None})},
-    ),
-    Endpoint(
-        method="GET",
-        path="/",
-        operation="page",
-        summary="A page of links for people.",
-        handler=page,
-        answers={200: Content(description="The page.", media={"text/html": None})},
-    ),
-)

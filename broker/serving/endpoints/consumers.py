@@ -24,16 +24,19 @@ from broker.api.errors import (
 from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
 from broker.serving.contract.backend import Backend, PartitionHandle
-from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.contract.schemas import Commit, CommitOffset, Reset, ref
+from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer, body
+from broker.serving.contract.schemas import Commit, CommitOffset, Reset
 from broker.serving.endpoints.resolve import found_at
-from broker.serving.http.body import JSON_MEDIA
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
 
+ENDPOINTS: Final = Table()
+_ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation, OffsetOutOfRange)
 
+
+@ENDPOINTS.add("GET", "/v1/consumers", "list_consumers", answer("The consumers.", "Consumers"))
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """All consumers, by name."""
+    """All consumers with their lag, by name."""
     found = []
     for consumer in serving.backend.offsets.consumers():
         try:
@@ -43,13 +46,28 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     return web.json_response({"consumers": found})
 
 
+@ENDPOINTS.add(
+    "GET",
+    "/v1/consumers/{consumer}",
+    "describe_consumer",
+    answer("The consumer.", "Consumer"),
+    errors=(UnknownConsumer,),
+)
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """One consumer."""
+    """One consumer with its lag."""
     return web.json_response(describe(serving.backend, request.match_info["consumer"]))
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/consumers/{consumer}/offsets",
+    "commit_offsets",
+    answer("Durable.", "Committed"),
+    request=body("The offsets: the next that it will read.", "Commit"),
+    errors=_ERRORS,
+)
 async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Store offsets: durable when answered."""
+    """Store offsets of a consumer, all or none of them."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
     asked = (await serving.asked(request, Commit)).offsets
     offsets = [_checked(serving, consumer, one, f"offsets[{i}]") for i, one in enumerate(asked)]
@@ -58,8 +76,16 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     return web.json_response({"committed": len(offsets)})
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/consumers/{consumer}/reset",
+    "reset_consumer",
+    answer("The consumer as it is then.", "Consumer"),
+    request=body("Where to.", "Reset"),
+    errors=_ERRORS,
+)
 async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Move a consumer: store the offsets that a position stands for. A time after the last record: the end."""
+    """Move a consumer to a position in some or all partitions of a stream."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
     asked = await serving.asked(request, Reset)
     handles = chosen(serving.backend, asked.stream, asked.partitions)
@@ -89,8 +115,15 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     return web.json_response(describe(serving.backend, consumer))
 
 
+@ENDPOINTS.add(
+    "DELETE",
+    "/v1/consumers/{consumer}",
+    "forget_consumer",
+    {204: Content(description="Removed.")},
+    errors=(UnknownConsumer,),
+)
 async def forget(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Remove all that is stored for a consumer."""
+    """Remove all offsets of a consumer."""
     await unbroken(serving.backend.offsets.forget(request.match_info["consumer"]))
     return web.Response(status=204)
 
@@ -173,55 +206,3 @@ def chosen(backend: Backend, stream: str, numbers: Iterable[int] | None) -> list
     if numbers is None:
         return list(backend.partitions(stream))
     return [backend.partition(stream, number) for number in sorted(set(numbers))]
-
-
-_ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation, OffsetOutOfRange)
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="GET",
-        path="/v1/consumers",
-        operation="list_consumers",
-        summary="All consumers with their lag, by name.",
-        handler=list_all,
-        answers={200: Content(description="The consumers.", media={JSON_MEDIA: ref("Consumers")})},
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/consumers/{consumer}",
-        operation="describe_consumer",
-        summary="One consumer with its lag.",
-        handler=describe_one,
-        answers={200: Content(description="The consumer.", media={JSON_MEDIA: ref("Consumer")})},
-        errors=(UnknownConsumer,),
-    ),
-    Endpoint(
-        method="DELETE",
-        path="/v1/consumers/{consumer}",
-        operation="forget_consumer",
-        summary="Remove all offsets of a consumer.",
-        handler=forget,
-        answers={204: Content(description="Removed.")},
-        errors=(UnknownConsumer,),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/consumers/{consumer}/offsets",
-        operation="commit_offsets",
-        summary="Store offsets of a consumer, all or none of them.",
-        handler=commit,
-        request=Content(description="The offsets: the next that it will read.", media={JSON_MEDIA: ref("Commit")}),
-        answers={200: Content(description="Durable.", media={JSON_MEDIA: ref("Committed")})},
-        errors=_ERRORS,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/consumers/{consumer}/reset",
-        operation="reset_consumer",
-        summary="Move a consumer to a position in some or all partitions of a stream.",
-        handler=reset,
-        request=Content(description="Where to.", media={JSON_MEDIA: ref("Reset")}),
-        answers={200: Content(description="The consumer as it is then.", media={JSON_MEDIA: ref("Consumer")})},
-        errors=_ERRORS,
-    ),
-)

@@ -37,9 +37,9 @@ from broker.serving.contract.endpoint import (
     OFFSET_MAX,
     AtTime,
     Content,
-    Endpoint,
     Query,
     Serving,
+    Table,
     begin_answer,
     boolean,
     choice,
@@ -62,8 +62,59 @@ VERIFY_BYTES: Final = 16 << 20
 INCARNATION: Final = text("incarnation", "Refuse with `stale_incarnation` unless the stream has this incarnation.")
 
 
+ENDPOINTS: Final = Table()
+
+
+@ENDPOINTS.add(
+    "GET",
+    "/v1/streams/{stream}/partitions/{partition}/records",
+    "read_records",
+    {
+        200: Content(
+            description="The records, possibly none.",
+            media={http.ARROW_STREAM: None, http.NDJSON: None},
+            headers=(
+                http.HIGH_WATERMARK,
+                http.LOG_START_OFFSET,
+                http.NEXT_OFFSET,
+                http.LEADER_EPOCH,
+                http.INCARNATION,
+            ),
+        )
+    },
+    query=(
+        position(
+            "offset",
+            "Where to begin. A time (without a zone: UTC) means the first record that is not older.",
+            default="earliest",
+        ),
+        integer("end", "First offset not wanted. Default: the high watermark.", least=0, greatest=OFFSET_MAX),
+        integer(
+            "max_bytes",
+            "Send no more than this many bytes of batches, but at least one batch. Default: no limit.",
+            least=1,
+            greatest=OFFSET_MAX,
+        ),
+        MAX_WAIT,
+        INCARNATION,
+        boolean(
+            "verify",
+            "Check the stored bytes at the offset first, some megabytes of them: for a reader that met damage. What"
+            " is damaged on the disk is marked lost and passed over from then on; see `lost_ranges`.",
+        ),
+        integer(
+            "epoch",
+            "The newest leader epoch that the client has seen here; an older leader answers `not_ready`.",
+            least=0,
+            greatest=LEADER_EPOCH_MAX,
+        ),
+        choice("format", "`json`: JSON lines for people; exactly `[offset, end)`.", ("arrow", "json")),
+        integer("limit", "JSON lines only: at most so many rows.", least=1, greatest=OFFSET_MAX),
+    ),
+    errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, NotReady, BadBatch, StorageFailed),
+)
 async def get_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Serve `[offset, end)`, as far as committed."""
+    """Read records in whole batches; the first may begin before `offset`, the last end after `end`."""
     as_lines = wants_lines(request, query)
     handle = find(serving, request, query, leader_epoch=query["epoch"])
     asked = query["offset"]
@@ -240,57 +291,3 @@ def headers_of(handle: PartitionHandle, plan: ReadPlan) -> dict[str, str]:
         http.INCARNATION: handle.incarnation,
         "Cache-Control": "no-store",
     }
-
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="GET",
-        path="/v1/streams/{stream}/partitions/{partition}/records",
-        operation="read_records",
-        summary="Read records in whole batches; the first may begin before `offset`, the last end after `end`.",
-        handler=get_records,
-        query=(
-            position(
-                "offset",
-                "Where to begin. A time (without a zone: UTC) means the first record that is not older.",
-                default="earliest",
-            ),
-            integer("end", "First offset not wanted. Default: the high watermark.", least=0, greatest=OFFSET_MAX),
-            integer(
-                "max_bytes",
-                "Send no more than this many bytes of batches, but at least one batch. Default: no limit.",
-                least=1,
-                greatest=OFFSET_MAX,
-            ),
-            MAX_WAIT,
-            INCARNATION,
-            boolean(
-                "verify",
-                "Check the stored bytes at the offset first, some megabytes of them: for a reader that met damage. What"
-                " is damaged on the disk is marked lost and passed over from then on; see `lost_ranges`.",
-            ),
-            integer(
-                "epoch",
-                "The newest leader epoch that the client has seen here; an older leader answers `not_ready`.",
-                least=0,
-                greatest=LEADER_EPOCH_MAX,
-            ),
-            choice("format", "`json`: JSON lines for people; exactly `[offset, end)`.", ("arrow", "json")),
-            integer("limit", "JSON lines only: at most so many rows.", least=1, greatest=OFFSET_MAX),
-        ),
-        answers={
-            200: Content(
-                description="The records, possibly none.",
-                media={http.ARROW_STREAM: None, http.NDJSON: None},
-                headers=(
-                    http.HIGH_WATERMARK,
-                    http.LOG_START_OFFSET,
-                    http.NEXT_OFFSET,
-                    http.LEADER_EPOCH,
-                    http.INCARNATION,
-                ),
-            )
-        },
-        errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, NotReady, BadBatch, StorageFailed),
-    ),
-)

@@ -12,15 +12,24 @@ from aiohttp import web
 
 from broker.api.errors import InvalidRequest, LiftlogError, StaleIncarnation
 from broker.serving.contract.backend import PartitionHandle
-from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving
-from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions, ref
-from broker.serving.http.body import JSON_MEDIA
+from broker.serving.contract.endpoint import Query, Serving, Table, answer, body
+from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
 
+ENDPOINTS: Final = Table()
 
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/offsets/resolve",
+    "resolve_offsets",
+    answer("In the order asked; one that failed has `error`.", "Resolved"),
+    request=body("The positions.", "Positions"),
+    errors=(InvalidRequest,),
+)
 async def resolve(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Resolve positions. The logs are read in a worker thread: a time may need a look into an index on disk."""
+    """Resolve many positions to offsets."""
     asked = (await serving.asked(request, Positions)).positions
     handles = [_find(serving, one) for one in asked]
     return await serving.json_answer(_resolve_all, asked, handles)
@@ -95,21 +104,3 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[st
     except LiftlogError as error:
         found |= {"offset": None, "bytes_ahead": None, "error": error.to_problem()}
     return found
-
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="POST",
-        path="/v1/offsets/resolve",
-        operation="resolve_offsets",
-        summary="Resolve many positions to offsets.",
-        handler=resolve,
-        request=Content(description="The positions.", media={JSON_MEDIA: ref("Positions")}),
-        answers={
-            200: Content(
-                description="In the order asked; one that failed has `error`.", media={JSON_MEDIA: ref("Resolved")}
-            )
-        },
-        errors=(InvalidRequest,),
-    ),
-)

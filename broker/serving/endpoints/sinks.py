@@ -40,7 +40,18 @@ from broker.api.errors import (
 )
 from broker.api.plain import INT64_MAX
 from broker.api.stream import check_name
-from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, choice, integer, parameter, text
+from broker.serving.contract.endpoint import (
+    Content,
+    Query,
+    Serving,
+    Table,
+    answer,
+    body,
+    choice,
+    integer,
+    parameter,
+    text,
+)
 from broker.serving.contract.schemas import (
     PARTS_MAX,
     SinkAbort,
@@ -49,11 +60,10 @@ from broker.serving.contract.schemas import (
     SinkOpen,
     SinkReset,
     StageName,
-    ref,
 )
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, encode
 from broker.serving.endpoints.records import INCARNATION, find
-from broker.serving.http.body import JSON_MEDIA, check_media, read_body
+from broker.serving.http.body import check_media, read_body
 from broker.serving.http.waiting import unbroken
 from broker.sinks.state import SinkState
 
@@ -61,20 +71,50 @@ STAGES_BYTES_MAX: Final = 16 << 20
 """Of the JSON body of a commit: room for `STAGES_MAX` stages."""
 
 
+ENDPOINTS: Final = Table()
+_STAGE_QUERY: Final = (
+    text("sink", "Whose stage it is. Required."),
+    integer("epoch", "Of `open`. Required.", least=0, greatest=INT64_MAX),
+    parameter("stage", "Names the stage: 128 random bits, of one writing task. Required.", StageName),
+    integer(
+        "part",
+        "Number of this part of the stage, from 0. The same part again is stored once. Required.",
+        least=0,
+        greatest=PARTS_MAX - 1,
+    ),
+    choice("last", "`true` with the part of the greatest number: the stage is complete.", ("true", "false"), "false"),
+    INCARNATION,
+)
+_STORAGE: Final = (DiskFull, StorageFailed, StreamPaused, ReadOnly, UnknownStream, UnknownPartition)
+_FINISHING: Final = (NotReady, *_STORAGE)
+"""Also why the last decision cannot be finished now."""
+_SINK: Final = answer("The sink.", "Sink")
+
+
+@ENDPOINTS.add("GET", "/v1/sinks", "list_sinks", answer("The sinks.", "Sinks"))
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """All sinks, by name."""
+    """All sinks with their last decision, by name."""
     states = await serving.backend.sinks.states()
     return await serving.json_answer(lambda: {"sinks": [state_json(state) for state in states]})
 
 
+@ENDPOINTS.add("GET", "/v1/sinks/{sink}", "describe_sink", _SINK, errors=(UnknownSink,))
 async def describe(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """One sink."""
+    """One sink with its last decision."""
     state = await serving.backend.sinks.describe(_sink(request))
     return await serving.json_answer(lambda: state_json(state))
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/open",
+    "open_sink",
+    answer("The owner's epoch, and the sink. Nobody is fenced before this owner commits.", "SinkOpened"),
+    request=body("Who opens it.", "SinkOpen"),
+    errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
+)
 async def open_sink(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Give an owner its epoch of a sink, which is made if need be."""
+    """Give a run its epoch of a sink, which is made if need be. The same again for the same owner."""
     sink = check_name(_sink(request), what="sink")
     asked = await serving.asked(request, SinkOpen)
     opened = await unbroken(serving.backend.sinks.open(sink, asked.owner, is_one_shot=asked.one_shot))
@@ -82,8 +122,32 @@ async def open_sink(serving: Serving, request: web.Request, query: Query) -> web
     return await serving.json_answer(lambda: {**answer, **state_json(opened.state)})
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/partitions/{partition}/stages",
+    "stage_records",
+    answer("Durable.", "Staged"),
+    query=_STAGE_QUERY,
+    request=Content(
+        description="As for `append_records`; no records at all are allowed.",
+        media={http.ARROW_STREAM: None, "application/octet-stream": None},
+    ),
+    errors=(
+        InvalidName,
+        StaleIncarnation,
+        InvalidRecords,
+        RecordTooLarge,
+        RequestTooLarge,
+        Overloaded,
+        UnknownSink,
+        SinkFenced,
+        StageLost,
+        StagesFull,
+        *_STORAGE,
+    ),
+)
 async def stage(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Store one part of a stage."""
+    """Store records of a sink, invisible until they are committed."""
     handle = find(serving, request, query)
     info = serving.backend.stream(handle.stream)
     if info.internal:
@@ -118,8 +182,30 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
     )
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/commit",
+    "commit_sink",
+    answer(
+        "`committed`; or `already_done`: the first decision for this batch id stands, is complete,"
+        " and is described; stages that it does not name were dropped.",
+        "SinkCommitted",
+    ),
+    request=body("The batch.", "SinkCommit"),
+    errors=(
+        UnknownSink,
+        SinkFenced,
+        SinkBatchRegressed,
+        SinkBatchesMissing,
+        SinkForked,
+        SinkRowsDiffer,
+        StageLost,
+        RequestTooLarge,
+        *_STORAGE,
+    ),
+)
 async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Decide a batch. Answered when every record of it is visible."""
+    """Make the records of these stages one batch of the sink, once, whatever happens."""
     sink = _sink(request)
     asked = await serving.asked(request, SinkCommit, STAGES_BYTES_MAX)
     answer = await unbroken(
@@ -140,28 +226,59 @@ async def commit(serving: Serving, request: web.Request, query: Query) -> web.St
     return await serving.json_answer(lambda: {"outcome": outcome, **state_json(answer.state)})
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/abort",
+    "abort_stages",
+    answer("How many went.", "SinkAborted"),
+    request=body("The stages.", "SinkAbort"),
+    errors=_STORAGE,
+)
 async def abort(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Drop stages that no commit has named."""
+    """Drop stages. Those that a commit has named are left alone."""
     stages = (await serving.asked(request, SinkAbort, STAGES_BYTES_MAX)).stages
     return web.json_response({"dropped": await unbroken(serving.backend.sinks.abort(_sink(request), stages))})
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/reset",
+    "reset_sink",
+    _SINK,
+    request=body("The next batch id.", "SinkReset"),
+    errors=(UnknownSink, *_FINISHING),
+)
 async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Let a sink go on with any batch id, for a checkpoint that was rolled back or replaced."""
+    """Go on with any batch id. What was committed stays; only new owners may commit."""
     asked = await serving.asked(request, SinkReset)
     state = await unbroken(serving.backend.sinks.reset(_sink(request), asked.next_batch_id))
     return await serving.json_answer(lambda: state_json(state))
 
 
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/adopt",
+    "adopt_sink",
+    _SINK,
+    request=body("The checkpoint.", "SinkAdopt"),
+    errors=(UnknownSink, DiskFull, StorageFailed),
+)
 async def adopt(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Give a sink to another checkpoint, for one that was moved."""
+    """Give a sink to another checkpoint, because it was moved. What was decided stays, and counts."""
     asked = await serving.asked(request, SinkAdopt)
     state = await unbroken(serving.backend.sinks.adopt(_sink(request), asked.checkpoint))
     return await serving.json_answer(lambda: state_json(state))
 
 
+@ENDPOINTS.add(
+    "DELETE",
+    "/v1/sinks/{sink}",
+    "delete_sink",
+    {204: Content(description="It is forgotten.")},
+    errors=(UnknownSink, *_FINISHING),
+)
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Forget a sink."""
+    """Forget a sink, and drop what is staged for it. What was committed stays."""
     await unbroken(serving.backend.sinks.delete(_sink(request)))
     return web.Response(status=204)
 
@@ -197,148 +314,3 @@ def state_json(state: SinkState) -> dict[str, Any]:
 
 def _sink(request: web.Request) -> str:
     return request.match_info["sink"]
-
-
-_STAGE_QUERY: Final = (
-    text("sink", "Whose stage it is. Required."),
-    integer("epoch", "Of `open`. Required.", least=0, greatest=INT64_MAX),
-    parameter("stage", "Names the stage: 128 random bits, of one writing task. Required.", StageName),
-    integer(
-        "part",
-        "Number of this part of the stage, from 0. The same part again is stored once. Required.",
-        least=0,
-        greatest=PARTS_MAX - 1,
-    ),
-    choice("last", "`true` with the part of the greatest number: the stage is complete.", ("true", "false"), "false"),
-    INCARNATION,
-)
-_STORAGE: Final = (DiskFull, StorageFailed, StreamPaused, ReadOnly, UnknownStream, UnknownPartition)
-_FINISHING: Final = (NotReady, *_STORAGE)
-"""Also why the last decision cannot be finished now."""
-_SINK: Final = Content(description="The sink.", media={JSON_MEDIA: ref("Sink")})
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="GET",
-        path="/v1/sinks",
-        operation="list_sinks",
-        summary="All sinks with their last decision, by name.",
-        handler=list_all,
-        answers={200: Content(description="The sinks.", media={JSON_MEDIA: ref("Sinks")})},
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/sinks/{sink}",
-        operation="describe_sink",
-        summary="One sink with its last decision.",
-        handler=describe,
-        answers={200: _SINK},
-        errors=(UnknownSink,),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/sinks/{sink}/open",
-        operation="open_sink",
-        summary="Give a run its epoch of a sink, which is made if need be. The same again for the same owner.",
-        handler=open_sink,
-        request=Content(description="Who opens it.", media={JSON_MEDIA: ref("SinkOpen")}),
-        answers={
-            200: Content(
-                description="The owner's epoch, and the sink. Nobody is fenced before this owner commits.",
-                media={JSON_MEDIA: ref("SinkOpened")},
-            )
-        },
-        errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/streams/{stream}/partitions/{partition}/stages",
-        operation="stage_records",
-        summary="Store records of a sink, invisible until they are committed.",
-        handler=stage,
-        query=_STAGE_QUERY,
-        request=Content(
-            description="As for `append_records`; no records at all are allowed.",
-            media={http.ARROW_STREAM: None, "application/octet-stream": None},
-        ),
-        answers={200: Content(description="Durable.", media={JSON_MEDIA: ref("Staged")})},
-        errors=(
-            InvalidName,
-            StaleIncarnation,
-            InvalidRecords,
-            RecordTooLarge,
-            RequestTooLarge,
-            Overloaded,
-            UnknownSink,
-            SinkFenced,
-            StageLost,
-            StagesFull,
-            *_STORAGE,
-        ),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/sinks/{sink}/commit",
-        operation="commit_sink",
-        summary="Make the records of these stages one batch of the sink, once, whatever happens.",
-        handler=commit,
-        request=Content(description="The batch.", media={JSON_MEDIA: ref("SinkCommit")}),
-        answers={
-            200: Content(
-                description="`committed`; or `already_done`: the first decision for this batch id stands, is complete,"
-                " and is described; stages that it does not name were dropped.",
-                media={JSON_MEDIA: ref("SinkCommitted")},
-            )
-        },
-        errors=(
-            UnknownSink,
-            SinkFenced,
-            SinkBatchRegressed,
-            SinkBatchesMissing,
-            SinkForked,
-            SinkRowsDiffer,
-            StageLost,
-            RequestTooLarge,
-            *_STORAGE,
-        ),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/sinks/{sink}/abort",
-        operation="abort_stages",
-        summary="Drop stages. Those that a commit has named are left alone.",
-        handler=abort,
-        request=Content(description="The stages.", media={JSON_MEDIA: ref("SinkAbort")}),
-        answers={200: Content(description="How many went.", media={JSON_MEDIA: ref("SinkAborted")})},
-        errors=_STORAGE,
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/sinks/{sink}/reset",
-        operation="reset_sink",
-        summary="Go on with any batch id. What was committed stays; only new owners may commit.",
-        handler=reset,
-        request=Content(description="The next batch id.", media={JSON_MEDIA: ref("SinkReset")}),
-        answers={200: _SINK},
-        errors=(UnknownSink, *_FINISHING),
-    ),
-    Endpoint(
-        method="POST",
-        path="/v1/sinks/{sink}/adopt",
-        operation="adopt_sink",
-        summary="Give a sink to another checkpoint, because it was moved. What was decided stays, and counts.",
-        handler=adopt,
-        request=Content(description="The checkpoint.", media={JSON_MEDIA: ref("SinkAdopt")}),
-        answers={200: _SINK},
-        errors=(UnknownSink, DiskFull, StorageFailed),
-    ),
-    Endpoint(
-        method="DELETE",
-        path="/v1/sinks/{sink}",
-        operation="delete_sink",
-        summary="Forget a sink, and drop what is staged for it. What was committed stays.",
-        handler=delete,
-        answers={204: Content(description="It is forgotten.")},
-        errors=(UnknownSink, *_FINISHING),
-    ),
-)

@@ -21,16 +21,27 @@ from broker.api.misfit import Misfit
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import Backend, PartitionHandle
-from broker.serving.contract.endpoint import Content, Endpoint, Query, Serving, boolean, refused
-from broker.serving.contract.schemas import ref
-from broker.serving.http.body import JSON_MEDIA, read_json
+from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer, body, boolean, refused
+from broker.serving.http.body import read_json
 from broker.serving.http.waiting import unbroken
 
 Gathered = tuple[StreamInfo, Sequence[PartitionHandle], list[str]]
 
 
+ENDPOINTS: Final = Table()
+_SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams",
+    "create_stream",
+    answer("Created.", "CreatedStream", 201) | answer("It existed, with the same settings.", "CreatedStream"),
+    request=body("Name and settings.", "NewStream"),
+    errors=(InvalidName, *_SETTINGS_ERRORS, StreamExists),
+)
 async def create(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Create a stream; one that exists with the same settings is as good as created."""
+    """Create a stream. Settings that are not given have the broker's defaults."""
     values = await read_json(request)
     name = values.pop("name", None)
     if not isinstance(name, str):
@@ -41,6 +52,13 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
     return await answer_one(serving, info, {"created": created}, status=status, headers=headers)
 
 
+@ENDPOINTS.add(
+    "GET",
+    "/v1/streams",
+    "list_streams",
+    answer("The streams.", "Streams"),
+    query=(boolean("internal", "With the broker's own streams, whose names begin with `__`."),),
+)
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All streams, by name."""
     backend = serving.backend
@@ -48,13 +66,28 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     return await serving.json_answer(_render_all, gathered, leader_of(backend))
 
 
+@ENDPOINTS.add(
+    "GET",
+    "/v1/streams/{stream}",
+    "describe_stream",
+    answer("The stream.", "Stream"),
+    errors=(UnknownStream,),
+)
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """One stream."""
+    """One stream with its partitions."""
     return await answer_one(serving, serving.backend.stream(request.match_info["stream"]))
 
 
+@ENDPOINTS.add(
+    "PATCH",
+    "/v1/streams/{stream}",
+    "alter_stream",
+    answer("The altered stream.", "Stream"),
+    request=body("The settings to change.", "AlteredSettings"),
+    errors=(UnknownStream, *_SETTINGS_ERRORS, ReadOnly),
+)
 async def alter(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Change settings."""
+    """Change settings of a stream."""
     info = changeable(serving, request)
     values = await read_json(request)
     if not values:
@@ -62,6 +95,13 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     return await answer_one(serving, await unbroken(serving.backend.alter_stream(info.name, values)))
 
 
+@ENDPOINTS.add(
+    "DELETE",
+    "/v1/streams/{stream}",
+    "delete_stream",
+    {204: Content(description="Deleted.")},
+    errors=(UnknownStream, ReadOnly),
+)
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Delete a stream and its records."""
     info = changeable(serving, request)
@@ -135,61 +175,3 @@ def leader_of(backend: Backend) -> dict[str, str]:
     """Id and HTTP address of the leader: with one broker, always itself."""
     me = backend.broker_id
     return {"id": me, "http": next((str(b["http"]) for b in backend.brokers() if b["id"] == me), "")}
-
-
-_ONE: Final = {JSON_MEDIA: ref("Stream")}
-_CREATED: Final = {JSON_MEDIA: ref("CreatedStream")}
-_SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="POST",
-        path="/v1/streams",
-        operation="create_stream",
-        summary="Create a stream. Settings that are not given have the broker's defaults.",
-        handler=create,
-        request=Content(description="Name and settings.", media={JSON_MEDIA: ref("NewStream")}),
-        answers={
-            201: Content(description="Created.", media=_CREATED),
-            200: Content(description="It existed, with the same settings.", media=_CREATED),
-        },
-        errors=(InvalidName, *_SETTINGS_ERRORS, StreamExists),
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/streams",
-        operation="list_streams",
-        summary="All streams, by name.",
-        handler=list_all,
-        query=(boolean("internal", "With the broker's own streams, whose names begin with `__`."),),
-        answers={200: Content(description="The streams.", media={JSON_MEDIA: ref("Streams")})},
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/streams/{stream}",
-        operation="describe_stream",
-        summary="One stream with its partitions.",
-        handler=describe_one,
-        answers={200: Content(description="The stream.", media=_ONE)},
-        errors=(UnknownStream,),
-    ),
-    Endpoint(
-        method="PATCH",
-        path="/v1/streams/{stream}",
-        operation="alter_stream",
-        summary="Change settings of a stream.",
-        handler=alter,
-        request=Content(description="The settings to change.", media={JSON_MEDIA: ref("AlteredSettings")}),
-        answers={200: Content(description="The altered stream.", media=_ONE)},
-        errors=(UnknownStream, *_SETTINGS_ERRORS, ReadOnly),
-    ),
-    Endpoint(
-        method="DELETE",
-        path="/v1/streams/{stream}",
-        operation="delete_stream",
-        summary="Delete a stream and its records.",
-        handler=delete,
-        answers={204: Content(description="Deleted.")},
-        errors=(UnknownStream, ReadOnly),
-    ),
-)

@@ -20,17 +20,15 @@ from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import (
     MAX_WAIT,
     OFFSET_MAX,
-    Content,
-    Endpoint,
     Query,
     Serving,
+    Table,
+    answer,
     integer,
     text,
     wait_seconds,
 )
-from broker.serving.contract.schemas import ref
 from broker.serving.endpoints.streams import leader_of
-from broker.serving.http.body import JSON_MEDIA
 from broker.serving.http.waiting import until_draining
 
 PATTERNS_MAX: Final = 256
@@ -38,8 +36,31 @@ QUIET_S: Final = 0.005
 """Others may change a thousand times a second: a selection is looked at no more often than this."""
 
 
+ENDPOINTS: Final = Table()
+
+
+@ENDPOINTS.add(
+    "GET",
+    "/v1/watch",
+    "watch",
+    answer("The state now, and its version.", "Watch"),
+    query=(
+        integer(
+            "since",
+            "The version that the client has seen. Any other than the broker's present one is answered at once.",
+            least=0,
+            greatest=OFFSET_MAX,
+        ),
+        MAX_WAIT,
+        text(
+            "streams",
+            "Only these: names separated by commas, `*` for any characters.",
+            length_max=PATTERNS_MAX * 129,
+        ),
+    ),
+)
 async def watch(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Answer when something selected changed after `since`, or time is up."""
+    """Wait until a high watermark, a log start offset or the set of streams changes."""
     backend = serving.backend
     patterns = parse_patterns(query["streams"])
     since = query["since"]
@@ -121,29 +142,3 @@ def _selected(backend: Backend, patterns: list[str] | None) -> list[StreamInfo]:
             if fnmatchcase(info.name, pattern):
                 found[info.name] = info
     return [found[name] for name in sorted(found)]
-
-
-ENDPOINTS: Final = (
-    Endpoint(
-        method="GET",
-        path="/v1/watch",
-        operation="watch",
-        summary="Wait until a high watermark, a log start offset or the set of streams changes.",
-        handler=watch,
-        query=(
-            integer(
-                "since",
-                "The version that the client has seen. Any other than the broker's present one is answered at once.",
-                least=0,
-                greatest=OFFSET_MAX,
-            ),
-            MAX_WAIT,
-            text(
-                "streams",
-                "Only these: names separated by commas, `*` for any characters.",
-                length_max=PATTERNS_MAX * 129,
-            ),
-        ),
-        answers={200: Content(description="The state now, and its version.", media={JSON_MEDIA: ref("Watch")})},
-    ),
-)
