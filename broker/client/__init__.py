@@ -49,35 +49,18 @@ if TYPE_CHECKING:
     from broker.client.sinks import Sink
     from broker.client.writing.deliveries import BatchFuture, RecordFuture
 
-_HOME: Final = {
-    **dict.fromkeys(("Address", "parse_addresses"), ".http.address"),
-    **dict.fromkeys(
-        (
-            "Appended",
-            "BrokerDescription",
-            "ClusterDescription",
-            "ConsumerLag",
-            "PartitionDescription",
-            "PartitionLag",
-            "Readiness",
-            "Resolved",
-            "SinkDescription",
-            "Stage",
-            "StreamDescription",
-            "Watch",
-            "WatchedPartition",
-            "WatchedStream",
-        ),
-        "broker.api.answers",
-    ),
-    **dict.fromkeys(("Client", "connect"), ".client"),
-    **dict.fromkeys(("BatchFuture", "RecordFuture"), ".writing.deliveries"),
-    **dict.fromkeys(("PublishInterrupted", "PublishReport", "publish"), ".nats_publish"),
-    "Position": ".positions",
-    "Producer": ".producer",
-    "RecordReader": ".reader",
-    "Sink": ".sinks",
+_PLACES: Final = {
+    ".client": "Client connect",
+    ".http.address": "Address parse_addresses",
+    ".nats_publish": "PublishInterrupted PublishReport publish",
+    ".positions": "Position",
+    ".producer": "Producer",
+    ".reader": "RecordReader",
+    ".sinks": "Sink",
+    ".writing.deliveries": "BatchFuture RecordFuture",
 }
+_HOME: Final = {name: place for place, names in _PLACES.items() for name in names.split()}
+"""Where each name of `__all__` is; what is not here is in `broker.api.answers`."""
 __all__ = [
     "Address",
     "Appended",
@@ -110,9 +93,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name], __name__), name)
+    return getattr(import_module(_HOME.get(name, "broker.api.answers"), __name__), name)
 
 
 def __dir__() -> list[str]:

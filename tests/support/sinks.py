@@ -11,7 +11,7 @@ import random
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -318,18 +318,8 @@ class Driver:
         return attempt.batch_id - 1 if attempt.batch_id - 1 in self.world.acked else None
 
     def commit(self, attempt: Attempt, *, keeps_first: bool = False) -> Committed:
-        answer = self.rig.sinks.commit(
-            SINK,
-            owner=self.owner,
-            epoch=self.epoch,
-            batch_id=attempt.batch_id,
-            stages=attempt.named(),
-            rows=self.world.rows,
-            digest=attempt.digest,
-            follows=self.follows(attempt),
-            attributes={"checkpoint": "/checkpoint"},
-            keeps_first=keeps_first,
-        )
+        asked = replace(self.asked(attempt), keeps_first=keeps_first)
+        answer = self.rig.sinks.commit(SINK, asked, attempt.named(), {"checkpoint": "/checkpoint"})
         last = answer.state.last
         assert last is not None
         assert keeps_first or last.digest == attempt.digest, f"{attempt.digest} is acknowledged, {last.digest} is there"

@@ -22,6 +22,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
@@ -119,49 +120,30 @@ class Sinks:
         self._known().check_stage(sink, epoch)
 
     def commit(
-        self,
-        sink: str,
-        *,
-        owner: str,
-        epoch: int,
-        batch_id: int,
-        stages: Sequence[NamedStage],
-        rows: int,
-        digest: str = "",
-        follows: int | None = None,
-        attributes: Mapping[str, str] | None = None,
-        keeps_first: bool = False,
+        self, sink: str, asked: Commit, stages: Sequence[NamedStage], attributes: Mapping[str, str]
     ) -> Committed:
         """Decide a batch and finish it, or finish the decision that was made for it before.
 
+        Args:
+            asked: Its checkpoint is that of the attributes.
         Raises:
             UnknownSink, SinkFenced, SinkForked, SinkBatchRegressed, SinkBatchesMissing, SinkRowsDiffer,
                 InvalidRequest: nothing was decided.
             StageLost: nothing was decided; the batch may be staged again, under new ids, and committed.
             StorageFailed, DiskFull and others that are Retryable: not known; the same commit tells.
         """
-        given = dict(attributes or {})
+        asked = replace(asked, checkpoint=attributes.get(CHECKPOINT))
         if len({named.stage for named in stages}) < len(stages):
             raise InvalidRequest("a stage is named twice")
-        asked = Commit(
-            owner=owner,
-            epoch=epoch,
-            batch_id=batch_id,
-            rows=rows,
-            digest=digest,
-            follows=follows,
-            checkpoint=given.get(CHECKPOINT),
-            keeps_first=keeps_first,
-        )
         with self.locks.hold(sink):
             verdict = self._known().judge(sink, asked)
             state = self.complete(sink)
             if verdict == "repeat":
                 return self._repeat(state, asked, stages)
             refs = self.pin(sink, asked, stages)
-            self.decide(sink, asked, refs, attributes=given)
-            if epoch > state.epoch:
-                self._supersede(sink, epoch)
+            self.decide(sink, asked, refs, attributes=attributes)
+            if asked.epoch > state.epoch:
+                self._supersede(sink, asked.epoch)
             state = self.complete(sink)
             self.counts["committed"] += 1
             return Committed(state=state, is_new=True)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
-from broker.sinks.ledger import Committed, NamedStage, Opened
+from broker.sinks.ledger import Commit, Committed, NamedStage, Opened
 from broker.sinks.state import SinkState
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, PartitionLog
@@ -104,18 +104,7 @@ class SinksView(Protocol):
         """Store one part of a stage; false: it was there. Raises UnknownSink, SinkFenced, StageLost, StagesFull."""
 
     async def commit(
-        self,
-        sink: str,
-        *,
-        owner: str,
-        epoch: int,
-        batch_id: int,
-        stages: Sequence[NamedStage],
-        rows: int,
-        digest: str,
-        follows: int | None,
-        attributes: Mapping[str, str],
-        keeps_first: bool,
+        self, sink: str, asked: Commit, stages: Sequence[NamedStage], attributes: Mapping[str, str]
     ) -> Committed:
         """Raises as `Ledger.judge`; StageLost."""
 

@@ -65,6 +65,7 @@ from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, en
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body
 from broker.serving.http.waiting import unbroken
+from broker.sinks.ledger import Commit
 from broker.sinks.state import SinkState
 
 STAGES_BYTES_MAX: Final = 16 << 20
@@ -204,26 +205,22 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
         *_STORAGE,
     ),
 )
-async def commit(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+async def commit_batch(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Make the records of these stages one batch of the sink, once, whatever happens."""
     sink = _sink(request)
     asked = await serving.asked(request, SinkCommit, STAGES_BYTES_MAX)
-    answer = await unbroken(
-        serving.backend.sinks.commit(
-            sink,
-            owner=asked.owner,
-            epoch=asked.epoch,
-            batch_id=asked.batch_id,
-            stages=asked.stages,
-            rows=asked.rows,
-            digest=asked.digest,
-            attributes=asked.attributes,
-            follows=asked.follows,
-            keeps_first=asked.on_repeat_with_other_rows == "keep_first",
-        )
+    commit = Commit(
+        owner=asked.owner,
+        epoch=asked.epoch,
+        batch_id=asked.batch_id,
+        rows=asked.rows,
+        digest=asked.digest,
+        follows=asked.follows,
+        keeps_first=asked.on_repeat_with_other_rows == "keep_first",
     )
-    outcome = "committed" if answer.is_new else "already_done"
-    return await serving.json_answer(lambda: {"outcome": outcome, **state_json(answer.state)})
+    done = await unbroken(serving.backend.sinks.commit(sink, commit, asked.stages, asked.attributes))
+    outcome = "committed" if done.is_new else "already_done"
+    return await serving.json_answer(lambda: {"outcome": outcome, **state_json(done.state)})
 
 
 @ENDPOINTS.add(

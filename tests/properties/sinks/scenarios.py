@@ -152,15 +152,8 @@ def late_drop_of_a_repetition() -> None:
     newer = Driver(world, rig, 1)
     attempt = staged(newer)
     refs = pin(newer, attempt)
-    rig.sinks.commit(
-        SINK,
-        owner=older.owner,
-        epoch=older.epoch,
-        batch_id=0,
-        stages=attempt.named(),
-        rows=world.rows,
-        attributes={"checkpoint": "/checkpoint"},
-    )
+    asked = Commit(owner=older.owner, epoch=older.epoch, batch_id=0, rows=world.rows)
+    rig.sinks.commit(SINK, asked, attempt.named(), {"checkpoint": "/checkpoint"})
     decide(newer, attempt, refs)
     rig.sinks.complete(SINK)
     end(rig, world, 2)
