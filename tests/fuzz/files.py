@@ -28,7 +28,7 @@ from broker.api.compression import PACKED_HEADER_BYTES
 from broker.api.errors import BadBatch, CorruptLog, InvalidRequest, LiftlogError, UnknownFormatVersion
 from broker.api.schema import SCHEMA_BYTES
 from broker.cli.commands.broker import assigned
-from broker.cli.local.datafolder import DataFolder as UpFolder
+from broker.cli.local.datafolder import UpFolder
 from broker.cli.options import byte_count, duration_ms, number, position
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
 from broker.metadata.journal import encode_line

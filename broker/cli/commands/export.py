@@ -71,7 +71,7 @@ class Exported:
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class ExportReport:
     """What was exported. `lost`: {stream, partition, start, end} of what is damaged in the range."""
 
     records: int = 0
@@ -79,7 +79,7 @@ class Report:
     lost: list[dict[str, Any]] = field(default_factory=list)
 
 
-def export_parquet(sources: list[Source], target: str, wanted: Wanted, *, overwrite: bool) -> Report:
+def export_parquet(sources: list[Source], target: str, wanted: Wanted, *, overwrite: bool) -> ExportReport:
     """Write all sources to one file, or where `target` is a folder (or ends with `/`) to a file for each.
 
     Raises:
@@ -96,7 +96,7 @@ def export_parquet(sources: list[Source], target: str, wanted: Wanted, *, overwr
     for path in groups:
         if os.path.exists(path) and not overwrite:
             raise InvalidRequest(f"{path} exists already: use --overwrite to replace it", path=path)
-    report = Report()
+    report = ExportReport()
     for path, group in groups.items():
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         file = ParquetFile(path, schema)

@@ -48,7 +48,7 @@ def doctor(
     from broker.cli.doctor.folder import check_catalog, check_file_times, check_folder
     from broker.cli.doctor.machine import check_compiled, check_disk, check_fsync, check_limits, check_versions
     from broker.cli.doctor.network import check_broker, check_nats
-    from broker.cli.local.datafolder import DataFolder
+    from broker.cli.local.datafolder import UpFolder
     from broker.runtime.config.configuration import Config, load
     from broker.runtime.config.nats_options import checked_options
     from broker.storage.inspect.places import used_by
@@ -66,7 +66,7 @@ def doctor(
     folder = os.path.abspath(data or loaded.data_dir)
     if os.path.isdir(f"{folder}/{loaded.broker_id}"):
         folder = f"{folder}/{loaded.broker_id}"
-    record = DataFolder(os.path.dirname(folder)).load()  # of `up`, where it was that made the folder
+    record = UpFolder(os.path.dirname(folder)).load()  # of `up`, where it was that made the folder
     user = used_by(folder)
     own = record.http if record else loaded.http.advertised or host_port(loaded.http.host, loaded.http.port)
     own_nats = [record.nats_url] if record else list(loaded.nats.urls)

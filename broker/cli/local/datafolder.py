@@ -66,7 +66,7 @@ class Record:
         return {name: identity for name, identity in self.processes.items() if identity.is_alive()}
 
 
-class DataFolder:
+class UpFolder:
     """Paths and record of one DATA. Makes nothing until `prepare`."""
 
     def __init__(self, path: str) -> None:

@@ -10,7 +10,7 @@ import click
 
 from broker.api.errors import DeadlineExceeded
 from broker.cli.arguments import Option
-from broker.cli.local.datafolder import DataFolder, Record
+from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import Identity
 from broker.cli.options import DEFAULT_DATA, Data, Json, is_json
 from broker.cli.output import json_out, note
@@ -28,7 +28,7 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop what `liftlog up` started in a folder."""
-    folder = DataFolder(data)
+    folder = UpFolder(data)
     stopped: dict[str, int] = {}
     record = folder.load()
     if record is None:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Final
 
 from broker.api.errors import DeadlineExceeded, LiftlogError
-from broker.cli.local.datafolder import DataFolder, Record
+from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import Process
 from broker.cli.output import note, printable
 
@@ -30,14 +30,14 @@ STOP_TIMEOUT_S: Final = 30.0
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def supervise(folder: DataFolder, record: Record, processes: list[Process]) -> None:
+def supervise(folder: UpFolder, record: Record, processes: list[Process]) -> None:
     """Show logs until Ctrl-C, SIGTERM or SIGHUP, or until a process ends; then stop all.
 
     Raises:
         LiftlogError: a process ended by itself.
         DeadlineExceeded: one had to be killed.
     """
-    logs = [Follower(process) for process in processes]
+    logs = [ShownLog(process) for process in processes]
     asked = threading.Event()
     with _signals_set(asked):
         ended = None
@@ -60,7 +60,7 @@ def supervise(folder: DataFolder, record: Record, processes: list[Process]) -> N
         raise DeadlineExceeded(f"killed, after {STOP_TIMEOUT_S:g} s: {', '.join(killed)}", processes=killed)
 
 
-def _stop(processes: list[Process], logs: list[Follower], hurry: threading.Event) -> list[str]:
+def _stop(processes: list[Process], logs: list[ShownLog], hurry: threading.Event) -> list[str]:
     """Stop brokers, then NATS (S1); return the names of those that had to be killed."""
     killed = []
     for process in reversed(processes):
@@ -79,7 +79,7 @@ def _stop(processes: list[Process], logs: list[Follower], hurry: threading.Event
     return killed
 
 
-class Follower:
+class ShownLog:
     """Shows on stderr what a process appends to its log, line by line."""
 
     def __init__(self, process: Process) -> None:

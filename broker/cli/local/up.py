@@ -26,7 +26,7 @@ import click
 
 from broker.api.errors import FolderInUse, InvalidRequest, NotSupported, PortInUse
 from broker.cli.arguments import Option
-from broker.cli.local.datafolder import BROKER, DataFolder, Record
+from broker.cli.local.datafolder import BROKER, Record, UpFolder
 from broker.cli.local.processes import Identity, Process, start
 from broker.cli.options import DEFAULT_DATA, Data, Json, globals_of, is_json
 from broker.cli.output import json_out, note, pairs
@@ -71,7 +71,7 @@ def up(
             value=brokers_count,
             limit=1,
         )
-    plan = _plan(DataFolder(data), Ports.of(port_base), nats or globals_of(ctx).nats, detach=detach)
+    plan = _plan(UpFolder(data), Ports.of(port_base), nats or globals_of(ctx).nats, detach=detach)
     folder, as_json = plan.folder, is_json(ctx, json)
     folder.check()
     folder.prepare()
@@ -117,7 +117,7 @@ class Plan:
         names: The processes that must run.
     """
 
-    folder: DataFolder
+    folder: UpFolder
     ports: Ports
     record: Record
     command: list[str]
@@ -128,7 +128,7 @@ class Plan:
         return {BROKER, NATS} if self.record.nats_embedded else {BROKER}
 
 
-def _plan(folder: DataFolder, ports: Ports, nats: str | None, *, detach: bool) -> Plan:
+def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool) -> Plan:
     """Decide everything that needs no look at the machine.
 
     Raises:
@@ -266,11 +266,11 @@ def _check_free(port: int, purpose: str, way_out: str) -> None:
             ) from error
 
 
-def _down_command(folder: DataFolder) -> str:
+def _down_command(folder: UpFolder) -> str:
     return f"liftlog down --data {shlex.quote(str(folder.path))}"
 
 
-def _announce(folder: DataFolder, record: Record, *, as_json: bool, already: bool) -> None:
+def _announce(folder: UpFolder, record: Record, *, as_json: bool, already: bool) -> None:
     if as_json:
         json_out({**record.addresses(folder.path), "already_up": already})
         return

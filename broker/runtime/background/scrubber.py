@@ -43,7 +43,7 @@ LOOK_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class ScrubPosition:
     """Where a pass is: all partitions before this one, and what is below the offset in it, were checked.
 
     `partition` is -1 between passes. `finished_us`: when the last whole pass ended; 0: none did.
@@ -61,12 +61,12 @@ class Position:
         return self.stream, self.incarnation, self.partition
 
 
-def load_position(disk: Disk, path: str) -> Position:
+def load_position(disk: Disk, path: str) -> ScrubPosition:
     """What the file says; the beginning where it is missing, damaged or of a later release."""
-    beginning = Position()
+    beginning = ScrubPosition()
     with suppress(OSError, LiftlogError, ValueError):
         values = open_json(disk.read_file(path), where=path)
-        return beginning if values is None else build(Position, values)
+        return beginning if values is None else build(ScrubPosition, values)
     return beginning
 
 
@@ -109,7 +109,7 @@ class Scrubber:
         self._stages = stages
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scrub", daemon=True)
-        self._position = Position()
+        self._position = ScrubPosition()
         self._remembered_s = 0.0
         self._progress = (0, 0)  # partitions checked in this pass, and of how many
         self._counts = {"passes": 0, "read_bytes": 0, "batches": 0, "lost_ranges": 0, "failed_partitions": 0}
@@ -152,7 +152,7 @@ class Scrubber:
             self._progress = (number, len(order))
             self._guarded(partition, begin.offset if _place(partition) == begin.place else 0)
         self._progress = (0, 0)
-        self._remember(Position(finished_us=time.time_ns() // 1000))
+        self._remember(ScrubPosition(finished_us=time.time_ns() // 1000))
         self._counts["passes"] += 1
         log.info(
             "scrub.done partitions=%d read_bytes=%d lost_ranges=%d ms=%d",
@@ -215,7 +215,7 @@ class Scrubber:
         if self._stop.wait(seconds) or what.removed:
             raise _Stopped
 
-    def _remember(self, position: Position) -> None:
+    def _remember(self, position: ScrubPosition) -> None:
         self._position = position
         self._remembered_s = time.monotonic()
         try:

@@ -284,7 +284,7 @@ class Endpoint:
         return handle
 
 
-class Table(list[Endpoint]):
+class Endpoints(list[Endpoint]):
     """The endpoints of one module, each added by its handler."""
 
     def add(

@@ -37,7 +37,7 @@ from broker.api.errors import (
 from broker.api.plain import INT64_MAX
 from broker.api.stream import CHOICES
 from broker.metadata.catalog import StreamInfo
-from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer, body, choice, integer
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, choice, integer
 from broker.serving.contract.schemas import ProducerName
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body
@@ -54,7 +54,7 @@ DECODED_FACTOR: Final = 2
 STAMP: Final = ("producer_id", "producer_epoch", "sequence")
 
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 
 
 @ENDPOINTS.add(

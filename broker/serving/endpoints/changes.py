@@ -20,7 +20,7 @@ from broker.api.errors import (
     UnknownStream,
 )
 from broker.serving.contract.backend import PartitionHandle
-from broker.serving.contract.endpoint import Query, Serving, Table, answer, body
+from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import (
     AtOffset,
     AtTimestamp,
@@ -36,7 +36,7 @@ from broker.serving.http.waiting import unbroken
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 _STREAM: Final = answer("The stream as it is then.", "Stream")
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer
 
 FEATURE_LEVEL: Final = 1
 """What formats and requests the cluster may use; rises only when every broker knows them."""
@@ -16,7 +16,7 @@ FEATURE_LEVEL: Final = 1
 METRICS_MEDIA: Final = "text/plain"
 
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 
 
 @ENDPOINTS.add("GET", "/v1/cluster", "describe_cluster", answer("The cluster.", "Cluster"))

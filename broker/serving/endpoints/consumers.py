@@ -24,13 +24,13 @@ from broker.api.errors import (
 from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
 from broker.serving.contract.backend import Backend, PartitionHandle
-from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer, body
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import Commit, CommitOffset, Reset
 from broker.serving.endpoints.resolve import found_at
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 _ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation, OffsetOutOfRange)
 
 

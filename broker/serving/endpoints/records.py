@@ -37,9 +37,9 @@ from broker.serving.contract.endpoint import (
     OFFSET_MAX,
     AtTime,
     Content,
+    Endpoints,
     Query,
     Serving,
-    Table,
     begin_answer,
     boolean,
     choice,
@@ -62,7 +62,7 @@ VERIFY_BYTES: Final = 16 << 20
 INCARNATION: Final = text("incarnation", "Refuse with `stale_incarnation` unless the stream has this incarnation.")
 
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 
 
 @ENDPOINTS.add(

@@ -12,12 +12,12 @@ from aiohttp import web
 
 from broker.api.errors import InvalidRequest, LiftlogError, StaleIncarnation
 from broker.serving.contract.backend import PartitionHandle
-from broker.serving.contract.endpoint import Query, Serving, Table, answer, body
+from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 
 
 @ENDPOINTS.add(

@@ -42,9 +42,9 @@ from broker.api.plain import INT64_MAX
 from broker.api.stream import check_name
 from broker.serving.contract.endpoint import (
     Content,
+    Endpoints,
     Query,
     Serving,
-    Table,
     answer,
     body,
     choice,
@@ -72,7 +72,7 @@ STAGES_BYTES_MAX: Final = 16 << 20
 """Of the JSON body of a commit: room for `STAGES_MAX` stages."""
 
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 _STAGE_QUERY: Final = (
     text("sink", "Whose stage it is. Required."),
     integer("epoch", "Of `open`. Required.", least=0, greatest=INT64_MAX),

@@ -21,14 +21,14 @@ from broker.api.misfit import Misfit
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
 from broker.serving.contract.backend import Backend, PartitionHandle
-from broker.serving.contract.endpoint import Content, Query, Serving, Table, answer, body, boolean, refused
+from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
 from broker.serving.http.body import read_json
 from broker.serving.http.waiting import unbroken
 
 Gathered = tuple[StreamInfo, Sequence[PartitionHandle], list[str]]
 
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
 
 

@@ -20,9 +20,9 @@ from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import (
     MAX_WAIT,
     OFFSET_MAX,
+    Endpoints,
     Query,
     Serving,
-    Table,
     answer,
     integer,
     text,
@@ -36,7 +36,7 @@ QUIET_S: Final = 0.005
 """Others may change a thousand times a second: a selection is looked at no more often than this."""
 
 
-ENDPOINTS: Final = Table()
+ENDPOINTS: Final = Endpoints()
 
 
 @ENDPOINTS.add(

@@ -25,11 +25,11 @@ from click.testing import CliRunner
 from broker import __version__
 from broker.cli.commands.publish import generated, headers_of, lines
 from broker.cli.lazy import COMMANDS
-from broker.cli.local.datafolder import DataFolder, Record
+from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import Identity
 from broker.cli.main import app
 from broker.cli.output import table
-from broker.storage import DataFolder as BrokersFolder
+from broker.storage import DataFolder
 
 pytestmark = pytest.mark.process
 
@@ -264,7 +264,7 @@ def test_options_may_stand_before_the_command_and_nearer_wins() -> None:
 def test_a_brokers_folder_and_that_of_up_are_not_taken_for_each_other(tmp_path: Path) -> None:
     """A restored backup looked lost: `up` started an empty broker inside it."""
     mine = tmp_path / "data" / "broker-0"
-    BrokersFolder.open(mine, broker_id="broker-0").close()
+    DataFolder.open(mine, broker_id="broker-0").close()
     up = ["up", "--detach", "--data", str(mine), "--nats", f"nats://{NOWHERE}", "--port-base", "1"]
     for arguments in (up, ["down", "--data", str(mine)]):
         code, _, err = _run(*arguments)
@@ -291,7 +291,7 @@ def test_down_says_which_recorded_process_it_leaves_alone(tmp_path: Path) -> Non
     me = Identity.of(os.getpid())
     assert me is not None
     former = Identity(pid=me.pid, started_ticks=1, boot_id=me.boot_id, command=("broker",))
-    folder = DataFolder(str(tmp_path / "data"))
+    folder = UpFolder(str(tmp_path / "data"))
     folder.prepare()
     folder.save(
         Record(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
-from broker.cli.local.datafolder import LOG_BYTES_KEPT, DataFolder, Record
+from broker.cli.local.datafolder import LOG_BYTES_KEPT, Record, UpFolder
 from broker.cli.local.processes import Identity
-from broker.storage import DataFolder as BrokersFolder
+from broker.storage import DataFolder
 
 
 def _record() -> Record:
@@ -33,7 +33,7 @@ def _record() -> Record:
 
 
 def test_a_disk_that_refuses_the_record_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    folder = DataFolder(str(tmp_path / "data"))
+    folder = UpFolder(str(tmp_path / "data"))
     folder.prepare()
     folder.record_path.mkdir()
     with pytest.raises(StorageFailed, match=r"write .*up\.json: Is a directory"):
@@ -45,12 +45,12 @@ def test_a_disk_that_refuses_the_record_is_an_error_that_names_the_file(tmp_path
 
 
 def test_a_saved_record_is_loaded_again_with_its_pid_files(tmp_path: Path) -> None:
-    folder = DataFolder(str(tmp_path / "data"))
+    folder = UpFolder(str(tmp_path / "data"))
     assert folder.load() is None
     folder.prepare()
     record = _record()
     folder.save(record)
-    assert DataFolder(str(tmp_path / "data")).load() == record
+    assert UpFolder(str(tmp_path / "data")).load() == record
     assert (folder.run / "nats.pid").read_text() == f"{os.getpid()}\n"
     assert set(record.alive()) == {"nats"}
     folder.forget(record)
@@ -59,7 +59,7 @@ def test_a_saved_record_is_loaded_again_with_its_pid_files(tmp_path: Path) -> No
 
 
 def test_the_record_names_the_addresses_for_others(tmp_path: Path) -> None:
-    folder = DataFolder(str(tmp_path))
+    folder = UpFolder(str(tmp_path))
     folder.prepare()
     folder.save(_record())
     values = json.loads(folder.record_path.read_text())
@@ -69,14 +69,14 @@ def test_the_record_names_the_addresses_for_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"brokers": []}', "null", "\x00"])
 def test_a_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
-    folder = DataFolder(str(tmp_path))
+    folder = UpFolder(str(tmp_path))
     folder.prepare()
     folder.record_path.write_text(text)
     assert folder.load() is None
 
 
 def test_a_cut_record_counts_as_none(tmp_path: Path) -> None:
-    folder = DataFolder(str(tmp_path))
+    folder = UpFolder(str(tmp_path))
     folder.prepare()
     folder.save(_record())
     whole = folder.record_path.read_text().rstrip()
@@ -86,9 +86,9 @@ def test_a_cut_record_counts_as_none(tmp_path: Path) -> None:
 
 
 def test_the_lock_keeps_a_second_one_out(tmp_path: Path) -> None:
-    folder = DataFolder(str(tmp_path))
+    folder = UpFolder(str(tmp_path))
     folder.prepare()
-    with folder.locked(), pytest.raises(FolderInUse), DataFolder(str(tmp_path)).locked():
+    with folder.locked(), pytest.raises(FolderInUse), UpFolder(str(tmp_path)).locked():
         pass
     with folder.locked():
         pass
@@ -97,11 +97,11 @@ def test_the_lock_keeps_a_second_one_out(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FolderNotAllowed, match="file"):
-        DataFolder(str(tmp_path / "file" / "data")).prepare()
+        UpFolder(str(tmp_path / "file" / "data")).prepare()
 
 
 def test_a_long_log_is_put_aside(tmp_path: Path) -> None:
-    folder = DataFolder(str(tmp_path))
+    folder = UpFolder(str(tmp_path))
     folder.prepare()
     path = folder.log("nats")
     path.write_text("short")
@@ -112,7 +112,7 @@ def test_a_long_log_is_put_aside(tmp_path: Path) -> None:
 
 
 def _found(path: Path, broker_id: str) -> Path:
-    BrokersFolder.open(path, broker_id=broker_id).close()
+    DataFolder.open(path, broker_id=broker_id).close()
     return path
 
 
@@ -126,23 +126,23 @@ def test_a_brokers_own_folder_is_refused_with_the_call_that_goes_on_with_it(tmp_
         (restored, f"liftlog broker --set data_dir={restored}; `up` works one level above, and calls it DATA/broker-0"),
     ):
         with pytest.raises(WrongFolder) as refused:
-            DataFolder(str(path)).check()
+            UpFolder(str(path)).check()
         assert str(refused.value).endswith(call)
         assert sorted(entry.name for entry in path.iterdir()) == ["broker.json", "lock"], "nothing was made there"
-    DataFolder(str(tmp_path / "data")).check()
-    DataFolder(str(tmp_path / "new")).check()
+    UpFolder(str(tmp_path / "data")).check()
+    UpFolder(str(tmp_path / "new")).check()
 
 
 @pytest.mark.parametrize("file", ["broker.json", "catalog.log"])
 def test_a_damaged_brokers_folder_is_still_one(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("{")
     with pytest.raises(WrongFolder, match="liftlog broker --set data_dir="):
-        DataFolder(str(tmp_path)).check()
+        UpFolder(str(tmp_path)).check()
 
 
 def test_a_folder_of_other_brokers_is_refused(tmp_path: Path) -> None:
     _found(tmp_path / "b1", "b1")
     with pytest.raises(WrongFolder, match=f"liftlog broker --set data_dir={tmp_path}/b1 --set broker_id=b1"):
-        DataFolder(str(tmp_path)).check()
+        UpFolder(str(tmp_path)).check()
     _found(tmp_path / "broker-0", "broker-0")
-    DataFolder(str(tmp_path)).check()
+    UpFolder(str(tmp_path)).check()

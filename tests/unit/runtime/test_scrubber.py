@@ -171,7 +171,7 @@ def test_a_partition_that_cannot_be_read_is_passed_over_and_not_marked(
 )
 def test_a_damaged_position_is_a_pass_from_the_beginning(disk: SimDisk, content: bytes) -> None:
     disk.replace_file(PATH, content)
-    assert load_position(disk, PATH) == scrubber.Position()
+    assert load_position(disk, PATH) == scrubber.ScrubPosition()
 
 
 def test_interval_zero_is_never(disk: SimDisk, partitions: list[Partition], scrub_of: Callable[..., Scrubber]) -> None:
