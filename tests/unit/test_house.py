@@ -92,3 +92,33 @@ def test_every_metric_and_log_line_is_documented() -> None:
         for path in sorted(set((ROOT / package).rglob("*.py")) - {ROOT / "broker/runtime/logs.py"}):
             for event in re.findall(r'log\.(?:info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
                 assert f"`{event}`" in operations, f"{path.name}: {event}"
+
+
+# Most lines of Python in each package, and the record that allows them. Who needs more raises the number and says in a
+# record which demand it serves; who needs less lowers it.
+LINES_MAX = {
+    "api": (2_250, 76),
+    "cli": (4_350, 76),
+    "client": (4_900, 76),
+    "groups": (150, 76),
+    "ingest": (1_750, 76),
+    "metadata": (2_800, 76),
+    "raft": (1_400, 76),
+    "replication": (1_700, 76),
+    "runtime": (7_900, 76),
+    "serving": (4_550, 76),
+    "sinks": (1_050, 76),
+    "storage": (10_350, 76),
+}
+SLACK_MAX = 400
+"""So much a package may stay below its number before that is to be lowered."""
+
+
+def test_no_package_grows_without_a_record() -> None:
+    packages = {path.parent.name for path in (ROOT / "broker").glob("*/__init__.py")}
+    assert packages == LINES_MAX.keys()
+    for package, (most, record) in LINES_MAX.items():
+        count = sum(path.read_text().count("\n") for path in (ROOT / "broker" / package).rglob("*.py"))
+        assert count <= most, f"broker/{package} has {count} lines, {most} are allowed by record {record}"
+        assert count > most - SLACK_MAX, f"broker/{package} has {count} lines: lower its number, {most}"
+        assert list((ROOT / "docs" / "adr").glob(f"{record:04d}-*.md")), f"there is no record {record}"
