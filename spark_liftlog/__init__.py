@@ -3,8 +3,8 @@
     spark.readStream.format("liftlog").option("stream", "orders").load()
     df.writeStream.format("liftlog").option("stream", "enriched").option("checkpointLocation", "…").start()
 
-Spark finds the format by itself when this distribution is installed (module `pyspark_liftlog`);
-`register(spark)` is for where it does not. User's page: docs/guides/spark.md.
+Spark finds the format by itself if this distribution is installed (module `pyspark_liftlog`). If it
+does not, call `register(spark)`. The page for users is docs/guides/spark.md.
 
     datasource.py  the DataSource: which reader or writer, checked options
     session.py     register, configure
@@ -18,7 +18,7 @@ Spark finds the format by itself when this distribution is installed (module `py
     progress/      how far a query is, and how far behind
     writing/       the sink: rows of a frame become records of a stream
 
-Names are loaded when they are asked for: importing this costs and risks nothing.
+Names are loaded when they are asked for, so importing this package costs and risks nothing.
 """
 
 from __future__ import annotations

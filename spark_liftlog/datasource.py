@@ -1,7 +1,7 @@
-"""The data source: options in, the reader or writer for them out.
+"""The data source: it takes options and gives the reader or writer for them.
 
-Spark makes one of these per `load()` and per write, in a process of its own, pickles it, and asks it
-again in others; it holds the options and nothing else.
+Spark makes one for each `load()` and each write, in a process of its own, pickles it, and asks it again
+in others. It holds the options and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 class LiftlogDataSource(DataSource):
     """Streams of a liftlog cluster as Spark tables.
 
-    Register:  found by itself (module pyspark_liftlog), or `spark_liftlog.register(spark)`.
+    Register:  Spark finds it (module pyspark_liftlog); else `spark_liftlog.register(spark)`.
     Read:      `spark.read.format("liftlog").load("orders")`
     Stream:    `spark.readStream.format("liftlog").option("startingOffsets", "earliest").load("orders")`
     Write:     `df.write.format("liftlog").mode("append").save("enriched")`
@@ -49,7 +49,7 @@ class LiftlogDataSource(DataSource):
         return LiftlogStreamReader(source_options(self.options, "stream"), schema)
 
     def _check_columns(self, schema: StructType) -> None:
-        """The option `columns` and a schema say the same, in two ways: both at once is a contradiction."""
+        """Refuse a schema beside the option `columns`, unless both name the same columns."""
         names = columns_in(self.options)
         if names and schema != row_of(names):
             raise InvalidSetting(

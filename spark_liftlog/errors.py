@@ -1,9 +1,9 @@
 """Errors as Spark shows them: text only, so the code stands first in the text.
 
-Spark throws the type of a Python exception away and keeps its message, in a Java exception and a
-traceback. Whoever has to react to an error (a person, an alert, a retry loop) finds
-`LIFTLOG_<REASON>: ` at the start of the message, REASON being the reason code of
-`broker.api.errors` in capitals. The reasons that only Spark has are here:
+Spark drops the type of a Python exception and keeps its message, in a Java exception and a
+traceback. So the message begins with `LIFTLOG_<REASON>: `, for the person, alert or retry loop that
+reacts to it. REASON is the reason code of `broker.api.errors` in capitals. These reasons exist only
+for Spark:
 
     InvalidRequest
       ModeRefused      mode             complete mode and overwrite would rewrite a log
@@ -33,13 +33,13 @@ HOW_TO_GO_ON: Final = (
 
 
 class ModeRefused(NotSupported):
-    """Output mode or save mode that a log cannot honour."""
+    """An output mode or save mode that a log cannot honour."""
 
     reason = "mode"
 
 
 class BadOffset(InvalidRequest):
-    """An offset JSON that is not ours; `offset` is its text."""
+    """The checkpoint holds an offset that this source did not write; `offset` is its text."""
 
     reason = "bad_offset"
 
@@ -51,19 +51,19 @@ class RecordsExpired(OffsetOutOfRange):
 
 
 class RecordsLost(InvalidRequest):
-    """The broker's disk lost records of a range; `start` and `end` (exclusive) say which."""
+    """The broker's disk lost records. `start` and `end` (exclusive) are their range."""
 
     reason = "records_lost"
 
 
 class LogTruncated(OffsetOutOfRange):
-    """What the query has read is not in the log any more: its end was lost, perhaps written anew."""
+    """The log lost records that the query has read, and may hold other records in their place."""
 
     reason = "log_truncated"
 
 
 class LiftlogSparkError(Exception):
-    """What Spark gets to see: `LIFTLOG_<REASON>: text`."""
+    """The error that Spark sees: `LIFTLOG_<REASON>: text`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -110,12 +110,12 @@ _WHICH: Final = ("stream", "streams", "streamPattern")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The source's options, checked. The table above says what they mean.
+    """The checked options of the source. The table above has their meaning.
 
     Attributes:
-        truncation_timeout_s: How long a log may end below a position that was read before it counts as truncated.
-        subjects: Patterns of which a row's subject must match one; none: all rows.
-        consumer: None: a name is made with the first offset.
+        truncation_timeout_s: If a log ends below a position that was read for longer than this, it is truncated.
+        subjects: Patterns; the subject of a row must match one of them. Empty: all rows.
+        consumer: None: the query makes a name with its first offset.
         max_offsets_per_trigger, max_bytes_per_trigger, min_offsets_per_trigger, max_records_per_partition: None: none.
     """
 
@@ -144,8 +144,9 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
 
     Raises:
         UnknownSetting: an option that the source does not have, or not for this kind of read.
-        InvalidSetting: a value of a wrong form or beyond its limit, options that contradict each other, or no stream.
-        InvalidName: a stream or consumer name that cannot be one.
+        InvalidSetting: a value has a wrong form or is beyond its limit, options contradict each other, or no stream
+            is named.
+        InvalidName: the name of a stream or consumer is not allowed.
     """
     options = known(given, SOURCE_OPTIONS, what="the liftlog source")
     of_kind(options, _SOURCE, kind, words=("spark.read", "spark.readStream"))
@@ -189,7 +190,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
 
 
 def columns_in(given: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the option `columns`, as they are written; none: all. What they name is not checked."""
+    """The names of the option `columns`, as they are written; empty: all. The names are not checked here."""
     value = next((value for name, value in given.items() if name.lower() == "columns"), None)
     if value is None:
         return ()
@@ -207,7 +208,7 @@ def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _check_reader(options: Mapping[str, str]) -> None:
-    """Refuse what needs several brokers."""
+    """Refuse options that need several brokers."""
     if one_of(options, "readFrom", ("leader", "nearest", "local")) != "leader":
         raise NotSupported(
             f"option readFrom={options['readFrom']!r}: there is one broker, and it leads all partitions; nearest and"
@@ -216,10 +217,10 @@ def _check_reader(options: Mapping[str, str]) -> None:
 
 
 def check_names(given: Mapping[str, str]) -> None:
-    """Refuse option names that no kind of read has; `load()` asks before it knows which kind it will be.
+    """Refuse option names that no kind of read has. `load()` asks before it knows which kind it will be.
 
-    CREATE TABLE asks, too, and hands over the table's properties (`provider` among them) with the options, each of
-    which is there a second time as `option.<name>`.
+    CREATE TABLE asks, too. It passes the table's properties (`provider` among them) with the options, and each option
+    a second time as `option.<name>`.
 
     Raises:
         UnknownSetting: the first such option.

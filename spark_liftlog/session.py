@@ -1,12 +1,12 @@
-"""Making a Spark session fit for liftlog: registering the format, and two settings worth ten times the speed.
+"""Prepare a Spark session for liftlog: register the format, and set two options that make it ten times as fast.
 
     builder = spark_liftlog.configure(SparkSession.builder)
     spark = builder.getOrCreate()
 
-Spark hands rows to a Python sink in Arrow batches that it bounds by rows and by bytes, and it finds
-out the bytes anew for every row: quadratic, 6 to 13 times slower than without. Without that bound only
-the number of rows holds a batch back, so the two must be set together: rows of 1 MiB in batches of
-10,000 end the JVM.
+Spark hands rows to a Python sink in Arrow batches. It bounds a batch by rows and by bytes, and counts
+the bytes again for every row. That is quadratic, and 6 to 13 times slower than without the bound.
+Without it only the number of rows bounds a batch, so the two must be set together: rows of 1 MiB in
+batches of 10,000 end the JVM.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ log = logging.getLogger("spark_liftlog")
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("liftlog")` known to this session, where Spark did not find it by itself."""
+    """Make `format("liftlog")` known to this session, if Spark did not find it by itself."""
     from spark_liftlog.datasource import LiftlogDataSource
 
     spark.dataSource.register(LiftlogDataSource)
 
 
 def configure(builder: SparkSession.Builder, max_value_bytes: int = 16_384) -> SparkSession.Builder:
-    """Set what makes Python sources and sinks fast, before the session is created.
+    """Set the options that make Python sources and sinks fast, before the session is created.
 
-    Sets, for the whole session (UDFs, toPandas and other sources see it too):
+    They hold for the whole session, so UDFs, toPandas and other sources see them too:
       spark.sql.execution.arrow.maxBytesPerBatch     off: its check is quadratic in the rows of a batch
       spark.sql.execution.arrow.maxRecordsPerBatch   32 MiB / max_value_bytes, 16 to 10,000
       spark.python.unix.domain.socket.enabled        true: 25 to 40 % faster than loopback TCP
@@ -49,8 +49,8 @@ def configure(builder: SparkSession.Builder, max_value_bytes: int = 16_384) -> S
 
     Args:
         builder: `SparkSession.builder`.
-        max_value_bytes: The largest value that will be written, in bytes, about. Too small and the JVM may run out of
-            memory; too large and batches are small.
+        max_value_bytes: Approximate size of the largest value that will be written, in bytes. If it is too small, the
+            JVM may run out of memory. If it is too large, batches are small.
     Returns:
         The same builder.
     """
@@ -69,7 +69,7 @@ def configure(builder: SparkSession.Builder, max_value_bytes: int = 16_384) -> S
 
 
 def _too_late(builder: SparkSession.Builder) -> str | None:
-    """Why the settings cannot all take effect, if so."""
+    """The reason why some settings cannot take effect; None: all can."""
     options = getattr(builder, "_options", {})
     if "spark.remote" in options or "SPARK_REMOTE" in os.environ:
         return "a Connect server exists already and keeps its own settings: set them where it is started"

@@ -1,7 +1,7 @@
-"""What brokers answer, as frozen dataclasses: the client builds them, the OpenAPI document is made of them.
+"""The answers of brokers, as frozen dataclasses. The client builds them; the OpenAPI document is made of them.
 
-Clients pass over keys that they do not know, so that newer brokers can say more; a key that is missing, or is not what
-is declared here, is an error that names it. In notebooks the larger ones show as tables.
+Clients ignore keys that they do not know, so newer brokers can say more. If a key is missing, or has a value of another
+type than declared here, the error names it. Notebooks show the larger answers as tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LeaderEpoch = Annotated[int, Rule(limit=(-1, LEADER_EPOCH_MAX), doc="-1: unknown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderAddress:
-    """Who leads a partition. `http`: where to read and append."""
+    """The leader of a partition. `http`: the address to read from and to append to."""
 
     id: str
     http: str
@@ -38,11 +38,11 @@ class PartitionDescription:
     """One partition as its leader sees it.
 
     Attributes:
-        replicas, isr: Broker ids: assigned, in sync.
+        replicas, isr: Ids of the brokers that are assigned, and of those that are in sync.
         log_start_offset: First offset that is still there.
         high_watermark: First offset that is not committed.
         log_end_offset: Next offset to be assigned.
-        bytes: Of the log on the leader's disk.
+        bytes: Size of the log on the leader's disk.
         lost_ranges: Offsets [start, end) that the disk lost.
     """
 
@@ -73,8 +73,8 @@ class StreamDescription:
         created_ms: Milliseconds since 1970 UTC.
         settings: As `broker.api.stream.StreamSettings`, by name; a newer broker may know more.
         reply_acks_effective: Whether it answers messages: `reply_acks`, unless JetStream does so on its subject.
-        warnings: What the broker found worth saying about the settings.
-        created: In the answer to `create_stream`: whether it was made now, or existed already; else None.
+        warnings: Remarks of the broker about the settings.
+        created: In the answer to `create_stream`: True if it was made now, False if it existed. Otherwise None.
     """
 
     name: Name
@@ -93,7 +93,7 @@ class StreamDescription:
 
     @property
     def record_count(self) -> int:
-        """As `PartitionDescription.record_count`, over all partitions."""
+        """The sum of `PartitionDescription.record_count` over all partitions."""
         return sum(partition.record_count for partition in self.partitions)
 
     @property
@@ -104,7 +104,7 @@ class StreamDescription:
 
     @property
     def bytes(self) -> int:
-        """Of all partitions' logs on their leaders' disks."""
+        """Size of all partitions' logs on their leaders' disks."""
         return sum(partition.bytes for partition in self.partitions)
 
     def _repr_html_(self) -> str:
@@ -127,7 +127,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimmedPartition:
-    """Where a log begins after a trim."""
+    """The first offset of a log after a trim."""
 
     partition: PartitionNumber
     log_start_offset: Offset
@@ -142,7 +142,7 @@ class Trimmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendAnswer:
-    """Where records went: offsets [first_offset, next_offset) of the partition of the request."""
+    """The place of appended records: offsets [first_offset, next_offset) of the partition of the request."""
 
     first_offset: Offset
     next_offset: Offset
@@ -153,9 +153,9 @@ class AppendAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended(AppendAnswer):
-    """Where records went: offsets [first_offset, next_offset) of one partition.
+    """The place of appended records: offsets [first_offset, next_offset) of one partition.
 
-    `duplicate`: by an earlier try of the same idempotent producer, whose answer was lost.
+    `duplicate`: an earlier try of the same idempotent producer appended them, and its answer was lost.
     """
 
     partition: int
@@ -163,7 +163,7 @@ class Appended(AppendAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerIdentity:
-    """What an idempotent producer stamps its requests with."""
+    """The id and epoch that an idempotent producer stamps its requests with."""
 
     producer_id: Annotated[int, Rule(limit=(1, INT64_MAX))]
     epoch: Annotated[int, Rule(limit=(0, LEADER_EPOCH_MAX))]
@@ -171,7 +171,7 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedPartition:
-    """What may have changed of a partition."""
+    """The offsets of a partition that change."""
 
     log_start_offset: Offset
     high_watermark: Offset
@@ -181,7 +181,7 @@ class WatchedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedStream:
-    """What may have changed of a stream; partitions by number."""
+    """The partitions of a watched stream, by number."""
 
     incarnation: str
     partitions: Mapping[int, WatchedPartition]
@@ -192,7 +192,7 @@ class Watch:
     """The heads of streams.
 
     Attributes:
-        version: Hand it to the next `Client.watch(since=…)`.
+        version: Pass it to the next `Client.watch(since=…)`.
         streams: By name.
     """
 
@@ -202,18 +202,18 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Where a position is.
+    """The place that a position stands for.
 
     Attributes:
         incarnation: None if the stream is not there.
-        error: Why this position could not be resolved; the others were.
+        error: The reason why this position could not be resolved. The others are not affected.
     """
 
     stream: str
     partition: int
     incarnation: str | None
     offset: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="null: no record that late, or an error")]
-    leader_epoch: Annotated[int, Rule(limit=(-1, LEADER_EPOCH_MAX), doc="Of the record before the offset; -1: none")]
+    leader_epoch: Annotated[int, Rule(limit=(-1, LEADER_EPOCH_MAX), doc="Epoch of the record before it; -1: none")]
     log_start_offset: Offset | None
     high_watermark: Offset | None
     bytes_ahead: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="Up to the high watermark, roughly")]
@@ -228,20 +228,20 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedPositions:
-    """Where positions are, in the order asked."""
+    """The places of positions, in the order of the request."""
 
     positions: tuple[Resolved, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLag:
-    """How far a consumer is in one partition.
+    """The committed offset of a consumer in one partition, and its lag.
 
     Attributes:
         offset: The next offset that it will read.
-        leader_epoch: Of the record before `offset`, -1 unknown.
-        incarnation: Of the stream that was read, empty unknown.
-        committed_ms: When it said so, milliseconds since 1970 UTC.
+        leader_epoch: That of the record before `offset`; -1: unknown.
+        incarnation: That of the stream that was read; empty: unknown.
+        committed_ms: Time of the commit, milliseconds since 1970 UTC.
     """
 
     stream: Name
@@ -261,7 +261,7 @@ class ConsumerLag:
 
     consumer: Name
     partitions: tuple[PartitionLag, ...]
-    lag: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Of all partitions together, in records")]
+    lag: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Sum over all partitions, in records")]
 
     def offsets(self, stream: str) -> dict[int, int]:
         """Committed offset per partition of a stream: what `Client.read(start=…)` takes."""
@@ -284,7 +284,7 @@ class Consumers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetsCommitted:
-    """How many offsets were stored."""
+    """The number of offsets that were stored."""
 
     committed: Count
 
@@ -303,9 +303,9 @@ class ClusterDescription:
     """The cluster.
 
     Attributes:
-        feature_level: What all brokers of the cluster can read.
+        feature_level: The formats and requests that all brokers of the cluster know.
         controller: Id of the broker that decides about streams.
-        version: Of the broker that answered.
+        version: Release of the broker that answered.
     """
 
     cluster_id: str
@@ -320,7 +320,7 @@ class Readiness:
     """Whether a broker can serve. True in a condition when it can.
 
     Attributes:
-        missing: What it waits for: name -> what is wrong with it.
+        missing: Name of each thing that the broker waits for -> what is wrong with it.
     """
 
     ready: bool
@@ -387,10 +387,10 @@ class SinkDescription:
         int,
         Rule(
             limit=(0, INT64_MAX),
-            doc="Of the owner who committed last, or of a reset: lower ones decide nothing more. 0: none yet",
+            doc="The epoch of the owner who committed last, or of a reset. Lower ones decide nothing. 0: none yet",
         ),
     ]
-    checkpoint: Annotated[str | None, Rule(doc="Commits of another one are `sink_forked`. null: not told yet")]
+    checkpoint: Annotated[str | None, Rule(doc="Commits of another one are `sink_forked`. null: not known yet")]
     one_shot: Annotated[bool, Rule(doc="It vanishes when its one batch is done, or never came")]
     least_batch_id: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Set by a reset: nothing below is decided")]
     changed_ms: int
@@ -431,7 +431,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAborted:
-    """How many stages went."""
+    """The number of stages that were dropped."""
 
     dropped: Count
 

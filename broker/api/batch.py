@@ -99,7 +99,7 @@ assert NODES_AT + 16 * NODE_COUNT == HEADER_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchHeader:
-    """What a batch says of itself. The fields are those of `FIELDS`, in its order.
+    """The header of a batch. The fields are those of `FIELDS`, in its order.
 
     Attributes:
         first_offset: Offset of the first record that was in the batch when it was appended.
@@ -151,7 +151,7 @@ def encode_batch(batch: pa.RecordBatch, header: BatchHeader, *, compression: str
 
     Args:
         batch: n >= 0 rows of exactly `SCHEMA`; may be a slice. (Only compaction leaves none.)
-        header: What to say of them; `crc` is ignored.
+        header: The header of the batch; `crc` is ignored.
         compression: `none`, `lz4` or `zstd`; a body that is not longer than `PLAIN_BODY_BYTES_MAX` stays as it is.
     Returns:
         The message, a multiple of 8 bytes.

@@ -18,7 +18,7 @@ from types import ModuleType
 
 
 def sources_digest(folder: Path) -> str:
-    """Of what a folder's compiled module is made of: *.pyx, *.pxi and *.h, names and bytes; "" where there is none."""
+    """A digest of the sources of a folder's compiled module (*.pyx, *.pxi, *.h); "" if there are none."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in (".pyx", ".pxi", ".h"))
     digest = hashlib.sha256()
     for path in paths:

@@ -3,7 +3,7 @@
     uncompressed  | header 888          | buffer | buffer | ...
     compressed    | header 888, changed | 16 bytes | buffer | buffer | ...
 
-What changes in the header, so that all else keeps its place (it is a flatbuffer: tables point at their fields):
+These bytes of the header change, so that all else keeps its place (it is a flatbuffer: tables point at their fields):
 
     4    int32      896 instead of 880
     280  12 bytes   the record batch's table of fields, two bytes longer, into padding: field `compression` is at 312
@@ -15,7 +15,8 @@ What changes in the header, so that all else keeps its place (it is a flatbuffer
 A buffer that is not empty begins with its length when decompressed (int64); -1: it is stored as it was, since
 compression made it no shorter.
 
-Only what the broker writes anew in the background is compressed. What is appended is not: the flush would pay for it.
+The broker compresses only batches that it rewrites in the background. Appended batches are not compressed, because
+the flush would pay for it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def pack(buffers: Sequence[pa.Buffer | None], compression: str) -> list[pa.Buffe
 
 
 def decoded_bytes(message: bytes | bytearray | memoryview) -> int | None:
-    """How long the buffers of a compressed message become; None when it does not say so rightly."""
+    """Length of the buffers of a compressed message when decompressed. None: the message states it wrongly."""
     places = _PLACES.unpack_from(message, _PLACES_AT)
     total = 0
     for position, size in zip(places[::2], places[1::2], strict=True):

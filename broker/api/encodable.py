@@ -1,4 +1,4 @@
-"""What a log appends: a batch that does not know its place yet, and is composed when the log gives it one.
+"""A batch that a log is to append. It does not know its place yet, and is composed when the log gives it one.
 
 Ingest, storage and sinks each have batches of their own; this is all that they have in common.
 """
@@ -9,7 +9,7 @@ from typing import NotRequired, Protocol, Required, TypedDict, Unpack
 
 
 class Place(TypedDict):
-    """Where a batch comes to stand, as `broker.api.batch.BatchHeader` says it; `decision` 0: of no sink."""
+    """The place of a batch, with fields of `broker.api.batch.BatchHeader`. `decision` 0: of no sink."""
 
     first_offset: Required[int]
     leader_epoch: Required[int]

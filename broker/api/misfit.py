@@ -1,4 +1,4 @@
-"""What a validator refuses, as an error tells it: where the value stands, what it is, and what must hold."""
+"""The refusal of a validator: where the value stands, what it is, and what must hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from broker.api.plain import is_int64
 
 SHOWN_MAX: Final = 100
-"""So many characters of a refused value an error shows."""
+"""An error shows at most this many characters of a refused value."""
 NOTHING: Final = object()
 """In the place of a value that is missing."""
 
@@ -18,12 +18,12 @@ class Misfit(ValueError):
     """A value that is not what was declared.
 
     Attributes:
-        what: What must hold: "must be ...".
-        value: What was there.
+        what: The rule that must hold: "must be ...".
+        value: The value that was there.
         path: Keys and numbers that lead to it, from the inside out.
         limit: (least, greatest), or the words that are allowed.
-        nearest: Of an unknown key: the one that may be meant.
-        hint: Of an unknown key: what to do about it.
+        nearest: The key that may be meant, if a key is unknown.
+        hint: Advice, if a key is unknown.
     """
 
     def __init__(self, what: str, value: Any = NOTHING, *path: str, limit: Any = None) -> None:

@@ -28,34 +28,34 @@ RESERVED_PREFIXES: Final = ("$JS", "$SYS", "_INBOX")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What a stream is attached to and how it keeps its records.
+    """The settings of a stream: its subject, and how it keeps its records.
 
     Attributes:
         subject: NATS subject, wildcards allowed; None: fed by appends only.
-        partitions: How many totally ordered logs, 1 to 1024.
+        partitions: Number of totally ordered logs, 1 to 1024.
         partition_by: `subject_suffix` (partition i > 0 listens on `subject.i`), `key`, `subject` or `token:N`
             (N counts from 1): CRC-32 of that, modulo the partitions.
         group: Streams of one group on one subject share its messages (a NATS queue group).
         reply_acks: Answer the reply subject of a message once it is durable.
-        acks: What an ack waits for: `all`, `leader` or `none`; a message may ask for its own by `Liftlog-Ack`.
+        acks: An ack waits for this: `all`, `leader` or `none`. A message may ask for another by `Liftlog-Ack`.
         fsync: `batch`: before every ack and before consumers see a record. `interval`: every `fsync_interval_ms`.
-        linger_ms: How long a batch in which nobody awaits an ack may wait for more records, and for other partitions.
-        batch_bytes, batch_records: A batch is closed at either.
-        record_bytes_max: A record over this is refused: subject, key, value, headers and reply together.
-        segment_bytes, segment_age_ms: A segment is sealed at either.
-        retention_ms, retention_bytes, retention_records: Sealed segments beyond any of these go; None: no such limit.
-            Without meaning under `cleanup = compact`.
-        cleanup: `delete`: by retention. `compact`: of the records of one key only the newest stays. `both`.
+        linger_ms: If nobody awaits an ack in a batch, it may wait this long for more records and other partitions.
+        batch_bytes, batch_records: A batch is closed when it reaches either.
+        record_bytes_max: A larger record is refused. Subject, key, value, headers and reply count together.
+        segment_bytes, segment_age_ms: A segment is sealed when it reaches either.
+        retention_ms, retention_bytes, retention_records: Sealed segments beyond any of these are removed. None: no
+            such limit. They mean nothing under `cleanup = compact`.
+        cleanup: `delete`: by retention. `compact`: only the newest record of each key stays. `both`: both.
         min_compaction_lag_ms: A record younger than this is not compacted away.
-        min_cleanable_dirty_percent: So much of the sealed bytes must have come since the last compaction.
-        delete_retention_ms: How long a tombstone stays, at least, for readers that are behind.
-        coalesce_min_batch_bytes: Sealed segments whose batches are smaller on average are written anew with large ones,
-            and small segments are joined; 0: never.
-        compression: `none`, `lz4` or `zstd`, for sealed segments that are written anew. What is appended never is.
-        dedup_window_ms: A message whose `Nats-Msg-Id` was stored in this time is not stored again; 0: ids mean nothing.
-        dedup_ids_max: So many ids a partition keeps (48 bytes each); publishers of more are told to try again.
-        subjects_max: Of so many subjects a partition knows the last record (48 to 96 bytes each), once a publisher
-            expects it; those who expect one of another subject are refused. 0: so is everybody.
+        min_cleanable_dirty_percent: Compact when this share of the sealed bytes has come since the last compaction.
+        delete_retention_ms: A tombstone stays at least this long, for readers that are behind.
+        coalesce_min_batch_bytes: If the batches of a sealed segment are smaller on average, the segment is rewritten
+            with large ones. Small segments are joined. 0: never.
+        compression: `none`, `lz4` or `zstd`, for sealed segments that are rewritten. Appended batches never are.
+        dedup_window_ms: A message is not stored again if its `Nats-Msg-Id` was stored in this time. 0: off.
+        dedup_ids_max: Number of ids that a partition keeps (48 bytes each). Publishers of more are told to try again.
+        subjects_max: Number of subjects whose last record a partition remembers (48 to 96 bytes each), once a publisher
+            expects it. Expectations about further subjects are refused. 0: all of them are.
     """
 
     subject: str | None = declared(None, limit=(0, SUBJECT_BYTES_MAX))
@@ -95,11 +95,11 @@ class StreamSettings:
 
 
 SHAPES: Final = object_of(StreamSettings).shapes
-"""What each setting may be."""
+"""The values that each setting may have."""
 LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     key: cast("tuple[int, int]", shape.rule.limit) for key, shape in SHAPES.items() if shape.kind == "int"
 }
-"""Of settings that are numbers: (least, greatest), both allowed."""
+"""(least, greatest) of each setting that is a number, both allowed."""
 CHOICES: Final = {key: shape.words for key, shape in SHAPES.items() if isinstance(shape, Text) and shape.words}
 UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"})
 """Settings that decide where a record goes; changing them under a running stream is a later release's work."""

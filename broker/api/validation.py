@@ -1,14 +1,14 @@
-"""The one validator of what others write: settings, requests, answers, small files.
+"""The one validator of values that others write: settings, requests, answers, small files.
 
-What a value must be is declared once, by the type of a dataclass's field and its `Rule`:
+The type of a dataclass's field and its `Rule` declare once what a value must be:
 
     partition: Annotated[int, Rule(limit=(0, 1023))]
     linger_ms: int = declared(20, limit=(0, 10_000), unit="ms")
 
 `build` makes the declared value of a JSON value. `Shape.schema` says the same declaration as JSON Schema.
 
-V1  Whatever the value is, `take` returns a value of the declared type, or raises Misfit, or what a `Rule.read` raises.
-V2  What the schema of a shape forbids, its `take` refuses. It may refuse more: see `Rule`.
+V1  For any value, `take` returns a value of the declared type, or raises Misfit, or what a `Rule.read` raises.
+V2  `take` refuses every value that the schema of the shape forbids. It may refuse more: see `Rule`.
 V3  Text that cannot be written as UTF-8 is never taken; a whole number fits 64 bits.
 """
 
@@ -32,14 +32,14 @@ Names = Mapping[Any, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a type does not say.
+    """The limits that a type does not express.
 
     Attributes:
         limit: (least, greatest), both allowed: of a number, of the length of text, of the count of items. Or the words
             that are allowed.
         unit: bytes, ms, records: for error texts.
         pattern: The whole text matches it.
-        says: What the pattern asks, for people: "must be ...".
+        says: The pattern in words, for people: "must be ...".
         is_printable: Text without control characters. Not in the schema.
         read: Makes the value of the text that was checked; it may refuse more.
         doc: For the schema, and for a commented configuration file.
@@ -111,11 +111,11 @@ def _shape_of(hint: Any, rule: Rule | None, is_open: bool) -> Shape:
 
 
 class Shape:
-    """What values are taken, and what is made of them.
+    """The values that are taken, and what is made of them.
 
     Attributes:
         kind: int, str, bool, list, or empty.
-        what: What must hold: "must be ...".
+        what: The rule that must hold: "must be ...".
     """
 
     kind = ""
@@ -130,7 +130,7 @@ class Shape:
         return value if self.rule.read is None else self.rule.read(value)
 
     def read(self, text: str) -> Any:
-        """What a text stands for, in a query or a variable. What it cannot stand for comes back as it is."""
+        """The value of a text in a query or a variable. A text that has no such value comes back as it is."""
         return text
 
     def check(self, value: Any) -> None:

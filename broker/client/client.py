@@ -9,8 +9,8 @@ Every call is tried again after what is `Retryable`, with growing pauses, until 
 then raises the last error, and says how often it tried. That it tries again is said at once. What the broker
 refuses (`InvalidRequest`) is raised at once, as the type that the broker named. An error with the field `sent`
 leaves open whether the call was carried out. All calls may come from several threads, and from a process
-forked after `connect`. What only some calls need, Arrow above all, is loaded by them: a command that makes
-one JSON call must not wait for it.
+forked after `connect`. A call loads what only it needs, above all Arrow, so that a command that makes one
+JSON call need not wait for that.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def connect(
     Args:
         addresses: `host`, `host:port` or `http://host:port`, port 9293 by default, IPv6 in brackets; several as a list
             or separated by commas. A broker that cannot be reached is passed over.
-        timeout_s: How long a broker may be silent, in seconds.
-        deadline_s: How long failures may follow each other before a call gives up, in seconds; 0: no second try.
-        say: Takes a line of text when calls begin to fail ("retrying for 30 s: …"), and when they succeed again.
-            None: the log gets them.
+        timeout_s: Longest silence of a broker, in seconds.
+        deadline_s: If a call fails again and again for this time, in seconds, it gives up. 0: it is tried once.
+        say: Is called with a line of text when calls begin to fail ("retrying for 30 s: …") and when they succeed
+            again. None: the lines go to the log.
     Raises:
         InvalidRequest: an address is malformed.
     """
@@ -95,7 +95,7 @@ class Client(StreamCalls, ConsumerCalls):
     def close(self) -> None:
         """Take no more calls, and close idle connections. Idempotent.
 
-        Producers, readers and sinks that it made are closed by themselves: what they hold is not lost with the client.
+        Close producers, readers and sinks by themselves: closing the client does not lose what they hold.
         """
         self._is_closed = True
         self.brokers.pool.close()
@@ -137,15 +137,16 @@ class Client(StreamCalls, ConsumerCalls):
 
         Args:
             partitions: Their numbers; None: all.
-            start: `"earliest"`, `"latest"`, an offset, a datetime with time zone (the first record that is not older;
-                if there is none, the high watermark), or one of these per partition (others: earliest).
-            end: Exclusive. None or `"latest"`: the high watermark of now. Otherwise as `start` (others: latest).
-            columns: Which ones, in this order; `partition` may be among them. None: all of the record schema, and
+            start: `"earliest"`, `"latest"`, an offset, or a datetime with time zone, which means the first record that
+                is not older; if there is none, the high watermark. Or a dict with one of these for each partition;
+                partitions that it does not name begin at the earliest.
+            end: Exclusive. None or `"latest"`: the high watermark of now. Otherwise as `start`; partitions that a dict
+                does not name end at the latest.
+            columns: Names of columns, in the order wanted; `partition` is one. None: all of the record schema, and
                 `partition` (int32) behind them if the stream has several partitions.
-            follow: Go on for ever, waiting for what is committed next, until the reader is closed. With
-                `partitions=None` those that are added meanwhile are read, too, from their first record; the
-                columns stay what they are.
-            max_bytes: About how many bytes to ask for at a time.
+            follow: Wait for what is committed next, until the reader is closed. With `partitions=None` the reader
+                also reads partitions that are added later, from their first record. The columns stay as they are.
+            max_bytes: Approximate size of one request.
         Returns:
             An iterator of `pyarrow.RecordBatch`, with `to_table()`, `to_pandas()`, `to_polars()`.
         Raises:
@@ -199,12 +200,12 @@ class Client(StreamCalls, ConsumerCalls):
         return self._appender.append(stream, partition, records, acks=acks, at_least_once=at_least_once, stamp=stamp)
 
     def register_producer(self, name: str | None = None) -> tuple[int, int]:
-        """A producer id and its epoch, for stamps of one's own (`Producer` gets its by itself).
+        """Register a producer: its id and epoch, for stamps of your own. (`Producer` registers itself.)
 
         Args:
-            name: Gives the same id each time, and the next epoch, which fences the one before. None: a new id.
+            name: The same name gets the same id and the next epoch, which fences the epoch before. None: a new id.
         Raises:
-            InvalidName: it cannot be one.
+            InvalidName: the name is not allowed.
         """
         from broker.client.writing.sequences import register
 
@@ -242,9 +243,9 @@ class Client(StreamCalls, ConsumerCalls):
         """Wait until a high watermark, a log start or the set of streams changes; answer with all heads.
 
         Args:
-            since: `version` of the watch before; 0 answers at once.
+            since: `version` of the last watch. 0: answer at once.
             streams: Names, `*` for any characters; None: all.
-            max_wait_s: The answer comes then, changed or not.
+            max_wait_s: The answer comes after this time, even if nothing has changed.
         """
         names = streams if isinstance(streams, str) or streams is None else ",".join(streams)
         query = {"since": since, "max_wait_ms": int(max_wait_s * 1000), "streams": names}
@@ -254,10 +255,10 @@ class Client(StreamCalls, ConsumerCalls):
     # sinks
 
     def sink(self, sink: str, *, owner: str | None = None, epoch: int | None = None) -> Sink:
-        """An exactly-once sink; `open` it, or give the epoch of the one who did. Asks no broker yet.
+        """An exactly-once sink. Call `open`, or give the epoch of the run that did. No broker is asked yet.
 
         Args:
-            owner: Names the run that writes, to all of its tasks the same; None: random.
+            owner: Name of the run that writes, the same for all of its tasks. None: a random one.
         """
         from broker.client.sinks import Sink
 

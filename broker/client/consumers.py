@@ -28,7 +28,7 @@ class ConsumerCalls:
         return self._consumer(self._calls.json("GET", path("consumers", consumer)))
 
     def lag(self, consumer: str) -> int:
-        """How many committed records the consumer has not read yet. Raises UnknownConsumer."""
+        """Number of committed records that the consumer has not read yet. Raises UnknownConsumer."""
         return self.consumer(consumer).lag
 
     def commit(
@@ -38,14 +38,14 @@ class ConsumerCalls:
         *,
         metadata: str | None = None,
     ) -> int:
-        """Store how far a consumer is: the next offset that it will read, per stream and partition.
+        """Store the next offset that a consumer will read, for each stream and partition.
 
         Args:
             offsets: `{"orders": reader.positions}`, or objects of the HTTP API with the keys stream, partition, offset
                 and maybe leader_epoch, incarnation, metadata.
             metadata: Any text, kept with each offset of the first form.
         Returns:
-            How many were stored; they are durable.
+            The number of offsets that were stored. They are durable.
         Raises:
             InvalidRequest: the offsets are of neither form, or not whole numbers.
         """

@@ -19,7 +19,7 @@ TEXT_CHARS_MAX: Final = 300
 
 
 class NatsConnection:
-    """How a connection came about, and the last thing that went wrong with it. Shows no password."""
+    """A connection attempt, and its last error. Shows no password."""
 
     def __init__(self, urls: list[str]) -> None:
         self._urls = urls

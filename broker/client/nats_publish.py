@@ -4,8 +4,8 @@
        ▲                                                                   │
        └──────────── at most `window` messages await an ack ◄──────────────┘
 
-One subscription takes all acks. Where several streams capture the subject, the first ack counts. nats-py
-is loaded by the first call.
+One subscription takes all acks. If several streams capture the subject, the first ack counts. The first call
+loads nats-py.
 
     what became of a message     counted in
     stored                       acked, and offsets
@@ -50,17 +50,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
-    """What became of the messages.
+    """The fate of the messages.
 
     Attributes:
-        published: How many were handed to NATS.
-        bytes: Of their payloads.
-        acked: How many a stream has stored; 0 where no acks were asked for.
-        duplicates: Of those, how many were there already.
-        errors: How many have failed, by reason: a code of `broker.api.errors` that the broker named,
+        published: Number of messages that were handed to NATS.
+        bytes: Size of their payloads.
+        acked: Number of messages that a stream has stored. 0 if no acks were asked for.
+        duplicates: Number of acked messages that had been stored before.
+        errors: Number of failures by reason. A reason is a code of `broker.api.errors` that the broker named,
             `jetstream_<err_code>` of another server, or `no_responders`, `no_ack`, `max_payload`, `bad_ack`. Reasons
             beyond 100 are `other`.
-        examples: For each reason, the text of the first failure.
+        examples: The text of the first failure for each reason.
         offsets: First and last offset that acks named, by (stream, partition).
         seconds: From the first message to the last ack.
         unanswered: Messages whose ack was still awaited when the publish was interrupted: stored or not.
@@ -107,13 +107,13 @@ def publish(
 
     Args:
         nats_url: One or several servers, as a list or separated by commas.
-        subject: Concrete.
+        subject: A subject without wildcards.
         payloads: Message bodies, in order.
-        headers: Of every message, such as `Liftlog-Key`.
-        window: How many messages may await their ack at a time.
+        headers: Headers of every message, such as `Liftlog-Key`.
+        window: Number of messages that may await their ack at a time.
         acks: Ask for acks; False: core NATS, fire and forget.
-        ack_timeout_s: A message that has no ack by then counts as an error.
-        payloads_may_block: They come from a pipe or the like: read them in a thread of their own.
+        ack_timeout_s: A message without an ack after this time counts as an error.
+        payloads_may_block: Read the payloads in a thread of their own, because they come from a pipe or the like.
         on_progress: Called now and then with the numbers published and acknowledged so far.
         connect_options: For `nats.connect`: credentials, TLS.
     Raises:
@@ -196,7 +196,7 @@ class _Publish:
                 self.task.get_loop().call_soon_threadsafe(self.task.cancel)
 
     def report(self) -> PublishReport:
-        """What became of the messages by now."""
+        """The fate of the messages by now."""
         return PublishReport(
             published=self.published,
             bytes=self.byte_count,

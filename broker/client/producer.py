@@ -71,21 +71,21 @@ class Producer:
     """Sends records to one stream. Thread-safe; a context manager that flushes. Not for use after a fork.
 
     Args:
-        brokers: Whom to ask.
+        brokers: The brokers of the cluster.
         stream: As described; its number of partitions and limits hold for the producer's life.
-        partition: Send everything there; None: `partitioner` decides.
+        partition: Send everything to this partition. None: `partitioner` decides.
         partitioner: `round_robin`: each batch to the next partition. `key`: CRC-32 of the key (without one: of the
             subject), modulo the partitions, as the broker's `partition_by = key`.
-        linger_ms: How long a batch waits for more records while nothing else is being sent.
-        batch_bytes, batch_records: A batch is sent at either.
-        in_flight: How many closed batches may wait or be on their way before `send` blocks.
+        linger_ms: A batch waits this long for more records, while nothing else is being sent.
+        batch_bytes, batch_records: A batch is sent when it reaches either.
+        in_flight: Number of closed batches that may wait or be under way before `send` blocks.
         acks: `all`, `leader` or `none`; None: the stream's setting.
-        idempotent: Have repeated requests stored once.
-        name: Of this producer, the same over its restarts: a new one fences the older one of the name, whose records
-            get `ProducerFenced` from then on. None: it fences nobody.
-        at_least_once: Without `idempotent`: send again when an answer was lost; records may then be stored twice.
-        timeout_s: How long a broker may be silent.
-        deadline_s: How long a batch is tried.
+        idempotent: The broker stores a repeated request once.
+        name: Name of this producer, the same after a restart. A new producer fences the older one of the same name:
+            records of that one get `ProducerFenced` from then on. None: it fences nobody.
+        at_least_once: Without `idempotent`: send again if an answer was lost. Records may then be stored twice.
+        timeout_s: Longest silence of a broker.
+        deadline_s: A batch is tried for this time.
     Raises:
         UnknownPartition: `partition` does not exist.
         InvalidRequest: an option is out of its limits.
@@ -168,7 +168,7 @@ class Producer:
             subject: Concrete; None: the stream's subject, or its name if that has wildcards.
             timestamp: With time zone, or microseconds since 1970 UTC; None: when the broker receives it.
         Returns:
-            Becomes (partition, offset).
+            A future of (partition, offset).
         Raises:
             RecordTooLarge: over the stream's `record_bytes_max`.
             InvalidSubject, InvalidRecords: the record cannot be one.

@@ -44,7 +44,7 @@ COLUMNS: Final = (*SCHEMA.names, PARTITION_FIELD.name)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What is to be read of one partition.
+    """The offsets to read of one partition.
 
     Attributes:
         end: Exclusive; ignored by a following read.
@@ -64,7 +64,7 @@ class RecordReader:
 
     Attributes:
         stream: Its name.
-        schema: Of every batch.
+        schema: The schema of every batch.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RecordReader:
 
     @property
     def positions(self) -> dict[int, int]:
-        """Per partition, the offset behind what was handed out: what to commit, and where to go on from."""
+        """The next offset of each partition: commit it, or continue from it."""
         return self._reading.positions()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -166,7 +166,7 @@ class RecordReader:
 
 
 class _Reading:
-    """Where a reader is in each partition, and the two orders of going on. Arguments as those of `RecordReader`."""
+    """The positions of a reader, and the two orders of going on. Arguments are those of `RecordReader`."""
 
     def __init__(
         self,

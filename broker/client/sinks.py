@@ -44,7 +44,7 @@ PARTS_IN_FLIGHT: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """The answer to a commit; `last` of `sink` is what was decided for its batch id."""
+    """The answer to a commit. `sink.last` is the decision for its batch id."""
 
     outcome: Literal["committed", "already_done"]
     sink: SinkDescription
@@ -54,8 +54,8 @@ class Sink:
     """One sink, as one run writes to it. Made by `Client.sink`; thread-safe but for `open` and `reset`.
 
     Args:
-        owner: Names the run; None: random, this object is a run of its own.
-        epoch: Of `open`, for tasks that stage for a driver elsewhere.
+        owner: Name of the run. None: a random one, so this object is a run of its own.
+        epoch: The epoch that `open` gave, for tasks that stage for a driver elsewhere.
     """
 
     def __init__(self, calls: Calls, sink: str, *, owner: str | None = None, epoch: int | None = None) -> None:
@@ -66,15 +66,15 @@ class Sink:
         self._calls = calls
 
     def open(self, *, one_shot: bool = False) -> SinkDescription:
-        """Get this run's epoch of the sink, which is made if need be. The same again for the same owner.
+        """Get this run's epoch of the sink, which is made if need be. The same owner gets the same epoch again.
 
-        No other run is fenced by it: the first commit does that.
+        This fences no other run: the first commit does that.
 
         Args:
-            one_shot: If this makes the sink: it is for one batch, and vanishes some time after that is done.
+            one_shot: If this call makes the sink, the sink is for one batch, and vanishes some time after that is done.
         Raises:
             SinkFenced: another run has committed since this one opened the sink.
-            InvalidName: it cannot be a sink's name.
+            InvalidName: the name is not allowed.
         """
         body = {"owner": self.owner, "one_shot": one_shot}
         value = self._calls.json("POST", path("sinks", self.sink, "open"), body)
@@ -131,12 +131,12 @@ class Sink:
 
         Args:
             batch_id: Greater than the last one; or the last one again, which then is completed as it was decided first.
-            digest: Of the rows, however they are placed and ordered; "": none. A repetition with another one has
-                other rows. Text before a last ":" says how it was made; two of different kinds are not compared.
-            follows: A batch that is known to be written. Refused if the sink has not come so far.
+            digest: Digest of the rows, whatever their place and order; "": none. A repetition with another digest has
+                other rows. The text before the last ":" says how it was made; two kinds are not compared.
+            follows: A batch that is known to be written. The commit is refused if the sink has not come so far.
             attributes: Kept with the decision. With `checkpoint`, the commits of another checkpoint are refused.
-            on_repeat_with_other_rows: If this batch id was decided with another number of rows, or another digest;
-                `keep_first` drops these and answers `already_done`.
+            on_repeat_with_other_rows: Applies if this batch id was decided with another number of rows or another
+                digest. `refuse` raises SinkRowsDiffer; `keep_first` drops these and answers `already_done`.
         Raises:
             StageLost: nothing was decided. Stage the records anew and commit them under the same batch id.
             SinkFenced: another run has committed since, or the sink was reset.
@@ -175,9 +175,9 @@ class Sink:
         return self._sink(self._calls.json("GET", path("sinks", self.sink)))
 
     def reset(self, next_batch_id: int) -> SinkDescription:
-        """Go on with any batch id, for a checkpoint that was rolled back or replaced. Ends every run so far.
+        """Go on with any batch id, because a checkpoint was rolled back or replaced. Ends every run so far.
 
-        What was committed stays: records of batches that are written again are there twice. If the owner was not
+        Committed records stay: if a batch is written again, its records are stored twice. If the owner was not
         given, this object is a new run afterwards: open it.
 
         Raises:
@@ -190,7 +190,7 @@ class Sink:
         return found
 
     def adopt(self, checkpoint: str) -> SinkDescription:
-        """Give the sink to another checkpoint, because it was moved. What was decided stays, and counts.
+        """Give the sink to another checkpoint, because it was moved. Earlier decisions stay and count.
 
         Raises:
             UnknownSink: nobody opened it.
@@ -198,7 +198,7 @@ class Sink:
         return self._sink(self._calls.json("POST", path("sinks", self.sink, "adopt"), {"checkpoint": checkpoint}))
 
     def delete(self, *, missing_ok: bool = False) -> bool:
-        """Forget the sink, and drop what is staged for it. What was committed stays. Returns whether it was there.
+        """Forget the sink, and drop what is staged for it. Committed records stay. Returns whether it was there.
 
         A query that repeats its last batch afterwards writes it twice.
 

@@ -22,12 +22,12 @@ class StreamCalls:
         raise NotImplementedError
 
     def create_stream(self, name: str, **settings: Any) -> StreamDescription:
-        """Create a stream; one that exists with the same settings is as good as created.
+        """Create a stream. If it exists with the same settings, it stays as it is.
 
         Args:
-            settings: As `broker.api.stream.StreamSettings`; what is not given has the broker's default.
+            settings: Fields of `broker.api.stream.StreamSettings`. The others have the broker's defaults.
         Returns:
-            The stream. `created` is False if it existed, which may also be from an earlier try whose answer was lost.
+            The stream. `created` is False if it existed, perhaps because of an earlier try whose answer was lost.
         Raises:
             StreamExists: with other settings; field `differences`: {key: [existing, asked]}.
             InvalidName, InvalidSetting, UnknownSetting, InvalidSubject: as they say.
@@ -63,9 +63,9 @@ class StreamCalls:
         return True
 
     def pause(self, stream: str) -> StreamDescription:
-        """Capture nothing and take no appends until `resume`; reads go on.
+        """Stop capturing and appending until `resume`; reads go on.
 
-        What NATS has delivered by then is stored first; publishers that wait for acks see that nobody answers.
+        Messages that NATS has delivered by then are stored first. Publishers that wait for acks get no answer.
 
         Raises:
             UnknownStream: there is none.
@@ -82,14 +82,15 @@ class StreamCalls:
         return self._stream(self._calls.json("POST", path("streams", stream, "read-only"), {"read_only": read_only}))
 
     def trim(self, stream: str, *, before: At, partitions: Iterable[int] | None = None) -> dict[int, int]:
-        """Let go of the records before a position, for good.
+        """Delete the records before a position, for good.
 
         Args:
-            before: The first to keep: an offset, a datetime with time zone (the first record that is not older; if
-                there is none, all go), or `"latest"`: all go. What is gone already changes nothing.
+            before: The first position to keep: an offset; a datetime with time zone, which means the first record that
+                is not older; or `"latest"`. If there is no such record, and with `"latest"`, all records go. If
+                the position is gone already, nothing changes.
             partitions: Their numbers; None: all of the stream.
         Returns:
-            Per partition, the log start offset then.
+            The new log start offset of each partition.
         Raises:
             OffsetOutOfRange: `before` is above a high watermark; nothing was trimmed.
             UnknownStream, UnknownPartition: not there.
@@ -107,11 +108,12 @@ class StreamCalls:
     def add_partitions(self, stream: str, partitions: int) -> StreamDescription:
         """Raise the number of partitions of a stream.
 
-        Records stay where they are; of a keyed stream, keys may go to other partitions from now on: see `warnings`.
-        Readers that follow all partitions take in the new ones; producers that are open keep to those that they know.
+        Records stay where they are. If the stream is keyed, keys may go to other partitions from now on: see
+        `warnings`. Readers that follow all partitions take in the new ones. Open producers keep to
+        those that they know.
 
         Args:
-            partitions: How many in all, not fewer than now.
+            partitions: Number of partitions in all, not fewer than now.
         Raises:
             InvalidSetting: fewer than now, or too many.
             UnknownStream: there is none.

@@ -250,6 +250,6 @@ def abort(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, 
         try:
             sink_of(brokers_of(options), run, ABORT_DEADLINE_S).abort(stages)
         except LiftlogError as error:
-            log.warning("sink.abort_failed%s note=the stages go with their lease error=%s", what, error)
+            log.warning("sink.abort_failed%s note=the stages expire with their lease error=%s", what, error)
     note = "appended rows stay in the stream" if appended else "nothing of it can be read"
     log.warning("sink.aborted%s rows_appended=%d stages=%d note=%s", what, appended, len(stages), note)

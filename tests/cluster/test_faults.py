@@ -287,7 +287,7 @@ async def test_the_reserve_keeps_the_broker_working_while_records_are_refused(tm
             assert asyncio.get_running_loop().time() < deadline
         assert is_stored((await client.request("new", b"after", timeout=60)).data)
         await client.close()
-        for line in ("disk.reserve_reached", "disk.room_again"):
+        for line in ("disk.reserve_reached", "disk.reserve_restored"):
             await asyncio.to_thread(eventually, lambda line=line: line in broker.output(), what=line)
     finally:
         broker.stop()

@@ -1,4 +1,4 @@
-"""Where brokers are: text to `Address`. Pure.
+"""Addresses of brokers: text to `Address`. Pure.
 
 Accepted for one broker, all meaning the HTTP port:
 

@@ -2,11 +2,11 @@
 
 Candidates for a request, in order: the leader of the partition, if an answer has named one; then the
 configured brokers, the one that worked last first. A broker that cannot be reached is skipped and
-asked last from then on; `421 not_leader` names the one to ask instead. What is no success becomes an
+asked last from then on; `421 not_leader` names the one to ask instead. An answer without success becomes an
 error of the tree, with the broker's address among its fields.
 
-Of what is not idempotent, nothing is repeated here but what certainly had no effect. Pauses and deadlines are the
-caller's.
+A call that is not idempotent is repeated here only if the try certainly had no effect. The caller keeps pauses and
+deadlines.
 
 B1  An error has the field `sent` if this request, or one before it in the same call, may have been carried out: also
     the refusal of a broker that was asked after another one, or after a connection that broke.
@@ -63,7 +63,7 @@ class Brokers:
                 self._leaders[key] = leader
 
     def candidates(self, key: PartitionKey | None = None) -> list[Address]:
-        """Whom to ask, best first."""
+        """The brokers to ask, the best first."""
         with self._lock:
             order = self.addresses[self._first :] + self.addresses[: self._first]
             leader = self._leaders.get(key) if key is not None else None

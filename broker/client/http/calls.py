@@ -1,9 +1,9 @@
 """Calls of the JSON API: one request and one answer, repeated while that is safe.
 
-What may be repeated: everything that asks or sets (`is_idempotent`), after any `Retryable` error. Of what
-is not idempotent, only tries that certainly had no effect: a refused connection, a broker that said
-`Retryable`. A connection that broke after the request was sent, or a broker that ran out of time,
-leaves open what happened: that error is raised at once.
+A call that asks or sets something (`is_idempotent`) is repeated after any `Retryable` error. Another call
+is repeated only if a try certainly had no effect: the connection was refused, or the broker said
+`Retryable`. If a connection broke after the request was sent, or a broker ran out of time, nobody knows
+what happened, and the error is raised at once.
 
 A1  Doubt is never forgotten. Once a try may have been carried out, every later error of the same call that could have
     changed something says so: its field `sent` is true. Without the field, the call certainly changed nothing.
@@ -51,8 +51,8 @@ class Calls:
     """The JSON API of a cluster. Thread-safe and fork-safe.
 
     Args:
-        timeout_s: How long the socket may be silent.
-        deadline_s: How long failures may follow each other.
+        timeout_s: Longest silence of the socket.
+        deadline_s: A call gives up if failures follow each other for this time.
     """
 
     def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float) -> None:
@@ -76,7 +76,7 @@ class Calls:
         Args:
             body: JSON value to send; None: none.
             query: Parameters; None as a value: not given.
-            wait_s: How long the broker may take on purpose (long polls).
+            wait_s: Time that the broker may take on purpose (long polls).
             done_if: The error that means success if an earlier try may have been received.
         Returns:
             The JSON value of the answer, None if it has no body.
@@ -121,7 +121,7 @@ class Calls:
                 patience.pause(error)
 
     def ready(self) -> Readiness:
-        """What the first broker that answers says of itself. Raises Unavailable."""
+        """Readiness of the first broker that answers. Raises Unavailable."""
         failures = []
         for address in self.brokers.candidates():
             try:

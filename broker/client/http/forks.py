@@ -1,4 +1,4 @@
-"""What must start afresh in a forked child: locks that another thread may have held, connections of the parent."""
+"""Objects that begin anew in a forked child: locks that another thread may hold, connections of the parent."""
 
 from __future__ import annotations
 

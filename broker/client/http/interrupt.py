@@ -1,4 +1,4 @@
-"""How one thread ends what another is doing here: a blocked read, a pause between retries.
+"""One thread ends the wait of another: a blocked read, or a pause between retries.
 
 An `Interrupt` is handed to a call that may wait. `set()` shuts down the socket that the call waits
 on and wakes its pauses; the call then sees `is_set` and returns. It cannot be unset.

@@ -27,10 +27,10 @@ Say = Callable[[str], object]
 
 
 class Outages:
-    """What is said while calls of one client fail. Thread-safe and fork-safe.
+    """The messages while calls of one client fail. Thread-safe and fork-safe.
 
     Args:
-        say: Who is told; None: the log.
+        say: Is called with each message. None: the log gets it.
     """
 
     def __init__(self, say: Say | None = None) -> None:

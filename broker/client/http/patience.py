@@ -1,4 +1,4 @@
-"""How long a call goes on after failures: exponential pauses with jitter, up to a deadline.
+"""Retries after failures: exponential pauses with jitter, up to a deadline.
 
 The clock starts at the first failure and is set back by progress, so a long read may survive many
 broken connections, and a consumer that is slow between two batches is never out of time.
@@ -26,7 +26,7 @@ class Patience:
     Args:
         deadline_s: How long failures may follow each other without progress; 0: the first one is raised as it is.
         interrupt: Ends a pause early.
-        what: What is being tried; begins the text of the error.
+        what: Name of the call; begins the text of the error.
         outages: Says that somebody waits, and when that is over.
     """
 

@@ -45,12 +45,12 @@ Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked of a broker.
+    """A request to a broker.
 
     Attributes:
         target: Path and query, quoted.
-        timeout_s: How long the socket may be silent, in either direction.
-        is_idempotent: May be sent again at once when a kept connection turns out to be dead.
+        timeout_s: Longest silence of the socket, in either direction.
+        is_idempotent: It may be sent again at once if a kept connection turns out to be dead.
         interrupt: Ends the wait from another thread.
     """
 
@@ -72,9 +72,9 @@ class Exchange:
     """A request that was answered. Its body is read once, front to back, by one thread.
 
     Attributes:
-        address: Who answered.
+        address: The broker that answered.
         status: HTTP status.
-        headers: Of the answer, names in any case.
+        headers: Headers of the answer; the case of names does not matter.
         length: Bytes of body still to come; None: it comes in chunks.
         is_repeat: A try before this one may have been received (C3).
     """
@@ -152,8 +152,8 @@ class Exchange:
         """Give the connection back if the body was read to its end; close it otherwise. Idempotent.
 
         Args:
-            keep: False: close it in any case. So must whoever may be ended by the collector of cycles, which ends the
-                socket as well, in any order, and in any thread, also one that is in the pool at the time.
+            keep: False: close it in any case. An owner that the collector of cycles may end must say False: the
+                collector ends the socket as well, in any order and in any thread, even one that is in the pool.
         """
         if self._is_closed:
             return
@@ -174,8 +174,8 @@ class Pool:
     """Connections by address. Thread-safe and fork-safe.
 
     Args:
-        idle_max: How many idle connections are kept per address.
-        connect_timeout_s: How long a connection attempt may take.
+        idle_max: Number of idle connections that are kept for each address.
+        connect_timeout_s: Longest time of a connection attempt.
     """
 
     def __init__(self, *, idle_max: int = IDLE_PER_ADDRESS_MAX, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:

@@ -90,11 +90,11 @@ class FetchSession:
             end: Exclusive; None: the high watermark when the broker answers.
             incarnation: The stream's incarnation that is meant.
             epoch: Leader epoch that the answering broker must have reached.
-            max_bytes: About how long the answer may be; one batch always comes.
-            max_wait_ms: How long the broker may wait when there is nothing yet; it then answers with no batch.
+            max_bytes: Approximate size of the answer; it has at least one batch.
+            max_wait_ms: If there is nothing yet, the broker waits this long and then answers without a batch.
             verify: Let the broker check what it has stored there first: damage on its disk becomes a lost range.
-            timeout_s: How long the socket may be silent, beyond `max_wait_ms`.
-            batch_timeout_s: How long one batch may take to come.
+            timeout_s: Longest silence of the socket, beyond `max_wait_ms`.
+            batch_timeout_s: Longest time until one batch has come.
         Returns:
             The answer, its body unread. Close it.
         Raises:
@@ -145,9 +145,9 @@ class Answer:
     Attributes:
         high_watermark: First offset that was not committed when the broker answered.
         log_start_offset: First offset that the broker still has.
-        next_offset: Where to go on behind this answer.
-        leader_epoch: Of the answering leader.
-        incarnation: Of the stream.
+        next_offset: The offset to go on with after this answer.
+        leader_epoch: Epoch of the answering leader.
+        incarnation: Incarnation of the stream.
     """
 
     def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float) -> None:
@@ -198,10 +198,10 @@ class PartitionFetch:
         start: First offset wanted.
         incarnation: The stream's incarnation that is meant; None: the one that answers first.
         epoch: Leader epoch that the answering broker must have reached.
-        max_bytes: About how long one answer may be.
-        timeout_s: How long the socket may be silent.
-        batch_timeout_s: How long one batch may take to come.
-        deadline_s: How long failures may follow each other without a batch in between.
+        max_bytes: Approximate size of one answer.
+        timeout_s: Longest silence of the socket.
+        batch_timeout_s: Longest time until one batch has come.
+        deadline_s: The read gives up if failures follow each other for this time without a batch in between.
         interrupt: Ends the read from another thread, without an error.
 
     Attributes:

@@ -41,7 +41,7 @@ BUFFER_BYTES: Final = 2 << 20
 FILL_BYTES: Final = 256 << 10
 """Asked of the socket at least, so that small batches do not cost a call each."""
 TAIL_BYTES: Final = 4 << 10
-"""So much is moved to the front whenever more is asked for: a front that is written again is still in the cache."""
+"""A tail up to this size moves to the front when more is asked for: a reused front is still in the cache."""
 
 ReadInto = Callable[[memoryview], int]
 """Fills the front of a view: n >= 1 bytes, 0 at the end of the body or of the connection."""
@@ -111,7 +111,7 @@ def read_messages(
         length: Bytes of the whole body.
         where: Begins the text of errors.
         buffer_bytes: Size of a buffer; a larger batch gets a larger one.
-        patience_s: How long the bytes of one batch may take to come.
+        patience_s: Longest time until the bytes of one batch have come.
         memory: Read into one block of it; messages that fit into `buffer_bytes` are then passing.
     Raises:
         BadBatch: schema, framing, CRC or end marker do not fit.

@@ -23,12 +23,12 @@ from broker.client.reading.reused_memory import Memory
 
 
 class Shape:
-    """What gathered batches look like.
+    """The form of gathered batches.
 
     Args:
         columns: Names, in the order wanted: of `SCHEMA`, or of `constants`.
-        schema: Of the batches, a field for each column: of any name, and of the column's own type but for the names
-            within it. None: as in `SCHEMA`, then there are no constants.
+        schema: Schema of the batches, with a field for each column. Its name is free; its type is that of the column,
+            except for names within it. None: as in `SCHEMA`, and without constants.
         constants: Columns that have one value in every row.
     """
 
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def stored_columns(self) -> list[str]:
-        """What is taken of each message."""
+        """The columns that are taken from each message."""
         return [name for name in self.columns if name not in self.constants]
 
     def rows(self, records: pa.RecordBatch) -> pa.RecordBatch:
@@ -63,11 +63,11 @@ class PureGathering:
     """Gathers wanted columns of messages into batches.
 
     Args:
-        shape: Of the batches.
+        shape: Form of the batches.
         rows_max: Rows of a batch at most.
         bytes_enough: A batch is handed out once it has about so many bytes. A message that alone has as many is handed
             out as it is, uncopied.
-        memory: Where the gathered rows lie.
+        memory: The memory for the gathered rows.
 
     Attributes:
         memory: To receive the messages into; None: they must stay as they are.
@@ -106,7 +106,7 @@ class PureGathering:
         return ready
 
     def rest(self) -> list[pa.RecordBatch]:
-        """What was taken and not handed out yet."""
+        """Batches of the rows that were taken and not handed out yet."""
         if not self._rows:
             return []
         whole = self._shape.rows(self._waiting[0] if len(self._waiting) == 1 else pa.concat_batches(self._waiting))

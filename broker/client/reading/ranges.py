@@ -1,6 +1,6 @@
-"""What a read covers: from where to where in each partition, as offsets.
+"""The range of a read: the first and last offset in each partition.
 
-Users say where to begin and to end once for all partitions, or for each; all of it is resolved in one call.
+Users say where to begin and to end, once for all partitions or for each. One call resolves all of it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ ARROW_HEADERS: Final = {"Content-Type": http.ARROW_STREAM, "Accept": "applicatio
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Who appends, and as which of its own: `sequence` counts the requests to one partition from 0 in each epoch.
+    """The stamp of a request. `sequence` counts the requests to one partition, from 0 in each epoch.
 
     Id and epoch come from `Client.register_producer`.
     """
@@ -47,9 +47,9 @@ class Appender:
     """Appends to any stream of a cluster. Thread-safe and fork-safe.
 
     Args:
-        brokers: Whom to ask; `FetchSession.brokers` may be shared.
-        timeout_s: How long the socket may be silent: an answer waits for an fsync.
-        deadline_s: How long failures may follow each other.
+        brokers: The brokers of the cluster; `FetchSession.brokers` may be shared.
+        timeout_s: Longest silence of the socket; an answer waits for an fsync.
+        deadline_s: An append gives up if failures follow each other for this time.
     """
 
     def __init__(self, brokers: Brokers, *, timeout_s: float = TIMEOUT_S, deadline_s: float = DEADLINE_S) -> None:

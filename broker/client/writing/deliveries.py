@@ -1,4 +1,4 @@
-"""What became of records that were handed to a producer: one `Delivery` per request, light futures into it.
+"""The fate of records that were handed to a producer: one `Delivery` per request, and light futures into it.
 
 send()        -> RecordFuture   (partition, offset) of one record
 send_batch()  -> BatchFuture    where each part of it went
@@ -68,7 +68,7 @@ class Delivery:
 
 
 class RecordFuture:
-    """Where one record went; used like a `concurrent.futures.Future`, made for a tenth of its cost."""
+    """The place of one record. It is used like a `concurrent.futures.Future`, at a tenth of its cost."""
 
     __slots__ = ("_delivery", "_row")
 
@@ -99,7 +99,7 @@ class RecordFuture:
 
 
 class BatchFuture:
-    """Where the parts of a batch went: one part per request, several where it was split or hashed by key."""
+    """The places of the parts of a batch: one part per request, several if it was split or hashed by key."""
 
     __slots__ = ("_deliveries",)
 

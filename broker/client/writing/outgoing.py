@@ -18,7 +18,7 @@ from broker.client.positions import timestamp_us, whole
 from broker.client.writing.deliveries import Delivery
 
 RECORD_OVERHEAD_BYTES: Final = 32
-"""What a record costs beside its own bytes, about: offset, timestamp, an entry in each column."""
+"""Approximate cost of a record beside its own bytes: offset, timestamp, an entry in each column."""
 
 Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 Pairs = list[tuple[str, bytes]]
@@ -30,7 +30,7 @@ class Outgoing:
 
     Attributes:
         began_s: When the first record came, by the monotonic clock.
-        byte_count: Of the records, about.
+        byte_count: Approximate size of the records.
     """
 
     partition: int
@@ -82,13 +82,13 @@ class Outgoing:
 
 
 def record_bytes(value: bytes | None, key: bytes | None, subject: str, headers: Pairs | None) -> int:
-    """What the broker measures against `record_bytes_max`."""
+    """The size that the broker compares with `record_bytes_max`."""
     size = len(value or b"") + len(key or b"") + len(subject)
     return size if headers is None else size + sum(len(name.encode()) + len(text) for name, text in headers)
 
 
 def default_subject(stream: StreamDescription) -> str:
-    """What the broker stores for a record without a subject: the stream's where it is concrete, else its name."""
+    """The subject of a record without one: that of the stream if it is concrete, else the name of the stream."""
     subject = stream.settings.get("subject")
     is_concrete = isinstance(subject, str) and not {"*", ">"} & set(subject.split("."))
     return str(subject) if is_concrete else stream.name

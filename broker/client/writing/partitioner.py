@@ -25,7 +25,7 @@ def partitions_of(records: pa.RecordBatch, partition_count: int, *, default_subj
 
     Args:
         records: May have the columns `key` and `subject`; nulls and missing columns stand for none.
-        default_subject: What the broker stores for a record without a subject.
+        default_subject: The subject that the broker stores for a record without one.
     Returns:
         int32, one per row.
     """

@@ -1,4 +1,4 @@
-"""Who a producer is, and how far it has counted: the stamps by which the broker knows a repeated append.
+"""The id of a producer and its counters: stamps by which the broker knows a repeated append.
 
     begin     register ──► id and epoch; every partition counts from 0
     settle    stored: the partition's next number
@@ -34,7 +34,7 @@ class Sequences:
     """See the module.
 
     Args:
-        name: Of the producer; None: it has none, and fences nobody.
+        name: Name of the producer. None: it has none, and fences nobody.
     """
 
     def __init__(self, calls: Calls, name: str | None) -> None:
@@ -64,11 +64,11 @@ class Sequences:
         return Stamp(*self._identity, self._next.get(partition, 0))
 
     def stored(self, partition: int) -> None:
-        """What the last stamp was for is stored."""
+        """The request of the last stamp is stored."""
         self._next[partition] = self._next.get(partition, 0) + 1
 
     def failed(self, error: BaseException) -> None:
-        """What the last stamp was for failed, or its fate is not known (N1)."""
+        """The request of the last stamp failed, or its fate is not known (N1)."""
         self._identity = None
         if isinstance(error, ProducerFenced) and self._name is not None:
             self._fenced = error

@@ -142,7 +142,7 @@ class Compactor:
             if report is None:
                 return
             if report.failed:
-                log.info("coalescing.put_off partition=%s reason=%s", partition, report.failed)
+                log.info("coalescing.postponed partition=%s reason=%s", partition, report.failed)
                 return
             self._note_joined(partition, report, time.monotonic() - begun)
 

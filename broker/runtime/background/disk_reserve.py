@@ -108,4 +108,4 @@ class Room:
         if self.is_short and not was_short:
             log.error("disk.reserve_reached free_bytes=%d reserve_bytes=%d", self._free, self.reserve_bytes)
         elif was_short and not self.is_short:
-            log.info("disk.room_again free_bytes=%d reserve_bytes=%d", self._free, self.reserve_bytes)
+            log.info("disk.reserve_restored free_bytes=%d reserve_bytes=%d", self._free, self.reserve_bytes)

@@ -221,7 +221,7 @@ class Scrubber:
         try:
             self._disk.replace_file(self._path, seal_json(asdict(position)))
         except OSError as error:
-            log.warning("scrub.not_remembered path=%s error=%s", self._path, error)
+            log.warning("scrub.position_not_saved path=%s error=%s", self._path, error)
 
 
 def _place(partition: Partition) -> tuple[str, str, int]:

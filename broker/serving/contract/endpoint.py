@@ -147,8 +147,8 @@ def _time_us(value: str) -> int:
 
 TIMEOUT: Final = integer(
     "timeout_ms",
-    f"Give up with `deadline_exceeded` when the answer has not begun by then; without it after "
-    f"{TIMEOUT_MS_DEFAULT} ms (and `max_wait_ms`). A long poll ends before, without an error.",
+    f"Give up with `deadline_exceeded` if the answer has not begun by then. Default: "
+    f"{TIMEOUT_MS_DEFAULT} ms (and `max_wait_ms`). A long poll ends before that, without an error.",
     least=1,
     greatest=TIMEOUT_MS_MAX,
 )

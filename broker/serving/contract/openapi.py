@@ -36,8 +36,8 @@ _HEADERS: Final[dict[str, dict[str, Any]]] = {
     http.HIGH_WATERMARK: {"description": "First offset that is not committed.", "schema": _OFFSET},
     http.LOG_START_OFFSET: {"description": "First offset that is kept.", "schema": _OFFSET},
     http.NEXT_OFFSET: {"description": "Where the next read begins.", "schema": _OFFSET},
-    http.LEADER_EPOCH: {"description": "Of the leader that answered.", "schema": {"type": "integer"}},
-    http.INCARNATION: {"description": "Of the stream.", "schema": {"type": "string"}},
+    http.LEADER_EPOCH: {"description": "Epoch of the leader that answered.", "schema": {"type": "integer"}},
+    http.INCARNATION: {"description": "Incarnation of the stream.", "schema": {"type": "string"}},
 }
 
 

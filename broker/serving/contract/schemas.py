@@ -41,7 +41,7 @@ Owner = Annotated[
     Rule(
         limit=(1, NAME_BYTES_MAX),
         is_printable=True,
-        doc="Names the run that writes: the same for all of its tasks, and for no other run",
+        doc="Name of the run that writes. All of its tasks have it, and no other run",
     ),
 ]
 
@@ -157,7 +157,7 @@ class SinkOpen:
     """Who opens a sink."""
 
     owner: Owner
-    one_shot: Annotated[bool, Rule(doc="If the sink is made: it is for one batch, and vanishes with it")] = False
+    one_shot: Annotated[bool, Rule(doc="If this makes the sink, it is for one batch and vanishes with it")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,21 +181,21 @@ class SinkCommit:
     epoch: Offset
     batch_id: Offset
     stages: Stages
-    rows: Annotated[int, Rule(limit=(0, INT64_MAX), doc="Refused unless the stages hold so many")]
+    rows: Annotated[int, Rule(limit=(0, INT64_MAX), doc="The commit is refused unless the stages hold so many rows")]
     digest: Annotated[
         str,
         Rule(
             limit=(0, METADATA_LENGTH_MAX),
             is_printable=True,
-            doc="Of the rows, in any order. Compared with that of a repetition where both have one, of the"
-            " same kind: the text before the last `:`",
+            doc="Digest of the rows, in any order. It is compared with that of a repetition if both have one of the"
+            " same kind. The kind is the text before the last `:`",
         ),
     ] = ""
     attributes: Annotated[
         Mapping[str, Metadata],
         Rule(
             limit=(0, ATTRIBUTES_MAX),
-            doc="Kept with the decision. Another `checkpoint` than the sink's is `sink_forked`",
+            doc="Kept with the decision. If `checkpoint` is not the sink's, the error is `sink_forked`",
         ),
     ] = field(default_factory=dict)
     follows: Annotated[
@@ -203,15 +203,15 @@ class SinkCommit:
         Rule(
             limit=(0, INT64_MAX),
             is_absent=True,
-            doc="A batch id that the driver knows to be written. If the sink has not come so far:"
+            doc="A batch id that the driver knows to be written. If the sink has not come so far, the error is"
             " `sink_batches_missing`",
         ),
     ] = None
     on_repeat_with_other_rows: Annotated[
         Literal["refuse", "keep_first"],
         Rule(
-            doc="If this batch id was decided with another number of rows, or another digest: `refuse`"
-            " (the default) with `sink_rows_differ`, or `keep_first`, drop these and answer what was decided"
+            doc="Applies if this batch id was decided with another number of rows or another digest. `refuse`"
+            " (the default) answers `sink_rows_differ`. `keep_first` drops these rows and answers with the decision"
         ),
     ] = "refuse"
 

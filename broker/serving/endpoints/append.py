@@ -63,16 +63,26 @@ ENDPOINTS: Final = Endpoints()
     "append_records",
     answer("Appended.", "Appended"),
     query=(
-        choice("acks", "What the answer waits for. Default: the stream's setting. `none`: appended.", CHOICES["acks"]),
+        choice(
+            "acks",
+            "The answer waits for this. Default: the stream's setting. `none`: until they are appended.",
+            CHOICES["acks"],
+        ),
         INCARNATION,
         integer(
             "producer_id",
-            "Of `POST /v1/producers`, with `producer_epoch` and `sequence`: all or none. A request that is repeated"
-            " under the same three is appended once, and answered with `duplicate` and the offsets of then.",
+            "The id that `POST /v1/producers` gave. Give it with `producer_epoch` and `sequence`, or none of the three."
+            " A request that is repeated under the same three is appended once. The answer then has `duplicate` and the"
+            " offsets of the first time.",
             least=1,
             greatest=INT64_MAX,
         ),
-        integer("producer_epoch", "An older one is `producer_fenced`.", least=0, greatest=PRODUCER_EPOCH_MAX),
+        integer(
+            "producer_epoch",
+            "If it is not the newest one, the error is `producer_fenced`.",
+            least=0,
+            greatest=PRODUCER_EPOCH_MAX,
+        ),
         integer(
             "sequence",
             "Number of the request, per partition: 0 is the first of an epoch, each next one more. The last five"
@@ -107,9 +117,7 @@ ENDPOINTS: Final = Endpoints()
 async def post_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Append the records of an Arrow stream, all or none of them."""
     handle = find(serving, request, query)
-    info = serving.backend.stream(handle.stream)
-    if info.internal:
-        raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
+    info = appendable(serving, handle.stream)
     check_media(request, (http.ARROW_STREAM, "application/octet-stream"))
     stamp = stamp_of(query)
     if stamp is not None:
@@ -146,6 +154,14 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
             "duplicate": is_duplicate,
         }
     )
+
+
+def appendable(serving: Serving, stream: str) -> StreamInfo:
+    """The stream, if clients may append to it. Raises UnknownStream; ReadOnly for the broker's own."""
+    info = serving.backend.stream(stream)
+    if info.internal:
+        raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
+    return info
 
 
 def stamp_of(query: Query) -> GroupStamp | None:
@@ -202,8 +218,8 @@ def default_subject(info: StreamInfo) -> str:
     errors=(InvalidName,),
 )
 async def register(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Give an idempotent producer its id and epoch. Under a name: the same id again, and the next epoch, which fences
-    the one before.
+    """Give an idempotent producer its id and epoch. The same name gets the same id again and the next epoch, which
+    fences the epoch before.
     """
     asked = await serving.asked(request, ProducerName)
     producer_id, epoch = await unbroken(serving.backend.register_producer(asked.name))

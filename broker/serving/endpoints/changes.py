@@ -42,13 +42,13 @@ _STREAM: Final = answer("The stream as it is then.", "Stream")
 
 @ENDPOINTS.add("POST", "/v1/streams/{stream}/pause", "pause_stream", _STREAM, errors=(UnknownStream, ReadOnly))
 async def pause(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Capture nothing and take no appends until it is resumed. What NATS has delivered is stored first."""
+    """Stop capturing and appending until the stream is resumed. What NATS has delivered is stored first."""
     return await _set_paused(serving, request, True)
 
 
 @ENDPOINTS.add("POST", "/v1/streams/{stream}/resume", "resume_stream", _STREAM, errors=(UnknownStream, ReadOnly))
 async def resume(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Capture again, and take appends."""
+    """Capture and append again."""
     return await _set_paused(serving, request, False)
 
 
@@ -94,14 +94,14 @@ async def add_partitions(serving: Serving, request: web.Request, query: Query) -
     "trim_stream",
     answer("Where each log begins then.", "Trimmed"),
     request=body(
-        "The first position to keep. One that is gone already changes nothing; an offset above the high"
-        " watermark of any of the partitions is refused, and nothing is trimmed.",
+        "The first position to keep. If it is gone already, nothing changes. If an offset is above the high"
+        " watermark of any of the partitions, it is refused, and nothing is trimmed.",
         "Trim",
     ),
     errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, ReadOnly),
 )
 async def trim(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Let go of the records before a position, for good, in some or all partitions."""
+    """Delete the records before a position, for good, in some or all partitions."""
     asked = await serving.asked(request, Trim)
     info = changeable(serving, request)
     handles = chosen(serving.backend, info.name, asked.partitions)

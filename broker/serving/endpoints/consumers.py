@@ -26,6 +26,7 @@ from broker.groups.offsets import ConsumerOffset
 from broker.serving.contract.backend import Backend, PartitionHandle
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import Commit, CommitOffset, Reset
+from broker.serving.endpoints.records import stale
 from broker.serving.endpoints.resolve import found_at
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
@@ -163,12 +164,7 @@ def _checked(serving: Serving, consumer: str, asked: CommitOffset, where: str) -
     handle = serving.backend.partition(asked.stream, asked.partition)
     incarnation = asked.incarnation or handle.incarnation
     if incarnation != handle.incarnation:
-        raise StaleIncarnation(
-            f"{where}: stream {handle.stream!r} has incarnation {handle.incarnation}, not {incarnation}",
-            stream=handle.stream,
-            incarnation=handle.incarnation,
-            asked=incarnation,
-        )
+        raise stale(handle, incarnation, f"{where}: ")
     offset = asked.offset
     if offset > handle.log.high_watermark:
         high_watermark = handle.log.high_watermark

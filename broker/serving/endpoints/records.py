@@ -99,8 +99,8 @@ ENDPOINTS: Final = Endpoints()
         INCARNATION,
         boolean(
             "verify",
-            "Check the stored bytes at the offset first, some megabytes of them: for a reader that met damage. What"
-            " is damaged on the disk is marked lost and passed over from then on; see `lost_ranges`.",
+            "Check some megabytes of stored bytes at the offset first, for a reader that met damage. Bytes that are"
+            " damaged on the disk are marked lost and passed over from then on; see `lost_ranges`.",
         ),
         integer(
             "epoch",
@@ -209,13 +209,7 @@ def find(
     handle = serving.backend.partition(request.match_info["stream"], partition_number(request))
     asked = query["incarnation"] or incarnation
     if asked is not None and asked != handle.incarnation:
-        raise StaleIncarnation(
-            f"stream {handle.stream!r} has incarnation {handle.incarnation}, not {asked[:128]}:"
-            " it was deleted and re-created",
-            stream=handle.stream,
-            incarnation=handle.incarnation,
-            asked=asked,
-        )
+        raise stale(handle, asked)
     if leader_epoch is not None and leader_epoch > handle.leader_epoch:
         raise NotReady(
             f"{handle.stream}/{handle.partition}: the leader epoch here is {handle.leader_epoch},"
@@ -224,6 +218,17 @@ def find(
             asked=leader_epoch,
         )
     return handle
+
+
+def stale(handle: PartitionHandle, asked: str, where: str = "") -> StaleIncarnation:
+    """The error for another incarnation of a stream than the one that is there."""
+    return StaleIncarnation(
+        f"{where}stream {handle.stream!r} has incarnation {handle.incarnation}, not {asked[:128]}:"
+        " it was deleted and re-created",
+        stream=handle.stream,
+        incarnation=handle.incarnation,
+        asked=asked,
+    )
 
 
 def start_offset(handle: PartitionHandle, asked: int | str | AtTime) -> int:

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, LiftlogError, StaleIncarnation
+from broker.api.errors import InvalidRequest, LiftlogError
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions
+from broker.serving.endpoints.records import stale
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
 
@@ -65,12 +66,7 @@ def _find(serving: Serving, asked: Position) -> PartitionHandle | LiftlogError:
     except LiftlogError as error:
         return error
     if asked.incarnation is not None and asked.incarnation != handle.incarnation:
-        return StaleIncarnation(
-            f"stream {asked.stream!r} has incarnation {handle.incarnation}, not {asked.incarnation}",
-            stream=asked.stream,
-            incarnation=handle.incarnation,
-            asked=asked.incarnation,
-        )
+        return stale(handle, asked.incarnation)
     return handle
 
 

@@ -61,7 +61,7 @@ from broker.serving.contract.schemas import (
     SinkReset,
     StageName,
 )
-from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, encode
+from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, encode
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body
 from broker.serving.http.waiting import unbroken
@@ -74,8 +74,8 @@ STAGES_BYTES_MAX: Final = 16 << 20
 
 ENDPOINTS: Final = Endpoints()
 _STAGE_QUERY: Final = (
-    text("sink", "Whose stage it is. Required."),
-    integer("epoch", "Of `open`. Required.", least=0, greatest=INT64_MAX),
+    text("sink", "Sink of the stage. Required."),
+    integer("epoch", "The epoch that `open` gave. Required.", least=0, greatest=INT64_MAX),
     parameter("stage", "Names the stage: 128 random bits, of one writing task. Required.", StageName),
     integer(
         "part",
@@ -115,7 +115,7 @@ async def describe(serving: Serving, request: web.Request, query: Query) -> web.
     errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
 )
 async def open_sink(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Give a run its epoch of a sink, which is made if need be. The same again for the same owner."""
+    """Give a run its epoch of a sink, which is made if need be. The same owner gets the same epoch again."""
     sink = check_name(_sink(request), what="sink")
     asked = await serving.asked(request, SinkOpen)
     opened = await unbroken(serving.backend.sinks.open(sink, asked.owner, is_one_shot=asked.one_shot))
@@ -150,9 +150,7 @@ async def open_sink(serving: Serving, request: web.Request, query: Query) -> web
 async def stage(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Store records of a sink, invisible until they are committed."""
     handle = find(serving, request, query)
-    info = serving.backend.stream(handle.stream)
-    if info.internal:
-        raise ReadOnly(f"stream {info.name!r} is internal: only the broker appends to it", stream=info.name)
+    info = appendable(serving, handle.stream)
     for needed in _STAGE_QUERY[:4]:
         if query[needed.name] is None:
             raise InvalidRequest(f"query parameter {needed.name!r} is missing", parameter=needed.name)
@@ -188,8 +186,8 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
     "/v1/sinks/{sink}/commit",
     "commit_sink",
     answer(
-        "`committed`; or `already_done`: the first decision for this batch id stands, is complete,"
-        " and is described; stages that it does not name were dropped.",
+        "`committed`, or `already_done`: the first decision for this batch id stands and is complete."
+        " The answer describes it. Stages that it does not name were dropped.",
         "SinkCommitted",
     ),
     request=body("The batch.", "SinkCommit"),
@@ -246,7 +244,7 @@ async def abort(serving: Serving, request: web.Request, query: Query) -> web.Str
     errors=(UnknownSink, *_FINISHING),
 )
 async def reset(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Go on with any batch id. What was committed stays; only new owners may commit."""
+    """Let a sink go on with any batch id. Committed records stay. Only new owners may commit."""
     asked = await serving.asked(request, SinkReset)
     state = await unbroken(serving.backend.sinks.reset(_sink(request), asked.next_batch_id))
     return await serving.json_answer(lambda: state_json(state))
@@ -261,7 +259,7 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     errors=(UnknownSink, DiskFull, StorageFailed),
 )
 async def adopt(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Give a sink to another checkpoint, because it was moved. What was decided stays, and counts."""
+    """Give a sink to another checkpoint, because it was moved. Earlier decisions stay and count."""
     asked = await serving.asked(request, SinkAdopt)
     state = await unbroken(serving.backend.sinks.adopt(_sink(request), asked.checkpoint))
     return await serving.json_answer(lambda: state_json(state))
@@ -275,7 +273,7 @@ async def adopt(serving: Serving, request: web.Request, query: Query) -> web.Str
     errors=(UnknownSink, *_FINISHING),
 )
 async def delete(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Forget a sink, and drop what is staged for it. What was committed stays."""
+    """Forget a sink, and drop what is staged for it. Committed records stay."""
     await unbroken(serving.backend.sinks.delete(_sink(request)))
     return web.Response(status=204)
 

@@ -54,7 +54,7 @@ def _finished(future: asyncio.Future[Any]) -> None:
         known = isinstance(error, LiftlogError)
         log.log(
             logging.WARNING if known else logging.ERROR,
-            "http.change_failed_unheard error=%s",
+            "http.change_failed_unanswered error=%s",
             error,
             exc_info=None if known else error,
         )
