@@ -25,6 +25,7 @@ from nats.errors import ProtocolError
 from broker.api import answers
 from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, seal
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
+from broker.api.legible import readable_rows
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.api.stream import settings_from
 from broker.cli.local.nats_server import greeting
@@ -42,7 +43,6 @@ from broker.runtime.intake.nats_seam import make_client
 from broker.serving.endpoints.append import encode
 from broker.serving.http.app import ENDPOINTS
 from broker.serving.http.body import JSON_MEDIA
-from broker.serving.payload.ndjson import _rows
 from spark_liftlog.options import source_options
 from spark_liftlog.progress.query_lag import lag
 from spark_liftlog.reading import offsets as spark_offsets
@@ -217,7 +217,7 @@ def check_arrow(data: bytes) -> None:
         rows = decode_batch(message)
         rows.validate(full=True)
         assert rows.num_rows == batch.record_count
-        list(_rows(rows))
+        list(readable_rows(rows))
 
 
 def check_posted(data: bytes) -> None:
@@ -242,7 +242,7 @@ def check_ndjson(data: bytes) -> None:
 
     (batch,) = encode(bytearray(stream_of(rows)), _INFO, 5, 1 << 22)
     made = decode_batch(batch.compose(first_offset=3, leader_epoch=1, high_watermark=0))
-    first, second = (json.loads(json.dumps(row, ensure_ascii=False).encode()) for row in _rows(made))
+    first, second = (json.loads(json.dumps(row, ensure_ascii=False).encode()) for row in readable_rows(made))
     assert (first["offset"], second["value"]) == (3, None)
     assert first["value"] == text or "base64" in first["value"]
 

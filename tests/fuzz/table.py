@@ -19,6 +19,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/api/plain.py": "what the others decode JSON with",
     "broker/runtime/sinks/stages.py": "reads notes (target note) and verified batches (target batch)",
     "broker/cli/local/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
+    "broker/cli/doctor/network.py": "JSON of a broker's answer; what is none is no broker",
     "broker/cli/commands/export.py": "decodes what PartitionLog.batches has verified (target segment)",
     "broker/storage/memory/siphash.py": "a hash: every bytes have one",
     "broker/storage/rewrite/coalescing.py": "decodes batches that it has verified (targets batch, segment)",
