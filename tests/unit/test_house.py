@@ -104,11 +104,11 @@ LINES_MAX = {
     "ingest": (1_750, 76),
     "metadata": (2_800, 76),
     "raft": (1_400, 76),
-    "replication": (1_700, 76),
+    "replication": (1_900, 73),
     "runtime": (7_900, 76),
-    "serving": (4_550, 76),
+    "serving": (4_600, 76),
     "sinks": (1_050, 76),
-    "storage": (10_350, 76),
+    "storage": (10_700, 73),
 }
 SLACK_MAX = 400
 """So much a package may stay below its number before that is to be lowered."""
