@@ -11,12 +11,13 @@ and clocks that fail.
     network.py    messages that are late, lost, doubled; links that are cut one way
     metadata.py   the plane that the catalog (`broker.metadata`) comes through: commands are late, doubled or lost,
                   answers are lost, controllers change
-    broker.py     a process, its disk, its catalog
+    broker.py     a process, its disk, its catalog; controlling.py  its session, and the controller's core in it
     replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want
     clients.py    publishers that try again, producers that repeat old groups, consumers that remember
-    checker.py    R1-R8, from outside: after each step, and at the end
-    faults.py     what goes wrong, and how often; cluster.py  a run, and its end; scenarios.py  runs by hand
-    mutants.py    deliberate mistakes: within how many seeds each is found, or which script shows it
+    checker.py    R1-R8, S1-S3, from outside: after each step, and at the end
+    faults.py     what goes wrong, and how often; commands.py  of it, what concerns the controller, and operators
+    cluster.py    a run, and its end; scenarios.py  runs by hand, staged.py  those of the catalog, stage.py  their means
+    mutants.py    deliberate mistakes: within how many seeds each is found, or which script or scenario shows it
 
 Fault model. Any process may be killed or stopped, any machine lose power, all at once too; disks keep what was fsynced.
 A disk that loses what it had fsynced (a wiped folder, flipped bits, a file that is cut) does so while another member of

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{mutant.name:58} {found or 'NOT FOUND'}  (of {mutant.seeds})", flush=True)
         return 0
     if options.scenario:
-        cluster = Cluster(options.seed or 0, faults=False, **scenarios.OPTIONS)
+        cluster = scenarios.made(options.scenario, options.seed or 0)
         failure = scenarios.played(cluster, options.scenario)
         return told(cluster, failure)
     if options.seed is not None:

@@ -8,19 +8,45 @@ from typing import TYPE_CHECKING, Any
 
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import PartitionState
+from broker.metadata.session import Session
 from broker.replication.messages import Message
+from tests.sim.controlling import Sessions
+from tests.sim.metadata import Answered
 from tests.sim.replica import Replica
 from tests.support.simdisk import Crashed, SimDisk
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
+    from tests.sim.world import World
 
 TICK_MS = 100
-HEARTBEAT_MS = 500
-SESSION_MS = 2_000
 
 
-class Broker:
+class Clock:
+    """A clock that may run otherwise than the world's, and jump ahead. `odd_ms`: when it did last, by the world's."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rate = 1.0
+        self.odd_ms = -1e9
+        self._at_ms = self._from_ms = 0.0
+
+    @property
+    def now_ms(self) -> float:
+        return self._at_ms + (self.world.now_ms - self._from_ms) * self.rate
+
+    @property
+    def is_odd(self) -> bool:
+        """Of late it did not run as others do."""
+        return self.rate != 1.0 or self.world.now_ms - self.odd_ms < 10_000
+
+    def change(self, *, rate: float | None = None, ahead_ms: float = 0.0) -> None:
+        """From now on it runs so."""
+        self._at_ms, self._from_ms = self.now_ms + ahead_ms, self.world.now_ms
+        self.rate, self.odd_ms = rate or self.rate, self.world.now_ms
+
+
+class Broker(Sessions):
     """See the module.
 
     Attributes:
@@ -29,11 +55,12 @@ class Broker:
         incarnation: The registration of this process, as that catalog has it; 0: none yet.
         replicas: Of partitions that the applied catalog, or a folder here, knows.
         paused_until_ms: Stopped until then.
-        clock_rate, clock_ms: How its clock runs, and by how much it has jumped.
+        clock: Its monotonic one.
         sync_ms: How long an fsync takes, about.
     """
 
     def __init__(self, cluster: Cluster, name: str, disk: SimDisk) -> None:
+        super().__init__()
         self.cluster = cluster
         self.world = cluster.world
         self.name = name
@@ -44,12 +71,11 @@ class Broker:
         self.applied = 0
         self.replicas: dict[str, Replica] = {}
         self.paused_until_ms = 0.0
-        self.clock_rate, self.clock_ms = 1.0, 0.0
+        self.clock = Clock(cluster.world)
         self.wall_jump_ms = 0
         self.sync_ms = 4.0
-        self._heard_ms = 0.0
-        self._beaten_ms = self._confirmed_ms = 0.0
-        self._clock_last = 0
+        self._registering_ms = 0
+        self._confirmed_ms = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -58,17 +84,12 @@ class Broker:
     @property
     def now_ms(self) -> int:
         """Its monotonic clock."""
-        self._clock_last = max(self._clock_last, int(self.world.now_ms * self.clock_rate + self.clock_ms))
-        return self._clock_last
+        return int(self.clock.now_ms)
 
     @property
     def now_us(self) -> int:
         """Its wall clock."""
         return max(0, self.now_ms + self.wall_jump_ms + 1_000_000) * 1_000
-
-    @property
-    def has_session(self) -> bool:
-        return self.world.now_ms - self._heard_ms <= SESSION_MS
 
     def note(self, text: str) -> None:
         self.world.note(self.name, text)
@@ -105,7 +126,7 @@ class Broker:
         self.incarnation = 0
         self._restore()
         self.paused_until_ms = 0.0
-        self._clock_last = int(self.clock_ms)
+        self._registering_ms = self.now_ms
         self.note("starts")
         self.replicas = {}
         self.guard(self._start)
@@ -141,14 +162,28 @@ class Broker:
                 "rack": known.rack if known else "",
                 "after": known.registration if known else 0,
                 "sound": folders,
+                "epoch_seen": max([-1, *(each.log.leader_epoch for each in self.replicas.values() if each.log)]),
                 "request_id": f"{self.process} after {known.registration if known else 0}",
             }
         )
         self.after(400, self._register, folders)
 
-    def submit(self, command: dict[str, Any], answered: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def submit(self, command: dict[str, Any], answered: Answered | None = None) -> None:
         """Ask the controller for something; the answer counts in this process only."""
         self.cluster.metadata.submit(self.name, command, answered)
+
+    def tell(self, to: str, what: str, *values: Any) -> None:
+        """Tell another broker, or this one, something of sessions."""
+        target = self.cluster.brokers[to]
+        if to == self.name:
+            self.after(0, getattr(self, what), *values)
+        else:
+            self.cluster.network.send(self.name, to, target.told, what, values)
+
+    def told(self, what: str, values: tuple[Any, ...]) -> None:
+        """Another broker tells something of sessions."""
+        if self.process:
+            self._do(self.process, getattr(self, what), values)
 
     def post(self, to: str, partition: str, message: Message, data: bytes) -> None:
         """Tell the replica of another broker."""
@@ -160,6 +195,7 @@ class Broker:
         if self.process == 0:
             return
         self.process = 0
+        self.forget_sessions()
         for replica in self.replicas.values():
             replica.remember()
         seed = self.world.rng.randrange(1 << 30)
@@ -179,16 +215,13 @@ class Broker:
     # -- time
 
     def _tick(self) -> None:
-        self.after(TICK_MS / self.clock_rate, self._tick)
-        metadata, now = self.cluster.metadata, self.world.now_ms
-        if now - self._beaten_ms >= HEARTBEAT_MS and self.incarnation:
-            self._beaten_ms = now
-            metadata.heartbeat(self.name, self.incarnation)
-            if metadata.reaches(self.name):
-                self._heard_ms = now
+        self.after(TICK_MS / self.clock.rate, self._tick)
+        metadata = self.cluster.metadata
+        self.tick_sessions()
         if metadata.reaches(self.name) and self.applied < len(metadata.log) and self.world.chance(0.5):
             self.learn(len(metadata.log))
         self._delete_left()
+        self._report_logs()
         for replica in list(self.replicas.values()):
             replica.tick(self.now_ms)
 
@@ -204,7 +237,7 @@ class Broker:
 
     def _learn(self, end: int) -> None:
         metadata, process = self.cluster.metadata, self.process
-        while self.applied < end and self.process == process:
+        while self.applied < min(end, len(metadata.log)) and self.process == process:
             before = dict(self.catalog.cluster.partitions)
             command, _ = metadata.log[self.applied]
             result = self.catalog.apply(command)
@@ -214,10 +247,19 @@ class Broker:
             is_new = info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation
             if is_new and info is not None:
                 self.incarnation = info.registration
-                self._heard_ms = self.world.now_ms
+                self.session = Session(info.registration, self._registering_ms)
             for at, state in self.catalog.cluster.partitions.items():
                 if is_new or before.get(at) is not state:
                     self._adopt(at[0], state)
+            for name in [name for name in self.replicas if (name, 0) not in self.catalog.cluster.partitions]:
+                if self.incarnation:
+                    self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        self.note(f"{name}: no replica of mine any more")
+        replica = self.replicas.pop(name)
+        replica._rest()
+        replica.drop()
 
     def _adopt(self, name: str, state: PartitionState) -> None:
         replica = self.replicas.get(name)
@@ -226,10 +268,7 @@ class Broker:
                 replica = self.replicas[name] = Replica(self, name)
             replica.adopt(state)
         elif replica is not None and self.incarnation:
-            self.note(f"{name}: no replica of mine any more")
-            replica._rest()
-            replica.drop()
-            del self.replicas[name]
+            self._leave(name)
 
     def _delete_left(self) -> None:
         """Folders of replicas that went elsewhere are deleted, and the catalog is told."""
@@ -243,6 +282,23 @@ class Broker:
         if gone:
             self.world.saw("folder deleted")
             self.submit({"kind": "confirm_deleted", "broker_id": self.name, "partitions": {name: [0] for name in gone}})
+
+    def _report_logs(self) -> None:
+        """For a rescue of the catalog: what the disk holds, of replicas that are sound."""
+        rescue = self.catalog.cluster.rescue
+        if rescue is None or not self.incarnation or self.name in rescue.logs or self.world.chance(0.8):
+            return
+        logs = [(each.name, each.log) for each in self.replicas.values() if each.log and not each.is_damaged]
+        self.submit(
+            {
+                "kind": "report_logs",
+                "broker_id": self.name,
+                "registration": self.incarnation,
+                "rescue": rescue.number,
+                "epoch_seen": max([-1, *(log.leader_epoch for _, log in logs)]),
+                "logs": [[name, 0, log.leader_epoch, log.log_end_offset] for name, log in logs],
+            }
+        )
 
     def step_out_answered(self, why: str, result: dict[str, Any]) -> None:
         """Replicas that are refused stay; an error is no answer."""

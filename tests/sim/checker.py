@@ -8,6 +8,7 @@ R5  what was acked under `all` is readable while a member of the ISR or of the l
 R6  once faults stop, the ISR is full again in bounded time, and nobody waits
 R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the newest catalog
 S2  what was fsynced is there after a power cut
+S1  nobody is taken for dead who has a session by its own count    S3  who has none answers no client
 TRIM  what a trim that was answered let go is not served again
 
 R8, that the catalog loses no command, is the adapter's of Raft (`tests.sim.raft`). Here the catalogs of all brokers
@@ -42,6 +43,7 @@ class Known:
         is_lost: No member of the ISR or of the last ISR has its disk: nothing is promised any more.
         unread_end: So far a leader has committed who could not read all of it.
         bad: Brokers whose disk does not have what it had.
+        unclean_epoch: Of the last leader that an operator chose; what it lacked is given up, and counted in `given_up`.
     """
 
     at: dict[int, Stored] = field(default_factory=dict)
@@ -55,6 +57,8 @@ class Known:
     trim_asked: int = 0
     trimmed: int = 0
     last: Stored | None = None
+    unclean_epoch: int = 0
+    given_up: int = 0
 
 
 class Checker:
@@ -168,10 +172,49 @@ class Checker:
 
     # -- the catalog
 
+    def failed(self, name: str, registration: int) -> None:
+        """A broker is taken for dead. Its session is over by its own count, if all clocks run alike (`session.S1`)."""
+        session = self.brokers[name].session
+        if (
+            session is None
+            or session.registration != registration
+            or any(b.clock.is_odd for b in self.brokers.values())
+        ):
+            return
+        if self.brokers[name].has_session:
+            self.fail(f"S1: {name} is taken for dead, and has a session")
+
     def changed(self, name: str, partition: PartitionState) -> None:
         """The catalog has changed a partition."""
+        if partition.unclean_epoch > self.known[name].unclean_epoch and partition.leader is not None:
+            self._give_up(name, partition)
         self._promise(name, partition)
         self.members_hold(name, partition)
+
+    def _give_up(self, name: str, partition: PartitionState) -> None:
+        """An operator has chosen who leads: what it does not have is lost, and nothing else is."""
+        known, who = self.known[name], partition.leader or ""
+        known.unclean_epoch = partition.unclean_epoch
+        replica = self.brokers[who].replicas[name]
+        has = {batch.first: batch for batch in replica.shadow}
+        start = replica.log.log_start_offset if replica.log is not None else 0
+        end = next((at for at, batch in sorted(known.at.items()) if at >= start and has.get(at) != batch), known.end)
+        for batch in sorted((batch for at, batch in known.at.items() if at < end), reverse=True):
+            if batch.ends_group:
+                break
+            end = batch.first  # a leader cuts a group that it has in part
+        lost = [at for at in known.at if at >= end]
+        self.world.note("CHECK", f"{name}: {who} is chosen: [{end}, {known.end}) is given up")
+        for at in lost:
+            del known.at[at]
+        known.given_up += known.end - end
+        known.end = known.unread_end = end
+        known.last = known.at[max(known.at)] if known.at else None
+        known.trimmed, known.trim_asked = min(known.trimmed, start), max(known.trim_asked, start)
+        kept = [acked for acked in known.acked if acked[1] < end]
+        if len(kept) < len(known.acked):
+            self.world.saw("acked records given up by an operator")
+        known.acked = kept
 
     def members_hold(self, name: str, partition: PartitionState) -> None:
         for who in partition.isr:
@@ -217,8 +260,16 @@ class Checker:
 
     # -- clients
 
+    def serves(self, replica: Replica, what: str) -> None:
+        """A leader answers a client: only in a session (`session.S3`)."""
+        if not replica.broker.has_session:
+            self.fail(f"S3: {replica.name}: {replica.broker.name} answers {what} without a session")
+        if (replica.name, 0) not in replica.broker.catalog.cluster.partitions:
+            self.fail(f"{replica.name}: {replica.broker.name} answers {what} of a stream that it knows to be deleted")
+
     def acked(self, replica: Replica, first: int, end: int, acks: Acks, batches: Sequence[Batch]) -> None:
         known = self.known[replica.name]
+        self.serves(replica, "a publish")
         if acks is not Acks.ALL:
             self.world.saw("acked by the leader")
             if replica.log is not None and replica.log.durable_end < end and not known.is_lost:
@@ -229,18 +280,27 @@ class Checker:
             return
         if end > known.end:
             self.fail(f"R5: {replica.name}: acked [{first}, {end}), and committed is up to {known.end}")
-        offset = first
-        for batch in batches:
-            for value in batch.values:
-                known.acked.append((value, offset, batch.producer_id > 0))
-                offset += 1
+        values = [(value, batch.producer_id > 0) for batch in batches for value in batch.values]
+        known.acked += [(value, first + at, is_once) for at, (value, is_once) in enumerate(values)]
+
+    def acked_each(self, replica: Replica, offsets: dict[bytes, int]) -> None:
+        """Messages with ids: each was stored there, now or before; and is, once."""
+        known = self.known[replica.name]
+        self.serves(replica, "a publish")
+        if known.is_lost or replica.broker.name in known.bad:
+            return
+        self.world.saw("acked by all")
+        for value, offset in offsets.items():
+            if offset >= known.end:
+                self.fail(f"R5: {replica.name}: acked {offset}, and committed is up to {known.end}")
+            known.acked.append((value, offset, True))
 
     def repeated(self, name: str, first: int, outcome: str, again: int) -> None:
         """A producer repeats its last group, which was acked at `first`: it is known there, or there is no answer."""
         partition = self.partitions[name]
         leader = self.brokers[partition.leader].replicas.get(name) if partition.leader else None
         notes = leader.log.recovery.notes if leader is not None and leader.log is not None else []
-        if self.known[name].is_lost or any("state-" in note for note in notes):
+        if self.known[name].is_lost or self.known[name].unclean_epoch or any("state-" in note for note in notes):
             return  # where a state file rots the log tells, as far as it goes
         if outcome in ("UnknownProducer", "OutOfSequence", "ProducerFenced") or (
             outcome == "stored" and again != first
@@ -254,6 +314,7 @@ class Checker:
         known.trim_asked = max(known.trim_asked, start)
 
     def trimmed(self, replica: Replica, start: int) -> None:
+        self.serves(replica, "a trim")
         known = self.known[replica.name]
         known.trimmed = max(known.trimmed, start)
 
@@ -323,4 +384,6 @@ class Checker:
             if values.get(offset) != value:
                 self.fail(f"R5: {name}: {value!r} was acked at {offset}, there is {values.get(offset)!r}")
             if is_once and count[value] > 1:
-                self.fail(f"G4: {name}: {value!r} of an idempotent producer is there {count[value]} times")
+                self.fail(
+                    f"G4: {name}: {value!r} of an idempotent producer, or with an id, is there {count[value]} times"
+                )

@@ -16,19 +16,27 @@ TRY_AGAIN_MS = 700
 
 
 class Client:
-    """Knows the leader as the catalog has it, or had it."""
+    """Knows the leader as the catalog has it, or had it.
+
+    Attributes:
+        stray: So often it asks another one.
+    """
+
+    stray = 0.1
 
     def __init__(self, cluster: Cluster, partition: str) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.partition = partition
 
-    def call(self, method: str, answered: Any, *args: Any) -> None:
+    def call(self, method: str, answered: Any, *args: Any, of: str | None = None) -> None:
+        """Ask the leader, or now and then another broker; `of`: that one."""
         cluster, rng = self.cluster, self.world.rng
         partition = cluster.metadata.states[self.partition]
         target = partition.leader
-        if target is None or rng.random() < 0.1:
+        if target is None or rng.random() < self.stray:
             target = rng.choice(partition.replicas)
+        target = of or target
         cluster.network.send("client", target, cluster.brokers[target].call, self.partition, method, answered, *args)
 
 
@@ -95,6 +103,44 @@ class Publisher(Client):
             self.producer_id = 0
 
 
+class IdPublisher(Publisher):
+    """Sends messages with ids, as over NATS, a batch at a time; those again that it was not told of."""
+
+    def __init__(self, cluster: Cluster, partition: str, name: str) -> None:
+        super().__init__(cluster, partition, 0, name)
+        self.open: list[bytes] = []  # not acknowledged
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_stopped and not self.open
+
+    def begin(self) -> None:
+        if not self.is_stopped:
+            self.number += 1
+            rng = self.world.rng
+            names = [b"%s-%d-%d" % (self.name.encode(), self.number, i) for i in range(rng.choice((1, 2, 3)))]
+            self.open = [name.ljust(rng.choice((20, 40, 400)), b".") for name in names]
+            self.send()
+
+    def send(self) -> None:
+        self._try += 1
+        again = self.world.rng.sample(self.open, len(self.open))
+        self.call("publish_ids", lambda *answer, this=self._try: self.answered_ids(this, *answer), again)
+        self.world.after(TRY_AGAIN_MS, self.timed_out, self._try)
+
+    def timed_out(self, this: int) -> None:
+        if this == self._try and self.open:
+            self.world.saw("publish sent again")
+            self.send()
+
+    def answered_ids(self, this: int, outcome: str, stored: Sequence[bytes] = ()) -> None:
+        was_open = bool(self.open)
+        self.open = [value for value in self.open if value not in stored]
+        if was_open and not self.open:
+            self._try += 1
+            self.world.after(self.world.rng.expovariate(1 / self.cluster.pace_ms), self.begin)
+
+
 class Repeater(Client):
     """An idempotent producer that sends one group now and then, and each again for long: somebody always knows it.
 
@@ -142,44 +188,57 @@ class Consumer(Client):
         end: The greatest end that it was told.
     """
 
+    stray = 0.3
+
     def __init__(self, cluster: Cluster, partition: str) -> None:
         super().__init__(cluster, partition)
         self.offset = self.end = self.trimmed_to = 0
         self.epoch = -1
-        self.world.after(500, self.poll)
+        self.unclean_epoch = 0
+        self.world.after(500, self.poll_on)
 
-    def poll(self) -> None:
-        self.world.after(self.world.rng.uniform(150, 600), self.poll)
-        asked = (self.end, self.trimmed_to)
-        self.call("read", lambda *answer: self.answered(asked, *answer), self.offset, self.epoch)
+    def poll_on(self) -> None:
+        self.world.after(self.world.rng.uniform(150, 600), self.poll_on)
+        self.poll()
         if self.cluster.trims and self.world.chance(0.08) and self.offset > 4:
             start = self.offset - self.world.rng.randint(0, 4)
             self.call("trim", lambda *answer: self.trimmed(start, *answer), start)
 
+    def poll(self, of: str | None = None) -> None:
+        asked = (self.end, self.trimmed_to, self.offset, self.unclean_epoch)
+        self.call("read", lambda *answer: self.answered(asked, *answer), self.offset, self.epoch, of=of)
+
     def trimmed(self, start: int, outcome: str, epoch: int = -1) -> None:
-        if outcome == "stored":
+        if outcome == "stored" and self.unclean_epoch == self.cluster.checker.known[self.partition].unclean_epoch:
             self.epoch = max(self.epoch, epoch)
             self.trimmed_to = max(self.trimmed_to, start)
 
     def answered(
         self,
-        asked: tuple[int, int],
+        asked: tuple[int, int, int, int],
         what: str,
         epoch: int = 0,
         start: int = 0,
         end: int = 0,
         batches: Sequence[Stored] = (),
     ) -> None:
-        """`asked`: the end and the trim that it knew when it asked."""
+        """`asked`: the end and the trim that it knew when it asked, and where it was."""
         checker, name = self.cluster.checker, self.partition
-        if what != "records" or checker.known[name].is_lost:
+        if what != "records" or checker.known[name].is_lost or epoch < checker.known[name].unclean_epoch:
+            return
+        if self.unclean_epoch < checker.known[name].unclean_epoch:  # it is told so by name, and begins anew
+            self.unclean_epoch = checker.known[name].unclean_epoch
+            self.offset = self.end = self.trimmed_to = 0
+            self.epoch = epoch
+            return
+        if asked[3] < self.unclean_epoch:
             return
         checker.has_read(name, "a consumer", epoch, batches)
         if 0 <= end < asked[0]:
             checker.fail(f"R2: {name}: a consumer who had seen end {asked[0]} is told {end} in epoch {epoch}")
         if start < asked[1]:
             checker.fail(f"TRIM: {name}: epoch {epoch} serves from {start} who was told that {asked[1]} is trimmed")
-        at = max(self.offset, start)
+        at = max(asked[2], start)
         for batch in batches:
             if batch.first > at:
                 checker.fail(f"R5: {name}: a consumer at {at} is given {batch}: what lies between is passed over")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tests.sim.commands import OfTheCatalog
 from tests.support.simdisk import MODES
 
 if TYPE_CHECKING:
@@ -33,20 +34,24 @@ WEIGHTS = {
     "clock": 1.5,
     "isolate": 3.0,
     "one_way": 3.0,
+    "split": 2.0,
     "flap": 1.5,
     "slow": 1.5,
-    "controller": 2.0,
+    "controller": 1.5,
+    "controller_midway": 1.5,
+    "controller_stops": 1.5,
     "elect": 2.0,
     "assign": 1.5,
     "stop": 1.5,
     "minimum": 1.0,
     "below": 2.0,
+    "unclean": 5.0,
     "takeovers": 1.5,
     "lapse": 1.0,
 }
 
 
-class Faults:
+class Faults(OfTheCatalog):
     """Lets something go wrong every now and then. `pace_ms`: so often, about."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -128,9 +133,9 @@ class Faults:
     def _clock(self, broker: Broker) -> None:
         rng = self.world.rng
         if rng.random() < 0.5:
-            broker.clock_rate = rng.choice((0.7, 0.9, 1.1, 1.5))
+            broker.clock.change(rate=rng.choice((0.7, 0.9, 1.1, 1.5)))
         else:
-            broker.clock_ms += rng.choice((50, 2_000, 60_000))
+            broker.clock.change(ahead_ms=rng.choice((50, 2_000, 60_000)))
         broker.wall_jump_ms = rng.choice((-3_600_000, 0, 3_600_000))
 
     # -- disks
@@ -258,6 +263,16 @@ class Faults:
         broker.note(f"{'does not reach' if outward else 'is not reached by'} {','.join(some)}")
         self._cut([(broker.name, name) if outward else (name, broker.name) for name in some], 300, 5_000)
 
+    def _split(self, broker: Broker) -> None:
+        """A minority that has the controller, if it can be, does not reach the others: within it all is well."""
+        rng, cluster = self.world.rng, self.cluster
+        names = list(cluster.brokers)
+        rng.shuffle(names)
+        names.sort(key=lambda name: name != cluster.metadata.controller)
+        some = names[: rng.randint(1, (len(names) - 1) // 2)]
+        self.world.note("faults", f"{','.join(sorted(some))} do not reach the others")
+        self._cut([pair for a in some for b in names if b not in some for pair in ((a, b), (b, a))], 300, 5_000)
+
     def _flap(self, broker: Broker) -> None:
         for _ in range(4):
             self._later(0, 4_000, lambda: self._cut([(broker.name, n) for n in self.cluster.brokers], 50, 400))
@@ -272,53 +287,6 @@ class Faults:
             broker.sync_ms = 4.0
 
         self._later(500, 4_000, quick)
-
-    # -- the catalog
-
-    def _controller(self, broker: Broker) -> bool:
-        metadata = self.cluster.metadata
-        if metadata.controller is None:
-            return False
-        metadata.depose()
-        self.world.note("catalog", "the controller steps down")
-        return True
-
-    def _ask(self, kind: str, **values: Any) -> bool:
-        """As an operator, or the controller itself, asks."""
-        metadata = self.cluster.metadata
-        if metadata.controller is None:
-            return False
-        metadata.submit(metadata.controller, {"kind": kind, **values})
-        return True
-
-    def _elect(self, broker: Broker) -> bool:
-        """Leaderships go to the first replicas."""
-        return self._ask("elect_preferred", partitions={name: [0] for name in self.cluster.metadata.states})
-
-    def _stop(self, broker: Broker) -> bool:
-        """It hands its leaderships over, and ends: before or after they are others'."""
-        if not broker.incarnation or broker.process == 0:
-            return False
-        self._later(0, 400, lambda: self._down(broker, "kill"))
-        return self._ask("stop_broker", broker_id=broker.name, registration=broker.incarnation)
-
-    def _minimum(self, broker: Broker) -> bool:
-        """So many must be in sync from now on."""
-        name = self.world.rng.choice(list(self.cluster.metadata.states))
-        return self._ask("set_min_insync", stream=name, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
-
-    def _assign(self, broker: Broker) -> bool:
-        """Other brokers get the replicas, or the same in another order."""
-        metadata, rng = self.cluster.metadata, self.world.rng
-        name = rng.choice(list(metadata.states))
-        state, names = metadata.states[name], list(self.cluster.brokers)
-        target = list(state.target or state.replicas)
-        free = [each for each in names if each not in target]
-        if free and rng.random() < 0.8:
-            target[rng.randrange(len(target))] = rng.choice(free)
-        else:
-            rng.shuffle(target)
-        return self._ask("reassign", stream=name, partition=0, replicas=target)
 
     # -- several things in a row
 
@@ -356,15 +324,6 @@ class Faults:
         self._isolate(one, 900)
         self._later(700, 900, lambda: self._down(one, "kill"))
 
-    def _lapse(self, broker: Broker) -> bool:
-        """It loses the controller for a little longer than a session, and not the others."""
-        controller = self.cluster.metadata.controller
-        if controller is None or controller == broker.name:
-            return False
-        broker.note("does not reach the controller")
-        self._cut([(broker.name, controller), (controller, broker.name)], 1_900, 3_500)
-        return True
-
     # -- the end
 
     def heal(self) -> None:
@@ -377,5 +336,7 @@ class Faults:
             broker.disk.heal()
             broker.disk.crash_at = None
             broker.paused_until_ms = 0.0
-            broker.clock_rate, broker.sync_ms = 1.0, 4.0
+            broker.sync_ms = 4.0
+            if broker.clock.rate != 1.0:
+                broker.clock.change(rate=1.0)
             broker.start_if_gone()

@@ -74,18 +74,7 @@ class Following(Held):
 
     def _report(self, effect: f.Report) -> None:
         self.world.saw("leader reported")
-        self.submit(
-            {
-                "kind": "report_leader",
-                "broker_id": self.broker.name,
-                "registration": self.incarnation[0],
-                "stream": self.name,
-                "partition": 0,
-                "leader_epoch": effect.epoch,
-                "at_ms": int(self.world.now_ms),
-                "window_ms": 2_000,
-            }
-        )
+        self.broker.tell_controller("report", self.incarnation[0], self.name, effect.epoch)
 
     def _on_disk(self, act: Callable[[], object]) -> None:
         """Do something to the log that is followed by what it holds."""

@@ -20,8 +20,10 @@ from broker.storage.segments.checkpoint import CHECKPOINT_FILE, LogIdentity, Log
 
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
+    from tests.sim.metadata import Answered
 
-SETTINGS = LogSettings(segment_bytes=7_000, is_sole_replica=False)
+SETTINGS = LogSettings(segment_bytes=7_000, is_sole_replica=False, dedup_window_ms=4 * 3_600_000)
+"""Ids are known for longer than wall clocks jump."""
 
 
 class Stored(NamedTuple):
@@ -74,7 +76,7 @@ class Held:
     def note(self, text: str) -> None:
         self.broker.note(f"{self.name}: {text}")
 
-    def submit(self, command: dict[str, Any], answered: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def submit(self, command: dict[str, Any], answered: Answered | None = None) -> None:
         """Ask the controller for something."""
         self.broker.submit(command, answered)
 

@@ -5,6 +5,7 @@ An answer that would tell nothing is held back for a while (long poll).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from broker.storage.memory.state_files import state_name
 from broker.storage.read import verified_messages
 from tests.sim.batches import Batch
 from tests.sim.held import Held, stored_of
+from tests.support.published import batch_from_nats, with_id
+from tests.unit.ingest.wire import answers_in
 
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
@@ -99,7 +102,7 @@ class Leading(Held):
             **change,
         }
         self.world.saw("ISR asked to grow" if ask.add else "ISR asked to shrink")
-        self.submit(command, lambda result: self.broker.after(0, self._isr_answered, ask, result))
+        self.submit(command, lambda result, _: self.broker.after(0, self._isr_answered, ask, result))
 
     def _isr_answered(self, ask: e.AskIsr, result: dict[str, Any]) -> None:
         """With the state that it was judged by: a second try is refused because the first was accepted."""
@@ -222,13 +225,52 @@ class Leading(Held):
             self.shadow += [stored_of(batch.message) for batch in batches]
 
         def told(outcome: e.Outcome) -> None:
-            if outcome is e.Outcome.STORED:
+            if outcome is e.Outcome.STORED and not self.broker.has_session:
+                self.world.saw("ack held back: no session")
+            elif outcome is e.Outcome.STORED:
                 self.checker.acked(self, first, end, acks, batches)
                 answer("stored", first, end)
             else:
                 answer(outcome.name)
 
         self._lead_step(e.Appended(first, end, ends, ((told, acks),)))
+        self._unpark()
+
+    def publish_ids(self, answer: Callable[..., None], values: Sequence[bytes]) -> None:
+        """Append messages from NATS, each with its value for an id. Answers ("stored", those that are) or why not."""
+        log, core = self.log, self.leader
+        if log is None or not self.leads or not self.broker.has_session or self.stepping is not None:
+            answer("not the leader")
+            return
+        if core.in_sync is not None and len(core.in_sync.members) < core.min_insync_replicas:
+            answer("too few in sync")
+            return
+        now_us = self.broker.now_us
+        batch = batch_from_nats([(value, with_id(value.decode())) for value in values], now_us)
+        before = log.log_end_offset
+        try:
+            result = log.append([batch], leader_epoch=core.epoch, now_us=now_us)
+        except LiftlogError as error:
+            if log.failure is not None:
+                self._disk_failed(error)
+            answer(type(error).__name__)
+            return
+        if result.next_offset > before:
+            self.shadow += [stored_of(message) for message in self._read(before, result.next_offset, 1 << 20)]
+        told_by = {int(reply[1:]): json.loads(body) for reply, body in answers_in(batch.acks(result.first_offset))}
+        offsets = {values[at]: body["seq"] - 1 for at, body in told_by.items() if "error" not in body}
+        for body in told_by.values():
+            self.world.saw("repeat known by its id" if body.get("duplicate") else "stored with an id")
+
+        def told(outcome: e.Outcome) -> None:
+            if outcome is e.Outcome.STORED and self.broker.has_session:
+                self.checker.acked_each(self, offsets)
+                answer("stored", list(offsets))
+            else:
+                answer(outcome.name)
+
+        ends = (result.next_offset,) if result.next_offset > before else ()
+        self._lead_step(e.Appended(result.first_offset, result.next_offset, ends, ((told, e.Acks.ALL),)))
         self._unpark()
 
     def read(self, answer: Callable[..., None], offset: int, epoch: int) -> None:
@@ -238,6 +280,7 @@ class Leading(Held):
             answer("not known")
             return
         end = core.high_watermark if core.knows_end else -1
+        self.checker.serves(self, "a read")
         try:
             with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
                 found = []
@@ -265,6 +308,8 @@ class Leading(Held):
         epoch = core.epoch
 
         def told(outcome: e.Outcome) -> None:
+            if outcome is e.Outcome.STORED and not self.broker.has_session:
+                return
             if outcome is e.Outcome.STORED:
                 self.world.saw("trim answered")
                 self.checker.trimmed(self, start)

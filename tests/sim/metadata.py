@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     from tests.sim.broker import Broker
 
 ROUND_MS = 250
-SESSION_MS = 2_000
-FIRST_ELECTION_MS = 3_000
 COMPARED_EVERY = 16
 """So many commands lie between two that every broker's catalog is compared after, and that snapshots are taken at."""
 
-Answered = Callable[[dict[str, Any]], None]
-"""Told the result of a command."""
+Answered = Callable[[dict[str, Any], int], None]
+"""Told the result of a command, and how many were applied with it."""
 
 
 def text_of(catalog: Catalog) -> str:
@@ -49,6 +47,9 @@ class Metadata:
         log: What is committed, each with its result.
         states: Of each partition, by the name of its stream: each stream here has one.
         snapshots: By the number of commands before them.
+        controller, term, began_at: Who has a majority by now; which term it is, and how much was committed before it.
+        depose_at: A kind of command: with the next such one the controller steps down.
+        failed: Told of brokers that are taken for dead.
     """
 
     def __init__(self, world: World, network: Network, checked: Callable[[str, PartitionState], None]) -> None:
@@ -61,24 +62,48 @@ class Metadata:
         self.snapshots: dict[int, str] = {0: text_of(self.catalog)}
         self.controller: str | None = None
         self.term = 0
-        self.heard_ms: dict[str, float] = {}
-        self._heard_of: dict[str, int] = {}  # registrations that are to be renewed
+        self.began_at = 0
+        self.depose_at = ""
+        self.first_term = 0
+        self.failed: Callable[[str, int], None] = lambda broker, registration: None
+        self._process = 0  # of the controller
+        self._gone_ms: float | None = None  # when it will have been silent for too long
         self._checked = checked
         world.after(ROUND_MS, self._round)
-        world.after(FIRST_ELECTION_MS, self._deadline)
-
-    @property
-    def live(self) -> list[str]:
-        """The brokers that have a session."""
-        return [name for name, info in self.catalog.brokers.items() if info.is_live]
 
     def reaches(self, broker: str) -> bool:
         return self.controller is not None and self.network.connects(broker, self.controller)
 
     def depose(self) -> None:
         """The controller is another soon."""
-        self.controller = None
+        self.controller = self._gone_ms = None
         self.term += 1
+
+    def _is_able(self, name: str) -> bool:
+        """It runs, and reaches a majority."""
+        able = [each for each, broker in self.brokers.items() if broker.is_running]
+        return name in able and 2 * sum(self.network.connects(name, each) for each in able) > len(self.brokers)
+
+    def _is_stuck(self) -> bool:
+        """There is a controller that can do nothing just now. One whose process is gone is none."""
+        if self.controller is None:
+            return False
+        if self.brokers[self.controller].process != self._process:
+            self.depose()
+            return False
+        return not self._is_able(self.controller)
+
+    def lose(self, end: int) -> None:
+        """A majority of the catalog's disks is gone: a new group begins with what there was after `end` commands."""
+        self.depose()
+        self.first_term = self.term
+        del self.log[end:]
+        self.snapshots = {at: text for at, text in self.snapshots.items() if at <= end}
+        at = max(self.snapshots)
+        self.catalog = Catalog.restore(json.loads(self.snapshots[at]))
+        for command, _ in self.log[at:]:
+            self.catalog.apply(command)
+        self.states.update({name: state for (name, _), state in self.catalog.cluster.partitions.items()})
 
     # -- commands
 
@@ -88,16 +113,28 @@ class Metadata:
             delay = self.world.rng.expovariate(1 / 3) + (400 if self.world.chance(0.02) else 0)
             self.world.after(delay, self._arrive, self.term, broker, {"v": 1, **command}, answered)
 
+    def submit_own(self, term: int, broker: str, command: Mapping[str, Any], answered: Answered) -> None:
+        """The controller of a term asks. One that is none any more writes into a log that nobody takes over."""
+        if term != self.term or broker != self.controller:
+            self.world.saw("command of a controller that is none any more")
+        else:
+            self.world.after(0.1, self._arrive, term, broker, {"v": 1, **command}, answered)
+
     def _arrive(self, term: int, broker: str, command: dict[str, Any], answered: Answered | None) -> None:
         """At the controller: judged by what that has applied."""
         world = self.world
+        if term < self.first_term:
+            return
+        if self._is_stuck():
+            world.after(100, self._arrive, term, broker, command, answered)
+            return
         judge = self.brokers[self.controller] if self.controller is not None else None
         if term == self.term and judge is not None and judge.process:
             try:
                 judge.catalog.judge(command)
             except LiftlogError as error:
                 world.saw("command refused before it is committed")
-                self._answer(broker, answered, {"error": error.to_problem()})
+                self._answer(broker, answered, {"error": error.to_problem()}, judge.applied)
                 return
         for _ in range(2 if world.chance(0.04) else 1):
             late_ms = world.rng.uniform(0, 1_500) if world.chance(0.02) else 0
@@ -105,21 +142,40 @@ class Metadata:
 
     def _commit(self, term: int, broker: str, command: dict[str, Any], answered: Answered | None) -> None:
         world = self.world
+        if term < self.first_term:
+            return
+        if command["kind"] == self.depose_at and self.controller is not None:
+            self.depose_at = ""
+            world.note("catalog", f"the controller steps down, with {command['kind']} in its log")
+            self.depose()
+        if self._is_stuck():
+            world.after(100, self._commit, term, broker, command, answered)
+            return
         if term != self.term:
             world.saw("command of a deposed controller")
-            if world.chance(0.5) or self.controller is None:
-                return
-            answered = None  # committed after all; nobody is told
+            if world.chance(0.5):  # committed after all, by a successor; nobody is told
+                world.after(world.rng.uniform(0, 1_500), self._inherit, term, broker, command)
+            return
+        self._committed(broker, command, answered)
+
+    def _inherit(self, term: int, broker: str, command: dict[str, Any]) -> None:
+        if self.controller is None or self._is_stuck():
+            self.world.after(100, self._inherit, term, broker, command)
+        elif term >= self.first_term:
+            self._committed(broker, command, None)
+
+    def _committed(self, broker: str, command: dict[str, Any], answered: Answered | None) -> None:
+        world = self.world
         result = self.carry_out(command)
         for name in self.brokers:
             if self.reaches(name):
                 late_ms = world.rng.uniform(0, 700) if world.chance(0.1) else 0
                 world.after(world.rng.expovariate(1 / 15) + late_ms, self.brokers[name].learn, len(self.log))
-        self._answer(broker, answered, result)
+        self._answer(broker, answered, result, len(self.log))
 
-    def _answer(self, broker: str, answered: Answered | None, result: dict[str, Any]) -> None:
+    def _answer(self, broker: str, answered: Answered | None, result: dict[str, Any], at: int) -> None:
         if answered is not None and not self.world.chance(0.08) and self.reaches(broker):
-            self.world.after(self.world.rng.expovariate(1 / 5), answered, result)
+            self.world.after(self.world.rng.expovariate(1 / 5), answered, result, at)
 
     def carry_out(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Commit a command. Returns its result."""
@@ -128,6 +184,9 @@ class Metadata:
         self.log.append((command, result))
         if "error" in result:
             world.saw("committed command refused")
+        elif command["kind"] == "fail_broker":
+            world.saw("session lapsed")
+            self.failed(command["broker_id"], command["registration"])
         if len(self.log) % COMPARED_EVERY == 0:
             self.snapshots[len(self.log)] = text_of(self.catalog)
         for (name, _), state in self.catalog.cluster.partitions.items():
@@ -156,58 +215,26 @@ class Metadata:
         if at in self.snapshots and text_of(broker.catalog) != self.snapshots[at]:
             raise Violation(f"R8: {name} has another catalog than others after command {at}")
 
-    # -- the controller's rounds
-
-    def heartbeat(self, broker: str, registration: int) -> None:
-        if self.reaches(broker):
-            self.heard_ms[broker] = self.world.now_ms
-            self._heard_of[broker] = registration
+    # -- the controllership
 
     def _round(self) -> None:
-        """Who controls, whose session is renewed or has lapsed."""
+        """Who controls. One that is silent is another after a while."""
         world = self.world
         world.after(ROUND_MS, self._round)
-        names = list(self.brokers)
-        able = [name for name in names if self.brokers[name].is_running]
-        majority = len(names) // 2 + 1
-
-        def connected(name: str) -> int:
-            return sum(self.network.connects(name, other) for other in able)
-
-        if self.controller is not None and (self.controller not in able or connected(self.controller) < majority):
+        if not self._is_stuck():
+            self._gone_ms = None
+        elif self._gone_ms is None:
+            self._gone_ms = world.now_ms + world.rng.uniform(0, 1_000)
+        elif world.now_ms >= self._gone_ms:
             self.depose()
         if self.controller is None:
-            fit = [name for name in able if connected(name) >= majority]
-            if fit and world.chance(0.5):
+            fit = [name for name in self.brokers if self._is_able(name)]
+            if fit and world.chance(0.8):
                 self.controller = world.rng.choice(fit)
-                self.heard_ms = dict.fromkeys(names, world.now_ms)
-                self._heard_of = {}
+                self._process = self.brokers[self.controller].process
+                self.began_at = len(self.log)
                 world.saw("controller")
-                world.note("catalog", f"{self.controller} controls")
-            return
-        self._sessions(self.brokers[self.controller])
-
-    def _sessions(self, controller: Broker) -> None:
-        """By the controller's own catalog."""
-        world, known = self.world, controller.catalog.brokers
-        if self._heard_of and (
-            world.chance(0.25) or any(name in known and not known[name].is_live for name in self._heard_of)
-        ):
-            self.submit(controller.name, {"kind": "renew_sessions", "renewals": self._heard_of})
-            self._heard_of = {}
-        for name, info in sorted(known.items()):
-            if info.is_live and world.now_ms - self.heard_ms.get(name, 0) > SESSION_MS:
-                world.saw("session lapsed")
-                self.heard_ms[name] = world.now_ms
-                lapse = {"broker_id": name, "registration": info.registration, "renewal": info.renewal}
-                self.submit(controller.name, {"kind": "fail_broker", **lapse})
-
-    def _deadline(self) -> None:
-        waiting = {name: [0] for name, state in self.states.items() if not state.has_led}
-        if waiting and self.controller is not None:
-            self.submit(self.controller, {"kind": "elect_first", "partitions": waiting})
-        if waiting:
-            self.world.after(1_000, self._deadline)
+                world.note("catalog", f"{self.controller} is elected for term {self.term}")
 
 
 def _brief(command: Mapping[str, Any]) -> str:

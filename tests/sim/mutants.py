@@ -2,8 +2,8 @@
 """Deliberate mistakes in the protocol: each a piece of the text of a core, of the catalog or of what drives them, and what
 stands there instead. Each is a reading that somebody could have had, or a bug that the field has seen.
 
-Each of `MUTANTS` is found within `seeds` seeds; `seed` is one that finds it, tried first; or by a scenario. Those of `PLAYED` are shown by
-a script of `tests/golden`, and by no seed that is known.
+Each of `MUTANTS` is found within `seeds` seeds; `seed` is one that finds it, tried first. Those of `PLAYED` are shown by
+a script of `tests/golden`, and by no seed that is known; those of `STAGED` by one of `scenarios.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from broker.replication import follower, leader
-from tests.sim.cluster import Cluster, play
-from tests.sim.scenarios import OPTIONS, played
+from tests.sim import scenarios
+from tests.sim.cluster import play
 from tests.support.scripts import replay
 from tests.unit.metadata.scenario import Scenario as OfCatalog
 from tests.unit.replication.following import Following
@@ -33,7 +33,17 @@ DRIVERS: Final[dict[str, Callable[[], Any]]] = {
 }
 FOLDERS: Final = {
     "replication": ("insync", "trims", "leader", "follower"),
-    "metadata": ("partition", "partition_commands", "broker_commands", "cluster", "catalog"),
+    "metadata": (
+        "partition",
+        "partition_commands",
+        "broker_commands",
+        "cluster",
+        "catalog",
+        "controller",
+        "session",
+        "rescue",
+    ),
+    "storage": ("remembered",),
 }
 
 
@@ -47,54 +57,54 @@ class Mutant:
     seed: int
     seeds: int
     script: str
-    scenario: str
 
 
-def of(
-    name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30, script: str = "", scenario: str = ""
-) -> Mutant:
+def of(name: str, file: str, *texts: str, seed: int = 0, seeds: int = 30, script: str = "") -> Mutant:
     folder = next((f"broker.{folder}" for folder, files in FOLDERS.items() if file in files), "tests.sim")
-    return Mutant(
-        name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, script, scenario
-    )
+    return Mutant(name, f"{folder}.{file}", tuple(zip(texts[::2], texts[1::2], strict=True)), seed, seeds, script)
 
 
 MUTANTS: Final = (
     # what acknowledges
     of("acks before the ISR has it", "leader", "safe_end = in_sync.durable_end(own_end)", "safe_end = own_end"),
     of("acknowledges by fetch offset", "insync", "max(follower.durable_end, fetch.durable_end)", "max(follower.durable_end, fetch.offset)"),
-    of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=2),
-    of("does not count a pending addition", "insync", "or broker == added", "", seed=32, seeds=60),
-    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=4),
+    of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=1),
+    of("does not count a pending addition", "insync", "or broker == added", "", seed=10, seeds=60),
+    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=10),
     # fencing
-    of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n", seed=7),
+    of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n", seed=11),
     of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=24),
     # who may be elected
-    of("asks in who has not fsynced it", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=-1 if fetch.offset >= max(self.high_watermark, self.epoch_start) else 1 << 60", seed=4),
+    of("asks in who has not fsynced it", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=-1 if fetch.offset >= max(self.high_watermark, self.epoch_start) else 1 << 60"),
     of("asks in too early", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=0"),
-    of("keeps a wiped broker in the ISR", "broker_commands", "if at not in sound and broker in {*state.opened, *state.isr, *state.last_isr}:", "if False:", seed=3),
+    of("keeps a wiped broker in the ISR", "broker_commands", "if at not in sound and broker in {*state.opened, *state.isr, *state.last_isr}:", "if False:", seed=5),
     of("lets who opens late join", "partition", "return state if self.has_led else replace(state, isr=_with(self.isr, broker))", "return replace(state, isr=_with(self.isr, broker))", seed=3),
     of("elects whoever is live", "partition", "candidates = [b for b in state.replicas if b in state.electable and b in who.registrations]", "candidates = [b for b in state.replicas if b in who.registrations]", seed=7),
-    of("follows with a damaged log", "replica", "        if self.is_damaged:\n            return\n", "", "                self._follow_step(f.Unfollowed())  # its durable end would say what is not so\n", "                pass\n", seed=30, seeds=60),
-    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=23),
+    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=15),
     # where logs part
     of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = max(log.log_start, min(message.end, own_end))", "        cut = log.high_watermark", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True", seed=5),
     of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.log_end == self.log.log_start else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end", seed=5),
     of("keeps an incomplete group when it leads", "replica", "            log.lead(state.leader_epoch)\n", "            log.log._led = log.log._told = state.leader_epoch\n"),
     of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end"),
-    of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and self.high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=7),
-    # what was told
-    of("begins anew as if nothing had been told", "held", "lacks_state=log.handover.lacks", "lacks_state=False", scenario="replicas_that_began_anew_lead"),
-    # trims
-    of("answers a trim that it alone has", "trims", "least = min([self.log_start, *starts])", "least = self.log_start", seed=9),
+    of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and self.high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=16),
+    # sessions
+    of("takes for dead whom it has never heard", "controller", "_Seen(info.registration, info.is_live, now_ms, now_ms)", "_Seen(info.registration, info.is_live, now_ms - 10_000, now_ms)", seed=2),
+    of("answers heartbeats before they are renewed", "controller", "        self._beats[event.broker] = (event.registration, event.number)\n        return []", "        self._beats[event.broker] = (event.registration, event.number)\n        return [Renewed(broker=event.broker, registration=event.registration, number=event.number)]", seed=2),
+    of("counts its session from the answer", "session", "self._sent[number] + SESSION_MS", "now_ms + SESSION_MS", seed=19),
+    of("goes on as a controller, and asks the next one", "controlling", "if office is not None and office.term < self._known[0]:", "if False:", "metadata.submit_own(\n            self.term, broker.name, command, ", "metadata.submit(\n            broker.name, command, "),
+    of("acks without a session", "leading", "if outcome is e.Outcome.STORED and not self.broker.has_session:\n                self", "if False:\n                self", seed=1),
+    # what is known of repeats
+    of("believes its tables after others have appended", "remembered", "        if memory is None or memory.end != self.log.log_end_offset:\n            with", "        if memory is None:\n            with", seed=21),
+    of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=4),
     # the catalog
     of("forgets results in a snapshot", "catalog", "_requests=OrderedDict(snapshot[\"requests\"]),", "_requests=OrderedDict(),"),
     # answers, and what they go with
-    of("takes the refusal of a second try for the first one's", "leading", "            partition_epoch=state.partition_epoch,\n            isr=state.isr,\n", "            partition_epoch=state.partition_epoch if request is None else self.leader.in_sync.partition_epoch,\n            isr=state.isr if request is None else self.leader.in_sync.members,\n"),
-    of("takes the members and the minimum from two states", "leader", "        self._minimum(event.min_insync_replicas)\n        return tuple(self._advance())", "        return tuple(self._advance())", seed=5),
+    of("takes the refusal of a second try for the first one's", "leading", "            partition_epoch=state.partition_epoch,\n            isr=state.isr,\n", "            partition_epoch=state.partition_epoch if request is None else self.leader.in_sync.partition_epoch,\n            isr=state.isr if request is None else self.leader.in_sync.members,\n", seed=10),
 )  # fmt: skip
 
 PLAYED: Final = (
+    of("answers a trim that it alone has", "trims", "least = min([self.log_start, *starts])", "least = self.log_start", script="replication/trim"),
+    of("takes the members and the minimum from two states", "leader", "        self._minimum(event.min_insync_replicas)\n        return tuple(self._advance())", "        return tuple(self._advance())", script="replication/minimum_of_the_same_state"),
     of("leaves the partition epoch when a session comes back", "broker_commands", ", fresh=set(own))", ")", script="catalog/late_commands_of_a_stale_leader"),
     of("leads on after a failed fsync", "leader", "if self.in_sync is not None:  # L6", "if False:", script="replication/fsync_failed_with_three_replicas"),
     of("minds neither epochs nor what the follower holds", "leader", "is_minded = fetch.epoch == epoch and in_sync.admits(fetch.follower, incarnation)", "is_minded = fetch.follower in in_sync.followers", "elif fetch.offset > self.log_end or not (", "elif fetch.offset > self.log_end or False and not (", script="replication/fetch_answers"),
@@ -115,6 +125,19 @@ PLAYED: Final = (
     of("takes a time-out for an answer", "insync", "        if self.pending is not None:\n            return self.pending\n        return None if worst", "        self.pending = None\n        return None if worst", script="replication/pending_addition_counts"),
 )  # fmt: skip
 
+STAGED: Final = (
+    of("fails a broker that has renewed its session since", "broker_commands", "if info.renewal != fields.whole(command, \"renewal\", info.renewal):", "if False:", script="a_lapse_is_committed_after_the_broker_is_back"),
+    of("sends no epoch with a read", "clients", "self.offset, self.epoch, of=of)", "self.offset, -1, of=of)", script="a_stale_leader_is_asked_by_who_has_seen_a_newer_one"),
+    of("steps out one by one", "replica", "if r.stepping is not None and r.stepping[0] == why]", "if r is self]", script="fsyncs_fail_on_all_logs_of_a_broker"),
+    of("goes on when a step-out does not come through", "replica", "                self.broker.exits()\n", "                pass\n", script="a_step_out_does_not_come_through"),
+    of("elects unclean by itself", "partition", "return frozenset(self.isr or self.last_isr)", "return frozenset((*self.isr, *self.last_isr) if self.isr and not self.last_isr and len(self.isr) > 1 else self.opened)", script="an_operator_elects_who_lacks_records"),
+    of("keeps the replicas of a deleted stream", "broker", "                    self._leave(name)\n\n    def", "                    pass\n\n    def", script="a_stream_is_made_anew_while_its_leader_is_cut_off"),
+    of("begins anew as if nothing had been told", "held", "lacks_state=log.handover.lacks", "lacks_state=False", script="replicas_that_began_anew_lead"),
+    of("lets the shortest log lead after a rescue", "rescue", "if end == max(logs.values()))", "if end[1] == min(e[1] for e in logs.values()))", script="the_catalog_loses_commands"),
+    of("ends a rescue that somebody is missing in", "rescue", "    if missing[\"brokers\"] or missing[\"replicas\"]:", "    if False:", script="the_catalog_loses_commands"),
+    of("does not say who was excused", "rescue", "        state = replace(state, unclean_epoch=epoch)\n", "        pass\n", script="the_catalog_loses_commands_and_a_broker_is_gone"),
+)  # fmt: skip
+
 
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
@@ -122,7 +145,7 @@ def applied(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    [mutant] = [mutant for mutant in (*MUTANTS, *PLAYED) if mutant.name == name]
+    [mutant] = [mutant for mutant in (*MUTANTS, *STAGED, *PLAYED) if mutant.name == name]
     swapped = _swapped(mutant)
     before = [(function, function.__code__) for function, _ in swapped]
     try:
@@ -137,10 +160,18 @@ def applied(name: str | None) -> Iterator[None]:
 def found_by(mutant: Mutant, seeds: int) -> str:
     """Which seed finds it, and how; empty: none of so many."""
     with applied(mutant.name):
-        if mutant.scenario:
-            return played(Cluster(mutant.seed, faults=False, **OPTIONS), mutant.scenario)
         for seed in (mutant.seed, *(seed for seed in range(seeds) if seed != mutant.seed)):
             _, failure = play(seed)
+            if failure:
+                return f"seed {seed}: {failure[:110]}"
+    return ""
+
+
+def staged_by(mutant: Mutant) -> str:
+    """What does not hold in its scenario; empty: all does."""
+    with applied(mutant.name):
+        for seed in range(3):
+            failure = scenarios.played(scenarios.made(mutant.script, seed), mutant.script)
             if failure:
                 return f"seed {seed}: {failure[:110]}"
     return ""

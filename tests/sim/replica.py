@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 GIVE_UP_MS = 5_000
 """A step-out that does not come through for so long: the process exits."""
 ASK_AGAIN_MS = 400
+GATHER_MS = 30
+"""A disk that fails one log soon fails the others: they step out by one command."""
 
 
 class Replica(Leading, Following):
@@ -206,8 +208,13 @@ class Replica(Leading, Following):
         if self.stepping is not None and (why == "damage" or self.stepping[0] == "fsync"):
             return
         self.stepping = (why, self.incarnation)
-        self._stepping_since_ms = self.world.now_ms
-        self._ask_step_out()
+        self._stepping_since_ms = self._stepping_asked_ms = self.world.now_ms
+        self.broker.after(GATHER_MS, self._ask_first)
+
+    def _ask_first(self) -> None:
+        """If no other replica has asked for this one by now."""
+        if self.stepping is not None and self._stepping_asked_ms == self._stepping_since_ms:
+            self._ask_step_out()
 
     def _ask_step_out(self) -> None:
         """For all replicas here whose log has failed, in one command."""
@@ -220,7 +227,7 @@ class Replica(Leading, Following):
         if len(asked) > 1:
             self.world.saw("step-out of several replicas")
         command = self.command("step_out", why=why, replicas=asked)
-        self.submit(command, lambda result: self.broker.after(0, self.broker.step_out_answered, why, result))
+        self.submit(command, lambda result, _: self.broker.after(0, self.broker.step_out_answered, why, result))
 
     def step_out_refused(self, why: str) -> None:
         """Nobody else could lead: it stays, and asks again at a tick."""

@@ -9,34 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.sim.broker import Broker
 from tests.sim.clients import Repeater
 from tests.sim.cluster import Cluster
+from tests.sim.stage import Scenario, cut_off, leader_of, made, others_of, until
+from tests.sim.staged import (
+    a_lapse_is_committed_after_the_broker_is_back,
+    a_stale_leader_is_asked_by_who_has_seen_a_newer_one,
+    a_step_out_does_not_come_through,
+    an_operator_elects_who_lacks_records,
+    fsyncs_fail_on_all_logs_of_a_broker,
+    killed,
+    recreation,
+    rescue,
+    stopped,
+)
 from tests.sim.world import Violation
 
-OPTIONS = {"size": 3, "partitions": 2, "min_insync_replicas": 2}
-Scenario = Callable[[Cluster], None]
-
-
-def until(cluster: Cluster, ms: float) -> None:
-    """Let so much more time pass."""
-    cluster.world.run(cluster.world.now_ms + ms)
-
-
-def leader_of(cluster: Cluster, name: str = "p0") -> Broker:
-    leader = cluster.metadata.states[name].leader
-    assert leader is not None, "nobody leads"
-    return cluster.brokers[leader]
-
-
-def others_of(cluster: Cluster, broker: Broker) -> list[Broker]:
-    return [one for one in cluster.brokers.values() if one is not broker]
-
-
-def cut_off(cluster: Cluster, broker: Broker) -> None:
-    """From the other brokers; clients still come."""
-    for one in others_of(cluster, broker):
-        cluster.network.cut |= {(broker.name, one.name), (one.name, broker.name)}
+__all__ = ["SCENARIOS", "guarded", "made", "played"]
 
 
 def power_failure_of_all(cluster: Cluster) -> None:
@@ -87,6 +76,7 @@ def _damage(kind: str) -> Scenario:
 
 def two_failovers_each_losing_a_tail(cluster: Cluster) -> None:
     """Two leaders in a row append what nobody else gets; the third leads, and all agree byte for byte."""
+    cluster.pace_ms = 60
     until(cluster, 4_000)
     for _ in range(2):
         leader = leader_of(cluster)
@@ -199,6 +189,16 @@ SCENARIOS: dict[str, Scenario] = {
     "a_session_comes_back_while_the_leader_asks_it_in": a_session_comes_back_while_the_leader_asks_it_in,
     "controller_changes_while_the_isr_does": controller_changes_while_the_isr_does,
     "one_way_links_that_flap": one_way_links_that_flap,
+    "a_stale_leader_is_asked_by_who_has_seen_a_newer_one": a_stale_leader_is_asked_by_who_has_seen_a_newer_one,
+    "a_lapse_is_committed_after_the_broker_is_back": a_lapse_is_committed_after_the_broker_is_back,
+    "fsyncs_fail_on_all_logs_of_a_broker": fsyncs_fail_on_all_logs_of_a_broker,
+    "a_step_out_does_not_come_through": a_step_out_does_not_come_through,
+    "an_operator_elects_who_lacks_records": an_operator_elects_who_lacks_records,
+    "a_stream_is_made_anew_while_its_leader_is_cut_off": recreation(cut_off, of_leader=True),
+    "a_stream_is_made_anew_while_its_leader_is_stopped": recreation(stopped, of_leader=True),
+    "a_stream_is_made_anew_while_a_follower_is_down": recreation(killed, of_leader=False),
+    "the_catalog_loses_commands": rescue(is_gone=False),
+    "the_catalog_loses_commands_and_a_broker_is_gone": rescue(is_gone=True),
 }
 
 

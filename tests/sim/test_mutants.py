@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.mutants import MUTANTS, PLAYED, Mutant, found_by, shown_by
+from tests.sim.mutants import MUTANTS, PLAYED, STAGED, Mutant, found_by, shown_by, staged_by
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
@@ -17,3 +17,8 @@ def test_a_mistake_is_found(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", PLAYED, ids=[mutant.name for mutant in PLAYED])
 def test_a_mistake_is_shown(mutant: Mutant) -> None:
     assert shown_by(mutant), f"{mutant.script} comes out as it should"
+
+
+@pytest.mark.parametrize("mutant", STAGED, ids=[mutant.name for mutant in STAGED])
+def test_a_mistake_is_noticed_in_its_scenario(mutant: Mutant) -> None:
+    assert staged_by(mutant), f"{mutant.script} ends well"

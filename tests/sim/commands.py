@@ -1,0 +1,124 @@
+"""What goes wrong with the catalog's controller, and what an operator asks for meanwhile. A part of `faults.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.sim.broker import Broker
+    from tests.sim.cluster import Cluster
+    from tests.sim.world import World
+
+WORST = ("fail_broker", "report_leader", "register_broker", "alter_isr", "step_out", "renew_sessions")
+
+
+class OfTheCatalog:
+    """See the module."""
+
+    cluster: Cluster
+    world: World
+    is_over: bool
+    _pause: Callable[[Broker], bool]
+    _later: Callable[[float, float, Callable[[], object]], None]
+    _down: Callable[[Broker, str], bool]
+    _cut: Callable[[list[tuple[str, str]], float, float], None]
+
+    # -- the controller
+
+    def _controller(self, broker: Broker) -> bool:
+        metadata = self.cluster.metadata
+        if metadata.controller is None:
+            return False
+        metadata.depose()
+        self.world.note("catalog", "the controller steps down")
+        return True
+
+    def _controller_midway(self, broker: Broker) -> bool:
+        """It steps down with the next such command in its log, that is not committed yet."""
+        self.cluster.metadata.depose_at = self.world.rng.choice(WORST)
+        return True
+
+    def _controller_stops(self, broker: Broker) -> bool:
+        """It is stopped for a while, and may find that it is none any more when it goes on."""
+        controller = self.cluster.metadata.controller
+        return controller is not None and self._pause(self.cluster.brokers[controller])
+
+    def _lapse(self, broker: Broker) -> bool:
+        """It loses the controller for a little longer than a session, and not the others."""
+        controller = self.cluster.metadata.controller
+        if controller is None or controller == broker.name:
+            return False
+        broker.note("does not reach the controller")
+        self._cut([(broker.name, controller), (controller, broker.name)], 1_900, 3_500)
+        return True
+
+    # -- an operator
+
+    def _ask(self, kind: str, **values: Any) -> bool:
+        """As an operator, or the controller itself, asks."""
+        metadata = self.cluster.metadata
+        if metadata.controller is None:
+            return False
+        metadata.submit(metadata.controller, {"kind": kind, **values})
+        return True
+
+    def _elect(self, broker: Broker) -> bool:
+        """Leaderships go to the first replicas."""
+        return self._ask("elect_preferred", partitions={name: [0] for name in self.cluster.metadata.states})
+
+    def _stop(self, broker: Broker) -> bool:
+        """It hands its leaderships over, and ends: before or after they are others'."""
+        if not broker.incarnation or broker.process == 0:
+            return False
+        self._later(0, 400, lambda: self._down(broker, "kill"))
+        return self._ask("stop_broker", broker_id=broker.name, registration=broker.incarnation)
+
+    def _unclean(self, broker: Broker) -> bool:
+        """One lags, all that may lead are gone for a while, and an operator gives up what only they have."""
+        if len(self.cluster.brokers) < 5:
+            return False  # without those there is no majority for the catalog
+        name = self.world.rng.choice(list(self.cluster.metadata.states))
+        state = self.cluster.metadata.states[name]
+        who = self.world.rng.choice([each for each in state.replicas if each != state.leader])
+        self._cut([pair for each in state.replicas for pair in ((who, each), (each, who))], 2_000, 2_400)
+        self.world.after(2_400, self._leave, name, who)
+        return True
+
+    def _leave(self, name: str, chosen: str) -> None:
+        state, brokers = self.cluster.metadata.states[name], self.cluster.brokers
+        if self.is_over or chosen in state.electable or not self._has(chosen, name):
+            return
+        for who in sorted(state.electable):
+            brokers[who].crash("kill")
+            self._later(4_500, 6_000, brokers[who].start_if_gone)
+        self._later(2_500, 4_000, lambda: self._choose(name, chosen))
+
+    def _choose(self, name: str, chosen: str) -> None:
+        state = self.cluster.metadata.states[name]
+        if state.unclean_epoch:
+            return  # once: what was given up may come back with the next one who is chosen
+        if state.leader is None and chosen in state.replicas and self._has(chosen, name):
+            self._ask("elect_unclean", stream=name, partition=0, broker_id=chosen)
+
+    def _has(self, who: str, name: str) -> bool:
+        replica = self.cluster.brokers[who].replicas.get(name)
+        return replica is not None and replica.log is not None and not replica.is_damaged
+
+    def _minimum(self, broker: Broker) -> bool:
+        """So many must be in sync from now on."""
+        name = self.world.rng.choice(list(self.cluster.metadata.states))
+        return self._ask("set_min_insync", stream=name, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
+
+    def _assign(self, broker: Broker) -> bool:
+        """Other brokers get the replicas, or the same in another order."""
+        metadata, rng = self.cluster.metadata, self.world.rng
+        name = rng.choice(list(metadata.states))
+        state, names = metadata.states[name], list(self.cluster.brokers)
+        target = list(state.target or state.replicas)
+        free = [each for each in names if each not in target]
+        if free and rng.random() < 0.8:
+            target[rng.randrange(len(target))] = rng.choice(free)
+        else:
+            rng.shuffle(target)
+        return self._ask("reassign", stream=name, partition=0, replicas=target)

@@ -1,0 +1,49 @@
+"""What scenarios are made with: a cluster, time that passes, who leads, links that are cut, an operator who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.sim.broker import Broker
+from tests.sim.cluster import Cluster
+
+OPTIONS = {"size": 3, "partitions": 2, "min_insync_replicas": 2}
+OF_FIVE = ("an_operator", "the_catalog", "a_stream")
+"""Beginnings of names: two brokers may go there, and the catalog goes on."""
+Scenario = Callable[[Cluster], None]
+
+
+def made(name: str, seed: int) -> Cluster:
+    """A cluster for a scenario."""
+    return Cluster(seed, faults=False, **{**OPTIONS, "size": 5 if name.startswith(OF_FIVE) else 3})
+
+
+def until(cluster: Cluster, ms: float) -> None:
+    """Let so much more time pass."""
+    cluster.world.run(cluster.world.now_ms + ms)
+
+
+def leader_of(cluster: Cluster, name: str = "p0") -> Broker:
+    leader = cluster.metadata.states[name].leader
+    assert leader is not None, "nobody leads"
+    return cluster.brokers[leader]
+
+
+def others_of(cluster: Cluster, broker: Broker) -> list[Broker]:
+    return [one for one in cluster.brokers.values() if one is not broker]
+
+
+def cut_off(cluster: Cluster, broker: Broker) -> None:
+    """From the other brokers; clients still come."""
+    for one in others_of(cluster, broker):
+        cluster.network.cut |= {(broker.name, one.name), (one.name, broker.name)}
+
+
+def ask(cluster: Cluster, kind: str, **values: Any) -> None:
+    """As an operator, at whoever controls."""
+    for _ in range(200):
+        if cluster.metadata.controller is not None:
+            break
+        until(cluster, 50)
+    cluster.metadata.submit(cluster.metadata.controller or "", {"kind": kind, **values})
