@@ -19,7 +19,7 @@ from tests.sim.scenarios import SCENARIOS, made, played
 from tests.support.effort import examples, seeded
 
 SEEDS = 500
-IN_ONE = 250
+IN_ONE = 125
 FOUND = (347, 792, 1027, 1874)
 """Seeds beyond those that found something. 347: an open had replaced the damaged checkpoint, and with it the evidence.
 792: a read went past a damaged header, and nobody noticed. 1027: nobody started a process that had ended by itself.
