@@ -327,6 +327,8 @@ class Chain:
         """
         tail = self.tail
         if tail is None or tail.live is None:
+            if not salvage and self.segments:  # `end_at` may have failed between the cut of its file and the fsync
+                self._sync_file(self.segments[-1].path)
             return
         index = tail.live.view()
         count = index.find_from(durable_end)
@@ -358,6 +360,13 @@ class Chain:
             file.truncate(0)
             file.write(SCHEMA_BYTES)
             file.write(batches)
+            file.sync()
+        finally:
+            file.close()
+
+    def _sync_file(self, path: str) -> None:
+        file = self.disk.open(path)
+        try:
             file.sync()
         finally:
             file.close()
