@@ -18,7 +18,7 @@ from tests.sim.faults import WEIGHTS
 from tests.sim.scenarios import SCENARIOS, made, played
 from tests.support.effort import examples, seeded
 
-SEEDS = 250
+SEEDS = 125
 IN_ONE = 125
 FOUND = (347, 792, 1027, 1874)
 """Seeds beyond those that found something. 347: an open had replaced the damaged checkpoint, and with it the evidence.
