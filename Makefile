@@ -48,9 +48,8 @@ check: install
 quick: install
 	$(SCRATCH) $(BIN)/python -m pytest -q -n 2 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
 
-# Two of the three workers have tests that mostly wait, for brokers and for Spark (tests/conftest.py).
 test: lint
-	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -n 3
+	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -n 2
 
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks
