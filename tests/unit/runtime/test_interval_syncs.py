@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from broker.runtime.background.interval_syncs import IntervalSyncs
 from broker.runtime.config.configuration import load
 from broker.runtime.partitions.leader import Partition
 from tests.support.processes import eventually
+from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_cleaner import interval
 from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
 
@@ -86,3 +88,48 @@ def test_a_fault_at_one_partition_does_not_end_the_syncs_of_the_others(
     finally:
         syncs.stop()
     assert caplog.text.count("cleaner.bug what=fsync") == 1
+
+
+@pytest.mark.parametrize("point", ["before", "due", "under way", "failed"])
+def test_a_stream_that_is_deleted_beside_its_sync_leaves_no_fault(
+    partition: Partition, pool: HeldPool, disk: SimDisk, caplog: pytest.LogCaptureFixture, point: str
+) -> None:
+    """As `partitions.control` deletes: told first, then the log is closed without a mark. It is asked on."""
+    partition.alter(interval(partition))
+    asked = threading.Semaphore(0)
+
+    def partitions() -> list[Partition]:
+        asked.release()
+        return [partition]
+
+    def delete() -> None:
+        partition.note_removed()
+        partition.log.close(clean=False)
+        disk.heal()
+        caplog.clear()
+
+    if point != "before":
+        partition.append_now([rows(b"x")], lambda *_: None)
+    if point == "failed":
+        disk.fail("sync", errno.EIO, times=1000)
+        pool.go.release(10)
+    syncs = IntervalSyncs(partitions)
+    if point in ("before", "due"):
+        delete()
+    syncs.start()
+    try:
+        if point == "under way":
+            eventually(lambda: partition._sync_queued, timeout_s=10)
+            delete()
+        if point == "failed":
+            eventually(lambda: partition.log.failure is not None, timeout_s=10)
+            delete()
+        pool.go.release(10)
+        while asked.acquire(blocking=False):
+            pass
+        assert asked.acquire(timeout=10)
+        assert asked.acquire(timeout=10), "the thread goes on"
+    finally:
+        syncs.stop()
+    pool.close()
+    assert caplog.text == "", "it is not brought back, and nothing is told of it"
