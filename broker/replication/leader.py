@@ -74,7 +74,7 @@ from broker.replication.events import (
     Wake,
 )
 from broker.replication.insync import InSync
-from broker.replication.messages import Diverged, End, Fenced, Records, Reply, StartsAbove, State
+from broker.replication.messages import AskEnd, AskState, Diverged, End, Fenced, Records, Reply, StartsAbove, State
 from broker.replication.trims import Trims
 
 REPLICA_LAG_MS_MAX: Final = 10_000
@@ -346,12 +346,19 @@ class Leader:
             )
         return (*effects, Send(fetch.follower, answer))
 
-    def _end_asked(self, event: EndAsked) -> tuple[Effect, ...]:
-        ask, in_sync = event.ask, self.in_sync
-        if self.role is not LEADING or in_sync is None:
+    def _refusal(self, ask: AskEnd | AskState) -> tuple[Effect, ...] | None:
+        """What a follower is told that may not ask this leader; NOTHING: nobody leads here; None: it may ask."""
+        if self.role is not LEADING or self.in_sync is None:
             return NOTHING
-        if ask.epoch != self.epoch or not in_sync.admits(ask.follower, ask.incarnation):
-            return (Send(ask.follower, Fenced(epoch=self.epoch, incarnation=ask.incarnation)),)
+        if ask.epoch == self.epoch and self.in_sync.admits(ask.follower, ask.incarnation):
+            return None
+        return (Send(ask.follower, Fenced(epoch=self.epoch, incarnation=ask.incarnation)),)
+
+    def _end_asked(self, event: EndAsked) -> tuple[Effect, ...]:
+        ask = event.ask
+        refusal = self._refusal(ask)
+        if refusal is not None:
+            return refusal
         answer = End(
             epoch=ask.epoch,
             incarnation=ask.incarnation,
@@ -364,11 +371,10 @@ class Leader:
         return (Send(ask.follower, answer),)
 
     def _state_asked(self, event: StateAsked) -> tuple[Effect, ...]:
-        ask, in_sync = event.ask, self.in_sync
-        if self.role is not LEADING or in_sync is None:
-            return NOTHING
-        if ask.epoch != self.epoch or not in_sync.admits(ask.follower, ask.incarnation):
-            return (Send(ask.follower, Fenced(epoch=self.epoch, incarnation=ask.incarnation)),)
+        ask = event.ask
+        refusal = self._refusal(ask)
+        if refusal is not None:
+            return refusal
         answer = State(
             epoch=ask.epoch,
             incarnation=ask.incarnation,
