@@ -19,7 +19,7 @@ from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.streams import Streams
 from broker.runtime.sinks.service import SinkService
-from broker.storage.log import AppendResult
+from broker.storage.log import AppendResult, PartitionLog
 from tests.properties.gates.table import check, play, running
 
 pytestmark = pytest.mark.slow
@@ -111,6 +111,13 @@ def a_stop_does_not_wait_for_sinks(patch: Patch) -> None:
     patch.setattr(SinkService, "close", lambda self: None)
 
 
+def a_trim_lets_go_of_what_is_not_committed(patch: Patch) -> None:
+    def trim(self: PartitionLog, before_offset: int) -> int:
+        return self._let_go(min(before_offset, self.log.log_end_offset))
+
+    patch.setattr(PartitionLog, "trim", trim)
+
+
 MUTANTS: list[tuple[Callable[[Patch], None], str, str, str]] = [
     (a_pause_does_not_wait_for_batches_in_flight, "nats crowd", "pause", "sync"),
     (a_pause_does_not_wait_for_batches_in_flight, "nats crowd", "stop", "synced"),
@@ -125,6 +132,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], str, str, str]] = [
     (the_state_is_not_looked_at, "http", "read only", "sync"),
     (added_partitions_are_not_routed, "nats crowd", "add partitions", "sync"),
     (a_stop_does_not_wait_for_sinks, "stage", "stop", "write"),
+    (a_trim_lets_go_of_what_is_not_committed, "nats", "trim", "effects"),
 ]
 
 
