@@ -22,6 +22,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+# A JVM that lives for half a minute spends half of its CPU time on optimising code, and on threads of its collector.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 for name in ("CI", "BUILD_NUMBER"):  # with them pytest prints differences of lists in full, however long
     if value := os.environ.pop(name, None):
         os.environ.setdefault("TESTS_RUN_IN_CI", value)
