@@ -23,7 +23,7 @@ import pytest
 
 from broker.cli.local.processes import Identity
 from broker.client import connect
-from tests.support.processes import NatsServer, eventually, free_port
+from tests.support.processes import NatsServer, eventually, free_port, frozen
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
 COMMAND = [sys.executable, "-P", "-m", "broker.cli.main"]
@@ -153,6 +153,11 @@ def test_up_again_says_already_up_and_other_ports_are_refused(one: Folder) -> No
     assert refused.startswith("error[invalid_request]")
     assert str(one.base + 1) in refused
     assert (one.pid("broker-0"), one.pid("nats")) == pids
+    with frozen(pids[0]):
+        said = one.up("--timeout-s", "1", code=3).stderr
+    assert "the broker is not ready after 1 s" in said
+    assert "broker-0.log" in said, "the log of who does not answer"
+    assert "nats.log" not in said
 
 
 @pytest.mark.parametrize("killed, kept", [("broker-0", "nats"), ("nats", "broker-0")])

@@ -80,8 +80,8 @@ def up(
         alive = found.alive() if found else {}
         if found and alive:
             _check_same(plan, found, alive)
-            if plan.names <= alive.keys():
-                _wait_ready(plan, [_kept(plan, name, alive) for name in sorted(plan.names)], timeout_s)
+            if all(name in alive for name in plan.names):
+                _wait_ready(plan, [_kept(plan, name, alive) for name in plan.names], timeout_s)
                 _announce(folder, found, as_json=as_json, already=True)
                 return
         running: list[Process] = []
@@ -114,7 +114,7 @@ class Plan:
     Attributes:
         record: The addresses; its processes are not known yet.
         command, env: Of the broker.
-        names: The processes that must run.
+        names: The processes that must run, in the order of their start.
     """
 
     folder: UpFolder
@@ -124,8 +124,8 @@ class Plan:
     env: dict[str, str]
 
     @property
-    def names(self) -> set[str]:
-        return {BROKER, NATS} if self.record.nats_embedded else {BROKER}
+    def names(self) -> tuple[str, ...]:
+        return (NATS, BROKER) if self.record.nats_embedded else (BROKER,)
 
 
 def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool) -> Plan:
@@ -247,7 +247,7 @@ def _check_same(plan: Plan, found: Record, alive: Mapping[str, Identity]) -> Non
                 running=has,
                 asked=asked,
             )
-    if SUPERVISOR in alive and not plan.names <= alive.keys():
+    if SUPERVISOR in alive and not all(name in alive for name in plan.names):
         raise FolderInUse(f"{path}: another `liftlog up` is stopping there: {who}", path=str(path))
 
 

@@ -283,14 +283,12 @@ class IntakeDriver:
             subscription = await client.subscribe(subject, queue=attachment.info.settings.group or "")
             assert subscription._id == sid, "nats-py counts subscriptions differently"
 
-    async def _detach(self, stream: str) -> None:
-        attachment = self._streams.pop(stream, None)
-        if attachment is None:
-            return
-        attachment.is_detached = True
-        await self._unsubscribe(attachment)
-        for slot in attachment.slots:
-            await self._flusher.remove(slot)
+    async def _detach(self, *streams: str) -> None:
+        leaving = [self._streams.pop(stream) for stream in streams if stream in self._streams]
+        for attachment in leaving:
+            attachment.is_detached = True
+        await self._unsubscribe(leaving)
+        await asyncio.gather(*(self._flusher.remove(slot) for attachment in leaving for slot in attachment.slots))
 
     async def _alter(self, info: StreamInfo) -> None:
         attachment = self._streams.get(info.name)
@@ -318,11 +316,12 @@ class IntakeDriver:
             self._route(sid, slots, info)
         await self._subscribe_missing()
 
-    async def _unsubscribe(self, attachment: Attachment) -> None:
+    async def _unsubscribe(self, leaving: Sequence[Attachment]) -> None:
+        """All at once, with one question to the server: one that has stopped answering is waited for once."""
         client = self._client
-        if client is not None:
+        if client is not None and leaving:
             try:
-                for sid in attachment.sids:
+                for sid in (sid for attachment in leaving for sid in attachment.sids):
                     subscription = client._subs.get(sid)
                     if subscription is not None and client.is_connected:
                         await subscription.unsubscribe()
@@ -331,9 +330,11 @@ class IntakeDriver:
                 if client.is_connected:
                     await barrier(client, CONFIRM_TIMEOUT_S)
             except (TimeoutError, OSError, nats.errors.Error) as error:
-                log.warning("intake.unsubscribe_unconfirmed stream=%s error=%r", attachment.info.name, error)
+                which = f"{leaving[0].info.name} others={len(leaving) - 1}"
+                log.warning("intake.unsubscribe_unconfirmed stream=%s error=%r", which, error)
         if client is self._client:  # else the numbers are the next one's, and of other streams
-            self._unroute(attachment)
+            for attachment in leaving:
+                self._unroute(attachment)
 
     def _unroute(self, attachment: Attachment) -> None:
         for sid in attachment.sids:
@@ -342,13 +343,11 @@ class IntakeDriver:
 
     async def _drain(self, timeout_s: float) -> None:
         self._stopping = True
-        deadline = time.monotonic() + timeout_s
-        for stream in list(self._streams):
-            try:
-                async with asyncio.timeout(max(0.1, deadline - time.monotonic())):
-                    await self._detach(stream)
-            except TimeoutError:
-                log.error("intake.drain_timeout stream=%s", stream)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._detach(*self._streams)
+        except TimeoutError:
+            log.error("intake.drain_timeout timeout_s=%.1f", timeout_s)
         if self._client is not None:
             await _close(self._client)
         assert self._main is not None
