@@ -21,7 +21,8 @@ A6  A vote that comes twice counts twice. Each voter counts once a term.
 A7  Membership is unpickled, re-done when applied, and several changes may be under way. It is JSON, takes effect in
     the log alone, is counted from the journal at the start, and one at a time.
 A8  It applies pickled calls of methods. A command is JSON here; whatever it does, it does not raise.
-A9  An error half-way leaves it running on half a state. Here it ends: `failure` is set, and nothing is sent any more.
+A9  An error half-way leaves it running on half a state: one in a snapshot that arrives is logged, and no more. Here it
+    ends: `failure` is set, and nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -83,19 +84,19 @@ class Core(SyncObj):  # type: ignore[misc]
         self.is_passive = False  # it does not stand for election
         self._next_told: int | None = None
         self._votes: set[tuple[int, str]] = set()
-        snapshots = Snapshots(journal, take=take, put=put, voters_at=self.voters_at, others=self._others)
+        self._snapshots = Snapshots(journal, take=take, put=put, voters_at=self.voters_at, others=self._others)
         me = journal.base.node_id
         last = journal.entries[-1][1] if journal.entries else 0
         voters = self.voters_at(last)
         is_voter = is_voter and me in voters
-        others = {*voters} if is_voter else {*voters, *seeds}  # its log may be the beginning of one
+        self._seeds = () if is_voter else tuple(seeds)  # its log may be the beginning of one
         with _building:  # its two factories are replaced while it is built
             kept = library.createJournal, library.Serializer
-            library.createJournal, library.Serializer = (lambda _: journal), (lambda *_: snapshots)
+            library.createJournal, library.Serializer = (lambda _: journal), (lambda *_: self._snapshots)
             try:
                 super().__init__(
                     node(me) if is_voter else None,
-                    [node(other) for other in sorted(others) if other != me],
+                    self._others(),
                     conf=conf,
                     nodeClass=node,
                     transportClass=transport,
@@ -104,7 +105,6 @@ class Core(SyncObj):  # type: ignore[misc]
                 library.createJournal, library.Serializer = kept
         if journal.base.snapshot is not None:
             self._SyncObj__loadDumpFile(False)
-            assert self.raftLastApplied == journal.entries[1][1], "the snapshot was not loaded"
 
     # -- what is driven ---------------------------------------------------------------------------------------
 
@@ -119,6 +119,13 @@ class Core(SyncObj):  # type: ignore[misc]
                 self.fail(error)
         if self.failure is not None:
             raise self.failure
+
+    def catch_up(self) -> None:
+        """Apply what this process has known to be committed, before anybody looks at the state."""
+        try:
+            self._SyncObj__applyLogEntries()
+        except Exception as error:
+            self.fail(error)
 
     def fail(self, error: BaseException) -> None:
         """Say and do nothing any more (A9)."""
@@ -167,8 +174,10 @@ class Core(SyncObj):  # type: ignore[misc]
         return self.voters_at(max(first, self.raftLastApplied))
 
     def _others(self) -> list[Node]:
-        me, last = self.journal.base.node_id, self.journal.entries[-1][1]
-        return [self._node(voter) for voter in self.voters_at(last) if voter != me]
+        """Whom it hears. An observer hears those too that it was started with: a snapshot names the voters of its own
+        time, and the leader may have become one since."""
+        me, last = self.journal.base.node_id, self.journal.entries[-1][1] if self.journal.entries else 0
+        return [self._node(voter) for voter in sorted({*self.voters_at(last), *self._seeds}) if voter != me]
 
     # -- out --------------------------------------------------------------------------------------------------
 
@@ -268,6 +277,13 @@ class Core(SyncObj):  # type: ignore[misc]
             self._next_told = None
 
     # -- what pysyncobj calls ---------------------------------------------------------------------------------
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
+        """A9."""
+        super()._SyncObj__loadDumpFile(clearJournal)
+        if self._snapshots.failure is not None:
+            raise self._snapshots.failure
+        assert self.raftLastApplied == self.journal.entries[1][1], "the snapshot was not loaded"
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:
         """A8. Membership has taken effect already (A7)."""

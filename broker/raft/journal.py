@@ -120,6 +120,8 @@ class Journal:
         journal = cls(disk, path, base)
         journal.term, journal.vote, journal.entries = base.term, base.vote, list(entries)
         try:
+            if disk.exists(f"{path}.marks"):
+                disk.unlink(f"{path}.marks")  # of a file that is gone: by them this one would be too short (J3)
             journal._replace(base, entries)
         except OSError as error:
             raise storage_error(error, f"write {path}") from error

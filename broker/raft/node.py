@@ -14,6 +14,8 @@ N5  Who is a voter by its log alone, and does not know that this is committed, v
     its terms would be higher than those of a group that does not know it. By turns it follows without a vote, so that
     it learns how its log should be.
 
+N6  Within a process the catalog never goes back, whatever becomes of its vote.
+
 A node is driven: `tick` from one thread, which is also the only one that calls anything else.
 """
 
@@ -216,6 +218,7 @@ class RaftNode:
             self.core._doDestroy()
             self.core = self._build(is_voter=has_vote and turn % 2 == 0)
             self.core.is_passive = is_passive
+            self.core.catch_up()  # N6
 
     def close(self) -> None:
         """Say and take nothing any more."""

@@ -37,6 +37,9 @@ class Snapshots:
     Args:
         take: The state as JSON values. put: Replaces it.
         voters_at: The voters as of an index of the log. others: The nodes of all that are now, without this one.
+
+    Attributes:
+        failure: Why the state could not be put back; pysyncobj does not tell.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Snapshots:
         self._put = put
         self._voters_at = voters_at
         self._others = others
+        self.failure: Exception | None = None
         self._pause = 0
         self._state = SERIALIZER_STATE.NOT_SERIALIZING
         self._index = 0
@@ -81,7 +85,11 @@ class Snapshots:
     def deserialize(self) -> tuple[None, Entry, Entry, list[Any]]:
         """Put the state back that the journal begins with."""
         base = self._journal.base
-        self._put(base.snapshot)
+        try:
+            self._put(base.snapshot)
+        except Exception as error:
+            self.failure = error
+            raise
         prev, last = self._journal.entries[:2]
         return None, last, prev, self._others()
 

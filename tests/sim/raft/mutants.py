@@ -194,6 +194,10 @@ def _goes_on_after_an_error() -> list[Any]:
     return [patch.object(Journal, "_fail", fail)]
 
 
+def _builds_anew() -> list[Any]:
+    return [patch.object(Core, "catch_up", lambda self: None)]
+
+
 def _voters_as_configured() -> list[Any]:
     """Who votes is what a broker was started with, not what its log says."""
     ids = tuple(f"{each}1@{each}" for each in "abc")
@@ -213,6 +217,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "errors_swallowed": Mutant(30, 11, "an error ends it (A9, J2)", _goes_on_after_an_error),
     "voters_as_configured": Mutant(10, 0, "voters are counted from the log (A7)", _voters_as_configured),
+    "builds_anew_from_the_snapshot": Mutant(10, 0, "the catalog never goes back (N6)", _builds_anew),
     # Those of the catalog; scenarios find them.
     "forgets_results": Mutant(0, 0, "snapshots have the results of requests", _forgets_results),
     "counts_on_from_a_snapshot": Mutant(0, 0, "a snapshot is the catalog, and nothing more", _counts_on),

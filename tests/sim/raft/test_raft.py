@@ -30,6 +30,11 @@ def test_seeds_that_once_failed(seed: int) -> None:
     run(seed)
 
 
+def test_a_play_that_once_failed() -> None:
+    """A snapshot of 16 pieces came to an observer in any order, also after all faults, and so it never came whole."""
+    assert play("truncated_journals_of_a_minority", 3).seen["history replayed"]
+
+
 @pytest.mark.parametrize("name", BY_LUCK)
 def test_mutant_is_found(name: str) -> None:
     """It begins with the seed that is known to find it; `--mutants` begins with 0."""

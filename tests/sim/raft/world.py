@@ -1,8 +1,9 @@
 """A Raft group whose brokers are killed, lose power, their disk, or touch with each other; and who watches it.
 
-Fault model. Messages are late, lost, doubled and in any order. A process may be killed between any two operations of
-its disk, in the middle of one, or lose power; all may at once. Disks keep what was synced, fail for lack of room, and
-flip bits; one voter at a time may lose its disk, or have its journal damaged, while all others have theirs.
+Fault model. Messages are late, lost, doubled and in any order, until faults end. A process may be killed between any
+two operations of its disk, in the middle of one, or lose power; all may at once. Disks keep what was synced, fail for
+lack of room, and flip bits; one voter at a time may lose its disk, or have its journal damaged, while all others have
+theirs.
 
 R8a  What was acknowledged is in the catalog of every broker that answers a later `read`, and in all at the end.
 R8b  An entry of the log that was applied anywhere is the same wherever it is applied, and is applied once.
@@ -11,6 +12,7 @@ R8d  Once faults end, commands are carried out again.
 R8e  Who has applied equally much has the same catalog, byte for byte, whether from a snapshot or from commands. It is
      the one that a single catalog makes of the same commands, and answers them as they were answered. (With the
      commands of a real cluster, `workload.py`: in one of eight seeds, and in the scenarios.)
+R8f  Within a process the catalog never goes back.
 """
 
 from __future__ import annotations
@@ -112,6 +114,7 @@ class World:
         self.applied: dict[int, tuple[bytes, int]] = {}
         self.history: dict[int, Any] = {}  # what was applied, where it stands
         self.checked: dict[str, tuple[Any, int]] = {}
+        self.shown: dict[str, tuple[RaftNode, int]] = {}
         self.leaders: dict[int, str] = {}
         self.acked: set[str] = set()
         self.workload = Workload(self.rng) if real or seed % 8 == 6 else None
@@ -215,6 +218,9 @@ class World:
         if not self.net:
             return
         at = 0 if self.rng.random() < 0.7 else self.rng.randrange(len(self.net))
+        if self.healing:  # of one connection they come in order, as by TCP; a snapshot is many of them
+            link = self.net[at][:2]
+            at = next(i for i, message in enumerate(self.net) if message[:2] == link)
         source, target, data = self.net[at]
         if self.healing or self.rng.random() > 0.08:
             del self.net[at]
@@ -491,6 +497,10 @@ class World:
     def check_applied(self, machine: Machine, node: RaftNode) -> None:
         key, upto = self.checked.get(machine.name, (None, 0))
         now = node.core.raftLastApplied
+        before, shown = self.shown.get(machine.name, (node, 0))
+        if before is node and now < shown:
+            raise Violation(f"R8f: the catalog of {machine.name} goes back from {shown} to {now}")
+        self.shown[machine.name] = (node, now)
         if key is not node.core:
             upto = 0
         for index in range(max(upto + 1, node.journal.entries[0][1] if node.journal.entries else 1), now + 1):

@@ -10,8 +10,9 @@ import pytest
 from pysyncobj import SyncObj
 from pysyncobj.node import Node
 
-from broker.api.errors import DeadlineExceeded, StorageFailed
+from broker.api.errors import DeadlineExceeded, InvalidRequest, StorageFailed
 from broker.raft.core import Core
+from broker.raft.journal import encode_transfer
 from tests.sim.raft.mutants import mutated
 from tests.support.simdisk import Crashed
 from tests.unit.raft.group import Group
@@ -310,3 +311,62 @@ def test_a_vote_that_was_never_committed_does_not_end_in_terms_that_nobody_follo
     assert not b.is_voter, "it listens"
     b._check_role(12.0)
     assert b.is_voter, "and may vote again, in case that others count on it"
+
+
+def test_the_catalog_does_not_go_back_when_a_vote_comes_or_goes() -> None:
+    """N6. Another core takes the place of the one that there was, and begins with the snapshot."""
+    group = Group("abc")
+    group.elect("a")
+    for number in range(3):
+        group.submit("a", number)
+        group.turn()
+    for _ in range(3):
+        group.turn()
+    b = group.nodes["b"]
+    had, last = group.has("b"), b.journal.entries[-1]
+    assert len(had) == 3
+    b.journal.add(b'\x02["rem", "b@b"]', last[1] + 1, last[2])
+    b._check_role(1.0)
+    assert not b.is_voter
+    assert group.has("b") == had
+
+
+def test_a_snapshot_that_cannot_be_put_back_ends_the_node() -> None:
+    """A9. By itself pysyncobj logs that, and goes on with the old state beside the new log."""
+    group = Group("abc")
+    group.elect("a")
+    group.cut |= {("a", "c"), ("b", "c")}
+    for number in range(5):
+        group.submit("a", number)
+        group.turn()
+    group.nodes["a"].core.forceLogCompaction()
+    for _ in range(3):
+        group.turn()
+    group.cut.clear()
+
+    def refuses(_: Any) -> None:
+        raise InvalidRequest("catalog version 99")
+
+    group.nodes["c"].core._snapshots._put = refuses
+
+    def turns() -> None:
+        for _ in range(8):
+            group.turn()
+
+    with pytest.raises(InvalidRequest, match="version 99"):
+        turns()
+
+
+def test_an_observer_hears_a_leader_whom_its_snapshot_does_not_name() -> None:
+    """It was started with that one's id, and the snapshot is of before."""
+    group = Group("abc")
+    group.disks["b"] = type(group.disks["b"])()
+    group.disks["b"].makedirs("/raft")
+    group.ids = ("a@a", "b@b", "c9@c")
+    b = group.start("b")
+    a = group.nodes["a"]
+    prev, last = a.journal.entries[-2:]
+    sent = encode_transfer(a.catalog.snapshot(), a.voters(), prev, last)
+    assert b.core._snapshots._install(sent)
+    b.core._SyncObj__loadDumpFile(True)
+    assert {node.id for node in b.core.otherNodes} >= {"a@a", "c@c", "c9@c"}

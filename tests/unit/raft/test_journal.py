@@ -79,6 +79,19 @@ def test_a_file_that_was_cut_is_damage_and_gives_another_id() -> None:
     assert shorter.exists(f"{PATH}.damaged")
 
 
+def test_marks_of_a_file_that_is_gone_say_nothing_of_the_next_one() -> None:
+    """Both count their generations from 1, and the next one is shorter at first."""
+    disk, _ = made(60)
+    disk.flip(PATH, 100)
+    fresh, is_sound = open_journal(disk, PATH, new_id=lambda: "new@a", cluster_id="x")
+    assert not is_sound
+    fresh.add(b"\x00{}", 1, 4)
+    fresh.sync()
+    again, is_sound = open_journal(disk.after_kill(), PATH, new_id=lambda: "newer@a", cluster_id="x")
+    assert is_sound
+    assert (again.base.node_id, again.entries) == ("new@a", fresh.entries)
+
+
 def test_what_was_not_synced_may_be_torn_anywhere() -> None:
     disk, journal = made(synced=False)
     for seed in range(40):
