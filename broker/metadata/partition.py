@@ -21,6 +21,8 @@ P6  `min_insync_replicas` holds from the partition epoch on that it stands at: w
     and the same state. (With the new ISR and the old minimum it would commit what the last ISR does not have.)
 P7  A leader goes on in another epoch when the replicas become others: it learns who they are, and forgets what they
     have said, when it begins to lead. (A replica that went and came back has an empty log, and the same incarnation.)
+P8  A damaged replica steps out only while another member of the ISR, or of the last ISR, is live. Else it stays, and
+    tries again when the catalog shows such a one: nothing is asked before.
 
 Design: docs/explain/metadata.md. The readings are those of KIP-101, 279, 966 and of two model checkers.
 """
@@ -85,6 +87,11 @@ class PartitionState:
     def electable(self) -> frozenset[str]:
         """Who may lead without a loss, if it is live."""
         return frozenset(self.isr or self.last_isr)
+
+    def needs(self, broker: str, who: Who) -> bool:
+        """Whether nobody else that lives could lead without a loss: who is damaged has to stay then (P8)."""
+        members = {*self.isr, *self.last_isr}
+        return broker in members and members.isdisjoint(set(who.registrations) - {broker})
 
     def step_outs_of(self, broker: str) -> int:
         """How often the replica has stepped out under the present registration of its broker."""

@@ -113,9 +113,8 @@ def _step_out(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         if state is None or broker not in state.replicas or state.step_outs_of(broker) != step_outs:
             refused.append([*at])
             continue
-        members = {*state.isr, *state.last_isr}
-        if why == "damage" and broker in members and members.isdisjoint(set(who.registrations) - {broker}):
-            refused.append([*at])  # nobody else could lead: it would be unelectable for good
+        if why == "damage" and state.needs(broker, who):  # `partition.P8`
+            refused.append([*at])
             continue
         after = state.stepped_out(broker, lost=why != "fsync")
         changed[at] = (after.deposed(epoch) if state.leader == broker else after).settled(epoch, who)

@@ -20,7 +20,10 @@ F2  An answer counts only if it names this epoch and this incarnation; an end on
 F3  What is told to be durable has been fsynced here; an fsync of an earlier life of the log is not minded.
 F4  The high watermark is the leader's, as far as this log goes, to the end of a commit group; it does not move back but
     in a cut.
-F5  Who would be cut below the leader's log start begins anew there: below it there is nothing to agree on.
+F5  Who would be cut below the leader's log start, or below its own, begins anew at the leader's: below it there is
+    nothing to agree on. So an empty log asks too. (A leader whom an operator chose may end below the start of who comes
+    back. That one would go on from its start, join with a hole in what is committed since, and lose it when it leads.
+    Of any other leader a log start is agreed on: what is below it was committed.)
 F6  The log start is the leader's. It follows only what is below the high watermark here.
 F7  After a failed fsync nothing more is said before the replica has another incarnation.
 F8  What a record told (whose it is, its id) outlives it in the leader's state file. Who begins anew, or takes records
@@ -149,9 +152,9 @@ class Follower:
     # -- where the logs part ----------------------------------------------------------------------------------
 
     def _ask_or_fetch(self) -> tuple[Effect, ...]:
-        """An empty log agrees with any."""
+        """A log of which no record is known, not even the last one that went, agrees with any."""
         self._told = self._taking = None
-        self.phase = Phase.FETCHING if self.log.log_end == self.log.log_start else Phase.ASKING
+        self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING
         return self._ask()
 
     def _ask(self) -> tuple[Effect, ...]:
@@ -207,9 +210,11 @@ class Follower:
         if message.found_epoch == log.last_epoch and message.end >= log.log_end:
             self.phase = Phase.FETCHING
             return self._ask()
-        cut = max(log.log_start, min(message.end, own_end))
-        if cut < message.log_start:
-            return self._reset(message.log_start, message.start_epoch)  # F5
+        cut = min(message.end, own_end)
+        if cut < max(log.log_start, message.log_start):  # F5
+            if message.log_start != log.log_start:
+                return self._reset(message.log_start, message.start_epoch)
+            cut = log.log_start
         self.phase = Phase.CUTTING
         self._found_epoch = message.found_epoch
         return (Truncate(cut),)

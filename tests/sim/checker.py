@@ -43,6 +43,7 @@ class Known:
         is_lost: No member of the ISR or of the last ISR has its disk: nothing is promised any more.
         unread_end: So far a leader has committed who could not read all of it.
         bad: Brokers whose disk does not have what it had.
+        spares: Brokers outside the ISR that have what is damaged there, as a scenario knows.
         unclean_epoch: Of the last leader that an operator chose; what it lacked is given up, and counted in `given_up`.
     """
 
@@ -51,6 +52,7 @@ class Known:
     unread_end: int = 0
     is_lost: bool = False
     bad: set[str] = field(default_factory=set)
+    spares: set[str] = field(default_factory=set)
     leaders: dict[int, str] = field(default_factory=dict)
     high_watermarks: dict[int, int] = field(default_factory=dict)
     acked: list[tuple[bytes, int, bool]] = field(default_factory=list)  # value, offset, whether a repeat is known
@@ -164,7 +166,7 @@ class Checker:
 
     def _promise(self, name: str, partition: PartitionState) -> None:
         known = self.known[name]
-        members = {*partition.isr, *partition.last_isr}
+        members = {*partition.isr, *partition.last_isr, *known.spares}
         if partition.has_led and members and members <= known.bad and not known.is_lost and known.end:
             known.is_lost = True
             self.world.saw("lost: every member's disk")
@@ -210,7 +212,7 @@ class Checker:
         known.given_up += known.end - end
         known.end = known.unread_end = end
         known.last = known.at[max(known.at)] if known.at else None
-        known.trimmed, known.trim_asked = min(known.trimmed, start), max(known.trim_asked, start)
+        known.trimmed, known.trim_asked = min(known.trimmed, start), max(min(known.trim_asked, end), start)
         kept = [acked for acked in known.acked if acked[1] < end]
         if len(kept) < len(known.acked):
             self.world.saw("acked records given up by an operator")

@@ -230,7 +230,7 @@ class Replica(Leading, Following):
         self.submit(command, lambda result, _: self.broker.after(0, self.broker.step_out_answered, why, result))
 
     def step_out_refused(self, why: str) -> None:
-        """Nobody else could lead: it stays, and asks again at a tick."""
+        """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody."""
         if why == "damage" and self.stepping is not None and self.stepping[0] == why:
             self.world.saw("step-out refused")
             self.stepping = None
@@ -270,7 +270,7 @@ class Replica(Leading, Following):
                 world.saw("process gave up")
                 self.broker.exits()
                 return
-        elif self.is_damaged:
+        elif self.is_damaged and not state.needs(self.broker.name, self.broker.catalog.cluster.who()):
             self.step_out("damage")
         if self.broker.name not in state.opened:
             self._say_opened()

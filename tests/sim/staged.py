@@ -115,6 +115,144 @@ def an_operator_elects_who_lacks_records(cluster: Cluster) -> None:
     sole.start()  # and gives up what it alone had
 
 
+def _left_alone(cluster: Cluster) -> tuple[Broker, list[Broker]]:
+    """One member of p0 after the other is killed, until one is left; that one, and those that went, in order."""
+    cluster.pace_ms = 60
+    until(cluster, 4_000)
+    sole = leader_of(cluster)
+    gone = [one for one in others_of(cluster, sole) if "p0" in one.replicas]
+    for one in gone:
+        one.crash("kill")
+        until(cluster, 4_000)
+    assert cluster.metadata.states["p0"].isr == (sole.name,), "it is not alone"
+    return sole, gone
+
+
+def _rot(cluster: Cluster, broker: Broker, first: int) -> None:
+    """A bit flips in the batch of p0 that begins there, and somebody reads it."""
+    replica = broker.replicas["p0"]
+    assert replica.keep(), "no checkpoint tells of it"
+    [message] = [bytes(each) for each in replica._read(first, first + 1, 1)]
+    [path] = [path for path, inode in broker.disk.names.items() if message in inode.content and "p0/" in path]
+    broker.disk.flip(path, 8 * (broker.disk.names[path].content.find(message) + len(message) - 3))
+    cluster.checker.lose(broker.name, "p0")
+    broker.guard(replica.scrub)
+    assert replica.is_damaged, "nobody notices"
+
+
+def _first_without(broker: Broker, lags: Broker) -> int:
+    """Where the first commit group of p0 begins of which somebody else has nothing, synced or not."""
+    end = lags.replicas["p0"].shadow[-1].next
+    return next(batch.next for batch in broker.replicas["p0"].shadow if batch.next >= end and batch.ends_group)
+
+
+def a_stream_is_damaged_where_it_is_alone(cluster: Cluster) -> None:
+    """The one live member is damaged: it stays, until somebody is back who left when too few were in sync."""
+    sole, (early, late) = _left_alone(cluster)
+    _rot(cluster, sole, _first_without(sole, early))
+    incarnation = sole.replicas["p0"].incarnation
+    early.start()  # it left while enough were in sync, and cannot come past the damage
+    until(cluster, 4_000)
+    assert sole.replicas["p0"].incarnation == incarnation, "it has stepped out, and nobody else could lead"
+    assert sum(command["kind"] == "step_out" for command, _ in cluster.metadata.log) == 0, "it asks in vain"
+    late.start()
+    until(cluster, 5_000)
+    assert cluster.world.seen["step-out for damage"], "it has not stepped out"
+    assert not sole.replicas["p0"].is_damaged, "it is damaged still"
+
+
+def a_stream_is_damaged_where_somebody_lags_beyond(cluster: Cluster) -> None:
+    """The sole member is damaged below the end of one that is out of sync. That one has it: it goes on behind it."""
+    until(cluster, 2_000)
+    ask(cluster, "set_min_insync", stream="p0", min_insync_replicas=1)
+    sole, (_, late) = _left_alone(cluster)
+    assert not cluster.metadata.states["p0"].last_isr, "somebody else could lead"
+    had = late.replicas["p0"].durable_end
+    assert had < sole.replicas["p0"].durable_end, "nothing was stored without it"
+    cluster.checker.known["p0"].spares = {late.name}
+    _rot(cluster, sole, [batch.first for batch in sole.replicas["p0"].shadow if batch.next <= had][-8])
+    until(cluster, 1_000)
+    late.start()
+    until(cluster, 6_000)
+    assert cluster.world.seen["step-out for damage"], "it has not stepped out"
+    assert not sole.replicas["p0"].is_damaged, "it is damaged still"
+    assert cluster.checker.known["p0"].given_up == 0, "something is lost"
+
+
+def an_operator_gives_up_what_is_damaged(cluster: Cluster) -> None:
+    """Nobody else has what is damaged. Its broker is stopped, another chosen: lost is what lies from there on."""
+    until(cluster, 2_000)
+    ask(cluster, "set_min_insync", stream="p0", min_insync_replicas=1)
+    sole, (_, late) = _left_alone(cluster)
+    first = _first_without(sole, late)
+    cluster.checker.known["p0"].spares = {late.name}  # nothing is promised of more
+    _rot(cluster, sole, first)
+    late.start()
+    until(cluster, 4_000)
+    assert late.replicas["p0"].durable_end == first, "it came past the damage, or not up to it"
+    sole.crash("kill")
+    until(cluster, 4_000)
+    known = cluster.checker.known["p0"]
+    committed = known.end
+    for _ in range(6):  # a renewal that is committed late may keep a dead broker alive for one more session
+        ask(cluster, "elect_unclean", stream="p0", partition=0, broker_id=late.name)
+        until(cluster, 1_000)
+    assert leader_of(cluster) is late, "the operator has no say"
+    assert known.given_up == committed - first > 0, "more or less is gone than is damaged, and what follows"
+    sole.start()
+    until(cluster, 4_000)
+    assert not sole.replicas["p0"].is_damaged, "it is damaged still"
+
+
+def an_operator_elects_who_lacks_what_was_trimmed(cluster: Cluster) -> None:
+    """The chosen one ends below a trim. Who comes back from above it holds all that is acked from then on."""
+    cluster.trims = False
+    until(cluster, 2_000)
+    ask(cluster, "set_min_insync", stream="p0", min_insync_replicas=1)
+    sole, others = _left_alone(cluster)
+    log = sole.replicas["p0"].log
+    assert log is not None
+    for _ in range(20):  # at first there may be no session
+        sole.call("p0", "trim", lambda *_: None, log.high_watermark)
+        until(cluster, 100)
+    start = log.log_start_offset
+    assert start, "nothing was trimmed"
+    sole.crash("kill")
+    for other in others:
+        other.start()
+    until(cluster, 4_000)
+    chosen = others[-1]
+    now = chosen.replicas["p0"].log
+    assert now is not None
+    had = now.log_end_offset
+    assert had < start, "it lacks nothing of what was trimmed"
+    ask(cluster, "elect_unclean", stream="p0", partition=0, broker_id=chosen.name)
+    until(cluster, 400)
+    sole.start()
+    until(cluster, 6_000)
+    assert now.log_end_offset > had, "nothing was stored since"
+    mine = sole.replicas["p0"].log
+    assert mine is not None
+    assert mine.log_start_offset <= now.log_start_offset, f"{sole.name} begins at {mine.log_start_offset}"
+
+
+def a_stream_below_its_minimum_is_read_on(cluster: Cluster) -> None:
+    """Too few are in sync: nothing is stored, and what is committed is read."""
+    cluster.trims = False
+    sole, _ = _left_alone(cluster)
+    reads = cluster.world.seen["read"]
+    told: list[tuple[object, ...]] = []
+    for _ in range(20):  # at first there may be no session
+        sole.call("p0", "read", lambda *answer: told.append(answer), 0, -1)
+        until(cluster, 100)
+    what, _, start, end, batches = max(told, key=len)
+    log = sole.replicas["p0"].log
+    assert log is not None
+    assert (what, start, end) == ("records", 0, log.high_watermark), "the end is not told"
+    assert batches, "nothing is read"
+    assert cluster.world.seen["read"] > reads, "consumers get nothing"
+
+
 def rescue(is_gone: bool) -> Scenario:
     def scenario(cluster: Cluster) -> None:
         until(cluster, 4_000)
