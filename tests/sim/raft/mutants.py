@@ -180,7 +180,7 @@ def _counts_on() -> list[Any]:
 
     def restore(cls: type[Catalog], snapshot: dict[str, Any]) -> Catalog:
         found = restored(snapshot)
-        found.epoch_last += bool(found.cluster.partitions)
+        found.cluster.epoch_last += bool(found.cluster.partitions)
         return found
 
     restored = Catalog.restore

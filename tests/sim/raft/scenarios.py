@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.raft.journal import END, decode
 from tests.sim.raft.world import PATH, Machine, World, clockwork
 
 Scenario = Callable[[World], None]
@@ -111,10 +112,47 @@ def power_loss_of_all_with_damage_in_a_minority(world: World) -> None:
         _back(world, hit)
 
 
+def _cut_to_its_base(world: World, machine: Machine) -> str:
+    """All that was appended to the file since it was made is gone, as if it had never been synced."""
+    inode = machine.disk.names[PATH]
+    [end] = [end for kind, _, end in decode(bytes(inode.durable))[0] if kind == END]
+    for data in (inode.content, inode.durable):
+        del data[end:]
+    inode.pending.clear()
+    return f"its journal is cut to {end} bytes, its base"
+
+
+def cut_journal_of_one_that_had_acknowledged(world: World) -> None:
+    """A minority lags. Of those that have it all the leader is off, and another has its journal cut: with that one's
+    vote the minority would be a majority."""
+    for _ in range(3):
+        calm(world)
+        [leader] = [one for one in world.machines.values() if one.node is not None and one.node.is_controller]
+        others = [one for one in world.machines.values() if one is not leader]
+        world.rng.shuffle(others)
+        few = (len(world.names) - 1) // 2
+        for lags in others[:few]:
+            world.cut |= {pair for name in world.names for pair in ((name, lags.name), (lags.name, name))}
+        before = len(world.acked) + len(world.told)
+        calm(world, 90)
+        assert len(world.acked) + len(world.told) > before, "nothing was acknowledged meanwhile"
+        hit = others[few]
+        world.stop(leader, "power")
+        _damaged(world, hit, _cut_to_its_base)
+        world.net.clear()
+        world.cut.clear()
+        world.recovering = hit.name
+        world.start(hit)
+        calm(world, 150)
+        world.start(leader)
+        _back(world, hit)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "power_loss_of_all_voters": power_loss_of_all_voters,
     "flipped_bits_in_the_journals_of_a_minority": _of_a_minority(_flip),
     "truncated_journals_of_a_minority": _of_a_minority(_cut),
+    "cut_journal_of_one_that_had_acknowledged": cut_journal_of_one_that_had_acknowledged,
     "power_loss_of_all_with_damage_in_a_minority": power_loss_of_all_with_damage_in_a_minority,
 }
 
