@@ -74,6 +74,7 @@ class Altered:
     """Settings of the stream.
 
     Attributes:
+        min_insync_replicas: Where the state that names the members says none (`leader.L8`).
         fsync_each_batch: Otherwise "appended" counts for "durable" on the leader.
         fsync_interval_ms: How long appended records may stay without fsync then.
     """

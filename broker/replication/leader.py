@@ -21,6 +21,8 @@ L5  One sync at a time. What a sync of an earlier generation says is not minded.
 L6  With several replicas a failed fsync ends the leadership: nobody may count on a log whose pages may be gone.
 L7  What a follower says counts only if it names this epoch and its latest incarnation, and if the record before its
     fetch offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges.
+L8  How many must be in sync is what the state says that names the members. What settings say counts only in a
+    leadership whose state says nothing: settings are altered at another time than members are.
 
 The caller's duties:
 
@@ -121,6 +123,7 @@ class Leader:
         self.generation = 0
         self.is_syncing = self.is_failed = False
         self.min_insync_replicas = 1
+        self._has_minimum = False  # of a state (L8)
         self.fsync_each_batch = True
         self.fsync_interval_ms = 0
         self.in_sync: InSync | None = None  # None: this replica is the only one
@@ -282,6 +285,7 @@ class Leader:
         is_more = event.log_end > event.high_watermark
         self._group_ends = [*(event.group_ends or ((event.log_end,) if is_more else ()))]
         assert not is_more or self._group_ends[-1] == event.log_end, "a leader cuts what is no whole group"
+        self._has_minimum = False
         self._minimum(event.min_insync_replicas)
         self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
         self.trims = Trims(event.log_start)
@@ -300,7 +304,8 @@ class Leader:
         return (*self._tell_all(outcome), WAKE)
 
     def _altered(self, event: Altered) -> tuple[Effect, ...]:
-        self.min_insync_replicas = event.min_insync_replicas
+        if not self._has_minimum:
+            self.min_insync_replicas = event.min_insync_replicas
         self.fsync_each_batch = event.fsync_each_batch
         self.fsync_interval_ms = event.fsync_interval_ms
         if self.role is not Role.LEADING:
@@ -405,7 +410,7 @@ class Leader:
 
     def _minimum(self, of_state: int | None) -> None:
         if of_state is not None:
-            self.min_insync_replicas = of_state
+            self.min_insync_replicas, self._has_minimum = of_state, True
 
     def _tick(self, event: Tick) -> tuple[Effect, ...]:
         assert event.now_ms >= self.now_ms, "time runs back"

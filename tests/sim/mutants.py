@@ -105,6 +105,7 @@ MUTANTS: Final = (
 PLAYED: Final = (
     of("answers a trim that it alone has", "trims", "least = min([self.log_start, *starts])", "least = self.log_start", script="replication/trim"),
     of("takes the members and the minimum from two states", "leader", "        self._minimum(event.min_insync_replicas)\n        return tuple(self._advance())", "        return tuple(self._advance())", script="replication/minimum_of_the_same_state"),
+    of("takes the minimum of the settings", "leader", "        if not self._has_minimum:\n", "        if True:\n", script="replication/settings_leave_the_minimum_alone"),
     of("leaves the partition epoch when a session comes back", "broker_commands", ", fresh=set(own))", ")", script="catalog/late_commands_of_a_stale_leader"),
     of("leads on after a failed fsync", "leader", "if self.in_sync is not None:  # L6", "if False:", script="replication/fsync_failed_with_three_replicas"),
     of("minds neither epochs nor what the follower holds", "leader", "is_minded = fetch.epoch == epoch and in_sync.admits(fetch.follower, incarnation)", "is_minded = fetch.follower in in_sync.followers", "elif fetch.offset > self.log_end or not (", "elif fetch.offset > self.log_end or False and not (", script="replication/fetch_answers"),
