@@ -136,6 +136,10 @@ class FetchArrived:
         start_epoch: Leader epoch of the record before that; -1: not known.
         rewritten_to, state_offset: As in `messages.Records`. The latter for who lacks a state file: one that tells of
             all below the follower's log start, and of nothing beyond its durable end.
+        batch_start, batch_epoch: Where the stored batch begins that `fetch.offset` lies within, and the leader epoch of
+            the record before that; -1: none, one begins there or is yet to come. None is joined above the high
+            watermark, so there is nothing to look up for who fetches there.
+        compacted_to, waits_to: Of this log, as in `messages.Fetch`.
     """
 
     fetch: Fetch
@@ -144,6 +148,10 @@ class FetchArrived:
     start_epoch: int = -1
     rewritten_to: int = 0
     state_offset: int = -1
+    batch_start: int = -1
+    batch_epoch: int = -1
+    compacted_to: int = 0
+    waits_to: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,12 @@ F7  After a failed fsync nothing more is said before the replica has another inc
 F8  What a record told (whose it is, its id) outlives it in the leader's state file. Who begins anew, or takes records
     from where the leader has removed some, lacks that file: it says so with each fetch, is not asked in, and lets
     nothing go, before it has one of this leader, whole. It comes in pieces, while records are fetched on.
+F9  A log that ends within a batch which its leader has joined is cut to where that batch begins, and fetches it whole.
+    So is what it had compacted there: its mark goes down with the cut. What was asked before a cut is not minded when
+    it is answered after it: the leader did not know of the lower mark when it read that.
+F10  Who would be cut below its own mark of compaction by an epoch's end begins anew: records below the cut are gone for
+    newer ones above it. Only an operator who has given up committed records brings that about.
+F11  Tombstones go here only below what this leader has told in this epoch; at first that is 0.
 
 The caller's duties: those of `leader` 1 to 3. `Append`, `Truncate`, `Reset` and `StartAt` are done at once, and
 answered by `Holds` before any other event; `TakeState` by `StateTaken`. A sync that is under way when the log is cut
@@ -52,6 +58,7 @@ from broker.replication.following import (
     Answered,
     Append,
     Ask,
+    Compacted,
     Effect,
     Event,
     Followed,
@@ -73,6 +80,7 @@ from broker.replication.messages import (
     End,
     Fenced,
     Fetch,
+    Inside,
     Records,
     StartsAbove,
     State,
@@ -104,6 +112,7 @@ class Follower:
         phase, epoch, leader, incarnation: Whom it follows, and as whom.
         log: What the log holds, as last told.
         generation: Counts the lives of the log: what was begun in an earlier one is not minded.
+        tombstones_below, compact_to: For passes of compaction here: as the leader last told (`messages.Records`).
     """
 
     def __init__(self, me: str, *, ask_again_ms: int = ASK_AGAIN_MS, fetch_timeout_ms: int = FETCH_TIMEOUT_MS) -> None:
@@ -116,7 +125,9 @@ class Follower:
         self.generation = 0
         self.is_syncing = False
         self.now_ms = 0
+        self.tombstones_below = self.compact_to = 0
         self._request = 0
+        self._number = self._cut_number = 0  # of the last fetch; of the last one before the last cut
         self._told: Records | None = None  # the answer whose records are being appended
         self._found_epoch = -1  # what the open cut is to lead to
         self._taking: AskState | None = None  # the open question for a piece of a state file
@@ -141,12 +152,14 @@ class Follower:
         self.epoch, self.leader, self.incarnation = event.epoch, event.leader, event.incarnation
         self.log = event.log
         self.generation += 1
+        self.tombstones_below = self.compact_to = 0  # F11
         self._heard_ms = self.now_ms
         return (*self._ask_or_fetch(), *self._begin_sync())
 
     def _unfollowed(self, event: Unfollowed) -> tuple[Effect, ...]:
         self.phase = Phase.IDLE
         self.generation += 1
+        self.tombstones_below = self.compact_to = 0
         return NOTHING
 
     # -- where the logs part ----------------------------------------------------------------------------------
@@ -171,6 +184,7 @@ class Follower:
                 last_epoch=log.last_epoch,
             )
         else:
+            self._number += 1
             message = Fetch(
                 follower=self.me,
                 incarnation=self.incarnation,
@@ -180,6 +194,9 @@ class Follower:
                 durable_end=log.durable_end,
                 log_start=log.log_start,
                 lacks_state=log.lacks_state,
+                number=self._number,
+                compacted_to=log.compacted_to,
+                waits_to=log.waits_to,
             )
         return (Ask(self.leader, message),)
 
@@ -194,6 +211,8 @@ class Follower:
                 return self._end(message, event.own_end)
             case Records():
                 return self._records(message)
+            case Inside():
+                return self._inside(message)
             case State():
                 return self._state(message)
             case StartsAbove() if self.phase is Phase.FETCHING and self.log.log_end < message.log_start:
@@ -215,21 +234,39 @@ class Follower:
             if message.log_start != log.log_start:
                 return self._reset(message.log_start, message.start_epoch)
             cut = log.log_start
+        if cut < log.compacted_to:  # F10
+            return self._reset(message.log_start, message.start_epoch)
+        return self._truncate(cut, message.found_epoch)
+
+    def _truncate(self, to: int, last_epoch: int) -> tuple[Effect, ...]:
         self.phase = Phase.CUTTING
-        self._found_epoch = message.found_epoch
-        return (Truncate(cut),)
+        self._found_epoch = last_epoch
+        return (Truncate(to),)
 
     def _reset(self, to: int, last_epoch: int) -> tuple[Effect, ...]:
         self.phase = Phase.CUTTING
         self._found_epoch = last_epoch
         return (Reset(to, last_epoch),)
 
+    def _inside(self, message: Inside) -> tuple[Effect, ...]:
+        if not self._asks(message):
+            return NOTHING
+        if message.batch_start < self.log.log_start:
+            return self._reset(message.batch_start, message.start_epoch)
+        return self._truncate(message.batch_start, message.start_epoch)  # F9
+
     # -- records ----------------------------------------------------------------------------------------------
 
+    def _asks(self, answer: Records | Inside) -> bool:
+        """Whether this is what it wants to know: what comes after its end, as it has been since the last cut."""
+        is_since = answer.number > self._cut_number  # F9
+        return self.phase is Phase.FETCHING and is_since and answer.offset == self.log.log_end
+
     def _records(self, message: Records) -> tuple[Effect, ...]:
-        if self.phase is not Phase.FETCHING or message.offset != self.log.log_end:  # F1
+        if not self._asks(message):  # F1
             return NOTHING
         self._told = message
+        self.tombstones_below, self.compact_to = message.tombstones_below, message.compact_to
         is_rewritten = message.offset < message.rewritten_to  # F8
         if is_rewritten:
             self._taking = None  # what it tells of may end below
@@ -259,12 +296,17 @@ class Follower:
     def _has_cut(self, log: Holds) -> tuple[Effect, ...]:
         self.generation += 1
         self._taking = None
+        self._cut_number = self._number
         if log.is_refused:
             self.phase = Phase.ASKING  # at the next tick
             return self._begin_sync()
         do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch
         self.phase = Phase.FETCHING if do_agree else Phase.ASKING
         return (*self._ask(), *self._begin_sync())
+
+    def _compacted(self, event: Compacted) -> tuple[Effect, ...]:
+        self.log = replace(self.log, compacted_to=event.compacted_to, waits_to=event.waits_to)
+        return NOTHING  # the next fetch says so
 
     # -- a state file -----------------------------------------------------------------------------------------
 
@@ -348,6 +390,7 @@ _HANDLERS: Final = cast(
         Followed: Follower._followed,
         Unfollowed: Follower._unfollowed,
         Holds: Follower._holds,
+        Compacted: Follower._compacted,
         StateTaken: Follower._state_taken,
         Answered: Follower._answered,
         Unreachable: Follower._unreachable,

@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.replication.events import Commit, StepOut, Sync, Synced, SyncFailed, Tick
-from broker.replication.messages import (
-    AskEnd,
-    AskState,
-    Diverged,
-    End,
-    Fenced,
-    Fetch,
-    Incarnation,
-    Records,
-    StartsAbove,
-    State,
-)
+from broker.replication.messages import AskEnd, AskState, Fetch, Incarnation, Reply
 
 # -- events ---------------------------------------------------------------------------------------------------
 
@@ -32,6 +21,7 @@ class Holds:
         group_end: Where its last whole commit group ends; at least the high watermark.
         is_refused: The disk took nothing, or not all, and may later.
         lacks_state: There is no state file, and records below may have been told of what no record tells any more.
+        compacted_to, waits_to: As in `messages.Fetch`.
     """
 
     log_start: int
@@ -42,6 +32,16 @@ class Holds:
     group_end: int
     is_refused: bool = False
     lacks_state: bool = False
+    compacted_to: int = 0
+    waits_to: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A pass of compaction has ended, or has found that tombstones wait: `compacted_to`, `waits_to` as in `Holds`."""
+
+    compacted_to: int
+    waits_to: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Answered:
         own_end: For `End`: the first offset of this log after the records of `found_epoch` and earlier ones.
     """
 
-    message: Records | State | End | Diverged | StartsAbove | Fenced
+    message: Reply
     own_end: int = 0
 
 
@@ -83,7 +83,7 @@ class Unreachable:
     """The leader cannot be asked: nobody listens there."""
 
 
-Event = Followed | Unfollowed | Holds | StateTaken | Answered | Unreachable | Synced | SyncFailed | Tick
+Event = Followed | Unfollowed | Holds | Compacted | StateTaken | Answered | Unreachable | Synced | SyncFailed | Tick
 
 
 # -- effects --------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class TakeState:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log here, or further down to where a commit group ends; then say what it `Holds`."""
+    """Cut the log here, or further down to where a stored batch and its commit group end; then say what it `Holds`."""
 
     to: int
 

@@ -11,6 +11,9 @@ I3  A follower is asked in only with a *durable* end at or above the high waterm
     a log start at or above the last trim that was answered. And it lacks no state file: it may be elected at once.
 I4  What a follower said in an earlier leadership, or under an earlier incarnation, is forgotten.
 I5  How long a follower has been behind is counted from the first tick of this leadership on, not from before.
+I6  All that are assigned count for tombstones, in sync or not, from the start: who has told no mark has compacted
+    nothing. Of two marks the one of the later fetch holds, though it be the lesser one: a log that was cut has copied
+    anew what it had compacted, from a leader that may not have.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class Follower:
     Attributes:
         durable_end: -1: nothing yet.
         log_start: Of its checkpoint.
-        lacks_state, said_at: As the fetch with the greatest offset had it.
+        number: Of its latest fetch.
+        lacks_state, compacted_to, waits_to: As that one had it.
         caught_up_ms: When it last held all that the leader had; None: before the first tick.
         mark_ms, mark_end: Once it holds this much, it had all of what there was at that time.
     """
@@ -37,7 +41,9 @@ class Follower:
     durable_end: int = -1
     log_start: int = 0
     lacks_state: bool = True
-    said_at: int = -1
+    number: int = -1
+    compacted_to: int = 0
+    waits_to: int = 0
     caught_up_ms: int | None = None
     mark_ms: int = 0
     mark_end: int = 0
@@ -77,15 +83,24 @@ class InSync:
         follower = self.followers[fetch.follower]
         if fetch.incarnation > follower.incarnation:
             follower.incarnation, follower.durable_end, follower.log_start = fetch.incarnation, -1, 0
-            follower.said_at = -1
-        if fetch.offset >= follower.said_at:
-            follower.said_at, follower.lacks_state = fetch.offset, fetch.lacks_state
+            follower.number = -1
+        if fetch.number > follower.number:  # I6
+            follower.number, follower.lacks_state = fetch.number, fetch.lacks_state
+            follower.compacted_to, follower.waits_to = fetch.compacted_to, fetch.waits_to
         follower.durable_end = max(follower.durable_end, fetch.durable_end)
         follower.log_start = max(follower.log_start, fetch.log_start)
         if follower.caught_up_ms is not None and follower.durable_end >= follower.mark_end:
             at_end = follower.durable_end >= log_end
             follower.caught_up_ms = now_ms if at_end else max(follower.caught_up_ms, follower.mark_ms)
             follower.mark_ms, follower.mark_end = now_ms, log_end
+
+    def tombstones_below(self, own_mark: int) -> int:
+        """The least mark of compaction of all that are assigned (I6)."""
+        return min([own_mark, *(follower.compacted_to for follower in self.followers.values())])
+
+    def compact_to(self, own_wait: int) -> int:
+        """So far somebody's tombstones wait for the marks of others."""
+        return max([own_wait, *(follower.waits_to for follower in self.followers.values())])
 
     def confirm(self, event: IsrAnswered) -> bool:
         """The catalog has spoken. Returns whether that is news."""

@@ -23,6 +23,10 @@ L7  What a follower says counts only if it names this epoch and its latest incar
     fetch offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges.
 L8  How many must be in sync is what the state says that names the members. What settings say counts only in a
     leadership whose state says nothing: settings are altered at another time than members are.
+L9  A tombstone may go below the least mark of compaction of all that are assigned: this log's own, and what each other
+    one has last told in this leadership, under its latest incarnation. Who has told nothing yet has compacted nothing.
+L10  A batch goes over as it is stored, whole. Whose log ends within one is told where it begins. No member of the ISR or
+    of the last ISR is: joined is only what is below the high watermark, and they hold all of that.
 
 The caller's duties:
 
@@ -34,7 +38,8 @@ The caller's duties:
    first was accepted. A late answer, or none, does no harm: it is asked anew.
 5. After `StepOut` nothing is appended before the next `Led`.
 6. `FetchArrived`, `EndAsked` and `StateAsked` bring what this log says of the question, looked up under the same lock.
-   A `Send` may be held back while there is nothing to tell; the next one to the same follower is as good.
+   A `Send` may be held back while there is nothing to tell; the next one to the same follower is as good. The bytes of
+   `Records` are read after the step; if no batch begins at their offset by then, nothing is sent.
 7. A `Trim` that the disk refuses is tried again.
 
 Design: 03-replication sections 3, 3.1 and 8. Cost: per batch, never per record.
@@ -76,7 +81,18 @@ from broker.replication.events import (
     Wake,
 )
 from broker.replication.insync import InSync
-from broker.replication.messages import AskEnd, AskState, Diverged, End, Fenced, Records, Reply, StartsAbove, State
+from broker.replication.messages import (
+    AskEnd,
+    AskState,
+    Diverged,
+    End,
+    Fenced,
+    Inside,
+    Records,
+    Reply,
+    StartsAbove,
+    State,
+)
 from broker.replication.trims import Trims
 
 REPLICA_LAG_MS_MAX: Final = 10_000
@@ -146,6 +162,14 @@ class Leader:
     def waiting_count(self) -> int:
         """Tickets that are not answered yet."""
         return len(self._for_all) + len(self._for_leader) + self.trims.waiting_count
+
+    def tombstones_below(self, own_mark: int) -> int:
+        """So far a pass of compaction of this log may let tombstones go, if it leads (L9). `own_mark`: its own."""
+        return 0 if self.role is not LEADING or self.in_sync is None else self.in_sync.tombstones_below(own_mark)
+
+    def compact_to(self) -> int:
+        """So far tombstones of others wait for this log to be compacted, if it leads."""
+        return 0 if self.role is not LEADING or self.in_sync is None else self.in_sync.compact_to(0)
 
     def step(self, event: Event) -> tuple[Effect, ...]:
         """Apply one event. Returns what the driver must do, in this order."""
@@ -340,6 +364,16 @@ class Leader:
                 least_start=self.trims.answered,
             )
             effects += [] if asked is None else [asked]
+            if 0 <= event.batch_start < fetch.offset:  # L10
+                inside = Inside(
+                    epoch=epoch,
+                    incarnation=incarnation,
+                    offset=fetch.offset,
+                    number=fetch.number,
+                    batch_start=event.batch_start,
+                    start_epoch=event.batch_epoch,
+                )
+                return (*effects, Send(fetch.follower, inside))
             answer = Records(
                 epoch=epoch,
                 incarnation=incarnation,
@@ -348,6 +382,9 @@ class Leader:
                 log_start=self.trims.log_start,
                 rewritten_to=event.rewritten_to,
                 state_offset=event.state_offset if fetch.lacks_state else -1,
+                number=fetch.number,
+                tombstones_below=in_sync.tombstones_below(event.compacted_to),
+                compact_to=in_sync.compact_to(event.waits_to),
             )
         return (*effects, Send(fetch.follower, answer))
 

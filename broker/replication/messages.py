@@ -5,6 +5,7 @@
        | <-- End(epoch, end) --------------------- |     cut there, and ask again until both agree
        | -- Fetch(log end, last epoch, durable) -> |     what comes next? So far I have fsynced
        | <-- Records(offset, HW, start) + bytes -- |
+   | <-- Inside(offset, batch start) --------- |     your log ends within a batch of mine: cut to its start
    | -- AskState(offset, from byte) ---------> |     who begins anew lacks what the records do not tell
    | <-- State(offset, from byte) + bytes ---- |
 
@@ -32,6 +33,9 @@ class Fetch:
         durable_end: So far it has fsynced. This alone acknowledges.
         log_start: That of its checkpoint.
         lacks_state: Its log has no state file, and is to have one before it counts.
+        number: Counts the fetches of this incarnation: what a later one says holds, whichever comes first.
+        compacted_to: Its mark of compaction: below it no key stands twice in its log.
+        waits_to: Tombstones below it have had their time in its log, and wait for the marks of others; 0: none.
     """
 
     follower: str
@@ -42,6 +46,9 @@ class Fetch:
     durable_end: int
     log_start: int
     lacks_state: bool = False
+    number: int = 0
+    compacted_to: int = 0
+    waits_to: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +70,9 @@ class Records:
         log_start: Of the leader's checkpoint.
         rewritten_to: Below it the leader may lack records that its state file tells of.
         state_offset: Of a state file that a follower who lacks one may ask for; -1: of none.
+        number: Of the fetch that this answers.
+        tombstones_below: So far tombstones may go: the least mark of compaction of all assigned replicas.
+        compact_to: A tombstone waits, here or elsewhere, until all have compacted so far; 0: none does.
     """
 
     epoch: int
@@ -72,6 +82,27 @@ class Records:
     log_start: int
     rewritten_to: int = 0
     state_offset: int = -1
+    number: int = 0
+    tombstones_below: int = 0
+    compact_to: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """The offset that the follower fetches lies within a batch that the leader has joined: it has no bytes for it.
+
+    Attributes:
+        offset, number: Of the fetch.
+        batch_start: Where that batch begins.
+        start_epoch: Leader epoch of the record before that; -1: not known.
+    """
+
+    epoch: int
+    incarnation: Incarnation
+    offset: int
+    number: int
+    batch_start: int
+    start_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,5 +174,5 @@ class Fenced:
     incarnation: Incarnation
 
 
-Message = Fetch | AskEnd | AskState | Records | State | End | Diverged | StartsAbove | Fenced
-Reply = Records | State | End | Diverged | StartsAbove | Fenced
+Reply = Records | Inside | State | End | Diverged | StartsAbove | Fenced
+Message = Fetch | AskEnd | AskState | Reply

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from broker.api.errors import DiskFull, LiftlogError
+from broker.api.errors import DiskFull, LiftlogError, OffsetOutOfRange
 from broker.storage.disk import Disk, ReadableBuffer
 from broker.storage.log_reader import LogReader
 from broker.storage.memory.handover import Handover
@@ -102,6 +102,7 @@ class PartitionLog:
     batches_in_turn = of_part("log", LogReader.batches_in_turn)
     offset_for_time = of_part("log", LogReader.offset_for_time)
     bytes_between = of_part("log", LogReader.bytes_between)
+    batch_start = of_part("log", LogReader.batch_start)
     epoch_of = of_part("log", LeaderEpochs.epoch_of)
     end_of_epoch = of_part("log", LeaderEpochs.end_of, "end_of_epoch")
     epoch_end = of_part("log", Log.epoch_end)
@@ -302,12 +303,20 @@ class PartitionLog:
             return log.lead(leader_epoch)
 
     def truncate(self, to: int) -> int:
-        """As `Log.truncate`. State files above the cut go first, with the records (`state_files.T5`)."""
+        """As `Log.truncate`. State files above the cut go first, with the records (`state_files.T5`).
+
+        What it cuts within, a stored batch or a commit group, may begin below the log start: then nothing stays.
+        """
         log = self.log
         with log.checkpoint_lock, log.sync_lock, self._lock:
             log.check_takes_back("truncate")
-            if to < log.log_end_offset:
-                self.remembered.cut(log.ask(lambda view: group_start(view, to)))
+            start = log.log_start_offset
+            if start <= to < log.log_end_offset:
+                try:
+                    self.remembered.cut(log.ask(lambda view: group_start(view, to)))
+                except OffsetOutOfRange:
+                    self.reset(start, last_epoch=log.epoch_of(start - 1))
+                    return start
             return log.truncate(to)
 
     def reset(self, to: int, *, last_epoch: int = -1) -> None:
@@ -431,6 +440,14 @@ class PartitionLog:
     @property
     def leader_epoch(self) -> int:
         return self.log.leader_epoch
+
+    @property
+    def compacted_to(self) -> int:
+        return self._state.compacted_to
+
+    @property
+    def waits_to(self) -> int:
+        return self._state.waits_to
 
     @property
     def lost_ranges(self) -> Ranges:

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Final
 
 from broker.api.errors import BadBatch, CorruptLog
-from broker.storage.read import LogView, ReadPlan, bytes_between, find_time, plan_read, verified_messages
+from broker.storage.read import (
+    LogView,
+    ReadPlan,
+    batch_start,
+    bytes_between,
+    find_time,
+    plan_read,
+    verified_messages,
+)
 from broker.storage.rewrite.reused_blocks import Turn, messages_in_turn
 from broker.storage.segments.segment import Segment
 from broker.storage.writing.state import LogState
@@ -95,6 +103,10 @@ class LogReader:
             else:
                 repaired = offset
                 self._state.repair(damaged)
+
+    def batch_start(self, offset: int) -> int:
+        """Where the stored batch begins that `offset` lies within; `offset` itself where one begins, or none is."""
+        return self._state.ask(lambda view: batch_start(view, offset))
 
     def offset_for_time(self, timestamp_us: int) -> int | None:
         """The earliest committed offset whose timestamp is at or after `timestamp_us`, exactly; None when none is."""

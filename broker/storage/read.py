@@ -317,6 +317,20 @@ def group_start(view: LogView, to: int | None = None) -> int:
     return head.first_offset
 
 
+def batch_start(view: LogView, offset: int) -> int:
+    """Where the stored batch begins that `offset` lies within; `offset` itself where one begins, or none is. Reads no
+    batch.
+
+    Raises:
+        NeedsRepair: see there.
+    """
+    if not view.segments or not view.segments[0].base_offset <= offset < view.log_end_offset:
+        return offset
+    index = view.index(view.segments[view.segment_of(offset)])
+    at = index.find(offset)
+    return int(index.first_offsets[at]) if at >= 0 and view.after_lost(offset) == offset else offset
+
+
 def verified_messages(file: File, place: FileRange) -> Iterator[tuple[memoryview, int]]:
     """Each message of a range, and the offset after it.
 

@@ -30,6 +30,7 @@ from broker.storage.disk import Disk, storage_error
 from broker.storage.log_reader import LogReader
 from broker.storage.read import LogView, group_start
 from broker.storage.recovery import Ranges, RecoveryReport, is_clean, list_segments, load_checkpoint, recover
+from broker.storage.rewrite.clean_state import lower_clean_state
 from broker.storage.rewrite.joining import settle_joins
 from broker.storage.segments.chain import Chain
 from broker.storage.segments.checkpoint import (
@@ -179,6 +180,7 @@ class Log:
     messages = of_part("_reader", LogReader.messages)
     offset_for_time = of_part("_reader", LogReader.offset_for_time)
     bytes_between = of_part("_reader", LogReader.bytes_between)
+    batch_start = of_part("_reader", LogReader.batch_start)
     advance_high_watermark = of_part("state", LogState.advance_high_watermark)
     repair_segment = of_part("state", LogState.repair)
     view = of_part("state", LogState.view)
@@ -214,6 +216,7 @@ class Log:
         found = recover(
             state.disk, state.folder, checkpoint, report, now_us=now_us, is_sole=state.settings.is_sole_replica
         )
+        lower_clean_state(state.disk, state.folder, found.log_end_offset)  # a log that is shorter than it was
         state.begin_from(found)
         is_other = self._epochs.take_recovered(found)
         try:

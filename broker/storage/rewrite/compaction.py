@@ -15,6 +15,7 @@ Q3  A tombstone goes when it has been below `cleaned_to` for `delete_retention_m
     were gone, durably, before that time began: none comes back.
     Where there are other replicas it goes only below `tombstones_below`: what the caller knows all of them to have
     compacted. (One that lags has the older record, and would not copy the tombstone any more: the key would be back.)
+    Those that have not are told that one waits (`waits_to`), and do a pass then, whatever is dirty (`compact_to`).
 Q4  A pass is stopped or killed anywhere: each segment is the old one or the new one, whole, and `cleaned_to` moves only
     after all of them. Done again it gives the same.
 Q5  Where records are taken back under a pass, nothing more is written anew by what was read of them, and the state that
@@ -110,16 +111,24 @@ def cleanable(
 
 
 def is_due(
-    sizes: Sequence[tuple[int, int]], state: CleanState, settings: CompactionSettings, *, tombstone_end: int
+    sizes: Sequence[tuple[int, int]],
+    state: CleanState,
+    settings: CompactionSettings,
+    *,
+    tombstone_end: int,
+    is_awaited: bool = False,
 ) -> bool:
-    """Whether a pass is worth its work: enough is dirty, or tombstones have had their time.
+    """Whether a pass is worth its work: enough is dirty, or tombstones have had their time, here or elsewhere.
 
     Args:
         sizes: (end, bytes) of the segments that it may touch.
         tombstone_end: Tombstones below it may go.
+        is_awaited: Another replica's wait for what is dirty here.
     """
     if not sizes:
         return False
+    if is_awaited and sizes[-1][0] > state.cleaned_to:
+        return True
     dirty = sum(size for end, size in sizes if end > state.cleaned_to)
     if dirty and dirty * 100 >= settings.min_cleanable_dirty_percent * sum(size for _, size in sizes):
         return True
@@ -135,6 +144,7 @@ def compact(
     throttle: Callable[[int], None] = lambda _: None,
     shape: BatchShape | None = None,
     tombstones_below: int = 0,
+    compact_to: int = 0,
 ) -> CompactionReport | None:
     """Do one pass, if one is due. One at a time per log.
 
@@ -145,6 +155,7 @@ def compact(
         shape: Join the batches of what is written anew, up to this.
         tombstones_below: Where there are other replicas: the least `cleaned_to` of all that are assigned, 0 for one
             that has not told; minded nowhere else (Q3).
+        compact_to: Somebody's tombstones wait until this log is compacted so far.
     Returns:
         None: the log is clean enough.
     Raises:
@@ -152,7 +163,7 @@ def compact(
         CorruptLog: a file cannot be read, and scanning it anew did not help.
     """
     try:
-        return _Pass(log, settings, map_bytes, now_us, throttle, shape, tombstones_below).run()
+        return _Pass(log, settings, map_bytes, now_us, throttle, shape, tombstones_below, compact_to).run()
     except NeedsRepair as damage:
         log.repair_segment(damage.segment)  # notes what is lost: the next pass sees that, or a whole index
         return CompactionReport(cleaned_to=0, uncleanable=f"{damage.segment.path} was scanned anew")
@@ -172,6 +183,7 @@ class _Pass:
         throttle: Callable[[int], None],
         shape: BatchShape | None,
         tombstones_below: int,
+        compact_to: int,
     ) -> None:
         self.log = log
         self.disk = log.disk
@@ -181,6 +193,7 @@ class _Pass:
         self._throttle = throttle
         self.shape = shape
         self.tombstones_below = tombstones_below
+        self.compact_to = compact_to
         self.read_bytes = 0
         self.tombstone_end = 0
         self.tombstone_count = 0
@@ -190,8 +203,6 @@ class _Pass:
     def run(self) -> CompactionReport | None:
         cuts = self.log.log.cuts  # before anything is read
         state = load_clean_state(self.disk, self.log.folder)
-        if state.cleaned_to > self.log.log_end_offset:
-            state = CleanState()  # of a log that was longer: it says nothing of this one
         segments = cleanable(
             self.disk,
             self.log.sealed_segments(),
@@ -199,10 +210,12 @@ class _Pass:
             before_us=self.now_us - self.settings.min_compaction_lag_ms * 1_000,
         )
         sizes = [(end, segment.size(self.disk)) for segment, end in segments]
-        self.tombstone_end = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
+        self.tombstone_end = wanted = state.tombstone_end(self.now_us, self.settings.delete_retention_ms)
         if not self.log.settings.is_sole_replica:
-            self.tombstone_end = max(state.tombstones_to, min(self.tombstone_end, self.tombstones_below))
-        if not is_due(sizes, state, self.settings, tombstone_end=self.tombstone_end):
+            self.tombstone_end = max(state.tombstones_to, min(wanted, self.tombstones_below))
+        is_awaited = bool(segments) and max(state.cleaned_to, segments[0][0].base_offset) < self.compact_to
+        self._let_wait(state, wanted)
+        if not is_due(sizes, state, self.settings, tombstone_end=self.tombstone_end, is_awaited=is_awaited):
             return None
         if self.log.lost_ranges:
             return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
@@ -237,6 +250,8 @@ class _Pass:
             if self.log.log.cuts != cuts:
                 return CompactionReport(cleaned_to=0, uncleanable="records were taken back meanwhile")
             save_clean_state(self.disk, self.log.folder, state)
+            self.log.log.state.note_compacted(state.cleaned_to)
+            self._let_wait(state, wanted)
         return CompactionReport(
             cleaned_to=state.cleaned_to,
             is_done=self.end >= limit,
@@ -247,6 +262,11 @@ class _Pass:
             bytes_before=before,
             bytes_after=after,
         )
+
+    def _let_wait(self, state: CleanState, wanted: int) -> None:
+        """Note for the other replicas whether tombstones below `wanted` would go if it were not for their marks."""
+        is_waiting = state.tombstone_count > 0 and wanted > self.tombstone_end
+        self.log.log.state.waits_to = wanted if is_waiting else 0
 
     def _fill(self, segments: Sequence[tuple[Segment, int]], start: int, limit: int) -> int:
         """Put the keys of [start, limit) into the map. Returns the end of those that it took."""

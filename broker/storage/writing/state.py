@@ -36,6 +36,7 @@ from broker.api.errors import CorruptLog, DiskFull, LiftlogError, StorageFailed
 from broker.storage.disk import Disk, storage_error
 from broker.storage.read import LogView, NeedsRepair
 from broker.storage.recovery import Ranges, RecoveredLog, RecoveryReport, merge_ranges
+from broker.storage.rewrite.clean_state import load_clean_state
 from broker.storage.segments.chain import Chain, Untrusted
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.segments.index import GrowingIndex
@@ -62,6 +63,8 @@ class LogState:
         recovery: What the last open or `recover` found and did.
         failure: Why appends are refused; None while the log is well.
         cuts: So often records were taken back. Who has read a while, and acts on it, compares.
+        waits_to: Tombstones below it have had their time, and wait for the marks of other replicas; 0: none, or no
+            pass of compaction has looked yet.
         checkpoint_lock, sync_lock, lock: L4. Who does something with several calls holds them meanwhile.
     """
 
@@ -78,6 +81,7 @@ class LogState:
         self.recovery = RecoveryReport()
         self.failure: LiftlogError | None = None
         self.cuts = 0
+        self.waits_to = 0
         self.is_closed = False
         self.disk = disk
         self.chain = Chain(disk, folder, [], None)
@@ -85,6 +89,7 @@ class LogState:
         self.sync_lock = threading.RLock()
         self.lock = threading.RLock()
         self._high_watermark_lock = threading.Lock()
+        self._compacted_to = -1  # not read yet
 
     # --- where it begins and ends ---------------------------------------------------------------------
 
@@ -97,6 +102,7 @@ class LogState:
         with self._high_watermark_lock:  # who was told of a sync may have moved it meanwhile
             self.high_watermark = min(max(self.high_watermark, found.high_watermark), found.log_end_offset)
         self.lost_ranges = found.lost_ranges
+        self._compacted_to, self.waits_to = -1, 0
         self.group_as_one()
 
     def group_as_one(self) -> None:
@@ -131,6 +137,20 @@ class LogState:
         self.group_ends = [end for end in self.group_ends if end <= to]
         self.lost_ranges = below(self.lost_ranges, to)
         self.log_end_offset = self.durable_end = to
+        self._compacted_to, self.waits_to = min(self._compacted_to, to), 0  # -1 stays
+
+    @property
+    def compacted_to(self) -> int:
+        """The mark of compaction that replicas tell each other: below it no key has two records (`compaction.Q2`)."""
+        if self._compacted_to < 0:
+            with self.lock, self.guarded("read compaction"):
+                self._compacted_to = load_clean_state(self.disk, self.folder).cleaned_to
+        return self._compacted_to
+
+    def note_compacted(self, to: int) -> None:
+        """This mark is on disk."""
+        with self.lock:
+            self._compacted_to = to
 
     def note_roll(self) -> None:
         """A sealed segment was fsynced whole, with all before it (`chain.C2`, `chain.C4`)."""

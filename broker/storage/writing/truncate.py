@@ -81,6 +81,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     state.log_start_offset = to
     epochs.put(before)
     state.lower(to)
+    state.note_compacted(0)
     state.high_watermark = to
     with state.failing("reset"):
         state.chain.end_at(to, is_all=True)

@@ -6,22 +6,27 @@ state 5 at=0 length=10 size=30, taken lacks, taken      a piece of one; what bec
 followed 2 b incarnation=1 end=3 ...                    the leader of epoch 2 is b; the log as in `holds`
 end 1 at=4 own=3 request=1 start=0 start-epoch=-1       the leader's epoch 1 ends at 4, the follower's own at 3
 records 3 hw=3 start=0 rewritten=0 state=5, diverged, starts-above 9 last=1, fenced 3
+                                                        below=2 compact-to=3: of tombstones; number=1: of the
+                                                        fetch that is answered, else the latest
+inside 3 from=1 last=1                                  3 is in a batch from 1 on, after epoch 1
+compacted 3 waits=2                                     a pass has ended; mark=, waits= in `holds` too
 synced 3 generation=1, sync-failed, tick 500, unreachable, unfollowed
 epoch=, incarnation=                                    of an answer; unless given, those that are followed
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from broker.replication import following as f
 from broker.replication.events import Commit, StepOut, Sync, Synced, SyncFailed, Tick
-from broker.replication.messages import Diverged, End, Fenced, Records, StartsAbove, State
+from broker.replication.messages import Diverged, End, Fenced, Inside, Records, StartsAbove, State
 from tests.unit.replication.scenario import incarnation_of, message_line, plain
 
 SHORT = {"log_start": "start", "log_end": "end", "durable_end": "durable", "last_epoch": "last", "high_watermark": "hw"}
+SHORT |= {"compacted_to": "mark", "waits_to": "waits", "group_end": "group"}
 
 
 def effect_line(effect: f.Effect) -> str:
@@ -59,12 +64,7 @@ class Following:
 
     def holds(self, words: list[str], values: dict[str, str]) -> f.Holds:
         log = self.core.log
-        names = [
-            (field.name, SHORT.get(field.name, "group"))
-            for field in fields(log)
-            if field.name[-4:] not in ("used", "tate")
-        ]
-        told: dict[str, Any] = {name: int(values[short]) for name, short in names if short in values}
+        told: dict[str, Any] = {name: int(values[short]) for name, short in SHORT.items() if short in values}
         if "end" in values and "group" not in values:
             told["group_end"] = told["log_end"]
         lacks = "lacks" in words or (log.lacks_state and "has" not in words)
@@ -76,6 +76,7 @@ class Following:
         incarnation = incarnation_of(values["incarnation"]) if "incarnation" in values else core.incarnation
         who: dict[str, Any] = {"epoch": epoch, "incarnation": incarnation}
         start, start_epoch = int(values.get("start", 0)), int(values.get("start-epoch", -1))
+        number = int(values.get("number", core._number))
         match verb:
             case "followed":
                 incarnation = incarnation_of(values.get("incarnation", "1"))
@@ -96,10 +97,17 @@ class Following:
             case "records":
                 hw = int(values.get("hw", 0))
                 more = {"rewritten_to": int(values.get("rewritten", 0)), "state_offset": int(values.get("state", -1))}
+                more |= {"number": number, "tombstones_below": int(values.get("below", 0))}
+                more |= {"compact_to": int(values.get("compact-to", 0))}
                 return f.Answered(Records(**who, offset=int(words[0]), high_watermark=hw, log_start=start, **more))
             case "state":
                 at, length, size = (int(values[name]) for name in ("at", "length", "size"))
                 return f.Answered(State(**who, offset=int(words[0]), at=at, length=length, size=size))
+            case "inside":
+                begins = {"batch_start": int(values["from"]), "start_epoch": int(values["last"])}
+                return f.Answered(Inside(**who, offset=int(words[0]), number=number, **begins))
+            case "compacted":
+                return f.Compacted(int(words[0]), int(values.get("waits", 0)))
             case "taken":
                 return f.StateTaken("lacks" in words)
             case "diverged":
@@ -126,4 +134,5 @@ class Following:
             f"{core.phase.value} epoch={core.epoch} leader={core.leader or '-'} incarnation={plain(core.incarnation)}"
         )
         line += f" log=[{log.log_start}, {log.log_end}) last={log.last_epoch} durable={log.durable_end}"
-        return line + f" hw={log.high_watermark}" + (" syncing" if core.is_syncing else "")
+        line += f" hw={log.high_watermark}" + (" syncing" if core.is_syncing else "")
+        return line + (f" tombstones-below={core.tombstones_below}" if core.tombstones_below else "")

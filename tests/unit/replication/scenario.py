@@ -6,6 +6,8 @@ synced 2 generation=1                      without a generation: of the present 
 sync-failed EIO, recovered durable=2 end=2
 follower b 2 end=3 epoch=1 incarnation=1 last=1 before=1 start=0 from=0    a fetch: 2 is durable, 3 its log end
                                            `lacks` a state file; state=5 is one that it may have, rewritten=4 in Records
+                                           mark=2 waits=2: of compaction; own=2 own-waits=2: this log's; number=7: of
+                                           the fetch, else the next; within=1/0: in a batch from 1 on, after epoch 0
 follower-asks-state b 5 at=0 length=10 size=30
 follower-asks b last=1 found=1 end=3       where does epoch 1 end?
 trim 2 x, starts 2                         a trim is asked for; the leader's checkpoint says so
@@ -28,6 +30,7 @@ from broker.replication.messages import (
     Fenced,
     Fetch,
     Incarnation,
+    Inside,
     Message,
     Records,
     StartsAbove,
@@ -58,7 +61,12 @@ def message_line(message: Message) -> str:
             start = f" start={message.log_start}" if message.log_start else ""
             more = f" rewritten={message.rewritten_to}" if message.rewritten_to else ""
             more += f" state={message.state_offset}" if message.state_offset >= 0 else ""
+            more += f" tombstones-below={message.tombstones_below}" if message.tombstones_below else ""
+            more += f" compact-to={message.compact_to}" if message.compact_to else ""
             return f"records {message.offset} hw={message.high_watermark}{start}{more}"
+        case Inside():
+            begins = f"{message.batch_start} on, after epoch {message.start_epoch}"
+            return f"{message.offset} is within a batch from {begins}"
         case State():
             return f"state {message.offset} bytes {message.at} + {message.length} of {message.size}"
         case End():
@@ -72,8 +80,10 @@ def message_line(message: Message) -> str:
             return f"fenced by epoch {message.epoch}"
         case Fetch():
             start = f" start={message.log_start}" if message.log_start else ""
-            lacks = " lacks state" if message.lacks_state else ""
-            return f"fetch {message.offset} last={message.last_epoch} durable={message.durable_end}{start}{lacks}"
+            more = " lacks state" if message.lacks_state else ""
+            more += f" mark={message.compacted_to}" if message.compacted_to else ""
+            more += f" waits={message.waits_to}" if message.waits_to else ""
+            return f"fetch {message.offset} last={message.last_epoch} durable={message.durable_end}{start}{more}"
         case AskState():
             return f"ask state {message.offset} from byte {message.at}"
         case AskEnd():
@@ -108,6 +118,7 @@ class Scenario:
 
     def __init__(self, leader: ModuleType) -> None:
         self.core = leader.Leader("a", replica_lag_ms_max=1000)
+        self.number = 0
 
     def run(self, verb: str, words: list[str], values: dict[str, str]) -> list[str]:
         return [effect_line(effect) for effect in self.core.step(self.event(verb, words, values))]
@@ -146,6 +157,8 @@ class Scenario:
             case "follower":
                 durable_end = int(words[1])
                 last = int(values.get("last", core.epoch))
+                self.number += 1
+                within, _, before_it = values.get("within", "-1/-1").partition("/")
                 return events.FetchArrived(
                     fetch=Fetch(
                         follower=words[0],
@@ -156,7 +169,14 @@ class Scenario:
                         durable_end=durable_end,
                         log_start=int(values.get("start", 0)),
                         lacks_state="lacks" in words,
+                        number=int(values.get("number", self.number)),
+                        compacted_to=int(values.get("mark", 0)),
+                        waits_to=int(values.get("waits", 0)),
                     ),
+                    batch_start=int(within),
+                    batch_epoch=int(before_it),
+                    compacted_to=int(values.get("own", 0)),
+                    waits_to=int(values.get("own-waits", 0)),
                     rewritten_to=int(values.get("rewritten", 0)),
                     state_offset=int(values.get("state", -1)),
                     epoch_before=int(values.get("before", last)),

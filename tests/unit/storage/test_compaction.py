@@ -12,7 +12,7 @@ from broker.api.batch import decode_batch, read_header
 from broker.api.errors import DiskFull
 from broker.api.stream import StreamSettings
 from broker.storage.log import PartitionLog
-from broker.storage.rewrite.clean_state import CleanState, load_clean_state
+from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
 from broker.storage.rewrite.keymap import ENTRY_BYTES, KeyMap, hash_keys
 from broker.storage.segments.checkpoint import LogSettings
@@ -212,6 +212,63 @@ def test_a_deleted_key_does_not_come_back_on_a_replica_that_lags() -> None:
         assert len(keyed_records(leader)) == left
     assert compact(leader, SETTINGS, map_bytes=1 << 16, now_us=10 * HOUR_US, tombstones_below=1) is None
     check_compacted(leader)
+
+
+def test_a_tombstone_that_waits_says_so_and_a_lazy_replica_does_a_pass_for_it() -> None:
+    """However little is dirty there; and no second one for the same."""
+    log, lazy = (among_others([[(b"k", b"1")], [(b"k", None)], [(b"other", b"2")]]) for _ in range(2))
+    never = CompactionSettings(min_cleanable_dirty_percent=101, delete_retention_ms=1)
+    assert run(log) is not None
+    assert (log.compacted_to, log.waits_to) == (3, 0)  # it has not had its time yet
+    assert run(log, now_us=9 * HOUR_US) is None
+    assert (log.compacted_to, log.waits_to) == (3, 3)
+    for wanted in (0, log.waits_to):
+        report = compact(lazy, never, map_bytes=1 << 16, now_us=9 * HOUR_US, compact_to=wanted)
+        assert (report is not None) == (wanted > 0)
+    assert lazy.compacted_to == 3
+    assert compact(lazy, never, map_bytes=1 << 16, now_us=9 * HOUR_US, compact_to=log.waits_to) is None
+    compact(log, SETTINGS, map_bytes=1 << 16, now_us=9 * HOUR_US, tombstones_below=lazy.compacted_to)
+    assert keyed_records(log) == {2: (b"other", b"2")}
+    assert log.waits_to == 0
+
+
+def test_the_mark_is_what_the_last_whole_pass_reached_also_after_an_open() -> None:
+    log = among_others([[(b"k%d" % i, b"1")] for i in range(6)])
+    with pytest.raises(ZeroDivisionError):
+        compact(log, SETTINGS, map_bytes=1 << 16, now_us=0, throttle=lambda size: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert log.compacted_to == 0
+    report = compact(log, SETTINGS, map_bytes=0, now_us=0)  # of one key
+    assert report is not None
+    assert not report.is_done
+    assert log.compacted_to == 1
+    again = open_log(log.disk.after_kill(), settings=AMONG_OTHERS)  # type: ignore[attr-defined]
+    assert again.compacted_to == 1
+
+
+def test_an_open_that_finds_a_shorter_log_lowers_the_mark_on_disk() -> None:
+    """Records above it are others by the time that the log is as long again."""
+    disk = SimDisk()
+    log = among_others([[(b"k%d" % i, b"1")] for i in range(4)], disk=disk)
+    save_clean_state(disk, FOLDER, CleanState(cleaned_to=9, horizons=((2, 1), (9, 2)), tombstones_to=8))
+    lowered = CleanState(cleaned_to=4, horizons=((2, 1), (4, 2)), tombstones_to=4)
+    for _ in range(2):
+        log = open_log(disk.after_kill(), settings=AMONG_OTHERS)
+        assert log.log_end_offset == log.compacted_to == 4
+        assert load_clean_state(log.disk, FOLDER) == lowered
+
+
+AMONG_OTHERS = LogSettings(is_sole_replica=False)
+
+
+def among_others(batches: Sequence[Sequence[Keyed]], *, disk: SimDisk | None = None) -> PartitionLog:
+    """As `filled`, of one of several replicas."""
+    log = create_log(disk or SimDisk(), settings=AMONG_OTHERS)
+    log.lead(1)
+    for records in batches:
+        log.append([keyed_batch(records)], leader_epoch=1, now_us=0)
+        commit(log)
+        roll(log)
+    return log
 
 
 def copy(leader: PartitionLog, log: PartitionLog) -> None:

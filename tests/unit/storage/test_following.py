@@ -478,6 +478,41 @@ def test_a_cut_below_the_log_start_is_for_reset(leader: PartitionLog) -> None:
     assert log.log_start_offset == log.log_end_offset == 6
 
 
+def test_a_cut_within_a_joined_batch_takes_all_of_it_and_lowers_the_mark() -> None:
+    disk, log = joined_copy()
+    assert [log.batch_start(offset) for offset in (0, 1, 4, 5, 8, 10, 11)] == [0, 0, 0, 5, 5, 10, 11]
+    save_clean_state(disk, FOLDER, CleanState(cleaned_to=9))
+    assert log.compacted_to == 9
+    assert log.truncate(8) == 5
+    assert (log.log_end_offset, log.compacted_to) == (5, 5)
+    assert load_clean_state(disk, FOLDER) == CleanState(cleaned_to=5)
+
+
+def test_a_cut_within_a_joined_batch_that_holds_the_log_start_leaves_nothing() -> None:
+    """Not even by a power cut: the log begins anew where it began."""
+    disk, log = joined_copy()
+    log.trim(2)
+    assert log.truncate(3) == 2
+    for found in (log, open_log(disk.after_crash("lost"), settings=SETTINGS)):
+        assert (found.log_start_offset, found.log_end_offset, found.high_watermark) == (2, 2, 2)
+    assert log.handover.lacks
+
+
+def joined_copy() -> tuple[SimDisk, PartitionLog]:
+    """Ten records in two batches."""
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1 << 20))
+    log.lead(1)
+    for number in range(10):
+        append(log, b"%d" % number)
+    log.advance_high_watermark(log.sync())
+    log.roll_if_due(1 << 60)
+    wanted = CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20, shape=BatchShape(batch_records=5))
+    while coalesce(log, wanted, {}, now_us=1 << 50) is not None:
+        pass
+    log.follow(2)
+    return disk, log
+
+
 @pytest.mark.parametrize("to", [0, 5, 16, 40])
 def test_a_reset_log_begins_anew_and_keeps_nothing(leader: PartitionLog, to: int) -> None:
     disk, log = new_log(settings=replace(SETTINGS, segment_bytes=2_000))
