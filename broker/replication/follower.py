@@ -32,9 +32,9 @@ F8  What a record told (whose it is, its id) outlives it in the leader's state f
 F9  A log that ends within a batch which its leader has joined is cut to where that batch begins, and fetches it whole.
     So is what it had compacted there: its mark goes down with the cut. What was asked before a cut is not minded when
     it is answered after it: the leader did not know of the lower mark when it read that.
-F10  Who would be cut below its own mark of compaction by an epoch's end begins anew: records below the cut are gone for
-    newer ones above it. Only an operator who has given up committed records brings that about.
-F11  Tombstones go here only below what this leader has told in this epoch; at first that is 0.
+F10  Who would be cut below its mark of compaction by an epoch's end (an operator has given up records) begins anew:
+    what is below the cut lacks what newer records above it had replaced.
+F11  Tombstones go only below what this leader has told in this epoch; at first that is 0.
 
 The caller's duties: those of `leader` 1 to 3. `Append`, `Truncate`, `Reset` and `StartAt` are done at once, and
 answered by `Holds` before any other event; `TakeState` by `StateTaken`. A sync that is under way when the log is cut

@@ -25,8 +25,8 @@ L8  How many must be in sync is what the state says that names the members. What
     leadership whose state says nothing: settings are altered at another time than members are.
 L9  A tombstone may go below the least mark of compaction of all that are assigned: this log's own, and what each other
     one has last told in this leadership, under its latest incarnation. Who has told nothing yet has compacted nothing.
-L10  A batch goes over as it is stored, whole. Whose log ends within one is told where it begins. No member of the ISR or
-    of the last ISR is: joined is only what is below the high watermark, and they hold all of that.
+L10  A batch goes over as it is stored, whole. Whose log ends within one is told where it begins. No member of the ISR
+    or of the last ISR is: joined is only what is below the high watermark, and they hold all of that.
 
 The caller's duties:
 

@@ -12,9 +12,11 @@ and clocks that fail.
     metadata.py   the plane that the catalog (`broker.metadata`) comes through: commands are late, doubled or lost,
                   answers are lost, controllers change
     broker.py     a process, its disk, its catalog; controlling.py  its session, and the controller's core in it
-    replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want
+    replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want;
+                  rewriting.py  what it compacts and joins by itself
     clients.py    publishers that try again, producers that repeat old groups, consumers that remember
-    checker.py    R1-R8, S1-S3, from outside: after each step, and at the end
+    checker.py    R1-R8, S1-S3, from outside: after each step, and at the end; rewritten.py  what is left of a log that
+                  was compacted, and what its joined batches stand for
     faults.py     what goes wrong, and how often; commands.py  of it, what concerns the controller, and operators
     cluster.py    a run, and its end; scenarios.py  runs by hand, staged.py  those of the catalog, stage.py  their means
     mutants.py    deliberate mistakes: within how many seeds each is found, or which script or scenario shows it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -30,10 +31,18 @@ class Batch(RowBatch):
     Args:
         producer_id: 0: without an id, so that a repeat is stored again.
         sequence: Of the producer's batches.
+        keys: Of each value; one without a value is a tombstone. None: there are no keys.
     """
 
-    def __init__(self, values: list[bytes], producer_id: int = 0, sequence: int = 0) -> None:
+    def __init__(
+        self,
+        values: Sequence[bytes | None],
+        producer_id: int = 0,
+        sequence: int = 0,
+        keys: Sequence[bytes] | None = None,
+    ) -> None:
         self.values = values
+        self.keys = keys
         self.record_count = len(values)
         self.max_timestamp_us = len(values) - 1
         self.producer_id, self.producer_epoch, self.sequence = producer_id, 0, sequence
@@ -42,6 +51,8 @@ class Batch(RowBatch):
     def compose(self, **place: Any) -> bytearray:
         first, count = place["first_offset"], self.record_count
         times, subjects, keys, headers, replies = _columns(count)
+        if self.keys is not None:
+            keys = pa.array(self.keys, pa.binary())
         offsets = pa.array(np.arange(first, first + count, dtype=np.int64))
         values = pa.array(self.values, pa.binary())
         rows = pa.RecordBatch.from_arrays([offsets, times, subjects, keys, values, headers, replies], schema=SCHEMA)

@@ -3,7 +3,8 @@
 R1  one leader per (partition, epoch)
 R2  within an epoch the high watermark never moves back; a consumer never sees an end below one it has seen
 R3  a committed record is durable on every member of the ISR, and on as many replicas as must be in sync
-R4  logs agree below the high watermark, batch for batch, byte for byte
+R4  logs agree below the high watermark, batch for batch, byte for byte; where replicas write them anew, each is a legal
+    compaction of what was committed (`rewritten.py`)
 R5  what was acked under `all` is readable while a member of the ISR or of the last ISR has its disk
 R6  once faults stop, the ISR is full again in bounded time, and nobody waits
 R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the newest catalog
@@ -17,14 +18,15 @@ must be equal wherever they are equally far (`metadata.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from broker.api.batch import decode_batch
 from broker.metadata.partition import PartitionState
 from broker.replication.events import Acks
 from tests.sim.held import Stored, position_of, stored_of
+from tests.sim.rewritten import OfRewrites, Rewritten, committed_rows, records_of
 from tests.sim.world import Violation, World
 
 if TYPE_CHECKING:
@@ -55,15 +57,18 @@ class Known:
     spares: set[str] = field(default_factory=set)
     leaders: dict[int, str] = field(default_factory=dict)
     high_watermarks: dict[int, int] = field(default_factory=dict)
-    acked: list[tuple[bytes, int, bool]] = field(default_factory=list)  # value, offset, whether a repeat is known
+    acked: list[tuple[bytes | None, int, bool]] = field(
+        default_factory=list
+    )  # value, offset, whether a repeat is known
     trim_asked: int = 0
     trimmed: int = 0
     last: Stored | None = None
     unclean_epoch: int = 0
     given_up: int = 0
+    rewritten: Rewritten | None = None  # None: nobody writes these logs anew
 
 
-class Checker:
+class Checker(OfRewrites):
     """See the module. `brokers` and `partitions` are set by the cluster."""
 
     def __init__(self, world: World) -> None:
@@ -125,13 +130,15 @@ class Checker:
 
     def cut(self, replica: Replica) -> None:
         self._member_holds(self.partitions[replica.name], replica, "has cut its log")
+        self.is_marked(replica)
 
     def opened(self, replica: Replica) -> None:
         """A process has found a log."""
         name, log = replica.name, replica.log
         before = self._gone.pop((replica.broker.name, name), None)
         assert log is not None
-        if before is not None and not before.is_mid_change and not replica.is_damaged:
+        is_known = not (self.known[name].is_lost and self.known[name].rewritten)
+        if before is not None and not before.is_mid_change and not replica.is_damaged and is_known:
             found = set(replica.shadow)
             whole = [batch for batch in before.shadow if batch.next <= before.durable_end]
             while whole and not whole[-1].ends_group:
@@ -142,6 +149,7 @@ class Checker:
                         f"S2: {name}: {replica.broker.name} had fsynced {batch}; now it ends at {log.log_end_offset}"
                     )
         self._member_holds(self.partitions[name], replica, "was opened")
+        self.is_marked(replica)
 
     def gone(self, replica: Replica) -> None:
         self._gone[replica.broker.name, replica.name] = replica
@@ -208,7 +216,9 @@ class Checker:
         lost = [at for at in known.at if at >= end]
         self.world.note("CHECK", f"{name}: {who} is chosen: [{end}, {known.end}) is given up")
         for at in lost:
-            del known.at[at]
+            batch = known.at.pop(at)
+            if known.rewritten is not None:
+                known.rewritten.given_up[at] = batch
         known.given_up += known.end - end
         known.end = known.unread_end = end
         known.last = known.at[max(known.at)] if known.at else None
@@ -339,7 +349,9 @@ class Checker:
     # -- at the end
 
     def all_is_well(self, name: str) -> None:
-        """Every replica has every committed record, byte for byte; every acked one is there, in order, once."""
+        """Every replica has every committed record, byte for byte, or what a legal compaction leaves of them; every
+        acked one is there, in order, once.
+        """
         known, partition = self.known[name], self.partitions[name]
         if known.is_lost:
             return
@@ -350,42 +362,36 @@ class Checker:
             assert log is not None
             if log.high_watermark != known.end:
                 self.fail(f"R6: {name}: {who} has high watermark {log.high_watermark}, committed is {known.end}")
-            found: dict[int, bytes] = {}
-            at = log.log_start_offset
-            while at < log.high_watermark:
-                read = replica._read(at, log.high_watermark, 1 << 20)
-                if not read:
-                    self.fail(f"R4: {name}: {who} cannot read {at}")
-                for message in read:
-                    found[stored_of(message).first] = bytes(message)
-                    at = stored_of(message).next
-            messages[who] = found
+            messages[who] = {stored_of(read).first: bytes(read) for read in self._all_of(replica, log.high_watermark)}
+            if replica.is_damaged:
+                self.fail(f"R4: {name}: {who} cannot read all of its log")
+            if known.rewritten is not None:
+                rows = {at: row for message in messages[who].values() for at, row in records_of(message)}
+                self._is_legal(replica, rows, has_all=True)
         newest = max(min(found, default=known.end) for found in messages.values())
         leader = messages[partition.leader or ""]
         for who, found in messages.items():
-            for first, message in found.items():
+            for first, message in found.items() if known.rewritten is None else ():
                 if first >= newest and leader.get(first) != message:
                     self.fail(f"R4: {name}: {who} and {partition.leader} hold other bytes at {first}")
         self._acked_is_there(name, known, leader)
 
     def _acked_is_there(self, name: str, known: Known, leader: dict[int, bytes]) -> None:
-        values: dict[int, bytes] = {}
-        for message in leader.values():
-            rows: Any = decode_batch(message)
-            values.update(zip(rows.column("offset").to_pylist(), rows.column("value").to_pylist(), strict=True))
+        if known.rewritten is None:
+            values = {at: value for message in leader.values() for at, (_, value) in records_of(message)}
+        else:  # of these each log has what a legal compaction leaves
+            values = {at: value for at, (_, value) in committed_rows(known).items()}
         log = self.brokers[self.partitions[name].leader or ""].replicas[name].log
         start = log.log_start_offset if log is not None else 0
         if start < known.trimmed:
             self.fail(f"TRIM: {name}: it begins at {start}, a trim to {known.trimmed} was answered")
-        count: dict[bytes, int] = {}
-        for value in values.values():
-            count[value] = count.get(value, 0) + 1
+        count = Counter(values.values())
         for value, offset, is_once in known.acked:
             if offset < max(start, known.trim_asked):
                 continue
             if values.get(offset) != value:
                 self.fail(f"R5: {name}: {value!r} was acked at {offset}, there is {values.get(offset)!r}")
-            if is_once and count[value] > 1:
+            if is_once and value is not None and count[value] > 1:
                 self.fail(
                     f"G4: {name}: {value!r} of an idempotent producer, or with an id, is there {count[value]} times"
                 )

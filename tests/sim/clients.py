@@ -73,13 +73,15 @@ class Publisher(Client):
         for part in range(rng.choice((1, 1, 1, 2, 3))):
             size = rng.choice((8, 40, 700))
             values = [b"%s-%d-%d-%d" % (self.name.encode(), self.number, part, i) for i in range(rng.choice((1, 2, 3)))]
-            values = [value.ljust(size, b".") for value in values]
-            self.batches.append(Batch(values, self.producer_id, self.sequence))
+            self.batches.append(self.batch_of([value.ljust(size, b".") for value in values]))
         self.send()
+
+    def batch_of(self, values: list[bytes]) -> Batch:
+        return Batch(values, self.producer_id, self.sequence)
 
     def send(self) -> None:
         self._try += 1
-        again = [Batch(batch.values, batch.producer_id, batch.sequence) for batch in self.batches]
+        again = [Batch(batch.values, batch.producer_id, batch.sequence, batch.keys) for batch in self.batches]
         self.call("publish", lambda *answer, this=self._try: self.answered(this, *answer), again, self.acks)
         self.world.after(TRY_AGAIN_MS, self.timed_out, self._try)
 
@@ -101,6 +103,15 @@ class Publisher(Client):
             for batch in self.batches:
                 batch.producer_id, batch.sequence = 0, 0
             self.producer_id = 0
+
+
+class KeyedPublisher(Publisher):
+    """Writes and deletes keys, a few at a time; each is left alone after a while, as it is then."""
+
+    def batch_of(self, values: list[bytes]) -> Batch:
+        rng = self.world.rng
+        keys = [b"k%d" % (self.number // 6 + rng.randrange(4)) for _ in values]
+        return Batch([None if rng.random() < 0.4 else value for value in values], self.producer_id, self.sequence, keys)
 
 
 class IdPublisher(Publisher):

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
-from tests.sim.clients import Consumer, IdPublisher, Publisher, Repeater
+from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
 from tests.sim.faults import Faults
+from tests.sim.held import SETTINGS
 from tests.sim.metadata import Metadata
 from tests.sim.network import CALM, Network, Weather
+from tests.sim.rewriting import LAZY_PERCENT
+from tests.sim.rewritten import Rewritten
 from tests.sim.world import Violation, World
 from tests.support.simdisk import SimDisk
 
 FAULTS_MS = 16_000
 QUIET_MS = 3_000
 """After the faults clients go on for so long."""
+REWRITING = (4, 6)
+"""Of eight seeds, in these the replicas write their logs anew."""
 HEAL_MS = 60_000
 """R6: within so long after all faults everything is well."""
 
@@ -26,7 +32,10 @@ class Cluster:
 
     Args:
         faults: Whether luck lets things go wrong. A scenario does that itself.
+        rewrites: Whether replicas write their logs anew; None: in one of four seeds. In a scenario only as it says.
     Attributes:
+        compacted: Partitions whose records may be missing; without `rewrites` they behave as if it were so: who comes
+            from behind the leader's state file takes that.
         trims: Whether consumers ask for trims.
         faults_are_over: Repeaters stop when they know where their last group is.
     """
@@ -39,6 +48,7 @@ class Cluster:
         size: int | None = None,
         partitions: int | None = None,
         min_insync_replicas: int | None = None,
+        rewrites: bool | None = None,
     ) -> None:
         self.seed = seed
         self.world = world = World(seed)
@@ -60,6 +70,13 @@ class Cluster:
         self.metadata = metadata = Metadata(world, self.network, checker.changed)
         minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(partitions or rng.choice((1, 2, 3)))]
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
+        self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
+        self.compacted = {"p1"} if len(minima) > 1 or not self.rewrites else {"p0"}
+        self.zeals, self.percents = (0.01, 0.1, 0.3) if faults else (0.0,), (0, 50, LAZY_PERCENT)
+        self.log_settings = replace(SETTINGS, segment_bytes=3_000) if self.rewrites and faults else SETTINGS
+        if self.rewrites:
+            for name, known in checker.known.items():
+                known.rewritten = Rewritten(name in self.compacted)
         checker.partitions = metadata.states
         self._form(names, minima)
         self._processes = self._producers = 0
@@ -71,10 +88,15 @@ class Cluster:
         for name in metadata.states:
             for number in range(2):
                 producer_id = self.next_producer_id() if number == 0 or rng.random() < 0.3 else 0
-                if not producer_id and rng.random() < 0.5:
+                if self.rewrites and (number == 0 or rng.random() < 0.6):
+                    producer_id = rng.choice((0, 0, producer_id))  # batches with stamps are seldom joined
+                    kind = KeyedPublisher if name in self.compacted and number == 0 else Publisher
+                    self.publishers.append(kind(self, name, producer_id, f"{name}.{number}"))
+                elif not producer_id and rng.random() < 0.5:
                     self.publishers.append(IdPublisher(self, name, f"{name}.{number}"))
                 else:
                     self.publishers.append(Publisher(self, name, producer_id, f"{name}.{number}"))
+        self.repeaters: list[Repeater] = []
         if seed % 8 == 1:
             self.trims = True
             self.repeaters = [Repeater(self, name, self.next_producer_id()) for name in metadata.states]
@@ -97,6 +119,11 @@ class Cluster:
         for command in commands:
             result = self.metadata.carry_out({"v": 1, **command})
             assert "ok" in result, result
+
+    def zeal(self, name: str) -> tuple[float, int]:
+        """How likely a replica writes its log anew at a tick, and how much must be dirty for a pass of its own."""
+        rng = self.world.rng
+        return (rng.choice(self.zeals), rng.choice(self.percents)) if self.rewrites else (0.0, 0)
 
     def new_disk(self) -> SimDisk:
         disk = SimDisk(seed=self.world.rng.randrange(1 << 30), runs_ahead=self.world.chance(0.5))

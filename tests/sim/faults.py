@@ -214,7 +214,7 @@ class Faults(OfTheCatalog):
         return self._damage(broker, (".index",))
 
     def _flip_state(self, broker: Broker) -> bool:
-        return self._damage(broker, ("checkpoint", "epochs", "state-", "partition.json"))
+        return self._damage(broker, ("checkpoint", "epochs", "state-", "partition.json", "compaction"))
 
     def _cut_file(self, broker: Broker) -> bool:
         return self._damage(broker, (".arrows", ".index", "checkpoint", "epochs"), cut=True)

@@ -6,7 +6,7 @@ An fsync takes time, and its outcome is told later than it happens.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.api.batch import message_bytes, read_header
@@ -47,7 +47,8 @@ class Held:
 
     Attributes:
         log: None: there is none, and none may be made before the catalog says that this replica is another.
-        shadow: What the log holds, by what was written into it and found in it.
+        shadow: What the log holds, by what was written into it and found in it; of what replicas have written anew
+            since, what was appended there.
         is_damaged: A record that was fsynced cannot be read.
         is_sound: There was a log that says for certain what it holds.
         is_mid_change: The power went in the midst of a change of the log.
@@ -71,7 +72,6 @@ class Held:
         self.shadow: list[Stored] = []
         self.is_damaged = self.is_sound = self.is_mid_change = False
         self._data = b""
-        self._aligned = (0, 0)
 
     def note(self, text: str) -> None:
         self.broker.note(f"{self.name}: {text}")
@@ -94,7 +94,12 @@ class Held:
             return False
         try:
             log = PartitionLog.open(
-                disk, self.folder, SETTINGS, boot_id="", now_us=self.broker.now_us, expected=self.identity
+                disk,
+                self.folder,
+                self.broker.cluster.log_settings,
+                boot_id="",
+                now_us=self.broker.now_us,
+                expected=self.identity,
             )
         except LiftlogError as error:
             is_checkpoint = isinstance(error, CorruptLog) and CHECKPOINT_FILE in str(error)
@@ -120,7 +125,7 @@ class Held:
             found = self._read(at, log.log_end_offset, 1 << 20)
             if not found:
                 break
-            self.shadow += [stored_of(message) for message in found]
+            self.shadow += self._unfolded(found)
             at = self.shadow[-1].next
 
     def _read(self, offset: int, end: int, max_bytes: int) -> list[memoryview]:
@@ -141,13 +146,19 @@ class Held:
             self.damaged(f"{offset} cannot be read: {type(error).__name__}")
         return found
 
+    def _unfolded(self, messages: Sequence[memoryview]) -> list[Stored]:
+        """What was appended where these stand; some may have been written anew since."""
+        return [one for message in messages for one in self.checker.unfolded(self.name, self.broker.name, message)]
+
     def create(self) -> None:
         """A new, empty log in the place of whatever was there."""
         disk = self.broker.disk
         disk.remove_tree(self.folder)
         self.shadow, self.is_damaged = [], False
         try:
-            self.log = PartitionLog.create(disk, self.folder, self.identity, SETTINGS, now_us=self.broker.now_us)
+            self.log = PartitionLog.create(
+                disk, self.folder, self.identity, self.broker.cluster.log_settings, now_us=self.broker.now_us
+            )
             self.is_sound = True
             self.checker.created(self)
         except LiftlogError as error:  # a full disk: later
@@ -182,6 +193,8 @@ class Held:
             group_end=max(whole, log.high_watermark),
             is_refused=is_refused,
             lacks_state=log.handover.lacks,
+            compacted_to=log.compacted_to,
+            waits_to=log.waits_to,
         )
 
     def _is_harmless(self, error: LiftlogError) -> bool:
@@ -198,11 +211,11 @@ class Held:
         finally:
             view = memoryview(data)
             while view:
-                one = stored_of(view)
-                if one.next > log.log_end_offset:
+                message = view[: message_bytes(view)]
+                if stored_of(message).next > log.log_end_offset:
                     break
-                self.shadow.append(one)
-                view = view[message_bytes(view) :]
+                self.shadow += self._unfolded([message])
+                view = view[len(message) :]
 
     def _cut_shadow(self) -> None:
         log = self.log
@@ -216,12 +229,14 @@ class Held:
     def _first_stored(self, log: PartitionLog) -> int:
         """Where the batch begins that holds the log start."""
         start = log.log_start_offset
-        if start == 0 or start == log.log_end_offset:
-            return start
-        if self._aligned[0] != start:
-            found = self._read(start, start + 1, 1)
-            self._aligned = (start, stored_of(found[0]).first if found else start)
-        return self._aligned[1]
+        return start if start in (0, log.log_end_offset) else self._batch_start(log, start)
+
+    def _batch_start(self, log: PartitionLog, offset: int) -> int:
+        try:
+            return log.batch_start(offset)
+        except LiftlogError as error:
+            self.damaged(f"{offset} cannot be found: {type(error).__name__}")
+            return offset
 
     def _begin_sync(self, generation: int, tell: Callable[[Any], None]) -> None:
         rng = self.world.rng

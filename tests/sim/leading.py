@@ -14,7 +14,7 @@ from broker.api.errors import BadBatch, DiskFull, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import PartitionState, state_from
 from broker.replication import events as e
 from broker.replication.leader import Leader
-from broker.replication.messages import AskEnd, AskState, Fetch, Message, Records, State
+from broker.replication.messages import AskEnd, AskState, Fetch, Inside, Message, Records, State
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import state_name
 from broker.storage.read import verified_messages
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 LAG_MS_MAX = 1_500
 POLL_MS = 200
 STATE_PIECE_BYTES = 100
-COMPACTED = "p1"
-"""Its replicas behave as if they were compacted: who comes from behind the leader's state file takes that."""
 
 
 class Leading(Held):
@@ -118,6 +116,9 @@ class Leading(Held):
         if isinstance(message, State) and message.length:
             data = log.disk.read_file(f"{log.folder}/{state_name(message.offset)}")
             data = data[message.at : message.at + message.length]
+        if isinstance(message, Inside):
+            self.world.saw("follower within a joined batch")
+            self.note(f"{to} ends at {message.offset}, within a batch from {message.batch_start} on")
         if isinstance(message, Records):
             is_news = (message.high_watermark, message.log_start) != self._told.get(to)
             if message.offset >= log.log_end_offset and not is_news:
@@ -127,10 +128,13 @@ class Leading(Held):
             self._told[to] = (message.high_watermark, message.log_start)
             if message.offset < log.log_end_offset:
                 size = self.world.rng.choice((900, 2_000, 6_000))
-                data = b"".join(self._read(message.offset, log.log_end_offset, size))
-                if not data:  # it cannot be read
+                found = self._read(message.offset, log.log_end_offset, size)
+                if not found:  # it cannot be read
                     self._parked[to] = (message, self.world.now_ms)
                     return
+                if stored_of(found[0]).first < message.offset:
+                    return  # joined meanwhile: the next fetch is told so
+                data = b"".join(found)
         self.broker.post(to, self.name, message, data)
 
     def _unpark(self, *, timed_out: bool = False) -> None:
@@ -172,14 +176,19 @@ class Leading(Held):
             except LiftlogError as error:
                 if not self._is_harmless(error):
                     self._disk_failed(error)
+        within = self._batch_start(log, fetch.offset) if fetch.offset < log.high_watermark else -1
         self._lead_step(
             e.FetchArrived(
                 fetch=fetch,
                 epoch_before=log.epoch_of(fetch.offset - 1) if fetch.offset else -1,
                 log_start=start,
                 start_epoch=log.epoch_of(start - 1) if start else -1,
-                rewritten_to=log.handover.rewritten_to() if self.name == COMPACTED else 0,
+                rewritten_to=log.handover.rewritten_to() if self.name in self.broker.cluster.compacted else 0,
                 state_offset=state_offset,
+                batch_start=within,
+                batch_epoch=log.epoch_of(within - 1) if within > 0 else -1,
+                compacted_to=log.compacted_to,
+                waits_to=log.waits_to,
             )
         )
 
@@ -223,6 +232,7 @@ class Leading(Held):
             self.world.saw("repeat known by its sequence")
         else:
             self.shadow += [stored_of(batch.message) for batch in batches]
+            self.checker.wrote(self.name, [batch.message for batch in batches])
 
         def told(outcome: e.Outcome) -> None:
             if outcome is e.Outcome.STORED and not self.broker.has_session:
@@ -256,7 +266,9 @@ class Leading(Held):
             answer(type(error).__name__)
             return
         if result.next_offset > before:
-            self.shadow += [stored_of(message) for message in self._read(before, result.next_offset, 1 << 20)]
+            written = self._read(before, result.next_offset, 1 << 20)
+            self.shadow += [stored_of(message) for message in written]
+            self.checker.wrote(self.name, written)
         told_by = {int(reply[1:]): json.loads(body) for reply, body in answers_in(batch.acks(result.first_offset))}
         offsets = {values[at]: body["seq"] - 1 for at, body in told_by.items() if "error" not in body}
         for body in told_by.values():
@@ -285,7 +297,7 @@ class Leading(Held):
             with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:
                 found = []
                 for place, (_, file) in zip(plan.ranges, plan.sources, strict=True):
-                    found += [stored_of(message) for message, _ in verified_messages(file, place)]
+                    found += self._unfolded([message for message, _ in verified_messages(file, place)])
         except OffsetOutOfRange:
             found = []
         except (BadBatch, LiftlogError) as error:

@@ -44,6 +44,8 @@ FOLDERS: Final = {
         "rescue",
     ),
     "storage": ("remembered",),
+    "storage.writing": ("truncate",),
+    "storage.rewrite": ("compaction", "rewriting"),
 }
 
 
@@ -96,6 +98,9 @@ MUTANTS: Final = (
     # what is known of repeats
     of("believes its tables after others have appended", "remembered", "        if memory is None or memory.end != self.log.log_end_offset:\n            with", "        if memory is None:\n            with", seed=21),
     of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=4),
+    # what replicas write anew
+    of("moves the mark with a pass that did not come to the end", "compaction", "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=4),
+    of("joins batches of two epochs", "rewriting", "header.leader_epoch != self.header.leader_epoch", "False", seed=6),
     # the catalog
     of("forgets results in a snapshot", "catalog", "_requests=OrderedDict(snapshot[\"requests\"]),", "_requests=OrderedDict(),"),
     # answers, and what they go with
@@ -129,6 +134,10 @@ PLAYED: Final = (
     of("keeps what it was told beside rewritten records", "follower", "message.offset < message.rewritten_to", "False", script="replication/following/state_of_rewritten_records"),
     of("lets go what only a state file would tell", "follower", " and not event.lacks_state", "", script="replication/following/state_in_pieces"),
     of("asks in who would undo a trim", "insync", "and follower.log_start >= least_start", "", script="replication/trim"),
+    of("lets an older mark stand again", "insync", "if fetch.number > follower.number:", "if True:", script="replication/compaction_marks"),
+    of("minds what was read before a cut", "follower", "is_since = answer.number > self._cut_number", "is_since = True", script="replication/following/answers_of_before_a_cut"),
+    of("keeps what was compacted above a cut", "follower", "if cut < log.compacted_to:", "if False:", script="replication/following/cut_below_the_mark"),
+    of("lets tombstones go below what an earlier leader told", "follower", "        self.tombstones_below = self.compact_to = 0  # F11\n", "", script="replication/following/compaction_marks"),
     of("takes a time-out for an answer", "insync", "        if self.pending is not None:\n            return self.pending\n        return None if worst", "        self.pending = None\n        return None if worst", script="replication/pending_addition_counts"),
 )  # fmt: skip
 
@@ -143,6 +152,12 @@ STAGED: Final = (
     of("serves nothing below the minimum", "leading", "        end = core.high_watermark if core.knows_end else -1\n", "        end = core.high_watermark if core.knows_end else -1\n        if core.in_sync is not None and len(core.in_sync.members) < core.min_insync_replicas:\n            return\n", script="a_stream_below_its_minimum_is_read_on"),
     of("keeps the replicas of a deleted stream", "broker", "                    self._leave(name)\n\n    def", "                    pass\n\n    def", script="a_stream_is_made_anew_while_its_leader_is_cut_off"),
     of("begins anew as if nothing had been told", "held", "lacks_state=log.handover.lacks", "lacks_state=False", script="replicas_that_began_anew_lead"),
+    of("keeps its mark of compaction when it is cut", "truncate", "        lower_clean_state(state.disk, state.folder, to)\n        point", "        point", script="a_follower_ends_within_a_joined_batch"),
+    of("serves the rest of a joined batch", "leader", "if 0 <= event.batch_start < fetch.offset:", "if False:", script="a_follower_ends_within_a_joined_batch"),
+    of("lets tombstones go below the least durable end", "insync", "[own_mark, *(follower.compacted_to for", "[1 << 60, *(follower.durable_end for", script="a_copy_stops_between_a_value_and_its_tombstone"),
+    of("counts who is unheard as done", "insync", "*(follower.compacted_to for follower in self.followers.values())])", "*(follower.compacted_to for follower in self.followers.values() if follower.number >= 0)])", script="a_replica_is_away_while_a_key_is_deleted"),
+    of("counts the in-sync replicas for tombstones", "insync", "*(follower.compacted_to for follower in self.followers.values())])", "*(self.followers[broker].compacted_to for broker in self.counting())])", script="a_replica_is_away_while_a_key_is_deleted"),
+    of("tells nobody that a tombstone waits", "insync", "return max([own_wait, *(follower.waits_to for follower in self.followers.values())])", "return 0", script="tombstones_go_once_all_have_compacted"),
     of("lets the shortest log lead after a rescue", "rescue", "if end == max(logs.values()))", "if end[1] == min(e[1] for e in logs.values()))", script="the_catalog_loses_commands"),
     of("ends a rescue that somebody is missing in", "rescue", "    if missing[\"brokers\"] or missing[\"replicas\"]:", "    if False:", script="the_catalog_loses_commands"),
     of("does not say who was excused", "rescue", "        state = replace(state, unclean_epoch=epoch)\n", "        pass\n", script="the_catalog_loses_commands_and_a_broker_is_gone"),

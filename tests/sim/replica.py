@@ -1,7 +1,8 @@
 """One replica: the two cores over a real log on the fake disk. Does here what a runtime has to do with threads.
 
 The cores decide; this hands them what happens, does what they want, and brings the bytes. Here: what the catalog says
-of the replica, step-outs, and time. `held.py`: its log; `leading.py`, `following.py`: what the cores want.
+of the replica, step-outs, and time. `held.py`: its log; `leading.py`, `following.py`: what the cores want;
+`rewriting.py`: what it does to its log by itself.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from broker.metadata.partition import PartitionState
 from broker.replication import events as e
 from broker.replication import following as f
 from broker.replication.messages import NO_INCARNATION, AskEnd, AskState, End, Fetch, Incarnation, Message
-from tests.sim.following import Following
-from tests.sim.leading import Leading
+from tests.sim.rewriting import Rewriting
 
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
@@ -26,7 +26,7 @@ GATHER_MS = 30
 """A disk that fails one log soon fails the others: they step out by one command."""
 
 
-class Replica(Leading, Following):
+class Replica(Rewriting):
     """See the module.
 
     Attributes:
@@ -278,6 +278,8 @@ class Replica(Leading, Following):
         self._follow_step(e.Tick(now_ms=now_ms))
         self._unpark(timed_out=True)
         self._trim()
+        if self.zeal:
+            self.rewrite()
         if now_ms - self._checkpointed_ms > 700 and log.failure is None:
             self._checkpointed_ms = now_ms
             try:

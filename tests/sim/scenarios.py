@@ -28,6 +28,12 @@ from tests.sim.staged import (
     rescue,
     stopped,
 )
+from tests.sim.staged_rewrites import (
+    a_copy_stops_between_a_value_and_its_tombstone,
+    a_follower_ends_within_a_joined_batch,
+    a_replica_is_away_while_a_key_is_deleted,
+    tombstones_go_once_all_have_compacted,
+)
 from tests.sim.world import Violation
 
 __all__ = ["SCENARIOS", "guarded", "made", "played"]
@@ -209,6 +215,10 @@ SCENARIOS: dict[str, Scenario] = {
     "a_stream_is_made_anew_while_a_follower_is_down": recreation(killed, of_leader=False),
     "the_catalog_loses_commands": rescue(is_gone=False),
     "the_catalog_loses_commands_and_a_broker_is_gone": rescue(is_gone=True),
+    "tombstones_go_once_all_have_compacted": tombstones_go_once_all_have_compacted,
+    "a_copy_stops_between_a_value_and_its_tombstone": a_copy_stops_between_a_value_and_its_tombstone,
+    "a_replica_is_away_while_a_key_is_deleted": a_replica_is_away_while_a_key_is_deleted,
+    "a_follower_ends_within_a_joined_batch": a_follower_ends_within_a_joined_batch,
 }
 
 

@@ -11,12 +11,15 @@ from tests.sim.cluster import Cluster
 OPTIONS = {"size": 3, "partitions": 2, "min_insync_replicas": 2}
 OF_FIVE = ("an_operator", "the_catalog", "a_stream")
 """Beginnings of names: two brokers may go there, and the catalog goes on."""
+REWRITES = ("tombstones_", "a_copy_", "a_replica_is_away", "a_follower_ends")
+"""Beginnings of names: replicas write their logs anew there, when they are told to."""
 Scenario = Callable[[Cluster], None]
 
 
 def made(name: str, seed: int) -> Cluster:
     """A cluster for a scenario."""
-    return Cluster(seed, faults=False, **{**OPTIONS, "size": 5 if name.startswith(OF_FIVE) else 3})
+    options = {**OPTIONS, "size": 5 if name.startswith(OF_FIVE) else 3}
+    return Cluster(seed, faults=False, rewrites=name.startswith(REWRITES), **options)
 
 
 def until(cluster: Cluster, ms: float) -> None:

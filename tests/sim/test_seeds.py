@@ -56,6 +56,8 @@ SEEN = (
         "message lost",
     ),
     *("power cut in the midst of a change", "disk full at an append", "acked by the leader"),
+    *("pass of compaction", "pass of compaction that did not come to the end", "rewriting stopped midway"),
+    *("tombstones let go", "batches joined", "follower within a joined batch"),
 )
 """Happens in each test of so many seeds: a fault that never happens is not tested."""
 

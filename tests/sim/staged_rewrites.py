@@ -1,0 +1,215 @@
+"""Runs by hand in which replicas write their logs anew: that could bring a deleted key back, or keep somebody out.
+
+As those of `scenarios.py`, which lists them all. Nobody compacts or joins here but who is told to, and only `p1`.
+"""
+
+from __future__ import annotations
+
+from broker.replication.events import Acks
+from broker.storage.log import PartitionLog
+from broker.storage.rewrite.rewriting import BatchShape
+from tests.sim.batches import Batch
+from tests.sim.broker import Broker
+from tests.sim.cluster import Cluster
+from tests.sim.replica import Replica
+from tests.sim.rewriting import LAZY_PERCENT
+from tests.sim.rewritten import records_of
+from tests.sim.stage import ask, cut_off, leader_of, others_of, until
+
+NAME = "p1"
+KEY = b"deleted"
+
+
+def replica_of(broker: Broker) -> Replica:
+    return broker.replicas[NAME]
+
+
+def end_of(broker: Broker) -> int:
+    log = replica_of(broker).log
+    assert log is not None
+    return log.log_end_offset
+
+
+def alone(cluster: Cluster) -> None:
+    """Nobody else publishes there, nobody trims, and all replicas are lazy."""
+    cluster.percents, cluster.trims = (LAZY_PERCENT,), False
+    for repeater in cluster.repeaters:
+        repeater.times = 1 << 30
+    for publisher in cluster.publishers:
+        publisher.is_stopped = publisher.is_stopped or publisher.partition == NAME
+    until(cluster, 3_000)
+
+
+def store(cluster: Cluster, value: bytes | None, key: bytes = KEY) -> int:
+    """Write or delete a key, and wait until that is committed. Returns its offset."""
+    told: list[int] = []
+    for _ in range(150):
+        replica_of(leader_of(cluster, NAME)).publish(
+            lambda outcome, first=-1, end=-1: told.append(first) if outcome == "stored" else None,
+            [Batch([value], keys=[key])],
+            Acks.ALL,
+        )
+        until(cluster, 60)
+        if told:
+            return told[0]
+    raise AssertionError("it is not stored")
+
+
+def fill(cluster: Cluster, past: int, away: Broker | None = None) -> None:
+    """Store other keys, until what stands up to there is sealed on all replicas but one that is away."""
+    for _ in range(100):
+        at = store(cluster, b"other", b"other")
+        store(cluster, b"x" * 700, b"%d" % at)
+        logs = [replica_of(one).log for one in cluster.brokers.values() if one.process and one is not away]
+        if all(log is not None and _is_sealed(log, past) for log in logs):
+            return
+    raise AssertionError(f"{past} is not sealed everywhere")
+
+
+def _is_sealed(log: PartitionLog, past: int) -> bool:
+    """So that a pass would come past there."""
+    limit = min(log.rewritable_end(), log.high_watermark)
+    return any(past < end <= limit for _, end in log.sealed_segments())
+
+
+def compact(broker: Broker, past: int, shape: BatchShape | None = None) -> None:
+    """All passes that are due, and one of them must have come past there."""
+    replica = replica_of(broker)
+    replica.dirty_percent = 0
+    for _ in range(10):
+        broker.guard(lambda: replica.compact_now(shape=shape))
+    replica.dirty_percent = LAZY_PERCENT
+    assert replica.log is not None
+    assert replica.log.compacted_to > past, f"{broker.name} has compacted up to {replica.log.compacted_to} only"
+
+
+def holds_key(broker: Broker) -> dict[int, bytes | None]:
+    """What there is of `KEY`."""
+    replica = replica_of(broker)
+    messages = replica._read(0, end_of(broker), 1 << 24)
+    return {at: value for message in messages for at, (key, value) in records_of(message) if key == KEY}
+
+
+def succeed(cluster: Cluster) -> Broker:
+    """The leader does not reach the others for a while. Returns who leads then."""
+    before = leader_of(cluster, NAME)
+    cut_off(cluster, before)
+    for _ in range(80):
+        until(cluster, 100)
+        state = cluster.metadata.states[NAME]
+        if state.leader not in (before.name, None) and replica_of(leader_of(cluster, NAME)).leads:
+            after = leader_of(cluster, NAME)
+            cluster.network.cut.clear()
+            until(cluster, 1_500)
+            return after
+    raise AssertionError("nobody else leads")
+
+
+def tombstones_go_once_all_have_compacted(cluster: Cluster) -> None:
+    """Lazy replicas do a pass because somebody waits for them; then the tombstone goes from all."""
+    alone(cluster)
+    fill(cluster, 0)
+    for broker in cluster.brokers.values():  # the first pass is due by itself, those after it are not
+        compact(broker, 0)
+    store(cluster, b"value")
+    at = store(cluster, None)
+    fill(cluster, at)
+    leader = leader_of(cluster, NAME)
+    others = others_of(cluster, leader)
+    compact(leader, at)
+    assert holds_key(leader) == {at: None}, "a tombstone goes, and nobody else has compacted"
+    for turn in range(2):
+        until(cluster, 1_000)
+        for broker in others:
+            broker.guard(replica_of(broker).compact_now)
+        assert turn or all(holds_key(broker) == {at: None} for broker in others), "one did no pass, or too much of one"
+        until(cluster, 1_000)
+        leader.guard(replica_of(leader).compact_now)
+    left = [broker.name for broker in cluster.brokers.values() if holds_key(broker)]
+    assert not left, f"{left} keep a tombstone that nobody needs"
+    assert cluster.world.seen["tombstones let go"] >= 3
+
+
+def a_copy_stops_between_a_value_and_its_tombstone(cluster: Cluster) -> None:
+    """All have both. One compacts. Another is emptied, copies from the third up to the value, and the rest from the
+    first: what was durable everywhere is no measure of what may go.
+    """
+    alone(cluster)
+    value = store(cluster, b"value")
+    fill(cluster, value)
+    at = store(cluster, None)
+    fill(cluster, at)
+    first = leader_of(cluster, NAME)
+    until(cluster, 1_000)
+    compact(first, at)
+    third = succeed(cluster)
+    emptied = next(one for one in others_of(cluster, third) if one is not first)
+    emptied.crash("kill")
+    emptied.disk = cluster.new_disk()
+    for name in cluster.metadata.states:
+        cluster.checker.lose(emptied.name, name)
+    until(cluster, 3_000)
+    assert leader_of(cluster, NAME) is third
+    emptied.start()
+    for _ in range(20_000):
+        until(cluster, 1)
+        if NAME in emptied.replicas and replica_of(emptied).log is not None and end_of(emptied) > value:
+            break
+    assert value < end_of(emptied) <= at, f"{emptied.name} has copied up to {end_of(emptied)}"
+    assert succeed(cluster) is first
+    until(cluster, 3_000)
+    assert holds_key(emptied).get(at, b"") is None, f"{emptied.name} has {holds_key(emptied)} of a key that is deleted"
+
+
+def a_replica_is_away_while_a_key_is_deleted(cluster: Cluster) -> None:
+    """It has the value. Whoever leads meanwhile, anew, has heard nothing of it: so no tombstone goes."""
+    alone(cluster)
+    value = store(cluster, b"value")
+    store(cluster, b"stays", b"behind it")  # or it would be cut off with the batches that become empty
+    until(cluster, 500)
+    leader = leader_of(cluster, NAME)
+    away = next(one for one in others_of(cluster, leader) if one.name != cluster.metadata.controller)
+    cut_off(cluster, away)
+    until(cluster, 3_000)
+    at = store(cluster, None)
+    fill(cluster, at, away)
+    ask(cluster, "stop_broker", broker_id=leader.name, registration=leader.incarnation)
+    for _ in range(3):
+        until(cluster, 1_000)
+        for broker in others_of(cluster, away):
+            compact(broker, at)
+    assert leader_of(cluster, NAME) not in (leader, away)
+    cluster.network.cut.clear()
+    until(cluster, 4_000)
+    assert end_of(away) > at > value
+    assert holds_key(away).get(at, b"") is None, f"{away.name} has {holds_key(away)} of a key that is deleted"
+
+
+def a_follower_ends_within_a_joined_batch(cluster: Cluster) -> None:
+    """It was away while its leader joined what it has with what it lacks: it cuts, though it has compacted all that it
+    has, and copies that batch.
+    """
+    alone(cluster)
+    for number in range(3):
+        store(cluster, b"value", b"%d" % number)
+    leader = leader_of(cluster, NAME)
+    away = next(one for one in others_of(cluster, leader) if one.name != cluster.metadata.controller)
+    until(cluster, 500)
+    log = replica_of(away).log
+    assert log is not None
+    assert log.roll_if_due(away.now_us + log.settings.segment_age_ms * 1_000)
+    end = log.log_end_offset
+    compact(away, end - 1)
+    away.crash("kill")
+    until(cluster, 3_000)
+    for number in range(3, 6):
+        store(cluster, b"value", b"%d" % number)
+    fill(cluster, end + 3)
+    compact(leader, end, BatchShape())
+    leads = replica_of(leader).log
+    assert leads is not None
+    assert leads.batch_start(end) < end, "no batch was joined over the end of the other"
+    away.start()
+    until(cluster, 4_000)
+    assert cluster.world.seen["follower within a joined batch"]
+    assert away.name in cluster.metadata.states[NAME].isr, "it does not come back"
