@@ -2,6 +2,7 @@
 
     python -m tests.spark --rounds 20 [--seed 1] [--master local-cluster[2,1,1024] | standalone] [--folder kept]
 
+The rows are the 336,776 flights (examples/flights.py); `--until 2013-02-01` takes those before a day.
 `standalone` starts a master and two workers, with speculation on.
 """
 
@@ -13,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from examples import flights
 from tests.spark.kills import Rounds
 
 KINDS = ("before", "after", "driver", "worker", "broker", "executor")
@@ -24,21 +26,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--until", metavar="DATE", help="the day to stop before; default: all flights")
     parser.add_argument("--folder", type=Path, help="keep everything there; default: a folder that goes")
     given = parser.parse_args()
     luck = random.Random(given.seed)
     kinds = KINDS[:-1] if given.master.startswith("local[") else KINDS
     kills = [kinds[n % len(kinds)] for n in range(given.rounds)]
     luck.shuffle(kills)
+    frame = flights.load(end=given.until)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as temporary:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         rounds = Rounds(folder, given.master, luck)
-        told = rounds.run(kills)
+        told = rounds.run(kills, frame)
     print(
         f"seed {given.seed}: {given.rounds} rounds on {given.master}, killed {dict(sorted(told.items()))},"
-        f" {rounds.appended} records, each once, {rounds.stalls} minutes without progress,"
+        f" {len(frame)} flights, each once, {rounds.stalls} minutes without progress,"
         f" {time.monotonic() - began_s:.0f} s"
     )
 

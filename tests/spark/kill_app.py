@@ -1,6 +1,6 @@
 """The job that is killed: a stream into another, through a shuffle that places rows elsewhere each time.
 
-    python -m tests.spark.kill_app <broker> <folder> <master> once|follow
+    python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch>
 
 Its sink is the real one, with two places where it can be told to kill the driver: a file `kill` in the folder says
 `before` (rows are staged, nothing is committed) or `after` (the sink has committed, Spark has not written that down).
@@ -63,7 +63,7 @@ def _kill_if(moment: str) -> None:
         os.kill(int((folder / "jvm").read_text()), signal.SIGKILL)
 
 
-def main(broker: str, folder: str, master: str, mode: str) -> None:
+def main(broker: str, folder: str, master: str, mode: str, rows_max: str) -> None:
     """Run until there is nothing left (`once`), or until killed."""
     os.environ[FOLDER] = folder
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -82,8 +82,9 @@ def main(broker: str, folder: str, master: str, mode: str) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     Path(folder, "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
     spark.dataSource.register(KillableSource)
-    options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "1000"}
-    rows = spark.readStream.format("liftlog").options(**options).load().repartition(2, F.rand()).select("key", "value")
+    options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": rows_max}
+    rows = spark.readStream.format("liftlog").options(**options).load().repartition(2, F.rand())
+    rows = rows.select("key", "subject", "value")
     if on_cluster:
         rows = rows.mapInArrow(dawdling, rows.schema)
     writer = rows.writeStream.format("liftlog").options(brokers=broker, stream=SINK)

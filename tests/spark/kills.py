@@ -1,4 +1,4 @@
-"""Kill everything, again and again; then every source record must be in the sink exactly once, read without Spark.
+"""Kill everything, again and again; then every flight of the source must be in the sink once, read without Spark.
 
     round    append ─ start the job ─ wait for its first commit ─ kill somebody ─ job goes on or ends ─ next round
     end      run the job to its end, compare
@@ -20,24 +20,27 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
+
 from broker.api.errors import LiftlogError
 from broker.client.client import Client, connect
 from tests.spark.kill_app import SINK, SOURCE
+from tests.spark.kill_flights import Flights
 from tests.spark.stalls import descendants, stacks
 from tests.spark.standalone import Standalone
 from tests.support.processes import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
-RECORDS = 1500
 PARTITIONS = 3
 STALL_S = 60.0
 PATIENCE = 10
 """A wait is given up after so many stalls."""
+AT_COMMIT = ("before", "after")
 
 
 @dataclass
@@ -51,14 +54,20 @@ class Rounds:
     folder: Path
     master: str
     luck: random.Random
-    appended: int = 0
     stalls: int = 0
     told: Counter[str] = field(default_factory=Counter)
     cluster: Standalone | None = None
     broker: BrokerProcess | None = None
+    flights: Flights | None = None
 
-    def run(self, kills: list[str]) -> Counter[str]:
-        """All rounds and the comparison. Returns how often each kind of kill was carried out."""
+    def run(self, kills: Sequence[str], frame: pd.DataFrame) -> Counter[str]:
+        """All rounds and the comparison. Returns how often each kind of kill was carried out.
+
+        Args:
+            frame: The flights that the job has to carry, all of them.
+        """
+        appends = 1 + sum(1 if kill in AT_COMMIT else 3 for kill in kills)
+        self.flights = Flights(frame, appends=appends, partitions=PARTITIONS)
         with ExitStack() as stack:
             self.broker = broker = BrokerProcess(self.folder / "broker", None).start()
             stack.callback(broker.stop)
@@ -72,7 +81,7 @@ class Rounds:
                     self._round(client, broker, kill)
                 except AssertionError as error:
                     raise AssertionError(f"{kill}, after {dict(self.told)}: {error}\n{self._output()}") from error
-                self._check_once(client)
+                self.flights.check(client.read(SINK).to_table())  # at any time: none is there twice
             self._append(client)
             job = self._start(broker, "once")
             try:
@@ -80,17 +89,19 @@ class Rounds:
                 assert job.returncode == 0, self._output()
             finally:
                 _end(job)
-            self._compare(client)
+            for stream in (SOURCE, SINK):
+                count = self.flights.check(client.read(stream).to_table())
+                assert count == len(frame), f"{stream}: {len(frame) - count} flights are missing"
         return self.told
 
     def _round(self, client: Client, broker: BrokerProcess, kill: str) -> None:
         self._append(client)
         before = _last_batch(client)
-        if kill in ("before", "after"):
+        if kill in AT_COMMIT:
             self.folder.joinpath("kill").write_text(kill)  # at its first commit, of a batch that may be a replay
         job = self._start(broker, "follow")
         try:
-            if kill in ("before", "after"):
+            if kill in AT_COMMIT:
                 self._wait(job, lambda: self._is_killed(job), "the kill")
                 self.told[kill] += 1
                 return
@@ -146,18 +157,19 @@ class Rounds:
         return _last_batch(client) > before
 
     def _append(self, client: Client) -> None:
-        for partition in range(PARTITIONS):
-            first = self.appended
-            count = RECORDS // PARTITIONS
-            client.append(SOURCE, partition, [{"value": str(n).encode()} for n in range(first, first + count)])
-            self.appended += count
+        assert self.flights is not None
+        for partition, rows in enumerate(self.flights.take()):
+            client.append(SOURCE, partition, rows)
 
     def _start(self, broker: BrokerProcess, mode: str) -> subprocess.Popen[bytes]:
+        assert self.flights is not None
         self.folder.joinpath("jvm").unlink(missing_ok=True)
         master = self.cluster.url if self.cluster else self.master
+        rows_max = str(max(1, self.flights.share * 2 // 3))  # several batches each time
+        given = [broker.address, str(self.folder), master, mode, rows_max]
         with self.folder.joinpath("job.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.kill_app", broker.address, str(self.folder), master, mode],
+                [sys.executable, "-m", "tests.spark.kill_app", *given],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -167,20 +179,6 @@ class Rounds:
 
     def _output(self) -> str:
         return self.folder.joinpath("job.log").read_text(errors="replace")[-6000:]
-
-    def _check_once(self, client: Client) -> Counter[int]:
-        """At any time: no record is there twice. Returns what is there."""
-        values = client.read(SINK).to_table().column("value").to_pylist()
-        counts = Counter(int(value) for value in values)
-        repeated = sorted(n for n, times in counts.items() if times > 1)
-        assert not repeated, f"{len(repeated)} records are there more than once, first {repeated[:5]}"
-        return counts
-
-    def _compare(self, client: Client) -> None:
-        counts = self._check_once(client)
-        missing = sorted(set(range(self.appended)) - counts.keys())
-        assert not missing, f"{len(missing)} records are missing, first {missing[:5]}"
-        assert len(counts) == self.appended, "records that nobody wrote"
 
 
 _COMMANDS = {"worker": "pyspark.daemon", "executor": "CoarseGrainedExecutorBackend"}
