@@ -220,6 +220,8 @@ class Resolved:
     error: Annotated[LiftlogError | None, Rule(is_absent=True)] = None
 
     def __post_init__(self) -> None:
+        if self.error is None:
+            return
         if isinstance(self.error, Mapping):
             object.__setattr__(self, "error", from_problem(dict(self.error)))
         elif not isinstance(self.error, LiftlogError | None):
