@@ -123,6 +123,8 @@ def run(spark: SparkSession, query: dict[str, Any], folder: Path) -> dict[str, f
         return run_write(spark, query)
     if query["kind"] == "micro-batch":
         return run_micro_batches(spark, query, folder)
+    if query["kind"] == "start":
+        return run_start(spark, query, folder)
     if query["kind"] == "stream" and not query.get("check"):
         return run_stream(spark, query, folder)
     frame = load(spark.read, query)
@@ -151,8 +153,27 @@ def run_stream(spark: SparkSession, query: dict[str, Any], folder: Path) -> dict
     return {"rate": rows / seconds, "seconds": seconds, "micro_batches": len(batches)}
 
 
+def run_start(spark: SparkSession, query: dict[str, Any], folder: Path) -> dict[str, float]:
+    """A streaming query from `load` to its end, with one micro-batch of one row."""
+    started_s = time.monotonic()
+    frame = load(spark.readStream, query)
+    loaded_s = time.monotonic()
+    writer = frame.writeStream.format("noop").trigger(availableNow=True)
+    running = writer.option("checkpointLocation", tempfile.mkdtemp(dir=folder)).start()
+    try:
+        running.awaitTermination()
+    finally:
+        running.stop()
+    ended_s = time.monotonic()
+    if sum(progress.numInputRows for progress in running.recentProgress) != 1:
+        raise RuntimeError(f"{query['source']}: one row was to be read")
+    return {"ms": 1000 * (ended_s - started_s), "load_ms": 1000 * (loaded_s - started_s)}
+
+
 def load(reader: Any, query: dict[str, Any]) -> DataFrame:
-    if query["source"] == "memory":
+    if query["source"] == "null":
+        options = {"tasks": "1", "batches": "1"}
+    elif query["source"] == "memory":
         options = {name: query[name] for name in ("rows", "tasks", "size")}
     elif query["source"] == "kafka":
         options = {

@@ -5,6 +5,9 @@ them: what Spark's API for Python sources costs by itself. `kafka` is Spark's ow
 same size in one partition of a Kafka on this machine, where BENCH_KAFKA_HOME names one that has the source's jars. All
 run in one session, in turns, after queries that warm it up. Batch: rows by the time of the whole query. Stream:
 Trigger.AvailableNow, rows by the duration of the micro-batches that Spark reports. All columns are read.
+
+`spark-start`: a streaming query from `load` to its end, with one micro-batch of one row: what it costs to start one.
+`null` is a Python source that does nothing, so that is what Spark itself takes for any source written in Python.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ from benchmarks.harness import ROOT, Case, Measures, Side, Skipped, Target
 from benchmarks.intake import run_intake
 from benchmarks.ours import Liftlog
 from benchmarks.peers import STREAM
+from broker.client.client import connect
 
 SIZE = 100
 
 
 def cases(*, tiny: bool) -> Sequence[Case]:
     rows = 10_000 if tiny else 8_000_000
+    start = Case(name="spark-start", metric="ms", unit="ms", parameters={"rows": 1}, open=_starts)
     return [
         Case(
             name=f"spark-{kind}-{tasks}task",
@@ -45,7 +50,7 @@ def cases(*, tiny: bool) -> Sequence[Case]:
         for kind in ("batch", "stream")
         for tasks in (1, 2)
         if not tiny or (kind, tasks) == ("stream", 1)  # its check is a batch read
-    ]
+    ] + ([] if tiny else [start])
 
 
 def _opener(kind: str, tasks: int, rows: int, *, tiny: bool) -> Callable[[Path], Any]:
@@ -73,6 +78,25 @@ def _opener(kind: str, tasks: int, rows: int, *, tiny: bool) -> Callable[[Path],
             yield sides
 
     return open_sides
+
+
+@contextmanager
+def _starts(folder: Path) -> Iterator[Mapping[str, Side]]:
+    with ExitStack() as stack:
+        place = stack.enter_context(Liftlog(folder))
+        with connect(place.address) as client:
+            client.append(STREAM, 0, [{"value": b"x"}])
+        jars, topic = _kafka(stack, folder, 1)
+        spark = stack.enter_context(_Spark(folder, jars))
+        common = {"kind": "start", "tasks": 1}
+        ours = {**common, "source": "liftlog", "brokers": place.address, "stream": STREAM}
+        sides: dict[str, Side] = {"liftlog": partial(spark.run, ours)}
+        sides["null"] = partial(spark.run, {**common, "source": "null"})
+        sides["kafka"] = _kafka_side(spark, topic, {**common, "source": "kafka"})
+        for name in (*sides, *sides):
+            with suppress(Skipped):
+                sides[name]()  # warms up the JVM
+        yield sides
 
 
 def _kafka(stack: ExitStack, folder: Path, rows: int) -> tuple[Sequence[Path], kafka.Topic | Skipped]:

@@ -11,18 +11,22 @@ G2  Nothing here raises into the query. Who waits for the network: `close`, and 
     query (its process may end before its thread has published), shortly.
 G3  A position that was published is not published again; of several that wait only the newest counts.
 G4  A position that brokers refuse refuses no other.
+G5  Between two publications lies `PACE_S`, unless somebody waits (`flush`, `close`). A broker answers a commit after an
+    fsync, and small micro-batches, several a second, would each have one in their middle (decision record 79).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Final
 
 from broker.api.errors import Retryable
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.offsets import Offset
 
+PACE_S: Final = 1.0
 PAUSE_S_MAX: Final = 5.0
 FLUSH_S: Final = 2.0
 
@@ -34,16 +38,19 @@ class Progress:
 
     Args:
         cluster: Where to.
+        pace_s: The least time between two publications (G5).
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, pace_s: float = PACE_S) -> None:
         self._cluster = cluster
+        self._pace_s = pace_s
         self._changed = threading.Condition()
         self._newest: Offset | None = None
         self._published: Offset | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = threading.Event()
         self._is_closing = False
+        self._is_awaited = False
 
     def learned(self, done: Offset) -> None:
         """Every record before `done` has been processed; publish that, some time soon."""
@@ -59,7 +66,10 @@ class Progress:
     def flush(self, timeout_s: float = FLUSH_S) -> None:
         """Wait until what was learned is published, or given up, for `timeout_s` at most."""
         with self._changed:
+            self._is_awaited = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._newest is self._published, timeout_s)
+            self._is_awaited = False
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
         """Publish what waits, for `timeout_s` at most, and end the thread. Idempotent."""
@@ -71,10 +81,11 @@ class Progress:
         self._is_closed.set()
 
     def _run(self) -> None:
-        failures = 0
+        failures, due_s = 0, 0.0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._newest is not self._published or self._is_closing)
+                self._changed.wait_for(lambda: self._is_awaited or self._is_closing, max(0.0, due_s - time.monotonic()))
                 wanted = self._newest
                 if wanted is None or wanted is self._published:
                     return  # closing, and nothing waits
@@ -93,6 +104,7 @@ class Progress:
                     self._pause(failures)
                     continue
                 self._publish_apart(wanted)
+            due_s = time.monotonic() + self._pace_s
             with self._changed:
                 self._published = wanted
                 self._changed.notify_all()

@@ -78,13 +78,14 @@ class Appending(Collecting):
         super().__init__(APPEND_BYTES)
         self._appender = appender
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="liftlog-append")  # started when needed
-        self._under_way: Future[object] | None = None
+        self._under_way: Future[None] | None = None
 
     def finish(self) -> None:
         """Append what waits. Durable when it returns. Raises what the broker says; rows may have been appended then."""
-        for key in sorted(self._pending):
-            self._send(key)
         self._wait()
+        for key in sorted(self._pending):  # nothing is collected meanwhile, so no thread need do it
+            self._append(key, self._pending.pop(key))
+        self._bytes.clear()
         self._thread.shutdown()
 
     def discard(self) -> None:
@@ -93,10 +94,11 @@ class Appending(Collecting):
 
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         self._wait()
+        self._under_way = self._thread.submit(self._append, key, batches)
+
+    def _append(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         incarnation = self._targets[key].incarnation
-        self._under_way = self._thread.submit(
-            self._appender.append, key[0], key[1], batches, incarnation=incarnation, at_least_once=True
-        )
+        self._appender.append(key[0], key[1], batches, incarnation=incarnation, at_least_once=True)
 
     def _wait(self) -> None:
         """Until nothing is under way. Raises what it met."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -54,6 +55,8 @@ def test_replays_copies_and_backups_of_a_checkpoint(
     stream.append(30)
     run_into(target, shuffled(stream, spark), checkpoint)
     assert (seen := found(target)) == expected(stream)
+    frames = (one.read(spark).select("value") for one in (target, stream))
+    assert_df_equality(*frames, ignore_row_order=True)
 
     # A copy, run beside the original.
     shutil.copytree(checkpoint, copy)
