@@ -220,9 +220,7 @@ class Resolved:
     error: Annotated[LiftlogError | None, Rule(is_absent=True)] = None
 
     def __post_init__(self) -> None:
-        if self.error is None:
-            return
-        if isinstance(self.error, Mapping):
+        if self.error is not None and isinstance(self.error, Mapping):  # an abstract class is slow to ask
             object.__setattr__(self, "error", from_problem(dict(self.error)))
         elif not isinstance(self.error, LiftlogError | None):
             raise ValueError("the error of a position is no problem")
