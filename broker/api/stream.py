@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, UnknownSetting
@@ -91,7 +91,7 @@ class StreamSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self)
+        return {key: getattr(self, key) for key in SHAPES}
 
 
 SHAPES: Final = object_of(StreamSettings).shapes

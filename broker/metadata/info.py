@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from broker.api.errors import StaleIncarnation
@@ -93,7 +93,10 @@ class BrokerInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values: the fields."""
-        return asdict(self)
+        return {key: getattr(self, key) for key in _OF_BROKER}
+
+
+_OF_BROKER = tuple(each.name for each in fields(BrokerInfo))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,8 @@ class PartitionState:
 
     def registered(self, broker: str) -> PartitionState:
         """The broker of a replica has a new registration."""
-        return replace(self, step_outs=tuple(pair for pair in self.step_outs if pair[0] != broker))
+        kept = tuple(pair for pair in self.step_outs if pair[0] != broker)
+        return self if kept == self.step_outs else replace(self, step_outs=kept)
 
     # -- who leads ------------------------------------------------------------------------------------------
 

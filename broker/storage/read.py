@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
@@ -111,7 +111,8 @@ class LogView:
 
     def stored(self) -> LogView:
         """The same log, as if all that is stored were committed."""
-        return replace(self, high_watermark=self.log_end_offset)
+        start, end = self.log_start_offset, self.log_end_offset
+        return LogView(self.identity, self.disk, self.segments, start, end, end, self.lost_ranges)
 
     def index(self, segment: Segment) -> IndexView:
         found = segment.index(self.disk)

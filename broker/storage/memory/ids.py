@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
-from broker.storage.memory.siphash import KEY_BYTES, Hashes, siphash, siphash_all
+from broker.storage.memory.siphash import FEW, KEY_BYTES, Hashes, siphash, siphash_all
 
 HEADER_NAME: Final = "Nats-Msg-Id"
 IDS_BYTES: Final = 48
@@ -175,15 +175,21 @@ class IdTable:
         """Note the ids of records that are in the log, in its order."""
         n = len(texts)
         self.reserve(n)
+        if n <= FEW:
+            self._add_each(texts, offsets, times_us)
+            return
         hashes = siphash_all(self.key, texts)
-        if n and not self._knows_any(hashes) and len(np.unique(hashes, axis=0)) == n:
+        if not self._knows_any(hashes) and len(np.unique(hashes, axis=0)) == n:
             places = (int(self.places[1]) + np.arange(n)) % self.capacity
             self.entries[places, :2] = hashes.view(np.int64)
             self.entries[places, _OFFSET] = offsets
             self.entries[places, _TIME] = times_us
             self.places[1] += n
             self._index(places)
-            return
+        else:
+            self._add_each(texts, offsets, times_us)
+
+    def _add_each(self, texts: Sequence[bytes], offsets: Numbers, times_us: Numbers) -> None:
         for text, offset, time_us in zip(texts, offsets.tolist(), times_us.tolist(), strict=True):
             self.add(text, offset, time_us)
 

@@ -11,7 +11,7 @@ K3  The log start offset is checkpointed before a segment below it is removed.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from crc32c import crc32c
@@ -121,7 +121,8 @@ class Checkpoint:
     clean_boot_id: str | None = None
 
     def encode(self) -> bytes:
-        return seal_json(asdict(self))
+        values = {name: getattr(self, name) for name in _NAMES}
+        return seal_json({**values, "tail": None if self.tail is None else asdict(self.tail)})
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Checkpoint | None:
@@ -153,6 +154,9 @@ class Checkpoint:
             and -1 <= self.leader_epoch < 1 << 32
             and all(start < end for start, end in self.lost_ranges)
         )
+
+
+_NAMES: Final = tuple(each.name for each in fields(Checkpoint))
 
 
 def write_identity(disk: Disk, folder: str, identity: LogIdentity) -> None:

@@ -16,7 +16,7 @@ from broker.api.batch import BatchHeader, encode_batch
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 from broker.storage.memory.ids import CAPACITY_MIN, IDS_BYTES, IdTable, ids_in
-from broker.storage.memory.siphash import siphash, siphash_all
+from broker.storage.memory.siphash import FEW, siphash, siphash_all
 from tests.support.effort import seeds
 
 KEY = bytes(range(16))
@@ -33,6 +33,7 @@ def test_many_are_hashed_like_one() -> None:
     rng = random.Random(1)
     texts = [rng.randbytes(rng.randrange(40)) for _ in range(200)] + [b"x" * 300]
     assert siphash_all(KEY, texts).tolist() == [list(siphash(KEY, text)) for text in texts]
+    assert siphash_all(KEY, texts[:FEW]).tolist() == siphash_all(KEY, texts)[:FEW].tolist()
     assert siphash_all(KEY, []).shape == (0, 2)
 
 
@@ -55,7 +56,8 @@ def test_against_a_dictionary(seed: int) -> None:
                 table = IdTable.restore(data)
                 assert table.snapshot(end=1 << 62, since_us=0) == data
             case 2:
-                texts = [b"%d" % rng.randrange(80, 100) for _ in range(rng.randrange(4))]
+                few, many = rng.choices(range(80, 100), k=rng.randrange(4)), rng.sample(range(80, 100), FEW + 2)
+                texts = [b"%d" % name for name in (many if rng.random() < 0.3 else few)]
                 numbers = np.arange(len(texts))
                 table.note(texts, offset + numbers, np.full(len(texts), now))
                 for i, other in enumerate(texts):
