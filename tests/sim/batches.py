@@ -15,7 +15,8 @@ from broker.storage.rows import RowBatch
 
 
 @cache
-def _columns(count: int) -> tuple[Any, ...]:
+def columns(count: int) -> tuple[Any, ...]:
+    """Those that are the same in each batch of so many messages."""
     return (
         pa.array(range(count), pa.timestamp("us", "UTC")),
         pa.array(["orders.1"] * count),
@@ -50,7 +51,7 @@ class Batch(RowBatch):
 
     def compose(self, **place: Any) -> bytearray:
         first, count = place["first_offset"], self.record_count
-        times, subjects, keys, headers, replies = _columns(count)
+        times, subjects, keys, headers, replies = columns(count)
         if self.keys is not None:
             keys = pa.array(self.keys, pa.binary())
         offsets = pa.array(np.arange(first, first + count, dtype=np.int64))

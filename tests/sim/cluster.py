@@ -6,6 +6,7 @@ import gc
 from dataclasses import replace
 from typing import Any
 
+from tests.sim.batches import columns
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
 from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
@@ -207,6 +208,7 @@ def play(seed: int, **options: Any) -> tuple[Cluster, str]:
     gc.disable()  # clusters are full of cycles; they go at the end of each
     if not _is_frozen:  # what was there before would be looked through each time, for half as long as a seed takes
         _is_frozen = True
+        columns(1)  # with its first array pyarrow imports pandas, which is most of it
         gc.collect()
         gc.freeze()
     cluster = Cluster(seed, **options)

@@ -144,14 +144,14 @@ class Leading(Held):
             if not self.leads or log is None or message.epoch != self.leader.epoch:
                 del self._parked[to]
                 continue
-            news = replace(message, high_watermark=self.leader.high_watermark, log_start=log.log_start_offset)
+            news = self.leader.high_watermark, log.log_start_offset
             if self.is_damaged and not timed_out:
                 continue
             if timed_out and self.world.now_ms - since >= POLL_MS:
                 self._told.pop(to, None)
-            if news.offset < log.log_end_offset or (news.high_watermark, news.log_start) != self._told.get(to):
+            if message.offset < log.log_end_offset or news != self._told.get(to):
                 del self._parked[to]
-                self._send(to, news)
+                self._send(to, replace(message, high_watermark=news[0], log_start=news[1]))
 
     def _trim(self) -> None:
         log = self.log

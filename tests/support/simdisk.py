@@ -401,9 +401,9 @@ class SimDisk:
     def listdir(self, path: str) -> list[str]:
         self.meet_fault("listdir", path)
         self._check_folder(path)
-        files = {os.path.basename(name) for name in self.names if os.path.dirname(name) == path}
-        folders = {os.path.basename(name) for name in self.folders if os.path.dirname(name) == path and name != path}
-        return sorted(files | folders)
+        prefix = path.rstrip("/") + "/"
+        there = {name[len(prefix) :] for name in (*self.names, *self.folders) if name.startswith(prefix)}
+        return sorted(name for name in there if name and "/" not in name)
 
     def exists(self, path: str) -> bool:
         self.meet_fault("exists", path)
