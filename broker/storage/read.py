@@ -286,7 +286,8 @@ def group_start(view: LogView, to: int | None = None) -> int:
         view: Its last group may be incomplete.
         to: At most the log end; None: that.
     Returns:
-        `to`, or the first offset of the group that holds the record before it and does not end there.
+        `to`, or the first offset of the group that holds the record before it and does not end there. `to` also if
+        that record is lost: here nobody knows what its group was, and others may have it.
     Raises:
         OffsetOutOfRange: that would be below the log start.
         NeedsRepair: see there.
@@ -294,7 +295,7 @@ def group_start(view: LogView, to: int | None = None) -> int:
     to = view.log_end_offset if to is None else to
     if to < view.log_start_offset:
         raise out_of_range(view.identity, to, view.log_start_offset, view.high_watermark)
-    if not view.segments:
+    if not view.segments or any(start < to <= end for start, end in view.lost_ranges):
         return to
     segment = view.segments[view.segment_of(to - 1)]
     index = view.index(segment)

@@ -351,6 +351,24 @@ def test_whoever_leads_cuts_a_group_of_which_it_has_a_part(leader: PartitionLog,
     check_log(log, disk if not is_durable else log.disk)  # type: ignore[arg-type]
 
 
+def test_whoever_leads_keeps_a_group_whose_rest_is_damaged_here(leader: PartitionLog) -> None:
+    """Others may have all of it, committed, and would cut it to where this log ends (once seed 90)."""
+    first = leader.log_end_offset
+    append(leader, b"g", epoch=3, group=3)
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.sync()
+    log.checkpoint()
+    with log.read(first + 2, stored=True) as plan:
+        [place] = plan.ranges
+    disk.flip(place.path, 8 * (place.position + 96))
+    log = open_log(disk.after_kill(), settings=SETTINGS, boot_id="next")
+    assert log.lost_ranges == ((first + 2, first + 3),)
+    assert log.lead(4) == first + 3
+    assert log.end_of_epoch(3).end_offset == first + 3
+
+
 def test_a_group_that_goes_on_after_an_open_does_not_end_where_the_open_found_the_log_to_end(
     leader: PartitionLog,
 ) -> None:
