@@ -112,11 +112,14 @@ class Fault:
 def apply(content: bytearray, change: Change) -> None:
     match change:
         case Write(position, data):
-            content.extend(bytes(max(0, position - len(content))))
+            if position > len(content):
+                content.extend(bytes(position - len(content)))
             content[position : position + len(data)] = data
         case Truncate(size):
-            del content[size:]
-            content.extend(bytes(size - len(content)))
+            if size < len(content):
+                del content[size:]
+            else:
+                content.extend(bytes(size - len(content)))
 
 
 class SimFile:
@@ -137,7 +140,7 @@ class SimFile:
     def pread(self, size: int, position: int) -> bytes:
         self._check()
         self._disk.meet_fault("pread", self.path)
-        return bytes(self._inode.content[position : position + size])
+        return bytes(memoryview(self._inode.content)[position : position + size])
 
     def pread_cold(self, size: int, position: int) -> bytes:
         return self.pread(size, position)
@@ -208,7 +211,8 @@ class SimFile:
     def _check(self) -> None:
         if not self._is_open:
             raise OSError(errno.EBADF, "closed", self.path)
-        self._disk.check_power()
+        if self._disk.is_dead:
+            raise Crashed
 
 
 class SimDisk:
@@ -228,6 +232,7 @@ class SimDisk:
         forgotten: How often somebody asked to read past the page cache, which this disk does not have.
         bytes_max: Capacity; None is no limit.
         has_descriptors: Off for who reads by `pread` alone, and often: `fileno` means nothing then.
+        ahead_max: Nothing runs ahead by more, whatever is asked for.
         spares: Sizes of the spare files that there are, beside the capacity. None is made again.
     """
 
@@ -245,6 +250,7 @@ class SimDisk:
         self.open_files = 0
         self.forgotten = 0
         self.bytes_max: int | None = None
+        self.ahead_max = 1 << 62
         self.spares: list[int] = []
         self._durable_names: dict[str, Inode] = {}
         self._pending_names: list[tuple[str, str, Inode | None]] = []  # folder, path, what it names now
@@ -280,6 +286,7 @@ class SimDisk:
         """The disk that the next process finds. This one stays as it is, so several outcomes can be looked at."""
         rng = random.Random(seeded(seed))
         found = SimDisk(seed=seed, crash_at=crash_at, runs_ahead=self.runs_ahead)
+        found.ahead_max = self.ahead_max
         found.folders = set(self.folders)
         names = dict(self._durable_names)
         kept = {"lost": 0, "kept": len(self._pending_names)}.get(mode, rng.randint(0, len(self._pending_names)))
@@ -301,6 +308,7 @@ class SimDisk:
     def after_kill(self, *, crash_at: int | None = None) -> SimDisk:
         """The disk that the next process on the same, running machine finds."""
         found = SimDisk(crash_at=crash_at, runs_ahead=self.runs_ahead)
+        found.ahead_max = self.ahead_max
         found.folders = set(self.folders)
         copies: dict[int, Inode] = {}
 
@@ -322,7 +330,8 @@ class SimDisk:
 
     def meet_fault(self, call: str, path: str) -> Fault | None:
         """Raise the fault that is set for this call; a write gets it back, to do part of its work first."""
-        self.check_power()
+        if self.is_dead:
+            raise Crashed
         self.calls[call] = self.calls.get(call, 0) + 1
         self.count += 1
         if self.count in self.fails_at:
@@ -396,7 +405,7 @@ class SimDisk:
         self.open_files += 1
         if ahead:
             inode.room = 0  # whoever opens it finds a length, and does not know what of it was written
-        return SimFile(self, path, inode, ahead if self.runs_ahead else 0)
+        return SimFile(self, path, inode, min(ahead, self.ahead_max) if self.runs_ahead else 0)
 
     def listdir(self, path: str) -> list[str]:
         self.meet_fault("listdir", path)

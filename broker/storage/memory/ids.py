@@ -30,6 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from broker.api.batch import NODES_AT
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 from broker.storage.memory.siphash import FEW, KEY_BYTES, Hashes, siphash, siphash_all
@@ -42,6 +43,8 @@ CAPACITY_MIN: Final = 64
 STALE: Final = -1
 """Offset of an entry whose id has come again: it is not in the index any more."""
 _HEAD: Final = struct.Struct("<HHI16sQ")  # version, zero, bytes of the last id, key, number of entries
+_NODE: Final = struct.Struct("<qq")  # length, null count
+_HEADERS_AT: Final = NODES_AT + _NODE.size * SCHEMA.names.index("headers")  # no column before it is nested
 _FIRST, _SECOND, _OFFSET, _TIME = range(4)
 Numbers = npt.NDArray[np.int64]
 Index = npt.NDArray[np.int32]
@@ -307,11 +310,12 @@ class Found(NamedTuple):
 
 def ids_in(message: bytes | bytearray | memoryview) -> Found:
     """Find the ids of a batch. Of a repeated header the first counts; an empty id is none. The CRC is not checked."""
-    rows = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
     none = Found([], np.zeros(0, np.int64), np.zeros(0, np.int64), b"")
-    headers = rows.column("headers")
-    if headers.null_count == len(headers):
+    count, null_count = _NODE.unpack_from(message, _HEADERS_AT)
+    if null_count == count:  # most batches: Arrow is not asked
         return none
+    rows = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
+    headers = rows.column("headers")
     pairs = headers.values
     found = np.flatnonzero(pc.equal(pairs.field(0), HEADER_NAME).to_numpy(zero_copy_only=False))
     if not len(found):
