@@ -125,6 +125,7 @@ class Follower:
         self.generation = 0
         self.is_syncing = False
         self.now_ms = 0
+        self._has_ticked = False
         self.tombstones_below = self.compact_to = 0
         self._request = 0
         self._number = self._cut_number = 0  # of the last fetch; of the last one before the last cut
@@ -365,6 +366,9 @@ class Follower:
     def _tick(self, event: Tick) -> tuple[Effect, ...]:
         assert event.now_ms >= self.now_ms, "time runs back"
         self.now_ms = event.now_ms
+        if not self._has_ticked:  # what was asked before it knew the time counts from here
+            self._has_ticked = True
+            self._heard_ms = self._asked_ms = self._state_asked_ms = self.now_ms
         if self.phase is Phase.IDLE:
             return NOTHING
         effects: tuple[Effect, ...] = ()
