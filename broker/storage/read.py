@@ -297,23 +297,28 @@ def group_start(view: LogView, to: int | None = None) -> int:
         raise out_of_range(view.identity, to, view.log_start_offset, view.high_watermark)
     if not view.segments or any(start < to <= end for start, end in view.lost_ranges):
         return to
-    segment = view.segments[view.segment_of(to - 1)]
-    index = view.index(segment)
-    at = index.find(to - 1)
-    if at < 0:
-        return to
-    file = view.disk.open(segment.path, readonly=True)
-    try:
-        if segment.is_replaced:
-            raise NeedsRepair(segment)
-        head = read_head(segment, file, index, at)
-        if head.next_offset <= to and head.group_index == head.group_count - 1:
+    head: Peek | None = None
+    for number in range(view.segment_of(to - 1), -1, -1):  # a segment that grew old was sealed wherever it ended
+        segment = view.segments[number]
+        index = view.index(segment)
+        at = len(index) - 1 if head is not None else index.find(to - 1)
+        if head is None and at < 0:
             return to
-        while at > 0 and head.group_index > 0:
-            at -= 1
-            head = read_head(segment, file, index, at)
-    finally:
-        file.close()
+        file = view.disk.open(segment.path, readonly=True)
+        try:
+            if segment.is_replaced:
+                raise NeedsRepair(segment)
+            while at >= 0 and (head is None or head.group_index > 0):
+                is_last = head is None
+                head = read_head(segment, file, index, at)
+                if is_last and head.next_offset <= to and head.group_index == head.group_count - 1:
+                    return to
+                at -= 1
+        finally:
+            file.close()
+        if head is not None and head.group_index == 0:
+            break
+    assert head is not None, "the last batch was read"
     if head.first_offset < view.log_start_offset:
         raise out_of_range(view.identity, to, view.log_start_offset, view.high_watermark)
     return head.first_offset

@@ -235,8 +235,8 @@ class Appender:
     def _append_run(self, messages: Sequence[tuple[BatchHeader, memoryview]], begin: int, now_us: int) -> int:
         """Append messages of one epoch that go to one segment, with one write. Returns where to go on."""
         first, message = messages[begin]
-        may_roll = first.group_index == 0  # else its group began in this segment
-        index = self._tail_for(len(message) if may_roll else 0, now_us)
+        goes_on = first.group_index > 0  # a group that began in this segment, however full it is by now
+        index = self._tail_for(None if goes_on else len(message), now_us)
         if first.leader_epoch != self._epochs.latest:
             self._epochs.begin(first.leader_epoch)
         end, size = begin + 1, len(message)
@@ -254,7 +254,7 @@ class Appender:
         except BaseException:
             self._epochs.forget_empty()
             raise
-        if first.group_index > 0:
+        if goes_on:
             self._state.continue_group()
         for header, message in run:
             index.append(header.first_offset, position, header.max_timestamp_us, len(message), header.crc)
@@ -266,14 +266,15 @@ class Appender:
 
     # --- the tail -------------------------------------------------------------------------------------------
 
-    def _tail_for(self, size: int, now_us: int, rolled: Callable[[], None] | None = None) -> GrowingIndex:
-        """The index of the tail that has room for `size` bytes; its file is open."""
+    def _tail_for(self, size: int | None, now_us: int, rolled: Callable[[], None] | None = None) -> GrowingIndex:
+        """The index of the tail that has room for `size` bytes; its file is open. None: of the tail that there is."""
         state = self._state
         try:
             index = state.chain.awake()
         except NeedsRepair:
             index = state.awake()
-        if index is not None and index.count and index.end + size > self._state.settings.segment_bytes:
+        is_full = size is not None and index is not None and index.end + size > state.settings.segment_bytes
+        if index is not None and index.count and is_full:
             self._state.chain.seal()
             self._state.note_roll()
             if rolled is not None:

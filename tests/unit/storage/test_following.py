@@ -351,6 +351,25 @@ def test_whoever_leads_cuts_a_group_of_which_it_has_a_part(leader: PartitionLog,
     check_log(log, disk if not is_durable else log.disk)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_whoever_leads_cuts_a_group_that_has_outgrown_a_segment(leader: PartitionLog, is_old: bool) -> None:
+    """Half of it stayed, in the segment before, and was committed (once seed 102)."""
+    first = leader.log_end_offset
+    append(leader, bytes(3_000), epoch=3, group=4)
+    disk, log = new_log()
+    log.follow(3)
+    for end in (first + 1, first + 2, first + 3):
+        copy(leader, log, epoch=3, end=end)
+        if is_old:
+            assert log.roll_if_due(log.settings.segment_age_ms * 1_000)
+    rolled = [end for _, end in log.sealed_segments() if end > first]
+    assert rolled == ([first + 1, first + 2, first + 3] if is_old else []), "by its size it rolls between groups"
+    assert log.lead(4) == first
+    append(log, b"mine", epoch=4)
+    assert values(log)[-1] == b"mine"
+    check_log(log, disk)
+
+
 def test_whoever_leads_keeps_a_group_whose_rest_is_damaged_here(leader: PartitionLog) -> None:
     """Others may have all of it, committed, and would cut it to where this log ends (once seed 90)."""
     first = leader.log_end_offset
