@@ -148,12 +148,12 @@ class _Seen:
     is_live: bool
     heard_ms: int
     calm_since_ms: int
-    calm_ms: int = CALM_MS
+    calm_ms: int
 
-    def disturb(self, now_ms: int) -> None:
+    def disturb(self, now_ms: int, least_ms: int) -> None:
         """A restart is several disturbances, and one trouble; only who was calm for a while is in another."""
         if now_ms - self.calm_since_ms >= 4 * self.calm_ms:
-            self.calm_ms = CALM_MS
+            self.calm_ms = least_ms
         elif self.is_calm(now_ms):
             self.calm_ms = min(2 * self.calm_ms, CALM_MS_MAX)
         self.calm_since_ms = now_ms
@@ -164,9 +164,14 @@ class _Seen:
 
 @dataclass(slots=True)
 class Controller:
-    """See the module. `began_ms`: when the caller made it; all times are of one monotonic clock."""
+    """See the module. `began_ms`: when the caller made it; all times are of one monotonic clock.
+
+    Attributes:
+        calm_ms: So long a broker has to be calm, at least.
+    """
 
     began_ms: int
+    calm_ms: int = CALM_MS
     _ran_ms: int = field(init=False)
     _scan_at_ms: int = field(init=False)
     _number: int = 0
@@ -210,10 +215,10 @@ class Controller:
         for broker, info in cluster.brokers.items():
             seen = self._brokers.get(broker)
             if seen is None:
-                self._brokers[broker] = _Seen(info.registration, info.is_live, now_ms, now_ms)
+                self._brokers[broker] = _Seen(info.registration, info.is_live, now_ms, now_ms, self.calm_ms)
             elif (seen.registration, seen.is_live) != (info.registration, info.is_live):
                 seen.registration, seen.is_live, seen.heard_ms = info.registration, info.is_live, now_ms
-                seen.disturb(now_ms)
+                seen.disturb(now_ms, self.calm_ms)
         for broker in self._brokers.keys() - cluster.brokers.keys():
             del self._brokers[broker]
 
@@ -324,7 +329,7 @@ class Controller:
             if state is None or seen is None or state.leader == broker or state.replicas[0] != broker:
                 continue
             if seen.calm_since_ms < scanned_ms:  # else it is known already: it has failed, or lost another one
-                seen.disturb(now_ms)
+                seen.disturb(now_ms, self.calm_ms)
         led = {at: s.replicas[0] for at, s in cluster.partitions.items() if s.leader == s.replicas[0]}
         self._led = led
         calm = self._calm(cluster, now_ms)

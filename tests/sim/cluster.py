@@ -6,6 +6,7 @@ import gc
 from dataclasses import replace
 from typing import Any
 
+from broker.metadata.controller import CALM_MS
 from tests.sim.batches import columns
 from tests.sim.broker import Broker
 from tests.sim.checker import Checker, Known
@@ -24,6 +25,8 @@ QUIET_MS = 3_000
 """After the faults clients go on for so long."""
 REWRITING = (4, 6)
 """Of eight seeds, in these the replicas write their logs anew."""
+AHEAD_BYTES = 16 << 10
+"""So far files run ahead, at most: more than segments are long, and little enough for bits to flip in records."""
 HEAL_MS = 60_000
 """R6: within so long after all faults everything is well."""
 
@@ -38,6 +41,7 @@ class Cluster:
         compacted: Partitions whose records may be missing; without `rewrites` they behave as if it were so: who comes
             from behind the leader's state file takes that.
         trims: Whether consumers ask for trims.
+        calm_ms: What the controller calls calm: with its own ten seconds it would hardly ever give anything back.
         faults_are_over: Repeaters stop when they know where their last group is.
     """
 
@@ -66,6 +70,7 @@ class Cluster:
         self.trims = rng.random() < 0.4
         self.faults_are_over = False
         self.pace_ms = rng.choice((60, 150, 400))
+        self.calm_ms = rng.choice((700, 2_000, CALM_MS)) if faults else CALM_MS
         names = [f"b{number}" for number in range(1, size + 1)]
         self.checker = checker = Checker(world)
         self.metadata = metadata = Metadata(world, self.network, checker.changed)
@@ -79,7 +84,8 @@ class Cluster:
             for name, known in checker.known.items():
                 known.rewritten = Rewritten(name in self.compacted)
         checker.partitions = metadata.states
-        self._form(names, minima)
+        is_internal = faults and len(minima) > 1 and rng.random() < 0.6
+        self._form(names, minima, "__offsets" if is_internal else "")
         self._processes = self._producers = 0
         self.brokers = {name: Broker(self, name, self.new_disk()) for name in names}
         checker.brokers = metadata.brokers = self.brokers
@@ -106,8 +112,12 @@ class Cluster:
         self.faults = Faults(self)
         self.faults.is_over = not faults
 
-    def _form(self, names: list[str], minima: list[int]) -> None:
-        """What the catalog was told before: the brokers, and a stream of one partition for each minimum."""
+    def _form(self, names: list[str], minima: list[int], internal: str) -> None:
+        """What the catalog was told before: the brokers, and a stream of one partition for each minimum.
+
+        Args:
+            internal: Of that name the last one is, with two replicas, as if there had been two brokers; empty: none is.
+        """
         commands: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "c"}]
         for name in names:
             rack = self.world.rng.choice(("", "north", "south"))
@@ -116,6 +126,9 @@ class Cluster:
         for number, minimum in enumerate(minima):
             stream = {"name": f"p{number}", "incarnation": f"p{number}", "created_us": 1, "settings": {}}
             placed = {"replication_factor": 3, "min_insync_replicas": minimum}
+            if internal and number == len(minima) - 1:
+                stream |= {"name": internal, "internal": True}
+                placed = {"replication_factor": 2, "min_insync_replicas": 1}
             commands.append({"kind": "create_stream", **stream, **placed})
         for command in commands:
             result = self.metadata.carry_out({"v": 1, **command})
@@ -129,6 +142,7 @@ class Cluster:
     def new_disk(self) -> SimDisk:
         disk = SimDisk(seed=self.world.rng.randrange(1 << 30), runs_ahead=self.world.chance(0.5))
         disk.has_descriptors = False
+        disk.ahead_max = AHEAD_BYTES
         return disk
 
     def next_process(self) -> int:

@@ -25,7 +25,7 @@ class Office:
         self.broker = broker
         self.world = broker.world
         self.term = term
-        self.core = c.Controller(began_ms=broker.now_ms)
+        self.core = c.Controller(began_ms=broker.now_ms, calm_ms=broker.cluster.calm_ms)
         self._unanswered: set[int] = set()
 
     def step(self, event: c.Event) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from broker.api.errors import BadBatch, DiskFull, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import PartitionState, state_from
 from broker.replication import events as e
-from broker.replication.leader import Leader
+from broker.replication.leader import Leader, Role
 from broker.replication.messages import AskEnd, AskState, Fetch, Inside, Message, Records, State
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import state_name
@@ -46,7 +46,7 @@ class Leading(Held):
 
     @property
     def leads(self) -> bool:
-        return bool(self.leader.role.value == "leading")
+        return self.leader.role is Role.LEADING
 
     def _lead_step(self, event: e.Event) -> None:
         for effect in self.leader.step(event):

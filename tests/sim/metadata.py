@@ -49,6 +49,7 @@ class Metadata:
         snapshots: By the number of commands before them.
         controller, term, began_at: Who has a majority by now; which term it is, and how much was committed before it.
         depose_at: A kind of command: with the next such one the controller steps down.
+        loses: A kind of command that never arrives; empty: none.
         failed: Told of brokers that are taken for dead.
     """
 
@@ -64,6 +65,7 @@ class Metadata:
         self.term = 0
         self.began_at = 0
         self.depose_at = ""
+        self.loses = ""
         self.first_term = 0
         self.failed: Callable[[str, int], None] = lambda broker, registration: None
         self._process = 0  # of the controller
@@ -109,7 +111,7 @@ class Metadata:
 
     def submit(self, broker: str, command: Mapping[str, Any], answered: Answered | None = None) -> None:
         """Ask for a command. `answered` may never be called."""
-        if self.reaches(broker):
+        if self.reaches(broker) and command["kind"] != self.loses:
             delay = self.world.rng.expovariate(1 / 3) + (400 if self.world.chance(0.02) else 0)
             self.world.after(delay, self._arrive, self.term, broker, {"v": 1, **command}, answered)
 

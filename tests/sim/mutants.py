@@ -2,7 +2,8 @@
 """Deliberate mistakes in the protocol: each a piece of the text of a core, of the catalog or of what drives them, and what
 stands there instead. Each is a reading that somebody could have had, or a bug that the field has seen.
 
-Each of `MUTANTS` is found within `seeds` seeds; `seed` is one that finds it, tried first. Those of `PLAYED` are shown by
+Each of `MUTANTS` is found within `seeds` seeds; `seed` is one that finds it, tried first. Whoever changes the stories of
+seeds finds others by `python -m tests.sim --mutants`, or CI searches. Those of `PLAYED` are shown by
 a script of `tests/golden`, and by no seed that is known; those of `STAGED` by one of `scenarios.py`.
 """
 
@@ -43,7 +44,7 @@ FOLDERS: Final = {
         "session",
         "rescue",
     ),
-    "storage": ("remembered",),
+    "storage": ("remembered", "segment_log"),
     "storage.writing": ("truncate",),
     "storage.rewrite": ("compaction", "rewriting"),
 }
@@ -70,41 +71,41 @@ MUTANTS: Final = (
     # what acknowledges
     of("acks before the ISR has it", "leader", "safe_end = in_sync.durable_end(own_end)", "safe_end = own_end"),
     of("acknowledges by fetch offset", "insync", "max(follower.durable_end, fetch.durable_end)", "max(follower.durable_end, fetch.offset)"),
-    of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=1),
-    of("does not count a pending addition", "insync", "or broker == added", "", seed=10, seeds=60),
-    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=10),
+    of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=13),
+    of("does not count a pending addition", "insync", "or broker == added", "", seed=11, seeds=60),
+    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=5),
     # fencing
-    of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n", seed=11),
-    of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=24),
+    of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n", seed=7),
+    of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=7),
     # who may be elected
-    of("asks in who has not fsynced it", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=-1 if fetch.offset >= max(self.high_watermark, self.epoch_start) else 1 << 60"),
+    of("asks in who has not fsynced it", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=-1 if fetch.offset >= max(self.high_watermark, self.epoch_start) else 1 << 60", seed=7),
     of("asks in too early", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=0"),
-    of("keeps a wiped broker in the ISR", "broker_commands", "if at not in sound and broker in {*state.opened, *state.isr, *state.last_isr}:", "if False:", seed=5),
+    of("keeps a wiped broker in the ISR", "broker_commands", "if at not in sound and broker in {*state.opened, *state.isr, *state.last_isr}:", "if False:"),
     of("lets who opens late join", "partition", "return state if self.has_led else replace(state, isr=_with(self.isr, broker))", "return replace(state, isr=_with(self.isr, broker))", seed=3),
     of("elects whoever is live", "partition", "candidates = [b for b in state.replicas if b in state.electable and b in who.registrations]", "candidates = [b for b in state.replicas if b in who.registrations]", seed=7),
-    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=15),
+    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=4),
     # where logs part
     of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = min(message.end, own_end)\n        if cut < max(log.log_start, message.log_start):  # F5\n            if message.log_start != log.log_start:\n                return self._reset(message.log_start, message.start_epoch)\n            cut = log.log_start\n", "        cut = log.high_watermark\n", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True", seed=5),
     of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end", seed=5),
-    of("keeps an incomplete group when it leads", "replica", "            log.lead(state.leader_epoch)\n", "            log.remembered.begin_to_lead()\n            log.log._epochs.lead(state.leader_epoch)\n", seed=30, seeds=60),
-    of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end"),
+    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))\n", "                pass\n", seed=11),
+    of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end", seed=4),
     of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and self.high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=16),
     # sessions
-    of("takes for dead whom it has never heard", "controller", "_Seen(info.registration, info.is_live, now_ms, now_ms)", "_Seen(info.registration, info.is_live, now_ms - 10_000, now_ms)", seed=2),
-    of("answers heartbeats before they are renewed", "controller", "        self._beats[event.broker] = (event.registration, event.number)\n        return []", "        self._beats[event.broker] = (event.registration, event.number)\n        return [Renewed(broker=event.broker, registration=event.registration, number=event.number)]", seed=2),
-    of("counts its session from the answer", "session", "self._sent[number] + SESSION_MS", "now_ms + SESSION_MS", seed=19),
-    of("goes on as a controller, and asks the next one", "controlling", "if office is not None and office.term < self._known[0]:", "if False:", "metadata.submit_own(\n            self.term, broker.name, command, ", "metadata.submit(\n            broker.name, command, "),
+    of("takes for dead whom it has never heard", "controller", "_Seen(info.registration, info.is_live, now_ms, now_ms, ", "_Seen(info.registration, info.is_live, now_ms - 10_000, now_ms, "),
+    of("answers heartbeats before they are renewed", "controller", "        self._beats[event.broker] = (event.registration, event.number)\n        return []", "        self._beats[event.broker] = (event.registration, event.number)\n        return [Renewed(broker=event.broker, registration=event.registration, number=event.number)]", seed=1),
+    of("counts its session from the answer", "session", "self._sent[number] + SESSION_MS", "now_ms + SESSION_MS", seed=32, seeds=60),
+    of("goes on as a controller, and asks the next one", "controlling", "if office is not None and office.term < self._known[0]:", "if False:", "metadata.submit_own(\n            self.term, broker.name, command, ", "metadata.submit(\n            broker.name, command, ", seed=2),
     of("acks without a session", "leading", "if outcome is e.Outcome.STORED and not self.broker.has_session:\n                self", "if False:\n                self", seed=1),
     # what is known of repeats
-    of("believes its tables after others have appended", "remembered", "        if memory is None or memory.end != self.log.log_end_offset:\n            with", "        if memory is None:\n            with", seed=21),
-    of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=4),
+    of("believes its tables after others have appended", "remembered", "        if memory is None or memory.end != self.log.log_end_offset:\n            with", "        if memory is None:\n            with", seed=7),
+    of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=3),
     # what replicas write anew
     of("moves the mark with a pass that did not come to the end", "compaction", "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=4),
     of("joins batches of two epochs", "rewriting", "header.leader_epoch != self.header.leader_epoch", "False", seed=6),
     # the catalog
     of("forgets results in a snapshot", "catalog", "_requests=OrderedDict(snapshot[\"requests\"]),", "_requests=OrderedDict(),"),
     # answers, and what they go with
-    of("takes the refusal of a second try for the first one's", "leading", "            partition_epoch=state.partition_epoch,\n            isr=state.isr,\n", "            partition_epoch=state.partition_epoch if request is None else self.leader.in_sync.partition_epoch,\n            isr=state.isr if request is None else self.leader.in_sync.members,\n", seed=10),
+    of("takes the refusal of a second try for the first one's", "leading", "            partition_epoch=state.partition_epoch,\n            isr=state.isr,\n", "            partition_epoch=state.partition_epoch if request is None else self.leader.in_sync.partition_epoch,\n            isr=state.isr if request is None else self.leader.in_sync.members,\n", seed=16),
 )  # fmt: skip
 
 PLAYED: Final = (
@@ -145,6 +146,7 @@ STAGED: Final = (
     of("fails a broker that has renewed its session since", "broker_commands", "if info.renewal != fields.whole(command, \"renewal\", info.renewal):", "if False:", script="a_lapse_is_committed_after_the_broker_is_back"),
     of("sends no epoch with a read", "clients", "self.offset, self.epoch, of=of)", "self.offset, -1, of=of)", script="a_stale_leader_is_asked_by_who_has_seen_a_newer_one"),
     of("steps out one by one", "replica", "if r.stepping is not None and r.stepping[0] == why]", "if r is self]", script="fsyncs_fail_on_all_logs_of_a_broker"),
+    of("follows with a damaged log", "replica", "            if not self.leads:\n                self._follow_step(f.Unfollowed())", "            if False:\n                self._follow_step(f.Unfollowed())", "        if self.is_damaged:\n            return\n        if (core", "        if (core", script="a_damaged_replica_cannot_step_out"),
     of("goes on when a step-out does not come through", "replica", "                self.broker.exits()\n", "                pass\n", script="a_step_out_does_not_come_through"),
     of("elects unclean by itself", "partition", "return frozenset(self.isr or self.last_isr)", "return frozenset((*self.isr, *self.last_isr) if self.isr and not self.last_isr and len(self.isr) > 1 else self.opened)", script="an_operator_elects_who_lacks_records"),
     of("asks to step out in vain", "replica", " and not state.needs(self.broker.name, self.broker.catalog.cluster.who())", "", script="a_stream_is_damaged_where_it_is_alone"),

@@ -13,6 +13,7 @@ from tests.sim.clients import Repeater
 from tests.sim.cluster import Cluster
 from tests.sim.stage import Scenario, cut_off, leader_of, made, others_of, until
 from tests.sim.staged import (
+    a_damaged_replica_cannot_step_out,
     a_lapse_is_committed_after_the_broker_is_back,
     a_stale_leader_is_asked_by_who_has_seen_a_newer_one,
     a_step_out_does_not_come_through,
@@ -204,6 +205,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a_lapse_is_committed_after_the_broker_is_back": a_lapse_is_committed_after_the_broker_is_back,
     "fsyncs_fail_on_all_logs_of_a_broker": fsyncs_fail_on_all_logs_of_a_broker,
     "a_step_out_does_not_come_through": a_step_out_does_not_come_through,
+    "a_damaged_replica_cannot_step_out": a_damaged_replica_cannot_step_out,
     "an_operator_elects_who_lacks_records": an_operator_elects_who_lacks_records,
     "an_operator_elects_who_lacks_what_was_trimmed": an_operator_elects_who_lacks_what_was_trimmed,
     "an_operator_gives_up_what_is_damaged": an_operator_gives_up_what_is_damaged,

@@ -89,6 +89,29 @@ def a_step_out_does_not_come_through(cluster: Cluster) -> None:
     cluster.network.cut.clear()
 
 
+def a_damaged_replica_cannot_step_out(cluster: Cluster) -> None:
+    """What it asks for is lost on the way. It follows nobody meanwhile, so that its leader goes on without it."""
+    until(cluster, 4_000)
+    metadata, leader = cluster.metadata, leader_of(cluster)
+    one = others_of(cluster, leader)[0]
+    replica = one.replicas["p0"]
+    assert replica.log is not None
+    assert replica.keep(), "its checkpoint does not tell of all"
+    first = replica.log.log.chain.segments[0]
+    durable = min(first.size(one.disk), len(one.disk.names[first.path].durable))
+    metadata.loses = "step_out"
+    one.disk.flip(first.path, 8 * (durable - 100))
+    replica.scrub()
+    assert replica.is_damaged, "the scrub has not found it"
+    until(cluster, 4_000)
+    state = metadata.states["p0"]
+    assert one.name not in state.isr, f"{one.name} counts as in sync, and cannot read what it has"
+    assert state.leader == leader.name, "another leads"
+    metadata.loses = ""
+    until(cluster, 2_000)
+    assert not replica.is_damaged, "it has not begun anew"
+
+
 def an_operator_elects_who_lacks_records(cluster: Cluster) -> None:
     """Two lag, the third goes on alone and is gone. Nobody leads until the operator chooses. What is lost is named."""
     until(cluster, 3_000)

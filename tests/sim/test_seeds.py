@@ -36,6 +36,8 @@ SEEN = (
         "ack held back: no session",
         "controller",
         "controller asks: fail_broker",
+        "controller asks: elect_preferred",
+        "controller asks: raise_replication",
         "command of a deposed controller",
         "command of a controller that is none any more",
     ),
