@@ -131,6 +131,7 @@ def run_case(case: Case, *, tiny: bool, repeats: int, data: Path | None) -> dict
                 for name in _rotated(order, repeat):
                     if name in skipped:
                         continue
+                    os.sync()  # what a turn has left to write is not the next one's
                     try:
                         measures = sides[name]()
                     except Skipped as reason:
