@@ -144,6 +144,7 @@ def session(folder: Path) -> contextlib.AbstractContextManager[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.log.level": "WARN",
+        "spark.python.authenticate.socketTimeout": "120s",  # for its Python processes, on a machine with other work
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",  # the windows are few
         "spark.sql.warehouse.dir": str(folder.absolute() / "warehouse"),
