@@ -288,7 +288,10 @@ class IntakeDriver:
         for attachment in leaving:
             attachment.is_detached = True
         await self._unsubscribe(leaving)
-        await asyncio.gather(*(self._flusher.remove(slot) for attachment in leaving for slot in attachment.slots))
+        removals = [self._flusher.remove(slot) for attachment in leaving for slot in attachment.slots]
+        for found in await asyncio.gather(*removals, return_exceptions=True):  # one that fails ends no other
+            if isinstance(found, BaseException):
+                raise found
 
     async def _alter(self, info: StreamInfo) -> None:
         attachment = self._streams.get(info.name)
@@ -348,6 +351,8 @@ class IntakeDriver:
                 await self._detach(*self._streams)
         except TimeoutError:
             log.error("intake.drain_timeout timeout_s=%.1f", timeout_s)
+        except Exception:
+            log.exception("intake.drain_failed")
         if self._client is not None:
             await _close(self._client)
         assert self._main is not None

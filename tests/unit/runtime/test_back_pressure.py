@@ -17,6 +17,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
 from broker.runtime.intake import driver as intake
 from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
+from broker.runtime.intake.flush import Flusher, Slot
 from broker.runtime.intake.nats_seam import barrier
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -34,10 +35,10 @@ VALUE = bytes(1 << 10)
 COUNT = 32 << 10
 
 
-async def _publish(url: str, count: int) -> None:
+async def _publish(url: str, count: int, subject: str = "s") -> None:
     client = await nats.connect(url)
     for _ in range(count):
-        await client.publish("s", VALUE)
+        await client.publish(subject, VALUE)
     await barrier(client, 60)
     await barrier(client, 60)
     await client.close()
@@ -77,6 +78,51 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
             driver.stop(60)
             hub_loop.close()
             server.stop()
+
+
+@pytest.mark.process
+def test_a_drain_goes_on_where_one_partition_of_several_fails(
+    tmp_path: Path, pool: HeldPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the others have captured is durable, the connection is closed, and the thread ends."""
+    server = NatsServer(tmp_path).start()
+    driver = IntakeDriver(load(None, {}, {"nats.urls": [server.url]}), pool)
+    hub_loop = asyncio.new_event_loop()
+    pool.go.release(COUNT)
+    real = Flusher.remove
+
+    async def remove(self: Flusher, slot: Slot) -> None:
+        if slot.partition.stream == "a":
+            raise RuntimeError("a fault of ours")
+        await real(self, slot)
+
+    monkeypatch.setattr(Flusher, "remove", remove)
+    with ThreadPoolExecutor(1) as appender:
+        hub = ChangeHub(hub_loop, version=0)
+        logs = {}
+        driver.start()
+        try:
+            eventually(lambda: driver.state == "connected")
+            for name in ("a", "b"):
+                settings = settings_from({"subject": name, "linger_ms": 5_000})
+                info = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings)
+                identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
+                logs[name] = PartitionLog.create(SimDisk(), f"/{name}", identity, LogSettings.of(settings), now_us=0)
+                replica = Replica(info, 0, logs[name], appender=appender, hub=hub)
+                partition = Partition(info, replica, leader_epoch=1, pool=pool, appender=appender)
+                driver.attach([(info, [partition])]).result(60)
+            asyncio.run(_publish(server.url, 1, "b"))
+            eventually(lambda: driver.message_counts()["messages"] == 1)
+        finally:
+            driver.stop(60)
+            hub_loop.close()
+            server.stop()
+    assert not driver._thread.is_alive()
+    assert driver._client is not None
+    assert driver._client.is_closed
+    assert logs["b"].durable_end == 1
+    assert caplog.text.count("intake.drain_failed") == 1
+    assert "intake.drain_timeout" not in caplog.text
 
 
 def test_a_drain_that_does_not_end_leaves_no_task_behind(pool: HeldPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,20 +351,27 @@ def test_whoever_leads_cuts_a_group_of_which_it_has_a_part(leader: PartitionLog,
     check_log(log, disk if not is_durable else log.disk)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_whoever_leads_cuts_a_group_that_has_outgrown_a_segment(leader: PartitionLog, is_old: bool) -> None:
-    """Half of it stayed, in the segment before, and was committed (once seed 102)."""
+@pytest.mark.parametrize("how", ["", "rolled by age", "rolled and killed"])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_whoever_leads_cuts_a_group_that_has_outgrown_a_segment(leader: PartitionLog, how: str, is_whole: bool) -> None:
+    """Half of it stayed, in the segment before, and was committed (once seed 102). One that is whole is kept."""
     first = leader.log_end_offset
     append(leader, bytes(3_000), epoch=3, group=4)
     disk, log = new_log()
     log.follow(3)
-    for end in (first + 1, first + 2, first + 3):
+    for end in range(first + 1, first + (5 if is_whole else 4)):
         copy(leader, log, epoch=3, end=end)
-        if is_old:
+        if how:
             assert log.roll_if_due(log.settings.segment_age_ms * 1_000)
+        if how == "rolled and killed":
+            log.checkpoint()
+            disk = disk.after_kill()
+            log = open_log(disk, settings=SETTINGS, boot_id=f"boot {end}")
+            log.follow(3)
+            assert log.log_end_offset == end
     rolled = [end for _, end in log.sealed_segments() if end > first]
-    assert rolled == ([first + 1, first + 2, first + 3] if is_old else []), "by its size it rolls between groups"
-    assert log.lead(4) == first
+    assert rolled == (list(range(first + 1, log.log_end_offset + 1)) if how else []), "by size it rolls between groups"
+    assert log.lead(4) == (first + 4 if is_whole else first)
     append(log, b"mine", epoch=4)
     assert values(log)[-1] == b"mine"
     check_log(log, disk)
