@@ -193,8 +193,8 @@ def test_a_vote_counts_once() -> None:
         assert double_vote()
 
 
-def old_snapshot() -> tuple[set[str], set[str]]:
-    """A snapshot that was sent to c comes again when c has acknowledged more. What it had, and what it has then."""
+def one_that_needs_a_snapshot() -> Group:
+    """a leads, and has compacted what c, which hears it again from now on, has not got."""
     group = Group("abc")
     group.elect("a")
     group.cut |= {("a", "c"), ("b", "c")}
@@ -205,6 +205,12 @@ def old_snapshot() -> tuple[set[str], set[str]]:
     for _ in range(3):
         group.turn()
     group.cut.clear()
+    return group
+
+
+def old_snapshot() -> tuple[set[str], set[str]]:
+    """A snapshot that was sent to c comes again when c has acknowledged more. What it had, and what it has then."""
+    group = one_that_needs_a_snapshot()
     kept = []
     for _ in range(8):
         group.nodes["a"].tick()
@@ -333,16 +339,7 @@ def test_the_catalog_does_not_go_back_when_a_vote_comes_or_goes() -> None:
 
 def test_a_snapshot_that_cannot_be_put_back_ends_the_node() -> None:
     """A9. By itself pysyncobj logs that, and goes on with the old state beside the new log."""
-    group = Group("abc")
-    group.elect("a")
-    group.cut |= {("a", "c"), ("b", "c")}
-    for number in range(5):
-        group.submit("a", number)
-        group.turn()
-    group.nodes["a"].core.forceLogCompaction()
-    for _ in range(3):
-        group.turn()
-    group.cut.clear()
+    group = one_that_needs_a_snapshot()
 
     def refuses(_: Any) -> None:
         raise InvalidRequest("catalog version 99")
