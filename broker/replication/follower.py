@@ -43,7 +43,7 @@ what it says is durable is not.
 
 Time is that of `Tick`. A question without an answer is asked again; a leader that answers nothing is reported.
 
-Design: 03-replication sections 2, 3, 3.1 and 8; KIP-101, KIP-279.
+Design: docs/explain/replication.md; KIP-101, KIP-279.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ The caller's duties:
    `Records` are read after the step; if no batch begins at their offset by then, nothing is sent.
 7. A `Trim` that the disk refuses is tried again.
 
-Design: 03-replication sections 3, 3.1 and 8. Cost: per batch, never per record.
+Design: docs/explain/replication.md. Cost: per batch, never per record.
 """
 
 from __future__ import annotations
