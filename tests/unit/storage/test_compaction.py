@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from broker.api.batch import decode_batch, read_header
-from broker.api.errors import DiskFull
+from broker.api.errors import DiskFull, StorageFailed
 from broker.api.stream import StreamSettings
 from broker.storage.log import PartitionLog
-from broker.storage.rewrite.clean_state import CleanState, load_clean_state, save_clean_state
+from broker.storage.rewrite.clean_state import CLEAN_STATE_FILE, CleanState, load_clean_state, save_clean_state
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
 from broker.storage.rewrite.keymap import ENTRY_BYTES, KeyMap, hash_keys
 from broker.storage.segments.checkpoint import LogSettings
@@ -255,6 +256,35 @@ def test_an_open_that_finds_a_shorter_log_lowers_the_mark_on_disk() -> None:
         log = open_log(disk.after_kill(), settings=AMONG_OTHERS)
         assert log.log_end_offset == log.compacted_to == 4
         assert load_clean_state(log.disk, FOLDER) == lowered
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "refused"),
+    [
+        ("read_file", errno.EIO, StorageFailed),
+        ("write", errno.ENOSPC, DiskFull),
+        ("rename", errno.EIO, StorageFailed),
+        ("sync_dir", errno.EIO, StorageFailed),
+    ],
+)
+def test_an_open_that_cannot_lower_the_mark_fails_and_may_be_tried_again(
+    call: str, error: int, refused: type[Exception]
+) -> None:
+    """With the old mark it would tell the other replicas of records that it does not have."""
+    disk = SimDisk()
+    log = among_others([[(b"k%d" % i, b"1")] for i in range(4)], disk=disk)
+    save_clean_state(disk, FOLDER, CleanState(cleaned_to=9))
+    disk = log.disk.after_kill()  # type: ignore[attr-defined]
+    path = f"{FOLDER}/{CLEAN_STATE_FILE}" if call != "sync_dir" else FOLDER
+    disk.fail(call, error, path=path, times=100)
+    with pytest.raises(refused):
+        open_log(disk, settings=AMONG_OTHERS)
+    for then in (disk.after_kill(), disk.after_crash("lost"), disk.after_crash("reordered")):
+        again = open_log(then, settings=AMONG_OTHERS)
+        assert again.log_end_offset == again.compacted_to == 4
+        assert load_clean_state(then, FOLDER) == CleanState(cleaned_to=4)
+        commit(again)
+        assert [key for key, _ in keyed_records(again).values()] == [b"k%d" % i for i in range(4)]
 
 
 AMONG_OTHERS = LogSettings(is_sole_replica=False)
