@@ -1,18 +1,18 @@
-# make quickstart   the main job end to end, on a fresh machine      make test    every test that CI runs
+# make quickstart   the main job end to end; BROKERS=3: a cluster        make test    every test that CI runs
 # make install      .venv with everything and `liftlog` in it         make lint    style, types, import rules
 # make check        what to run before a commit: lint, and the quick tests that start no process, in a minute
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
 # make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
 # make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
 # make soak MINUTES=60 SEED=7   users and an operator at random; then what is stored is held against what they were told
-# make sim SEED=7 [STEPS=900] [MUTANT="asks in too early"]   a cluster in one process, its story; SEED=0..500: many
-# make chaos ROUNDS=50   kill -9 of a broker under load; then what it stored is held against what it acknowledged
+# make sim SEED=7 [STEPS=900]   a cluster in one process, its story; SEED=0..500: many; MUTANT="asks in too early": with a mistake
+# make chaos MINUTES=5   three brokers under load, killed, frozen, restarted; then what they have is held against their acks
+# make chaos ROUNDS=50   one broker, kill -9 under load
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MINUTES ?= 5
-ROUNDS ?= 50
 SCRATCH = $$(test "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 1000000 2>/dev/null && echo env TMPDIR=/dev/shm)
 INSTALLED := $(VENV)/.installed
 
@@ -33,7 +33,7 @@ $(INSTALLED): pyproject.toml setup.py broker/ingest/_intake.pyx broker/client/re
 	@touch $@
 
 quickstart: install
-	$(BIN)/python -m examples.quickstart
+	$(BIN)/python -m examples.quickstart $(if $(BROKERS),--brokers-count $(BROKERS))
 
 lint: install
 	$(BIN)/ruff check .
@@ -49,7 +49,7 @@ quick: install
 	$(SCRATCH) $(BIN)/python -m pytest -q -n 2 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
 
 test: lint
-	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -n 2
+	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -n 5
 
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks
@@ -64,10 +64,10 @@ soak: install
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 sim: install
-	$(BIN)/python -m tests.sim $(if $(findstring ..,$(SEED)),--seeds $(SEED),--seed $(or $(SEED),0)) $(if $(STEPS),--steps $(STEPS)) $(if $(MUTANT),--mutant "$(MUTANT)")
+	$(BIN)/python -m tests.sim $(if $(findstring ..,$(SEED)),--seeds $(SEED),$(if $(SEED)$(MUTANT),$(if $(SEED),--seed $(SEED)),--seed 0)) $(if $(STEPS),--steps $(STEPS)) $(if $(MUTANT),--mutant "$(MUTANT)")
 
 chaos: install
-	$(BIN)/python -m tests.cluster --rounds $(ROUNDS)
+	$(BIN)/python -m tests.cluster $(if $(ROUNDS),--rounds $(ROUNDS),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist fuzz-failures *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data

@@ -7,11 +7,12 @@
     harness.py     turns, ratios, machine, JSON lines        payload.py    deterministic messages
     peers.py       JetStream, the bare socket drain          publisher.py  raw-socket publisher processes
     ours.py        a broker and its streams                  window.py     raw-socket publisher that counts acks
+    ours_cluster.py  three brokers                           jetstream_cluster.py  three nats-servers
     kafka.py, nats_go.py  where an installation exists       wire.py       NATS lines over a blocking socket
     report.py      table and plots                           results/      one JSON line per case, kept in git
 
 and one file per workload: intake, fetch, produce, acked, spark_read, spark_write, memory, idle, restart, staged,
-rewrite, integrity, commands.
+rewrite, integrity, commands, replicated.
 
 R1  Always paired: in each repeat every side has its turn, the order rotates, and a ratio is made
     within one repeat. Figures of two runs are never compared.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks import nats_go
 from benchmarks.harness import Case, Measures, Side, Target
@@ -97,10 +97,25 @@ def _measures(run: Acked) -> Measures:
     return {**latencies, "acked": run.count, "seconds": run.seconds}
 
 
-def _opener(publish: Callable[[str, int], Measures], *, pair_only: bool, without: str = "") -> Callable[[Path], Any]:
+class Place(Protocol):
+    """Where messages are published to, for one turn."""
+
+    @property
+    def port(self) -> int: ...
+
+    def stored(self) -> int:
+        """Messages that can be read from it."""
+
+
+Places = Callable[[Path], Mapping[str, Callable[[], AbstractContextManager[Place]]]]
+
+
+def turns(publish: Callable[[str, int], Measures], places: Places) -> Callable[[Path], Any]:
+    """One side for each place: publish to it, and count what was acknowledged and is not there."""
+
     @contextmanager
     def open_sides(folder: Path) -> Iterator[Mapping[str, Side]]:
-        def side(name: str, place: Callable[[], AbstractContextManager[Liftlog | JetStream]]) -> Side:
+        def side(name: str, place: Callable[[], AbstractContextManager[Place]]) -> Side:
             def turn() -> Measures:
                 with place() as target:
                     found = publish(name, target.port)
@@ -109,13 +124,19 @@ def _opener(publish: Callable[[str, int], Measures], *, pair_only: bool, without
 
             return turn
 
-        places: Mapping[str, Callable[[], AbstractContextManager[Liftlog | JetStream]]] = {
+        yield {name: side(name, place) for name, place in places(folder).items()}
+
+    return open_sides
+
+
+def _opener(publish: Callable[[str, int], Measures], *, pair_only: bool, without: str = "") -> Callable[[Path], Any]:
+    def places(folder: Path) -> Mapping[str, Callable[[], AbstractContextManager[Place]]]:
+        all_places: Mapping[str, Callable[[], AbstractContextManager[Place]]] = {
             "liftlog": lambda: Liftlog(folder),
             "jetstream": lambda: JetStream(folder),
             "liftlog-interval": lambda: Liftlog(folder, settings={"fsync": "interval"}),
             SLOWEST: lambda: JetStream(folder, sync_always=True),
         }
-        wanted = [name for name in places if name != without and (name in PAIR or not pair_only)]
-        yield {name: side(name, places[name]) for name in wanted}
+        return {n: place for n, place in all_places.items() if n != without and (n in PAIR or not pair_only)}
 
-    return open_sides
+    return turns(publish, places)

@@ -46,6 +46,7 @@ WORKLOADS = (
     "rewrite",
     "background",
     "commands",
+    "replicated",
 )
 
 Measures = dict[str, float]

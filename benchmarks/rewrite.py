@@ -21,7 +21,7 @@ import pyarrow as pa
 from benchmarks.harness import Case, Measures, Side, Target
 from broker.api.schema import HEADERS_TYPE, SCHEMA
 from broker.storage import LogIdentity, LogSettings, OsDisk, PartitionLog, RowBatch
-from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
+from broker.storage.rewrite.coalescing import CoalescingSettings, KnownSegments, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 
@@ -92,7 +92,7 @@ def _coalescing(folder: Path, records: int) -> Iterator[Mapping[str, Side]]:
             for number in range(records):
                 log.append([batches[number % len(batches)]], leader_epoch=1, now_us=0)
             before = _seal(log)
-            memory: Memory = {}
+            memory: KnownSegments = {}
             shape = BatchShape(compression=compression or "none")
             settings = CoalescingSettings(min_age_ms=0, segment_bytes=16 << 20, shape=shape)
             took_s = time.monotonic()

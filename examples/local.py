@@ -47,7 +47,7 @@ class Liftlog:
 
     Attributes:
         folder: Where its data is.
-        brokers: HTTP address, host:port; what Spark's option `brokers` and `connect` take.
+        brokers: HTTP addresses, host:port, separated by commas; what Spark's option `brokers` and `connect` take.
         nats: URL of its NATS server.
         console: Where commands are printed.
     """
@@ -59,8 +59,8 @@ class Liftlog:
 
     @classmethod
     @contextlib.contextmanager
-    def up(cls, folder: Path, console: Console) -> Iterator[Liftlog]:
-        """Start it; stop it and remove the folder when the block is left.
+    def up(cls, folder: Path, console: Console, *, brokers_count: int = 1) -> Iterator[Liftlog]:
+        """Start it, a cluster if there are to be several brokers; stop it and remove the folder when the block is left.
 
         Raises:
             CommandFailed: it does not start; says why.
@@ -69,10 +69,13 @@ class Liftlog:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_own(folder))
             stack.callback(_clean_up, folder, console)
-            words = ["up", "--detach", "--data", str(folder), "--port-base", str(_free_ports(4))]
+            ports = _free_ports(4 + 10 * (brokers_count - 1))
+            words = ["up", "--detach", "--data", str(folder), "--port-base", str(ports)]
+            words += ["--brokers-count", str(brokers_count)] if brokers_count > 1 else []
             _show(console, words)
             addresses = json.loads(_liftlog([*words, "--json"]))
-            yield cls(folder, addresses["brokers"][0]["http"], addresses["nats"]["url"], console)
+            brokers = ",".join(broker["http"] for broker in addresses["brokers"])
+            yield cls(folder, brokers, addresses["nats"]["url"], console)
 
     def run(self, *words: str) -> str:
         """Print and run a command on this liftlog; return what it wrote.

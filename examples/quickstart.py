@@ -12,7 +12,8 @@
                                  └──────────► = ◄───────────────┘
                                               ▲ the same windows by pandas, from the file
 
-It brings its own NATS server and broker, in a folder, and removes both when it ends, however it ends.
+It brings its own NATS server and broker, or a cluster of brokers (`--brokers-count 3`), in a folder, and removes all of
+them when it ends, however it ends.
 Exit codes: 0 the windows agree, 1 they do not or something failed, 130 interrupted.
 """
 
@@ -77,16 +78,17 @@ class Steps:
             self._console.print(f"  > {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def quickstart(folder: Path, frame: pd.DataFrame, console: Console) -> None:
-    """Run it all on the flights in `frame`.
+def quickstart(folder: Path, frame: pd.DataFrame, console: Console, *, brokers_count: int = 1) -> None:
+    """Run it all on the flights in `frame`. Several brokers keep each record three times, where there are so many.
 
     Raises:
         Wrong: windows are missing, differ, or were not all read.
     """
     steps = Steps(console, 7)
-    steps.next(f"Start a NATS server and a liftlog broker in {folder}")
+    many = "a liftlog broker" if brokers_count == 1 else f"{brokers_count} liftlog brokers"
+    steps.next(f"Start a NATS server and {many} in {folder}")
     with contextlib.ExitStack() as stack:
-        liftlog = stack.enter_context(Liftlog.up(folder, console))
+        liftlog = stack.enter_context(Liftlog.up(folder, console, brokers_count=brokers_count))
 
         steps.next("Create a stream that captures a NATS subject, and one for what Spark computes")
         liftlog.run("stream", "create", FLIGHTS, "--subject", flights.SUBJECTS, "--partitions", str(PARTITIONS),
@@ -265,12 +267,14 @@ def main() -> int:
     parser.add_argument("--data", metavar="DIR", type=Path, default=Path("quickstart-data"), help="a folder to work in")
     parser.add_argument("--start", metavar="DATE", help="only flights from this day on (UTC)")
     parser.add_argument("--end", metavar="DATE", help="only flights before this day")
+    parser.add_argument("--brokers-count", metavar="N", type=int, choices=range(1, 6), default=1, help="1 to 5")
     options = parser.parse_args()
     console = Console()
     began_s = time.monotonic()
     try:
         with terminated_as_interrupted():
-            quickstart(options.data, flights.load(options.start, options.end), console)
+            frame = flights.load(options.start, options.end)
+            quickstart(options.data, frame, console, brokers_count=options.brokers_count)
     except KeyboardInterrupt:
         console.print("\n[yellow]interrupted[/]")
         return 130

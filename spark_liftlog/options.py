@@ -25,7 +25,7 @@
     truncationTimeoutMs                        stream    5000                 milliseconds, 0 to 86,400,000
     subjects                            batch  stream    all                  NATS subjects, wildcards; comma separated
     columns                             batch  stream    all                  names of a row's columns, comma separated
-    readFrom                            batch  stream    leader               leader
+    readFrom                            batch  stream    leader               leader, nearest
     consumer                                   stream    spark-<uuid>         a name; progress is stored under it
     commitOffsets                              stream    true                 true, false
     batchRows                           batch  stream    65536                rows, 1 to 1,048,576
@@ -115,6 +115,7 @@ class SourceOptions:
     Attributes:
         truncation_timeout_s: If a log ends below a position that was read for longer than this, it is truncated.
         subjects: Patterns; the subject of a row must match one of them. Empty: all rows.
+        from_nearest: Tasks read from a replica in their rack, which the environment of the executor names.
         consumer: None: the query makes a name with its first offset.
         max_offsets_per_trigger, max_bytes_per_trigger, min_offsets_per_trigger, max_records_per_partition: None: none.
     """
@@ -134,6 +135,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     truncation_timeout_s: float
     subjects: tuple[str, ...]
+    from_nearest: bool
     consumer: str | None
     commit_offsets: bool
     batch_rows: int
@@ -166,7 +168,6 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
     if "maxTriggerDelay" in options and least is None:
         raise invalid("maxTriggerDelay", options["maxTriggerDelay"], "means something with minOffsetsPerTrigger only")
     timeout_ms = whole(options, "truncationTimeoutMs", 0, TIMEOUT_MS_MAX)
-    _check_reader(options)
     return SourceOptions(
         brokers=brokers_in(options),
         selection=selection,
@@ -183,6 +184,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         fail_on_data_loss=truth(options, "failOnDataLoss", default=True),
         truncation_timeout_s=TRUNCATION_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000,
         subjects=_subjects(options),
+        from_nearest=_from_nearest(options),
         consumer=None if consumer is None else check_name(consumer, what="consumer"),
         commit_offsets=truth(options, "commitOffsets", default=True),
         batch_rows=whole(options, "batchRows", 1, BATCH_ROWS_MAX) or 1 << 16,
@@ -207,13 +209,13 @@ def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(check_subject(pattern.strip(), wildcards=True) for pattern in value.split(","))
 
 
-def _check_reader(options: Mapping[str, str]) -> None:
-    """Refuse options that need several brokers."""
-    if one_of(options, "readFrom", ("leader", "nearest", "local")) != "leader":
+def _from_nearest(options: Mapping[str, str]) -> bool:
+    found = one_of(options, "readFrom", ("leader", "nearest", "local"))
+    if found == "local":
         raise NotSupported(
-            f"option readFrom={options['readFrom']!r}: there is one broker, and it leads all partitions; nearest and"
-            " local need replicas on others"
+            "option readFrom='local': files of a broker are not read; nearest asks a replica in the rack"
         )
+    return found == "nearest"
 
 
 def check_names(given: Mapping[str, str]) -> None:

@@ -4,8 +4,9 @@ Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_
              is timed: the machine may stand still for seconds.
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
 processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
-             `make check` leaves them out. With several workers they are two groups, each of which one worker runs,
-             one after the other; the other files follow, the long ones first.
+             `make check` leaves them out. With several workers they are three groups, each of which one worker runs,
+             one after the other; the other files follow, the long ones first. Clusters from seeds are spread over
+             all workers, test by test. Processes are mostly waited for: `make test` has five workers.
 slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, and all seeds
              but the first of a heavy test.
 """
@@ -22,8 +23,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-# A JVM that lives for half a minute spends half of its CPU time on optimising code, and on threads of its collector.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+from tests.support import spark_classes
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_classes.USES)
 
 for name in ("CI", "BUILD_NUMBER"):  # with them pytest prints differences of lists in full, however long
     if value := os.environ.pop(name, None):
@@ -40,22 +42,32 @@ settings.register_profile(
 settings.load_profile("liftlog")
 
 GROUPS = {
-    "cluster": "brokers",
-    "soak": "brokers",
-    "benchmarks": "brokers",
     "spark": "spark",
     "examples": "spark",
     "notebooks": "spark",
+    "cluster": "brokers",
+    "benchmarks": "three",
+    "soak": "three",
 }
-"""The folders of tests with processes. No two Sparks run at once, and each group takes about as long as the other."""
+"""The folders of tests with processes. No two Sparks run at once, and each group takes about as long as the others."""
+THREE = ("three", "plane", "chaos")
+"""In the names of the files with clusters of three brokers, which are a group of their own."""
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 """Audit events of a process that is started."""
 SECTION_CHARS_MAX = 3_000
 REASON_CHARS_MAX = 600
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.nodeid.removeprefix("tests/").partition("/")[0]
+def _folder(nodeid: str) -> str:
+    return nodeid.removeprefix("tests/").partition("/")[0]
+
+
+def _group(nodeid: str) -> str | None:
+    group, test = GROUPS.get(_folder(nodeid)), nodeid.partition("/")[2]
+    if group == "three" and "spark" in test:
+        return "spark"
+    file = test.partition("::")[0]
+    return "three" if group == "brokers" and any(name in file for name in THREE) else group
 
 
 def pytest_collection_finish() -> None:
@@ -65,11 +77,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if _folder(item) in GROUPS:
+        if _folder(item.nodeid) in GROUPS:
             item.add_marker(pytest.mark.process)
     if hasattr(config, "workerinput"):  # groups first, then properties, so that no worker ends with a long file
-        order = [*GROUPS, "properties"]
-        items.sort(key=lambda item: order.index(_folder(item)) if _folder(item) in order else len(order))
+        order = [*GROUPS.values(), "properties"]
+        places = {item.nodeid: _group(item.nodeid) or _folder(item.nodeid) for item in items}
+        items.sort(key=lambda item: order.index(place) if (place := places[item.nodeid]) in order else len(order))
 
 
 class NoProcess:
@@ -101,7 +114,17 @@ class ByResource(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return GROUPS.get(path.removeprefix("tests/").partition("/")[0], path)
+        if path.startswith("tests/sim/"):
+            return nodeid
+        return _group(nodeid) or path
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of several workers, by who starts them, and where tests with processes run."""
+    if getattr(session.config.option, "numprocesses", None) and "not process" not in session.config.option.markexpr:
+        made = spark_classes.make()
+        if made is not None:
+            session.config.add_cleanup(made.terminate)  # it has ended long ago, or hangs
 
 
 @pytest.hookimpl(optionalhook=True)

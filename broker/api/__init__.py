@@ -7,10 +7,12 @@ compression.py  Arrow's buffer compression, undone within limits
 errors.py   the error tree with its reason codes
 stream.py   the settings of a stream: defaults, limits, what they need of each other
 answers.py  what brokers answer, as dataclasses
+placements.py  who keeps what in a cluster, and what came of an operator's command
 http.py     header names and media types of the HTTP API
 plain.py    JSON that somebody else wrote
 misfit.py   what a validator refuses: where, what, and what must hold
 validation.py  what a value must be, declared once: checked, and told as JSON Schema
 compiled.py  a compiled module, where it belongs to the sources beside it
+proto/      what brokers say to each other, as protocol buffers
 legible.py  a record's cells as JSON that people read
 """

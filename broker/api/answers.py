@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from broker.api.errors import LiftlogError, from_problem
 from broker.api.plain import INT64_MAX
-from broker.api.stream import NAME_BYTES_MAX, StreamSettings
+from broker.api.stream import NAME_BYTES_MAX, REPLICAS_MAX, StreamSettings
 from broker.api.validation import Rule
 
 INT32_MAX: Final = (1 << 31) - 1
@@ -38,29 +38,34 @@ class PartitionDescription:
     """One partition as its leader sees it.
 
     Attributes:
+        leader: None: nobody leads it now.
         replicas, isr: Ids of the brokers that are assigned, and of those that are in sync.
         log_start_offset: First offset that is still there.
         high_watermark: First offset that is not committed.
         log_end_offset: Next offset to be assigned.
         bytes: Size of the log on the leader's disk.
         lost_ranges: Offsets [start, end) that the disk lost.
+
+    What only its leader knows is None where nobody leads, or the leader could not be asked.
     """
 
     partition: PartitionNumber
-    leader: LeaderAddress
+    leader: LeaderAddress | None
     replicas: tuple[str, ...]
     isr: tuple[str, ...]
     leader_epoch: LeaderEpoch
-    log_start_offset: Offset
-    high_watermark: Offset
-    log_end_offset: Offset
-    bytes: Count
-    segments: Count
+    log_start_offset: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="null: not known now, as the next ones")]
+    high_watermark: Annotated[int | None, Rule(limit=(0, INT64_MAX))]
+    log_end_offset: Annotated[int | None, Rule(limit=(0, INT64_MAX))]
+    bytes: Annotated[int | None, Rule(limit=(0, INT64_MAX))]
+    segments: Annotated[int | None, Rule(limit=(0, INT64_MAX))]
     lost_ranges: tuple[tuple[Offset, Offset], ...]
 
     @property
-    def record_count(self) -> int:
-        """Committed offsets that are still there (more than records, once a log is compacted)."""
+    def record_count(self) -> int | None:
+        """Committed offsets that are still there (more than records, once a log is compacted). None: not known now."""
+        if self.high_watermark is None or self.log_start_offset is None:
+            return None
         return self.high_watermark - self.log_start_offset
 
 
@@ -73,6 +78,9 @@ class StreamDescription:
         created_ms: Milliseconds since 1970 UTC.
         settings: As `broker.api.stream.StreamSettings`, by name; a newer broker may know more.
         reply_acks_effective: Whether it answers messages: `reply_acks`, unless JetStream does so on its subject.
+        replication_factor: So many brokers keep each partition. While replicas are moved or added: so many will.
+        min_insync_replicas: So many of them must have a record before it is committed, now. Both are None if nobody
+            can tell; of several partitions that differ, the factor is the least and the minimum the greatest.
         warnings: Remarks of the broker about the settings.
         created: In the answer to `create_stream`: True if it was made now, False if it existed. Otherwise None.
     """
@@ -85,6 +93,8 @@ class StreamDescription:
     read_only: Annotated[bool, Rule(doc="It answers every record with an error")] = False
     settings: Annotated[Mapping[str, Any], Rule(documented_as=StreamSettings)]
     reply_acks_effective: bool = True
+    replication_factor: Annotated[int | None, Rule(limit=(1, REPLICAS_MAX), doc="null: not known now")] = None
+    min_insync_replicas: Annotated[int | None, Rule(limit=(1, REPLICAS_MAX), doc="null: not known now")] = None
     warnings: tuple[str, ...]
     partitions: tuple[PartitionDescription, ...]
     created: Annotated[bool | None, Rule(is_absent=True, doc="False: it existed, with the same settings")] = field(
@@ -93,8 +103,8 @@ class StreamDescription:
 
     @property
     def record_count(self) -> int:
-        """The sum of `PartitionDescription.record_count` over all partitions."""
-        return sum(partition.record_count for partition in self.partitions)
+        """The sum of `PartitionDescription.record_count` over all partitions of which it is known."""
+        return sum(partition.record_count or 0 for partition in self.partitions)
 
     @property
     def state(self) -> str:
@@ -105,14 +115,14 @@ class StreamDescription:
     @property
     def bytes(self) -> int:
         """Size of all partitions' logs on their leaders' disks."""
-        return sum(partition.bytes for partition in self.partitions)
+        return sum(partition.bytes or 0 for partition in self.partitions)
 
     def _repr_html_(self) -> str:
         return _table(
             f"stream {self.name} on {self.settings.get('subject') or 'no subject'}",
             ("partition", "leader", "log start", "high watermark", "bytes", "segments"),
             (
-                (p.partition, p.leader.id, p.log_start_offset, p.high_watermark, p.bytes, p.segments)
+                (p.partition, p.leader and p.leader.id, p.log_start_offset, p.high_watermark, p.bytes, p.segments)
                 for p in self.partitions
             ),
         )
@@ -181,10 +191,14 @@ class WatchedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedStream:
-    """The partitions of a watched stream, by number."""
+    """The partitions of a watched stream, by number.
+
+    `unknown`: of these the broker cannot tell now where they end. They are there.
+    """
 
     incarnation: str
     partitions: Mapping[int, WatchedPartition]
+    unknown: tuple[PartitionNumber, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +263,7 @@ class PartitionLag:
     offset: Offset
     high_watermark: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="null: the partition that was read is gone")]
     lag: Annotated[int | None, Rule(limit=(0, INT64_MAX), doc="High watermark - offset, in records")]
+    unknown: Annotated[bool, Rule(doc="Its leader cannot be asked now; `high_watermark` and `lag` are null")] = False
     leader_epoch: LeaderEpoch
     incarnation: str
     committed_ms: int
@@ -291,11 +306,30 @@ class OffsetsCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
-    """A broker of the cluster and its addresses."""
+    """A broker of the cluster and its addresses. `live`: its session is there, as far as the answering broker knows;
+    `stopping`: it is about to stop, and leads nothing."""
 
     id: str
     http: str
     grpc: str
+    live: bool = True
+    rack: str = ""
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """A vote in the group that keeps the catalog.
+
+    Attributes:
+        valid: The broker has what it acknowledged under this vote. False: its disk was lost since, or it was removed;
+            the vote counts in every majority, and nobody can give it, until the controller has taken it away.
+        live: Its broker is there, and can give it.
+    """
+
+    broker: str
+    valid: bool
+    live: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,15 +338,36 @@ class ClusterDescription:
 
     Attributes:
         feature_level: The formats and requests that all brokers of the cluster know.
-        controller: Id of the broker that decides about streams.
+        controller: Id of the broker that decides about streams; None: there is none now.
         version: Release of the broker that answered.
+        voters: Ids of the brokers that keep the catalog, whose vote is valid.
+        votes: All votes; a majority of them has to be there to change anything.
+        answered_by: Id of the broker that answered: it is all as that one knows.
     """
 
     cluster_id: str
     feature_level: int
-    controller: str
+    controller: str | None
     version: str
     brokers: tuple[BrokerDescription, ...]
+    voters: tuple[str, ...] = ()
+    votes: tuple[Vote, ...] = ()
+    answered_by: str = ""
+
+    @property
+    def votes_needed(self) -> int:
+        """A majority."""
+        return len(self.votes) // 2 + 1
+
+    @property
+    def votes_there(self) -> int:
+        """Those that can be given now."""
+        return sum(vote.valid and vote.live for vote in self.votes)
+
+    @property
+    def votes_to_spare(self) -> int:
+        """So many more brokers may go, or lose their disk, before nothing can be decided. Below 0: it is so now."""
+        return self.votes_there - self.votes_needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

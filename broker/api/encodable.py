@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NotRequired, Protocol, Required, TypedDict, Unpack
 
 
-class Place(TypedDict):
+class BatchPlace(TypedDict):
     """The place of a batch, with fields of `broker.api.batch.BatchHeader`. `decision` 0: of no sink."""
 
     first_offset: Required[int]
@@ -25,5 +25,5 @@ class Encodable(Protocol):
     record_count: int
     max_timestamp_us: int
 
-    def compose(self, **place: Unpack[Place]) -> bytes | bytearray | memoryview:
+    def compose(self, **place: Unpack[BatchPlace]) -> bytes | bytearray | memoryview:
         """The whole message as it stands there, CRC in place."""

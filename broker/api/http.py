@@ -13,6 +13,13 @@ LOG_START_OFFSET: Final = "Liftlog-Log-Start-Offset"
 NEXT_OFFSET: Final = "Liftlog-Next-Offset"
 LEADER_EPOCH: Final = "Liftlog-Leader-Epoch"
 INCARNATION: Final = "Liftlog-Incarnation"
+NEAREST: Final = "Liftlog-Nearest"
+"""Of an answer without records: the HTTP address of the replica to ask instead, with `replica=any`."""
+BROKERS: Final = "Liftlog-Brokers"
+"""Of every answer, where there are several brokers: their HTTP addresses, with commas between."""
+
+ASKED_BY: Final = "Liftlog-Asked-By"
+"""Of a request that a broker makes for a client: the id of that broker. Who gets it asks nobody else."""
 
 DEFAULT_PORT: Final = 9293
 

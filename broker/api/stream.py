@@ -21,6 +21,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 INTERNAL_PREFIX: Final = "__"
 OFFSETS_STREAM: Final = "__offsets"
 COMMITS_STREAM: Final = "__commits"
+STAGES_PREFIX: Final = "__stages."
+"""With the incarnation of a stream: the internal stream of what is staged for it, in a cluster."""
 
 # Ours and the server's: capturing them would answer requests that are not meant for a log.
 RESERVED_PREFIXES: Final = ("$JS", "$SYS", "_INBOX")
@@ -105,6 +107,32 @@ UNALTERABLE: Final = frozenset({"subject", "partitions", "partition_by", "group"
 """Settings that decide where a record goes; changing them under a running stream is a later release's work."""
 
 
+REPLICATION: Final = ("replication_factor", "min_insync_replicas")
+"""Not settings of the stream: how many brokers keep each partition of it, and how many of them must be in sync."""
+REPLICAS_MAX: Final = 9
+
+
+def replication_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, int | None]:
+    """The settings of a stream, and apart from them how it is replicated.
+
+    Raises:
+        InvalidSetting: a number that is none, or out of its limits.
+    """
+    settings, found = dict(values), []
+    for key in REPLICATION:
+        value = settings.pop(key, None)
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_number and 1 <= value <= REPLICAS_MAX):
+            raise InvalidSetting(
+                f"{key}={value!r}: must be a whole number from 1 to {REPLICAS_MAX}",
+                key=key,
+                value=repr(value),
+                limit=[1, REPLICAS_MAX],
+            )
+        found.append(value)
+    return settings, found[0], found[1]
+
+
 def settings_from(values: Mapping[str, Any], *, base: StreamSettings | None = None) -> StreamSettings:
     """Build settings from JSON-like values over the defaults (or over `base`).
 
@@ -153,6 +181,11 @@ def _check_token(settings: StreamSettings) -> None:
             value=settings.partition_by,
             limit=len(tokens),
         )
+
+
+def stages_of(incarnation: str) -> str:
+    """The name of the internal stream that has the stages of a stream's incarnation."""
+    return f"{STAGES_PREFIX}{incarnation}"
 
 
 def check_name(name: str, *, what: str = "stream", internal: bool = False) -> str:

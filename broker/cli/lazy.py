@@ -26,13 +26,13 @@ class Leaf(NamedTuple):
 class Branch(NamedTuple):
     """A group of commands."""
 
-    leaves: Mapping[str, Leaf]
+    leaves: Mapping[str, Leaf | Branch]
     help: str
 
 
 _COMMANDS: Final = "broker.cli.commands"
 _STREAM, _CONSUMER = f"{_COMMANDS}.stream", f"{_COMMANDS}.consumer"
-_SINK, _LOG = f"{_COMMANDS}.sink", f"{_COMMANDS}.log"
+_SINK, _LOG, _CLUSTER = f"{_COMMANDS}.sink", f"{_COMMANDS}.log", f"{_COMMANDS}.cluster"
 
 STREAM: Final = {
     "create": Leaf(_STREAM, "create", "Create a stream."),
@@ -59,6 +59,23 @@ SINK: Final = {
     "adopt": Leaf(_SINK, "adopt", "Give a sink to another checkpoint, because it was moved."),
     "delete": Leaf(_SINK, "delete", "Forget a sink."),
 }
+_RESCUE: Final = f"{_COMMANDS}.rescue"
+RESCUE: Final = {
+    "begin": Leaf(_RESCUE, "begin", "Found the cluster anew with the catalog of this broker."),
+    "join": Leaf(_RESCUE, "join", "Have this broker join the cluster that was founded anew."),
+    "status": Leaf(_RESCUE, "status", "Show who has reported in a rescue, and who is missing."),
+    "excuse": Leaf(_RESCUE, "excuse", "Give up what a broker may have had."),
+    "end": Leaf(_RESCUE, "end", "End the rescue: of each partition the log leads that has most."),
+}
+CLUSTER: Final[Mapping[str, Leaf | Branch]] = {
+    "status": Leaf(_CLUSTER, "status", "Show the brokers of the cluster, and who decides, as one knows."),
+    "partitions": Leaf(_CLUSTER, "partitions", "Show who keeps, leads and follows each partition."),
+    "reassign": Leaf(_CLUSTER, "reassign", "Have other brokers keep a partition."),
+    "elect": Leaf(_CLUSTER, "elect", "Have preferred replicas lead, or one that may lack records."),
+    "drain": Leaf(_CLUSTER, "drain", "Have other brokers keep what a broker keeps."),
+    "remove-broker": Leaf(_CLUSTER, "remove_broker", "Give up a broker for good."),
+    "rescue": Branch(RESCUE, "The way on when a majority of the voters is lost for good."),
+}
 LOG: Final = {
     "verify": Leaf(_LOG, "verify", "Check every batch, index and small file."),
     "repair": Leaf(_LOG, "repair", "Repair a log as the next start would."),
@@ -74,6 +91,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
     "tail": Leaf(f"{_COMMANDS}.tail", "tail", "Show records of a stream."),
     "consumer": Branch(CONSUMER, "Consumers: list, describe, reset, delete."),
     "sink": Branch(SINK, "Exactly-once sinks: list, describe, reset, adopt, delete."),
+    "cluster": Branch(CLUSTER, "The cluster: its brokers, who keeps what, and moving it."),
     "log": Branch(LOG, "Files of a log: verify, dump, repair, export."),
     "doctor": Leaf(
         "broker.cli.doctor.command", "doctor", "Check folder, disk, limits, ports, NATS, clocks and versions."

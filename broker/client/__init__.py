@@ -1,14 +1,16 @@
 """The Python client: sync, over HTTP; what the command line, Spark, notebooks and tests use.
 
-    client.py           `connect`, `Client`: records, positions, the cluster, and what the next two add
+    client.py           `connect`, `Client`: records, positions, and what the next three add
     streams.py          its calls about streams: make, describe, change, delete
     consumers.py        its calls about consumers: how far each is, how far behind
+    operating.py        its calls about the cluster: who keeps what, moved by hand
     positions.py        positions in a stream, as users name them
     reader.py           `RecordReader`: records of a stream as Arrow batches
     producer.py         `Producer`: records to a stream, batched
     sinks.py            `Sink`: records committed batch by batch, each once
     nats_publish.py     messages to a NATS subject, acks counted (loads nats-py when called)
     nats_connection.py  a connection to NATS that says soon why there is none
+    nats_tls.py         `tls://` means TLS
 
     http/               calls to brokers: addresses, pooled connections, retries, answers
     reading/            one partition's records, the low level (Spark's executors use only this)
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         WatchedPartition,
         WatchedStream,
     )
+    from broker.api.placements import Drained, Elected, Placement
     from broker.client.client import Client, connect
     from broker.client.http.address import Address, parse_addresses
     from broker.client.nats_publish import PublishInterrupted, PublishReport, publish
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from broker.client.writing.deliveries import BatchFuture, RecordFuture
 
 _PLACES: Final = {
+    "broker.api.placements": "Drained Elected Placement",
     ".client": "Client connect",
     ".http.address": "Address parse_addresses",
     ".nats_publish": "PublishInterrupted PublishReport publish",
@@ -69,8 +73,11 @@ __all__ = [
     "Client",
     "ClusterDescription",
     "ConsumerLag",
+    "Drained",
+    "Elected",
     "PartitionDescription",
     "PartitionLag",
+    "Placement",
     "Position",
     "Producer",
     "PublishInterrupted",

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from broker.api.answers import (
     Appended,
-    ClusterDescription,
     Readiness,
     Resolved,
     ResolvedPositions,
@@ -29,13 +28,14 @@ from broker.api.answers import (
     Sinks,
     Watch,
 )
-from broker.api.errors import InvalidRequest
+from broker.api.errors import InvalidRequest, Retryable
 from broker.client.consumers import ConsumerCalls
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.outages import Say
-from broker.client.http.patience import DEADLINE_S
+from broker.client.http.patience import DEADLINE_S, Patience
+from broker.client.operating import ClusterCalls
 from broker.client.positions import Position
 from broker.client.streams import StreamCalls
 
@@ -57,6 +57,7 @@ def connect(
     timeout_s: float = TIMEOUT_S,
     deadline_s: float = DEADLINE_S,
     say: Say | None = None,
+    rack: str | None = None,
 ) -> Client:
     """A client for the cluster that these brokers belong to. Opens no connection yet.
 
@@ -67,17 +68,19 @@ def connect(
         deadline_s: If a call fails again and again for this time, in seconds, it gives up. 0: it is tried once.
         say: Is called with a line of text when calls begin to fail ("retrying for 30 s: …") and when they succeed
             again. None: the lines go to the log.
+        rack: Where this client is, as brokers have it in `cluster.rack`. For `read(read_from="nearest")`.
     Raises:
         InvalidRequest: an address is malformed.
     """
-    return Client(Brokers(addresses, say=say), timeout_s=timeout_s, deadline_s=deadline_s)
+    return Client(Brokers(addresses, say=say), timeout_s=timeout_s, deadline_s=deadline_s, rack=rack)
 
 
-class Client(StreamCalls, ConsumerCalls):
-    """Streams, records, consumers. A context manager; thread-safe and fork-safe. Made by `connect`."""
+class Client(StreamCalls, ConsumerCalls, ClusterCalls):
+    """Streams, records, consumers, the cluster. A context manager; thread-safe and fork-safe. Made by `connect`."""
 
-    def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float) -> None:
+    def __init__(self, brokers: Brokers, *, timeout_s: float, deadline_s: float, rack: str | None = None) -> None:
         self.brokers = brokers
+        self.rack = rack
         self.timeout_s = timeout_s
         self.deadline_s = deadline_s
         self._is_closed = False
@@ -129,6 +132,7 @@ class Client(StreamCalls, ConsumerCalls):
         columns: Iterable[str] | None = None,
         follow: bool = False,
         max_bytes: int | None = None,
+        read_from: Literal["leader", "nearest"] = "leader",
     ) -> RecordReader:
         """Read committed records.
 
@@ -147,13 +151,20 @@ class Client(StreamCalls, ConsumerCalls):
             follow: Wait for what is committed next, until the reader is closed. With `partitions=None` the reader
                 also reads partitions that are added later, from their first record. The columns stay as they are.
             max_bytes: Approximate size of one request.
+            read_from: `nearest`: from an in-sync replica in the client's rack, where the leader is not in it. It may
+                have records a moment later. What it cannot answer, the leader does.
         Returns:
             An iterator of `pyarrow.RecordBatch`, with `to_table()`, `to_pandas()`, `to_polars()`.
         Raises:
             UnknownStream, UnknownPartition: not there.
             OffsetOutOfRange: `start` or `end` is not committed or gone; fields `log_start_offset`, `high_watermark`.
-            InvalidRequest: `end` before `start`, `end` with `follow`, a column that does not exist.
+            InvalidRequest: `end` before `start`, `end` with `follow`, a column that does not exist, `nearest` without
+                a rack.
         """
+        if read_from not in ("leader", "nearest"):
+            raise InvalidRequest(f"read_from={read_from!r}: must be 'leader' or 'nearest'")
+        if read_from == "nearest" and not self.rack:
+            raise InvalidRequest("read_from='nearest': connect with rack=…, which says where this client is")
         if follow and end is not None:
             raise InvalidRequest("follow=True never ends: do not give an end")
         if max_bytes is not None and max_bytes < 1:
@@ -166,7 +177,7 @@ class Client(StreamCalls, ConsumerCalls):
 
         reader_schema(columns, False)
         description = self.describe(stream)
-        spans = plan_read(self.resolve, description, partitions=partitions, start=start, end=end)
+        spans = plan_read(self._resolved, description, partitions=partitions, start=start, end=end)
         return RecordReader(
             self._calls,
             stream,
@@ -177,6 +188,7 @@ class Client(StreamCalls, ConsumerCalls):
             follow=follow,
             max_bytes=max_bytes,
             take_added=partitions is None,
+            rack=self.rack if read_from == "nearest" else None,
         )
 
     def append(
@@ -239,6 +251,18 @@ class Client(StreamCalls, ConsumerCalls):
             found += understand(ResolvedPositions, value, where="resolving positions").positions
         return found
 
+    def _resolved(self, positions: Iterable[Position]) -> list[Resolved]:
+        """As `resolve`; those that no broker can tell at the moment are asked for again."""
+        asked = list(positions)
+        found = self.resolve(asked)
+        patience = Patience(self.deadline_s, what="resolving positions", outages=self.brokers.outages)
+        while again := {at: e for at, one in enumerate(found) if isinstance(e := one.error, Retryable)}:
+            patience.pause(next(iter(again.values())))
+            for at, one in zip(again, self.resolve([asked[at] for at in again]), strict=True):
+                found[at] = one
+        patience.progress()
+        return found
+
     def watch(self, since: int = 0, streams: str | Iterable[str] | None = None, *, max_wait_s: float = 20.0) -> Watch:
         """Wait until a high watermark, a log start or the set of streams changes; answer with all heads.
 
@@ -266,13 +290,9 @@ class Client(StreamCalls, ConsumerCalls):
 
     def sinks(self) -> list[SinkDescription]:
         """All sinks by name."""
-        return list(understand(Sinks, self._calls.json("GET", path("sinks")), where="listing sinks").sinks)
+        from broker.client.sinks import COMMITS
 
-    # the cluster
-
-    def cluster(self) -> ClusterDescription:
-        """The cluster and its brokers."""
-        return understand(ClusterDescription, self._calls.json("GET", path("cluster")), where="describing the cluster")
+        return list(understand(Sinks, self._calls.json("GET", path("sinks"), key=COMMITS), where="listing sinks").sinks)
 
     def ready(self) -> Readiness:
         """Whether a broker is ready to serve, asked once.

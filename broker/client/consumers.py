@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from broker.api.answers import ConsumerLag, Consumers, OffsetsCommitted
 from broker.api.errors import InvalidRequest, UnknownConsumer
+from broker.api.stream import OFFSETS_STREAM
 from broker.client.http.calls import Calls, path, understand
 from broker.client.positions import At, at_json, partition_numbers, whole
+
+OFFSETS: Final = (OFFSETS_STREAM, 0)
+"""Its leader keeps the offsets of all consumers."""
 
 
 class ConsumerCalls:
@@ -20,12 +24,12 @@ class ConsumerCalls:
 
     def consumers(self) -> list[ConsumerLag]:
         """All consumers that have committed offsets, with their lag."""
-        value = self._calls.json("GET", path("consumers"))
+        value = self._calls.json("GET", path("consumers"), key=OFFSETS)
         return list(understand(Consumers, value, where="listing consumers").consumers)
 
     def consumer(self, consumer: str) -> ConsumerLag:
         """One consumer. Raises UnknownConsumer."""
-        return self._consumer(self._calls.json("GET", path("consumers", consumer)))
+        return self._consumer(self._calls.json("GET", path("consumers", consumer), key=OFFSETS))
 
     def lag(self, consumer: str) -> int:
         """Number of committed records that the consumer has not read yet. Raises UnknownConsumer."""
@@ -50,7 +54,7 @@ class ConsumerCalls:
             InvalidRequest: the offsets are of neither form, or not whole numbers.
         """
         items = _items(offsets, metadata)
-        value = self._calls.json("POST", path("consumers", consumer, "offsets"), {"offsets": items})
+        value = self._calls.json("POST", path("consumers", consumer, "offsets"), {"offsets": items}, key=OFFSETS)
         return understand(OffsetsCommitted, value, where=f"committing for {consumer}").committed
 
     def reset(self, consumer: str, stream: str, to: At, *, partitions: Iterable[int] | None = None) -> ConsumerLag:
@@ -63,11 +67,11 @@ class ConsumerCalls:
         body: dict[str, Any] = {"stream": stream, "to": at_json(to)}
         if partitions is not None:
             body["partitions"] = partition_numbers(partitions)
-        return self._consumer(self._calls.json("POST", path("consumers", consumer, "reset"), body))
+        return self._consumer(self._calls.json("POST", path("consumers", consumer, "reset"), body, key=OFFSETS))
 
     def delete_consumer(self, consumer: str) -> None:
         """Forget all committed offsets of a consumer. Raises UnknownConsumer."""
-        self._calls.json("DELETE", path("consumers", consumer), done_if=UnknownConsumer)
+        self._calls.json("DELETE", path("consumers", consumer), done_if=UnknownConsumer, key=OFFSETS)
 
     def _consumer(self, value: Any) -> ConsumerLag:
         return understand(ConsumerLag, value, where="describing a consumer")

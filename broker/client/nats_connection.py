@@ -62,6 +62,8 @@ class NatsConnection:
     async def _connect(self, options: Mapping[str, Any]) -> Client:
         from nats.aio.client import Client
 
+        from broker.client.nats_tls import insist_on_tls
+
         failures: asyncio.Queue[Exception] = asyncio.Queue()
 
         async def note(error: Exception) -> None:
@@ -71,7 +73,7 @@ class NatsConnection:
         async def all_failed() -> Exception:
             return [await failures.get() for _ in self._urls][-1]
 
-        client = Client()
+        client = insist_on_tls(Client())
         connecting = asyncio.ensure_future(
             client.connect(self._urls, error_cb=note, **{"name": "liftlog publish", **options})
         )

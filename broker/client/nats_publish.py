@@ -13,6 +13,9 @@ loads nats-py.
     neither yet                  unanswered: only in the report of a publish that was interrupted
 
 P1  A message is noted before it is handed to nats-py. A Ctrl-C in between leaves it unanswered, never uncounted.
+P2  A message that nobody took (`no_responders`: while a partition has no leader) is sent again, before any new one.
+    It is not stored, so this stores nothing twice. Later messages of the window may have been taken before it. After
+    `ack_timeout_s` of such answers alone they are final, until something is acknowledged again.
 """
 
 from __future__ import annotations
@@ -44,8 +47,13 @@ _REASON: Final = re.compile(r"(.*) \[([a-z_]{1,64})\]", re.DOTALL)
 """How our own refusals end (broker/ingest/answers.py)."""
 PROGRESS_EVERY: Final = 1_000
 READ_AHEAD: Final = 1_024
+AWAITED_BYTES_MAX: Final = 64 << 20
+"""Payloads that await their ack are kept, to be sent again (P2)."""
+REPEAT_S: Final = 0.1
+NOBODY: Final = "no_responders"
 
 Progress = Callable[[int, int], None]
+Nobody = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +109,7 @@ def publish(
     ack_timeout_s: float = ACK_TIMEOUT_S,
     payloads_may_block: bool = False,
     on_progress: Progress | None = None,
+    on_nobody: Nobody | None = None,
     **connect_options: Any,
 ) -> PublishReport:
     """Publish messages to a subject and wait for their acks.
@@ -110,11 +119,13 @@ def publish(
         subject: A subject without wildcards.
         payloads: Message bodies, in order.
         headers: Headers of every message, such as `Liftlog-Key`.
-        window: Number of messages that may await their ack at a time.
+        window: Number of messages that may await their ack at a time; fewer if they hold over 64 MiB.
         acks: Ask for acks; False: core NATS, fire and forget.
-        ack_timeout_s: A message without an ack after this time counts as an error.
+        ack_timeout_s: A message without an ack after this time counts as an error. So do messages that nobody took
+            for so long; until then they are sent again.
         payloads_may_block: Read the payloads in a thread of their own, because they come from a pipe or the like.
         on_progress: Called now and then with the numbers published and acknowledged so far.
+        on_nobody: Called when nobody takes messages, with the seconds for which they are sent again.
         connect_options: For `nats.connect`: credentials, TLS.
     Raises:
         InvalidSubject, InvalidRequest: the subject or the headers cannot be sent.
@@ -122,7 +133,7 @@ def publish(
         NatsRefused: the server refuses the connection or the subject.
         PublishInterrupted: Ctrl-C; it has the report so far.
     """
-    work = _Publish(subject, dict(headers) if headers else None, window, ack_timeout_s)
+    work = _Publish(subject, dict(headers) if headers else None, window, ack_timeout_s, on_nobody)
 
     def run() -> PublishReport:
         source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
@@ -146,6 +157,7 @@ class _Publish:
     headers: dict[str, str] | None
     window: int
     ack_timeout_s: float
+    on_nobody: Nobody | None
     client: Client = field(init=False)
     connection: NatsConnection = field(init=False)
     task: asyncio.Task[Any] | None = None
@@ -159,7 +171,10 @@ class _Publish:
     errors: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     offsets: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    awaited: dict[int, float] = field(default_factory=dict)  # message number -> when to give up, oldest first
+    awaited: dict[int, tuple[float, bytes]] = field(default_factory=dict)  # number -> when to give up; oldest first
+    awaited_bytes: int = 0
+    untaken: dict[int, bytes] = field(default_factory=dict)  # sent again soon (P2)
+    nobody_until_s: float | None = None  # since when nobody takes messages, plus `ack_timeout_s`
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def publish(
@@ -197,13 +212,14 @@ class _Publish:
 
     def report(self) -> PublishReport:
         """The fate of the messages by now."""
+        errors = self.errors + Counter({NOBODY: len(self.untaken)})
         return PublishReport(
             published=self.published,
             bytes=self.byte_count,
             acked=self.acked,
             duplicates=self.duplicates,
-            errors=dict(self.errors),
-            examples=dict(self.examples),
+            errors=dict(errors),
+            examples={reason: text for reason, text in self.examples.items() if errors[reason]},
             offsets=dict(self.offsets),
             seconds=0.0 if self.began_s is None else time.perf_counter() - self.began_s,
             unanswered=len(self.awaited),
@@ -218,53 +234,86 @@ class _Publish:
     async def run(self, payloads: AsyncIterator[bytes], on_progress: Progress | None) -> PublishReport:
         self.began_s = time.perf_counter()
         async for payload in payloads:
-            if len(self.awaited) >= self.window:
+            if len(self.awaited) >= self.window or self.awaited_bytes >= AWAITED_BYTES_MAX:
                 await self._until(self.window // 2)  # not one by one: a wake-up for many acks
-            await self._send(payload)
+            if self.untaken:
+                await self._repeat()
+            number = self.published
+            self.published += 1
+            self.byte_count += len(payload)
+            if not await self._send(number, payload):
+                self.published -= 1
+                self.byte_count -= len(payload)
             if self.published % PROGRESS_EVERY == 0:
                 await asyncio.sleep(0)
                 if on_progress is not None:
                     on_progress(self.published, self.acked)
         await self._until(0)
+        if self.untaken:
+            await self._repeat()
         await self._flush()
         report = self.report()
         if on_progress is not None:
             on_progress(self.published, self.acked)
         return report
 
-    async def _send(self, payload: bytes) -> None:
+    async def _send(self, number: int, payload: bytes) -> bool:
+        """Hand it to NATS; False: it is too large for the server, and counted."""
         from nats import errors
 
-        number = self.published
         reply = f"{self.inbox}.{number}" if self.inbox else ""
         give_up_s = time.monotonic() + self.ack_timeout_s
         while True:
-            self.published += 1
-            self.byte_count += len(payload)
             if reply:
-                self.awaited[number] = give_up_s
+                self.awaited[number] = (give_up_s, payload)
+                self.awaited_bytes += len(payload)
             try:
                 await self.client.publish(self.subject, payload, reply=reply, headers=self.headers)  # P1
-                return
+                return True
             except errors.MaxPayloadError:
-                self._not_sent(number, payload)
+                self._answered(number)
                 self._count("max_payload", f"over the server's max_payload of {self.client.max_payload} bytes")
-                return
+                return False
             except errors.OutboundBufferLimitError as error:  # not connected at the moment
-                self._not_sent(number, payload)
+                self._answered(number)
                 if time.monotonic() > give_up_s:
                     raise self._lost("no connection") from error
                 await asyncio.sleep(0.05)
             except errors.BadHeaderError as error:
                 raise InvalidRequest(f"a header cannot be sent: {error}") from error
             except errors.Error as error:
-                self._not_sent(number, payload)
+                self._answered(number)
                 raise self._lost(str(error)) from error
 
-    def _not_sent(self, number: int, payload: bytes) -> None:
-        self.published -= 1
-        self.byte_count -= len(payload)
-        self.awaited.pop(number, None)
+    async def _repeat(self) -> None:
+        """Send again what nobody took (P2): the first one alone, until somebody takes it or the time is over."""
+        while self.untaken:
+            await self._until(0)
+            self.untaken = dict(sorted(self.untaken.items()))
+            await asyncio.sleep(REPEAT_S)
+            one = self.nobody_until_s is not None
+            for number in list(self.untaken)[: 1 if one else None]:
+                await self._send(number, self.untaken.pop(number))
+            await self._until(0)
+
+    def _answered(self, number: int) -> bytes | None:
+        """What awaited its ack awaits it no more; None: it did not."""
+        _, payload = self.awaited.pop(number, (0.0, None))
+        if payload is not None:
+            self.awaited_bytes -= len(payload)
+        return payload
+
+    def _nobody_took(self, number: int, payload: bytes) -> None:
+        now_s = time.monotonic()
+        if self.nobody_until_s is None:
+            self.nobody_until_s = now_s + self.ack_timeout_s
+            if self.on_nobody is not None:
+                self.on_nobody(self.ack_timeout_s)
+        self.untaken[number] = payload
+        self.examples.setdefault(NOBODY, f"no stream captures {self.subject}")
+        if now_s >= self.nobody_until_s:
+            self.errors[NOBODY] += len(self.untaken)
+            self.untaken.clear()
 
     async def _until(self, awaited_max: int) -> None:
         """Wait until at most so many acks are awaited; those that are overdue count as errors."""
@@ -272,12 +321,12 @@ class _Publish:
             if self.client.is_closed:
                 raise self._lost("closed")
             self.answered.clear()
-            number, give_up_s = next(iter(self.awaited.items()))
+            number, (give_up_s, _) = next(iter(self.awaited.items()))
             try:
                 async with asyncio.timeout(max(0.0, give_up_s - time.monotonic())):
                     await self.answered.wait()
             except TimeoutError:
-                if self.awaited.pop(number, None) is not None:
+                if self._answered(number) is not None:
                     self._count("no_ack", f"no ack within {self.ack_timeout_s:g} s")
 
     async def _flush(self) -> None:
@@ -290,12 +339,14 @@ class _Publish:
 
     async def _on_answer(self, message: Msg) -> None:
         number = int(message.subject.rpartition(".")[2])
-        if self.awaited.pop(number, None) is None:
+        payload = self._answered(number)
+        if payload is None:
             return  # another stream's ack was first, or it was given up
         self.answered.set()
         if message.headers and message.headers.get("Status") == "503":
-            self._count("no_responders", f"no stream captures {self.subject}")
+            self._nobody_took(number, payload)
             return
+        self.nobody_until_s = None
         try:
             answer = parse_json(message.data)
             if "error" in answer:

@@ -79,6 +79,7 @@ class RecordReader:
         follow: bool,
         max_bytes: int | None,
         take_added: bool = False,
+        rack: str | None = None,
     ) -> None:
         self.stream = stream
         self.schema = reader_schema(columns, with_partition)
@@ -93,6 +94,7 @@ class RecordReader:
             answer_bytes=max_bytes or (TURN_BYTES if follow and len(spans) > 1 else ANSWER_BYTES),
             take_added=take_added and follow,
             interrupt=self._interrupt,
+            rack=rack,
         )
         self._batches = self._reading.following() if follow else self._reading.bounded()
 
@@ -179,6 +181,7 @@ class _Reading:
         answer_bytes: int,
         take_added: bool,
         interrupt: Interrupt,
+        rack: str | None,
     ) -> None:
         self.stream = stream
         self.schema = schema
@@ -187,7 +190,7 @@ class _Reading:
         self._incarnation = incarnation
         self._take_added = take_added
         self._interrupt = interrupt
-        self._session = FetchSession(brokers=calls.brokers)
+        self._session = FetchSession(brokers=calls.brokers, rack=rack)
         self._answer_bytes = answer_bytes
         self._fetches = {partition: self._fetch(partition) for partition in sorted(spans)}
 

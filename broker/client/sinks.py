@@ -29,6 +29,7 @@ from urllib.parse import urlencode
 
 from broker.api.answers import SinkAborted, SinkCommitted, SinkDescription, SinkOpened, Stage, Staged
 from broker.api.errors import InvalidRequest, UnknownSink
+from broker.api.stream import COMMITS_STREAM
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.pool import Request
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:  # what only looks at sinks needs no Arrow
 PART_BYTES: Final = 16 << 20
 """About how much goes into one request. The broker takes 64 MiB unless it is told otherwise."""
 PARTS_IN_FLIGHT: Final = 2
+COMMITS: Final = (COMMITS_STREAM, 0)
+"""Its leader decides for all sinks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class Sink:
             InvalidName: the name is not allowed.
         """
         body = {"owner": self.owner, "one_shot": one_shot}
-        value = self._calls.json("POST", path("sinks", self.sink, "open"), body)
+        value = self._calls.json("POST", path("sinks", self.sink, "open"), body, key=COMMITS)
         self.epoch = understand(SinkOpened, value, where=f"opening sink {self.sink}").epoch
         return self._sink(value)
 
@@ -160,19 +163,21 @@ class Sink:
             "attributes": dict(attributes or {}),
             "on_repeat_with_other_rows": on_repeat_with_other_rows,
         }
-        value = self._calls.json("POST", path("sinks", self.sink, "commit"), body, wait_s=self._calls.deadline_s)
+        value = self._calls.json(
+            "POST", path("sinks", self.sink, "commit"), body, wait_s=self._calls.deadline_s, key=COMMITS
+        )
         found = understand(SinkCommitted, value, where=f"committing {self.sink}")
         return Committed(outcome=found.outcome, sink=self._sink(value))
 
     def abort(self, stages: Iterable[Stage]) -> int:
         """Drop stages; those that a commit has named are left alone. Returns how many went."""
         named = [{k: v for k, v in stage.as_json().items() if k != "parts"} for stage in stages]
-        value = self._calls.json("POST", path("sinks", self.sink, "abort"), {"stages": named})
+        value = self._calls.json("POST", path("sinks", self.sink, "abort"), {"stages": named}, key=COMMITS)
         return understand(SinkAborted, value, where=f"aborting stages of {self.sink}").dropped
 
     def describe(self) -> SinkDescription:
         """The sink as it is. Raises UnknownSink."""
-        return self._sink(self._calls.json("GET", path("sinks", self.sink)))
+        return self._sink(self._calls.json("GET", path("sinks", self.sink), key=COMMITS))
 
     def reset(self, next_batch_id: int) -> SinkDescription:
         """Go on with any batch id, because a checkpoint was rolled back or replaced. Ends every run so far.
@@ -184,7 +189,7 @@ class Sink:
             UnknownSink: nobody opened it.
         """
         body = {"next_batch_id": next_batch_id}
-        found = self._sink(self._calls.json("POST", path("sinks", self.sink, "reset"), body))
+        found = self._sink(self._calls.json("POST", path("sinks", self.sink, "reset"), body, key=COMMITS))
         if not self._is_named:
             self.owner, self.epoch = uuid.uuid4().hex, None
         return found
@@ -195,7 +200,9 @@ class Sink:
         Raises:
             UnknownSink: nobody opened it.
         """
-        return self._sink(self._calls.json("POST", path("sinks", self.sink, "adopt"), {"checkpoint": checkpoint}))
+        return self._sink(
+            self._calls.json("POST", path("sinks", self.sink, "adopt"), {"checkpoint": checkpoint}, key=COMMITS)
+        )
 
     def delete(self, *, missing_ok: bool = False) -> bool:
         """Forget the sink, and drop what is staged for it. Committed records stay. Returns whether it was there.
@@ -209,7 +216,7 @@ class Sink:
             NotReady, or why: its last decision is not complete in every partition yet.
         """
         try:
-            self._calls.json("DELETE", path("sinks", self.sink), done_if=UnknownSink)
+            self._calls.json("DELETE", path("sinks", self.sink), done_if=UnknownSink, key=COMMITS)
         except UnknownSink:
             if not missing_ok:
                 raise

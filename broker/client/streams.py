@@ -126,5 +126,6 @@ class StreamCalls:
 
     def _noted(self, found: StreamDescription) -> StreamDescription:
         for partition in found.partitions:
-            self.brokers.note_leader((found.name, partition.partition), partition.leader.http)
+            leader = None if partition.leader is None else partition.leader.http
+            self.brokers.note_leader((found.name, partition.partition), leader)
         return found

@@ -131,6 +131,7 @@ ERROR_CODES: Final[Mapping[str, tuple[int, int]]] = {
     "overloaded": (429, 10167),  # too many requests
     "not_ready": (503, 10008),  # JetStream system temporarily unavailable
     "not_leader": (503, 10009),  # cluster can not handle request
+    "not_enough_replicas": (503, 10008),
     "unavailable": (503, 10008),
     "deadline_exceeded": (503, 10008),
     "retryable": (503, 10008),

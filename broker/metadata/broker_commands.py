@@ -3,6 +3,7 @@
     form_cluster       cluster_id                          once; feature_level (optional): what it begins with
     register_broker    broker_id, incarnation, http, grpc  a process has started: its former self leads nothing any more
                        rack, after, feature_level_max      (optional) after: the registration that it replaces, or 0
+                       raft                                (optional) its id in the Raft group: that of its folder
                        epoch_seen                          (optional) the greatest leader epoch in its logs
                        sound, behind                       {stream: [partition]}: folders that are whole; and those of
                                                            them that may lack what was fsynced. Any other is lost
@@ -15,6 +16,9 @@
 
 A `stream` is the incarnation of one. A session is the controller's to measure. The catalog only counts renewals: a
 lapse that was judged before one, and is applied after it, is refused.
+
+A name belongs to one folder at a time. While a broker lives, a process with another folder is refused under its name:
+it may be a second one by mistake. The folder of a broker that was removed is not taken again, under any name.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.api.errors import InvalidRequest
+from broker.api.errors import InvalidRequest, NotReady
 from broker.metadata import fields
 from broker.metadata.cluster import FEATURE_LEVEL, FEATURE_LEVEL_FIRST, Cluster
 from broker.metadata.info import BrokerInfo
@@ -52,10 +56,12 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"broker {broker} now has registration {before}", registration=before)
     if level < cluster.feature_level:
         raise InvalidRequest(f"broker {broker} knows feature level {level}, the cluster has {cluster.feature_level}")
+    raft = fields.text(command, "raft", "")
+    _check_folder(cluster, broker, raft)
     own = [(at, state) for at, state in cluster.partitions.items() if broker in state.replicas]
     if own and "sound" not in command:
         raise InvalidRequest(f"broker {broker} has replicas here, and does not say what it has of them", key="sound")
-    number = max(cluster.epoch_last, fields.whole(command, "epoch_seen", -1, least=-1)) + 1
+    number = max(cluster.epoch_last, fields.epoch_seen(command)) + 1
     info = BrokerInfo(
         broker_id=broker,
         incarnation=fields.text(command, "incarnation"),
@@ -64,13 +70,14 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         registration=number,
         rack=fields.text(command, "rack", ""),
         feature_level_max=level,
+        raft=raft,
     )
     live = cluster.who(without=broker)
     who = Who(registrations={**live.registrations, broker: number}, stopping=live.stopping)
     changed, lost = {}, []
     for at, state in own:
         after = state.registered(broker)
-        if at not in sound and broker in {*state.opened, *state.isr, *state.last_isr}:
+        if at not in sound and state.knows_log_of(broker):
             after = after.left(broker, lost=True)
             lost.append([*at])
         elif at in behind:
@@ -83,6 +90,18 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     cluster.epoch_last = number
     cluster.forget_logs(broker)
     return {"registration": number, "leader_epoch": number, "lost": sorted(lost)}
+
+
+def _check_folder(cluster: Cluster, broker: str, raft: str) -> None:
+    known = cluster.brokers.get(broker)
+    if raft in cluster.removed:
+        raise InvalidRequest(f"broker {cluster.removed[raft]} was removed, and this is its folder", raft=raft)
+    if known is not None and known.is_live and raft and known.raft not in ("", raft):
+        raise NotReady(
+            f"broker {broker} lives at {known.http}, with another data folder: stop the one that should not be. If its"
+            " folder was lost, its name is free as soon as its session has lapsed",
+            raft=known.raft,
+        )
 
 
 def _renew(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,6 +152,7 @@ def _remove(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
         why = "lives" if info.is_live else f"is assigned {assigned} partitions"
         raise InvalidRequest(f"broker {broker} {why}: stop it, and reassign what it has", partitions=assigned)
     del cluster.brokers[broker]
+    cluster.forget_folder(broker, info.raft)
     return {"forgotten": cluster.confirm(broker, cluster.leftovers.get(broker, frozenset()))}
 
 

@@ -15,7 +15,7 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     add_partitions   name, partitions                         the new count; of a placed stream once it is confirmed:
     confirm_partitions  name, incarnation, partitions, broker_id, registration, leaders [[partition, leader epoch]]
     raise_replication   name, replication_factor, min_insync_replicas (optional)
-    delete_stream    name
+    delete_stream    name, incarnation (optional)             with the stream of its stages (M9)
     forget_deleted   incarnations                             of deleted streams whose folders are gone
     register_producer  name (optional)                        an idempotent producer begins: an id and its epoch
 
@@ -37,6 +37,7 @@ M6  A deleted incarnation is remembered, also in snapshots, until its folders ar
 M7  A command takes effect as a whole or is refused, and then changes nothing. `judge` says beforehand which.
 M8  A command has effect only where the cluster has its feature level, at its place in the journal: every broker knows
     it there, and a journal that holds one from before gives everybody the same catalog, after an upgrade too.
+M9  The stream of a stream's stages goes with it, in the same command: stages without a stream are for nobody.
 
 Design: docs/explain/architecture.md, docs/explain/metadata.md.
 """
@@ -57,7 +58,7 @@ from broker.api.errors import (
     UnknownProducer,
     UnknownStream,
 )
-from broker.api.stream import UNALTERABLE, StreamSettings, check_name, settings_from
+from broker.api.stream import STAGES_PREFIX, UNALTERABLE, StreamSettings, check_name, settings_from, stages_of
 from broker.metadata import broker_commands, fields, growth, partition_commands, rescue
 from broker.metadata.cluster import Cluster
 from broker.metadata.info import BrokerInfo, StreamInfo, advice_on, differing, info_from
@@ -153,7 +154,9 @@ class Catalog:
     def _dispatch(self, command: Mapping[str, Any]) -> Any:
         if command.get("v") != COMMAND_VERSION:
             raise InvalidRequest(f"command version {command.get('v')!r}, this release knows {COMMAND_VERSION}")
+        fields.check_depth(command)
         kind = fields.text(command, "kind")
+        fields.text(command, "request_id", "")
         if (level := SINCE.get(kind, 0)) > self.cluster.feature_level:
             raise InvalidRequest(f"{kind} needs feature level {level}, the cluster has {self.cluster.feature_level}")
         rescue.check_kind(self.cluster, kind)
@@ -206,7 +209,7 @@ class Catalog:
         info = StreamInfo(
             name=name,
             incarnation=incarnation,
-            created_us=command["created_us"],
+            created_us=fields.whole(command, "created_us"),
             settings=settings,
             internal=internal,
             reply_acks_effective=effective,
@@ -233,7 +236,8 @@ class Catalog:
                     key=key,
                     value=new,
                 )
-        _check_fsync(settings, self._factor(existing))
+        states = [self.cluster.partitions[at] for at in self.cluster.places_of(existing.incarnation)]
+        _check_fsync(settings, max((len({*s.replicas, *(s.target or ())}) for s in states), default=0))
         return self._put(existing, settings)
 
     def _factor(self, info: StreamInfo) -> int:
@@ -276,7 +280,9 @@ class Catalog:
         return {"stream": info.as_dict()}
 
     def _add_partitions(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        existing = self._outer(command["name"], "add partitions to")
+        existing = self._live(command["name"])
+        if not existing.name.startswith(STAGES_PREFIX):  # that grows with its stream
+            self._outer(existing.name, "add partitions to")
         before, after = existing.settings.partitions, command["partitions"]
         if isinstance(after, int) and after < before:
             raise InvalidSetting(
@@ -332,9 +338,12 @@ class Catalog:
 
     def _delete(self, command: Mapping[str, Any]) -> dict[str, Any]:
         info = self._outer(command["name"], "delete")
-        del self.streams[info.name]
-        self.deleted[info.incarnation] = info.name
-        self.cluster.drop_stream(info.incarnation)
+        info.check_incarnation(fields.text(command, "incarnation", info.incarnation))
+        for each in (info, self.streams.get(stages_of(info.incarnation))):  # M9
+            if each is not None:
+                del self.streams[each.name]
+                self.deleted[each.incarnation] = each.name
+                self.cluster.drop_stream(each.incarnation)
         self._note_subjects(info, None)
         return {"stream": info.as_dict()}
 
@@ -361,6 +370,10 @@ class Catalog:
         self._producer_epochs[producer_id] = epoch + 1
         return {"producer_id": producer_id, "epoch": epoch + 1}
 
+    def knows_producer(self, producer_id: int, epoch: int) -> bool:
+        """Whether it was registered in this epoch, by all that this catalog has applied."""
+        return 1 <= producer_id <= self.producer_id_last and epoch <= self._producer_epochs.get(producer_id, 0)
+
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Whether this is who registered last.
 
@@ -369,7 +382,7 @@ class Catalog:
             ProducerFenced: somebody has since.
         """
         current = self._producer_epochs.get(producer_id, 0)
-        if not 1 <= producer_id <= self.producer_id_last or epoch > current:
+        if not self.knows_producer(producer_id, epoch):
             raise UnknownProducer(
                 f"producer {producer_id}, epoch {epoch} was never registered here", producer_id=producer_id
             )
@@ -437,4 +450,5 @@ def _check_fsync(settings: StreamSettings, factor: int) -> None:
 
 
 def _request_id(command: Mapping[str, Any]) -> str:
-    return str(command.get("request_id", ""))
+    value = command.get("request_id", "")
+    return value if isinstance(value, str) else ""

@@ -35,6 +35,8 @@ FEATURE_LEVEL_FIRST: Final = 1
 """What a catalog begins with, in every release: one that began with its own would replay the journal of another release
 to another end. `form_cluster` may say more."""
 
+REMOVED_REMEMBERED: Final = 1_000
+
 
 @dataclass(slots=True)
 class Cluster:
@@ -44,6 +46,7 @@ class Cluster:
         leftovers: Replicas that a broker still has to delete (C5).
         reports: Of leaders that cannot be reached: epoch, and when which broker said so (ms).
         confirmed: How many partitions there will be, as the present leader knows by its own word (`growth.G1`).
+        removed: The ids in the Raft group of brokers that were removed, the newest REMOVED_REMEMBERED: id -> broker.
     """
 
     brokers: dict[str, BrokerInfo] = field(default_factory=dict)
@@ -55,11 +58,22 @@ class Cluster:
     epoch_last: int = 0
     feature_level: int = FEATURE_LEVEL_FIRST
     cluster_id: str | None = None
+    removed: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> Cluster:
         """One that may be changed without changing this one."""
-        tables = (dict(self.brokers), dict(self.partitions), dict(self.leftovers), dict(self.reports))
-        return Cluster(*tables, self.rescue, dict(self.confirmed), self.epoch_last, self.feature_level, self.cluster_id)
+        return Cluster(
+            dict(self.brokers),
+            dict(self.partitions),
+            dict(self.leftovers),
+            dict(self.reports),
+            self.rescue,
+            dict(self.confirmed),
+            self.epoch_last,
+            self.feature_level,
+            self.cluster_id,
+            dict(self.removed),
+        )
 
     def who(self, *, without: str | None = None) -> Who:
         """The brokers as an election sees them."""
@@ -170,6 +184,13 @@ class Cluster:
         """What a broker has reported for a rescue may be so no more (`rescue.Q2`)."""
         self.rescue = self.rescue and self.rescue.without(broker)
 
+    def forget_folder(self, broker: str, raft: str) -> None:
+        """A broker was removed; whoever has its folder is not taken again."""
+        if raft:
+            self.removed[raft] = broker
+            for old in list(self.removed)[:-REMOVED_REMEMBERED]:
+                del self.removed[old]
+
     # -- the change itself ------------------------------------------------------------------------------------
 
     def commit(self, changed: Mapping[Place, PartitionState], epoch: int, fresh: Iterable[Place] = ()) -> list[Any]:
@@ -209,6 +230,7 @@ class Cluster:
             "reports": [[*at, epoch, said] for at, (epoch, said) in sorted(self.reports.items())],
             **({"rescue": self.rescue.as_dict()} if self.rescue else {}),
             "confirmed": [[*at, count] for at, count in sorted(self.confirmed.items())],
+            **({"removed": [[raft, broker] for raft, broker in self.removed.items()]} if self.removed else {}),
         }
 
     @classmethod
@@ -224,6 +246,7 @@ class Cluster:
             epoch_last=epoch_last,
             feature_level=value["feature_level"],
             cluster_id=value["cluster_id"],
+            removed=dict(value.get("removed", ())),
         )
 
 

@@ -347,6 +347,8 @@ class Controller:
         """As many replicas as there are calm brokers, up to INTERNAL_REPLICAS."""
         factor = min(INTERNAL_REPLICAS, len(self._calm(catalog.cluster, now_ms)))
         effects: list[Effect] = []
+        if catalog.cluster.rescue is not None:  # it would be refused
+            return effects
         for name, info in sorted(catalog.streams.items()):
             places = catalog.cluster.places_of(info.incarnation) if info.internal else []
             states = [catalog.cluster.partitions[at] for at in places]

@@ -6,17 +6,39 @@ Each function raises InvalidRequest, which names the field, for a value that doe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from broker.api.errors import InvalidRequest
 from broker.api.plain import is_int64
+from broker.api.validation import is_utf8
 from broker.metadata.partition import Place
+
+EPOCH_MARGIN: Final = 1_000_000
+EPOCH_MAX: Final = (1 << 32) - 1 - 2 * EPOCH_MARGIN
+"""Above it no log's leader epoch is believed: the next one would not fit (the HTTP API has epochs of 32 bits), and no
+broker could register any more. Some are left for a rescue (`rescue.Q1`), and for afterwards."""
+
+
+DEPTH_MAX: Final = 32
+"""Whether a JSON text that is nested some hundred times can be read depends on how deep its reader stands in its own
+calls: of two brokers one would carry the command out, and the other would not."""
+
+
+def check_depth(command: Mapping[str, Any]) -> None:
+    """Refuse what is nested deeper than any command is."""
+    boxes: list[Any] = [command]
+    for _ in range(DEPTH_MAX):
+        inner = (box.values() if isinstance(box, Mapping) else box for box in boxes)
+        boxes = [each for values in inner for each in values if isinstance(each, (dict, list))]
+        if not boxes:
+            return
+    raise InvalidRequest(f"malformed command: nested more than {DEPTH_MAX} times", limit=DEPTH_MAX)
 
 
 def text(command: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    """A text; without a default it is required and not empty."""
+    """A Unicode text; without a default it is required and not empty."""
     value = command.get(key, default)
-    if not isinstance(value, str) or (default is None and not value):
+    if not isinstance(value, str) or (default is None and not value) or not is_utf8(value):
         raise _unfit(key, value, "a text")
     return value
 
@@ -27,6 +49,18 @@ def whole(command: Mapping[str, Any], key: str, default: int | None = None, *, l
     if not is_int64(value) or value < least:
         raise _unfit(key, value, f"a whole number from {least}")
     return int(value)
+
+
+def epoch_seen(command: Mapping[str, Any]) -> int:
+    """`epoch_seen`, the greatest leader epoch that somebody's logs hold; -1 if it is not there."""
+    return checked_epoch(whole(command, "epoch_seen", -1, least=-1))
+
+
+def checked_epoch(epoch: int) -> int:
+    """A leader epoch that a log holds."""
+    if epoch > EPOCH_MAX:
+        raise InvalidRequest(f"leader epoch {epoch}: none can be given out above it", limit=EPOCH_MAX)
+    return epoch
 
 
 def flag(command: Mapping[str, Any], key: str) -> bool:

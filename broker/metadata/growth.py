@@ -9,9 +9,9 @@ Added partitions are placed, opened and led at once, and nobody counts them yet:
 Invariants
 G1  A count takes effect once the present leader of each partition, old or new, has confirmed it in its present epoch.
     Whatever ends a leadership ends its confirmation: what that leader knew, its successor may not know.
-G2  It takes effect with one command, which gives each partition that is led the next leader epoch. So the records of
-    one epoch were partitioned by one count. A leader that has not heard of it yet cannot commit by the old count any
-    more, or a message could be committed twice: by its former partition and by its new one.
+G2  It takes effect with one command, which gives each partition that is led the next leader epoch. A leader that has
+    not heard of it yet cannot commit by the old count any more. But what it has taken in by then is in its log, and is
+    committed once it leads on in the next epoch: a message may be there twice, by its former and by its new partition.
 G3  Replicas are only added; the old minimum in sync holds until all of them have joined (`partition.P6`).
 
 Design: docs/explain/metadata.md.

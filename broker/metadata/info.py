@@ -76,6 +76,7 @@ class BrokerInfo:
         incarnation: What its process calls itself: how it finds out that a registration is its own.
         registration: The number of its present registration, and the leader epoch of what it led by that.
         rack: Empty: none.
+        raft: Its id in the Raft group, which is its folder's: another one if the folder was lost. Empty: it has none.
         is_live: It has a session. `is_stopping`: it is about to end it.
         renewal: So often its session was renewed.
     """
@@ -90,10 +91,11 @@ class BrokerInfo:
     is_live: bool = True
     is_stopping: bool = False
     renewal: int = 0
+    raft: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values: the fields."""
-        return {key: getattr(self, key) for key in _OF_BROKER}
+        return {key: getattr(self, key) for key in _OF_BROKER if key != "raft" or self.raft}
 
 
 _OF_BROKER = tuple(each.name for each in fields(BrokerInfo))

@@ -88,6 +88,10 @@ class PartitionState:
         """Who may lead without a loss, if it is live."""
         return frozenset(self.isr or self.last_isr)
 
+    def knows_log_of(self, broker: str) -> bool:
+        """Whether a replica is known to have a log: has opened it, or may lead. Else what its broker has is no part."""
+        return broker in {*self.opened, *self.isr, *self.last_isr}
+
     def needs(self, broker: str, who: Who) -> bool:
         """Whether nobody else that lives could lead without a loss: who is damaged has to stay then (P8)."""
         members = {*self.isr, *self.last_isr}
@@ -174,10 +178,18 @@ class PartitionState:
         return state
 
     def targeted(self, target: tuple[str, ...], least: int, epoch: int) -> PartitionState:
-        """A reassignment begins: the new replicas come, and catch up (P7)."""
+        """A reassignment begins: the new replicas come, and catch up (P7). One that names the same in another order is
+        over at once, also while some are away: it moves nothing."""
+        if self.target is None and least == self.min_insync_replicas and set(target) == set(self.replicas):
+            return replace(self, replicas=target)
         replicas = (*self.replicas, *(broker for broker in target if broker not in self.replicas))
         state = self if replicas == self.replicas else self.led_anew(epoch)
         return replace(state, replicas=replicas, target=target, target_min=least)
+
+    def with_minimum(self, least: int) -> PartitionState:
+        """Another minimum, now and at the end of a reassignment that is under way."""
+        coming = 0 if self.target is None else least
+        return replace(self, min_insync_replicas=least, target_min=coming).tidied()
 
     def reassigned(self, epoch: int) -> PartitionState:
         """The reassignment is done as soon as all that are to stay are in sync."""

@@ -135,7 +135,7 @@ def _elect_preferred(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, 
 def _elect_unclean(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     at, broker, who = fields.place(command), fields.text(command, "broker_id"), cluster.who()
     state = cluster.state_at(at)
-    epoch = max(cluster.epoch_last, fields.whole(command, "epoch_seen", -1, least=-1)) + 1
+    epoch = max(cluster.epoch_last, fields.epoch_seen(command)) + 1
     if not state.has_led or state.leader is not None or not state.electable.isdisjoint(who.registrations):
         raise InvalidRequest("the partition has a leader, or may get one without a loss", state=state.as_dict())
     if broker not in state.replicas or broker not in state.opened or broker not in who.registrations:
@@ -165,10 +165,11 @@ def _set_min_insync(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, A
     incarnation = fields.text(command, "stream")
     least = fields.whole(command, "min_insync_replicas", least=1)
     places = cluster.places_of(incarnation)
-    fewest = min((len(cluster.partitions[at].replicas) for at in places), default=0)
+    states = {at: cluster.partitions[at] for at in places}
+    fewest = min((min(len(s.replicas), len(s.target or s.replicas)) for s in states.values()), default=0)
     if least > fewest:
         raise InvalidSetting(f"min_insync_replicas={least} of {fewest} replicas", key="min_insync_replicas")
-    changed = {at: replace(cluster.partitions[at], min_insync_replicas=least).tidied() for at in places}
+    changed = {at: state.with_minimum(least) for at, state in states.items()}
     cluster.commit(changed, cluster.epoch_last + 1)
     return {"partitions": len(places)}
 

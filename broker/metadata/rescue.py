@@ -43,9 +43,6 @@ from broker.metadata.info import Rescue
 from broker.metadata.partition import PartitionState, Place, Who
 
 Handler = Callable[[Cluster, Mapping[str, Any]], dict[str, Any]]
-EPOCH_MARGIN: Final = 1_000_000
-EPOCH_MAX: Final = (1 << 32) - 1 - 2 * EPOCH_MARGIN
-"""The HTTP API has epochs of 32 bits; some are left for afterwards."""
 REFUSED_MEANWHILE: Final = frozenset(
     {
         "begin_rescue",
@@ -75,23 +72,22 @@ def _begin(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
             cluster_id=cluster.cluster_id,
             epoch_last=cluster.epoch_last,
         )
-    number = cluster.epoch_last + EPOCH_MARGIN
+    number = cluster.epoch_last + fields.EPOCH_MARGIN
     unknown = {at: _unknown(state, number) for at, state in cluster.partitions.items()}
     cluster.commit(unknown, number)
     cluster.epoch_last = number
     cluster.rescue = Rescue(number=number, places=tuple(sorted(unknown)), logs={})
-    return {"rescue": number, **_missing(cluster)}
+    return {"rescue": number, **missing_in(cluster)}
 
 
 def _report(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     rescue, broker = _present(cluster, command), cluster.present(command).broker_id
     logs = {(s, n): (epoch, end) for s, n, epoch, end in fields.rows(command, "logs", str, int, int, int)}
-    greatest = max([fields.whole(command, "epoch_seen", least=-1), *(epoch for epoch, _ in logs.values())])
-    if greatest > EPOCH_MAX:
-        raise InvalidRequest(f"leader epoch {greatest}: none can be given out above it", limit=EPOCH_MAX)
-    cluster.epoch_last = max(cluster.epoch_last, greatest + EPOCH_MARGIN)
+    said = fields.whole(command, "epoch_seen", least=-1)
+    greatest = fields.checked_epoch(max([said, *(epoch for epoch, _ in logs.values())]))
+    cluster.epoch_last = max(cluster.epoch_last, greatest + fields.EPOCH_MARGIN)
     cluster.rescue = replace(rescue, logs={**rescue.logs, broker: logs})
-    return _missing(cluster)
+    return missing_in(cluster)
 
 
 def _excuse(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,11 +97,11 @@ def _excuse(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     named = fields.places(command, "partitions")
     excused = {(broker, *at) for at in named} if "partitions" in command else {(broker, "", 0)}
     cluster.rescue = replace(rescue, excused=rescue.excused | excused)
-    return _missing(cluster)
+    return missing_in(cluster)
 
 
 def _end(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
-    rescue, missing = _present(cluster, command), _missing(cluster)
+    rescue, missing = _present(cluster, command), missing_in(cluster)
     missing["brokers"] += [broker for broker in fields.names(command, "brokers") if broker not in cluster.brokers]
     if missing["brokers"] or missing["replicas"]:
         raise InvalidRequest("some have neither reported nor been excused", **missing)
@@ -148,8 +144,8 @@ def _present_places(cluster: Cluster, rescue: Rescue) -> list[Place]:
     return [at for at in rescue.places if at in cluster.partitions]
 
 
-def _missing(cluster: Cluster) -> dict[str, Any]:
-    """Q2: the brokers, and the replicas of those that have reported, that are waited for."""
+def missing_in(cluster: Cluster) -> dict[str, Any]:
+    """Q2: the brokers, and the replicas of those that have reported, that are waited for. While one is under way."""
     rescue = cluster.rescue
     assert rescue is not None, "callers have looked"
     silent = {broker for broker in cluster.brokers if broker not in rescue.logs}

@@ -5,4 +5,6 @@ core.py       pysyncobj's Raft, mended: what it does by itself, and what stands 
 journal.py    entries, term, vote and snapshot in one file
 snapshots.py  taking, sending and installing snapshots
 wire.py       connections: bind address, secret, JSON
+names.py      addresses of hosts, without waiting for a name server
+greeting.py   a question to a Raft port, from who takes no part in the group yet
 """

@@ -28,6 +28,7 @@ A9  An error half-way leaves it running on half a state: one in a snapshot that 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -35,6 +36,7 @@ from typing import Any, Final
 import pysyncobj.syncobj as library
 from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
 from pysyncobj.node import Node
+from pysyncobj.poller import POLL_EVENT_TYPE
 
 from broker.api.errors import LiftlogError, StorageFailed
 from broker.api.plain import parse_json
@@ -60,6 +62,8 @@ class Core(SyncObj):  # type: ignore[misc]
         conf: Without files; those are ours.
         seeds: Voters that an observer asks beside those that its log names.
         is_voter: Otherwise it follows without a vote, whatever the log says.
+        greeted: Answers who asks without taking part (`greeting.py`).
+        refused: Told of connections that were cut: from where, and why.
     """
 
     def __init__(
@@ -75,8 +79,11 @@ class Core(SyncObj):  # type: ignore[misc]
         on_message: Callable[[Node, dict[str, Any]], None] | None = None,
         seeds: Sequence[str] = (),
         is_voter: bool = True,
+        greeted: Callable[[dict[str, Any]], dict[str, Any]] = lambda hello: {},
+        refused: Callable[[str, str], None] = lambda peer, why: None,
     ) -> None:
         self.journal = journal
+        self.greeted, self.refused = greeted, refused
         self.failure: BaseException | None = None
         self._apply = apply
         self._on_message = on_message
@@ -127,6 +134,23 @@ class Core(SyncObj):  # type: ignore[misc]
         except Exception as error:
             self.fail(error)
 
+    def wake_on(self, descriptor: int, callback: Callable[[], None]) -> None:
+        """Have `tick` stop waiting, and call back, when something can be read there."""
+        self._poller.subscribe(descriptor, lambda *_: callback(), POLL_EVENT_TYPE.READ)
+
+    def destroy(self) -> None:
+        """Let go of sockets and pipes. The journal stays."""
+        self._doDestroy()
+        notifier = self.__dict__.pop("_SyncObj__pipeNotifier", None)
+        for end in ("R", "W"):
+            if notifier is not None:
+                os.close(getattr(notifier, f"_PipeNotifier__pipe{end}"))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this leads, and has applied the first entry of its term: it then knows all that was committed."""
+        return bool(self._isLeader()) and self.raftLastApplied >= (self._SyncObj__noopIDx or 0)
+
     def fail(self, error: BaseException) -> None:
         """Say and do nothing any more (A9)."""
         if self.failure is None:
@@ -160,13 +184,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def voters_at(self, index: int) -> tuple[str, ...]:
         """The ids of the voters as of an entry of the log (A7)."""
-        voters = set(self.journal.base.voters)
-        began = self.journal.entries[1][1] if self.journal.base.snapshot is not None else 0
-        for command, at, _ in self.journal.entries:
-            change = _membership(command) if began < at <= index else None
-            if change is not None:
-                (voters.add if change[0] == "add" else voters.discard)(change[1])
-        return tuple(sorted(voters))
+        return voters_in(self.journal, index)
 
     def committed_voters(self) -> tuple[str, ...]:
         """The ids of those whose vote is known to be committed here; the first voters' is from the start."""
@@ -178,6 +196,10 @@ class Core(SyncObj):  # type: ignore[misc]
         time, and the leader may have become one since."""
         me, last = self.journal.base.node_id, self.journal.entries[-1][1] if self.journal.entries else 0
         return [self._node(voter) for voter in sorted({*self.voters_at(last), *self._seeds}) if voter != me]
+
+    def reaches(self, voter: str) -> bool:
+        """Whether there is a connection with another one."""
+        return bool(self.isNodeConnected(self._node(voter)))
 
     # -- out --------------------------------------------------------------------------------------------------
 
@@ -223,7 +245,7 @@ class Core(SyncObj):  # type: ignore[misc]
                     self._deliver(node, message)
             case "next_node_idx" if is_voter or node in self.readonlyNodes:
                 self._reply(node, message)
-            case "submit" | "submitted" if self._on_message is not None:
+            case "submit" | "submitted" | "note" if self._on_message is not None:
                 self._on_message(node, message)
 
     def _deliver(self, node: Node, message: dict[str, Any]) -> None:
@@ -299,10 +321,33 @@ class Core(SyncObj):  # type: ignore[misc]
         return None if change is None else [*change, self._node(change[1])]
 
 
-def first_entries(voters: Sequence[str]) -> list[Entry]:
+def first_entries(voters: Sequence[str], *, index: int = 1) -> list[Entry]:
     """What the logs of the first voters begin with, so that whoever reads the log knows who they are (A7)."""
     add = [MEMBERSHIP + json.dumps(["add", voter]).encode() for voter in voters]
-    return [(command, index, 0) for index, command in enumerate([NO_OP, *add], 1)]
+    return [(command, at, 0) for at, command in enumerate([NO_OP, *add], index)]
+
+
+def voters_in(journal: Journal, index: int) -> tuple[str, ...]:
+    """The ids of the voters as of an entry, by this log (A7)."""
+    voters = set(journal.base.voters)
+    began = journal.entries[1][1] if journal.base.snapshot is not None else 0
+    for command, at, _ in journal.entries:
+        change = _membership(command) if began < at <= index else None
+        if change is not None:
+            (voters.add if change[0] == "add" else voters.discard)(change[1])
+    return tuple(sorted(voters))
+
+
+def commands_in(journal: Journal) -> list[dict[str, Any]]:
+    """The commands that follow a journal's snapshot, if it has one, committed or not."""
+    after = journal.entries[0 if journal.base.snapshot is None else 2 :]
+    return [parse_json(command[1:]) for command, _, _ in after if command[:1] == REGULAR]
+
+
+def first_voters(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """What `first_entries` was given, as long as no snapshot has taken those entries in."""
+    changes = [_membership(command) for command, _, term in entries if term == 0]
+    return tuple(change[1] for change in changes if change is not None)
 
 
 def _is_held(journal: Journal, entry: Any) -> bool:

@@ -259,6 +259,19 @@ class Journal:
             self._fail(error)
         return True
 
+    def begin_anew(self, base: Base, entries: Sequence[Entry]) -> None:
+        """Put the journal of another id, in another group, in the place of this one, atomically. It goes on with the
+        term of this one; marks of this one do not count for it.
+
+        Raises:
+            StorageFailed, DiskFull: it is not known which file is there (J2).
+        """
+        self.vote, self.entries = None, list(entries)
+        try:
+            self._replace(base, entries)
+        except OSError as error:
+            raise storage_error(error, f"write {self.path}") from error
+
     def _is_still_mine(self) -> bool:
         try:
             return self.disk.size(self.path) == self._end  # a new file is hardly ever as long

@@ -15,12 +15,14 @@ N5  Who is a voter by its log alone, and does not know that this is committed, v
     it learns how its log should be.
 
 N6  Within a process the catalog never goes back, whatever becomes of its vote.
+N7  Who has just been elected may lack what was committed before: it refuses nothing for good until it has it.
 
 A node is driven: `tick` from one thread, which is also the only one that calls anything else.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,11 +32,11 @@ from pysyncobj.node import Node
 
 from broker.api.errors import CorruptLog, DeadlineExceeded, InvalidRequest, LiftlogError, NotReady
 from broker.metadata.catalog import Catalog
-from broker.raft.core import BATCH_BYTES, Core, first_entries
+from broker.metadata.voting import VOTERS_MAX
+from broker.raft.core import BATCH_BYTES, Core, commands_in, first_entries
 from broker.raft.journal import Base, Journal
 from broker.storage.disk import Disk
 
-VOTERS_MAX: Final = 5
 SUBMIT_TIMEOUT_S: Final = 5.0
 BARRIER: Final = "barrier"
 CHANGE_VOTERS: Final = "change_voters"
@@ -43,6 +45,7 @@ PENDING_S: Final = 5.0
 """So long who may have a vote acts as if it had, and so long as if it had not, until it knows (N5)."""
 Done = Callable[[Any], None]
 """Gets a result ({"ok": ...} or {"error": problem}), or a LiftlogError if there is none."""
+Answer = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
@@ -104,6 +107,16 @@ def form(disk: Disk, path: str, *, node_id: str, voters: tuple[str, ...], cluste
     return Journal.create(disk, path, Base(node_id=node_id, cluster_id=cluster_id), first_entries(voters))
 
 
+def catalog_in(journal: Journal) -> Catalog:
+    """The catalog that a journal makes by itself: all that it has, whether or not it is known to be committed."""
+    snapshot = journal.base.snapshot
+    catalog = Catalog() if snapshot is None else Catalog.restore(snapshot)
+    for command in commands_in(journal):
+        if command.get("kind") != BARRIER:
+            catalog.apply(command)
+    return catalog
+
+
 class RaftNode:
     """See the module.
 
@@ -112,6 +125,11 @@ class RaftNode:
         transport, node: As `Core` takes them.
         clock: Monotonic, in seconds.
         life: Of this process, and of no other: an answer to a former one is not taken for one to this.
+        on_applied: Called with each command that was applied, and with None when `catalog` is another one; never while
+            it is put together anew. It must not raise.
+        on_note: Gets what `note` was given on another broker, and a function that answers there.
+        wakeup: Of an eventfd; `tick` stops waiting once it is written to.
+        told: `greeted` and `refused`, as `Core` takes them.
     """
 
     def __init__(
@@ -124,10 +142,18 @@ class RaftNode:
         clock: Callable[[], float],
         life: str,
         seeds: tuple[str, ...] = (),
+        on_applied: Callable[[Mapping[str, Any] | None], None] = lambda command: None,
+        on_note: Callable[[dict[str, Any], Answer], None] = lambda note, answer: None,
+        wakeup: int | None = None,
+        **told: Any,
     ) -> None:
         self.journal = journal
+        self._on_applied = on_applied
+        self._on_note = on_note
+        self._wakeup = wakeup
+        self._is_building = True
         self.catalog = Catalog()
-        self._options: dict[str, Any] = {"transport": transport, "node": node, "conf": conf, "seeds": seeds}
+        self._options: dict[str, Any] = {"transport": transport, "node": node, "conf": conf, "seeds": seeds, **told}
         self._clock = clock
         self._life = life
         self._waiting: dict[str, Waiting] = {}
@@ -135,10 +161,11 @@ class RaftNode:
         self._check_at_s = 0.0
         self._pending_since_s = clock()
         self.core = self._build()
+        self._is_building = False
 
     def _build(self, *, is_voter: bool = True) -> Core:
         self.catalog = Catalog()
-        return Core(
+        core = Core(
             self.journal,
             is_voter=is_voter,
             apply=self._apply,
@@ -147,14 +174,28 @@ class RaftNode:
             on_message=self._on_message,
             **self._options,
         )
+        if self._wakeup is not None:
+            core.wake_on(self._wakeup, self._woken)
+        return core
+
+    def _woken(self) -> None:
+        if self._wakeup is not None:
+            os.eventfd_read(self._wakeup)
 
     def _apply(self, command: Mapping[str, Any]) -> Any:
         if command.get("kind") == BARRIER:
             return {"ok": {"index": self.core.raftLastApplied + 1}}
-        return self.catalog.apply(command)
+        result = self.catalog.apply(command)
+        self._applied(command)
+        return result
 
     def _put(self, snapshot: Any) -> None:
         self.catalog = Catalog.restore(snapshot)
+        self._applied(None)
+
+    def _applied(self, command: Mapping[str, Any] | None) -> None:
+        if not self._is_building:
+            self._on_applied(command)
 
     # -- who is who -------------------------------------------------------------------------------------------
 
@@ -183,6 +224,14 @@ class RaftNode:
         """The ids of the voters, by this broker's log."""
         return self.core.voters_at(self.journal.entries[-1][1])
 
+    def certain_voters(self) -> tuple[str, ...]:
+        """The ids whose vote is known here to be committed. One that is not yet may be unknown to its own broker."""
+        return self.core.committed_voters()
+
+    def reaches(self, voter: str) -> bool:
+        """Whether there is a connection with it; with itself there always is."""
+        return voter == self.node_id or bool(self.core.reaches(voter))
+
     # -- what is driven ---------------------------------------------------------------------------------------
 
     def tick(self, wait_s: float = 0.0) -> None:
@@ -207,7 +256,7 @@ class RaftNode:
         """N5."""
         was_pending = self.core.is_passive
         has_vote = self.node_id in self.voters()
-        self.core.is_passive = has_vote and self.node_id not in self.core.committed_voters()
+        self.core.is_passive = has_vote and self.node_id not in self.certain_voters()
         if not self.core.is_passive:
             self._pending_since_s = now_s
             if was_pending and has_vote:
@@ -215,14 +264,17 @@ class RaftNode:
         turn = int((now_s - self._pending_since_s) / PENDING_S)
         if (has_vote and turn % 2 == 0) != self.is_voter:
             is_passive = self.core.is_passive
-            self.core._doDestroy()
+            self.core.destroy()
+            self._is_building = True
             self.core = self._build(is_voter=has_vote and turn % 2 == 0)
             self.core.is_passive = is_passive
             self.core.catch_up()  # N6
+            self._is_building = False
+            self._applied(None)
 
     def close(self) -> None:
         """Say and take nothing any more."""
-        self.core._doDestroy()
+        self.core.destroy()
         self.journal.close()
 
     def submit(self, command: Mapping[str, Any], done: Done, *, timeout_s: float = SUBMIT_TIMEOUT_S) -> None:
@@ -246,6 +298,36 @@ class RaftNode:
         """Have a voter added (`add`) or removed (`rem`)."""
         self.submit({"kind": CHANGE_VOTERS, "change": change, "node_id": node_id}, done)
 
+    def lead(self, command: Mapping[str, Any], done: Callable[[Mapping[str, Any] | None], None]) -> None:
+        """As controller: put a command into this broker's own log, and never send it on. `done` is called once it is
+        applied here, with its result; or with None: it is not known what becomes of it."""
+        if not self.is_controller:
+            done(None)
+            return
+        self._lead(command, lambda result: done(None if isinstance(result, LiftlogError) else result))
+
+    def note(self, note: Mapping[str, Any]) -> bool:
+        """Have the controller's `on_note` called, wherever that is; perhaps at once. What is lost is not told.
+
+        Returns:
+            Whether somebody is known who may be the controller.
+        """
+        leader = self.core._getLeader()
+        if self.is_controller:
+            self._on_note(dict(note), lambda answer: self._on_note(dict(answer), lambda _: None))
+            return True
+        return leader is not None and self._send(leader, {"type": "note", "note": dict(note)})
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it leads, and its catalog has all that was committed in earlier terms."""
+        return self.core.failure is None and self.core.has_begun
+
+    @property
+    def term(self) -> int:
+        """Raft's, as this broker knows it."""
+        return int(self.core.raftCurrentTerm)
+
     # -- the controller's side --------------------------------------------------------------------------------
 
     def _lead(self, command: Mapping[str, Any], tell: Done) -> None:
@@ -259,10 +341,21 @@ class RaftNode:
                 if known is not None:
                     tell(known)
                     return
-                self.catalog.judge(command)  # N1
+                self._judge(command)
+            else:
+                command = {"kind": BARRIER}
             self.core.propose(command, lambda result, why: tell(_outcome(result, why)))
         except LiftlogError as error:
             tell({"error": error.to_problem()})
+
+    def _judge(self, command: Mapping[str, Any]) -> None:
+        """N1, N7."""
+        try:
+            self.catalog.judge(command)
+        except LiftlogError:
+            if not self.has_begun:
+                raise NotReady("the controller has just begun: it does not know all that was committed yet") from None
+            raise
 
     def _change(self, command: Mapping[str, Any], tell: Done) -> None:
         change, node_id, voters = command.get("change"), command.get("node_id"), self.voters()
@@ -281,6 +374,10 @@ class RaftNode:
 
     def _on_message(self, node: Node, message: dict[str, Any]) -> None:
         number = message.get("id")
+        if message["type"] == "note":
+            if isinstance(note := message.get("note"), dict):
+                self._on_note(note, lambda answer: self._send_note(node, answer))
+            return
         if message["type"] == "submitted":
             if isinstance(number, str) and isinstance(message.get("result"), dict):
                 self._arrived(number, message["result"])
@@ -298,6 +395,9 @@ class RaftNode:
 
     def _send(self, node: Node, message: dict[str, Any]) -> bool:
         return bool(self.core._SyncObj__transport.send(node, message))
+
+    def _send_note(self, node: Node, note: Mapping[str, Any]) -> None:
+        self._send(node, {"type": "note", "note": dict(note)})
 
     # -- answers ----------------------------------------------------------------------------------------------
 
@@ -322,7 +422,8 @@ def _outcome(result: Any, why: int) -> Any:
         return result
     if why in (FAIL_REASON.LEADER_CHANGED, FAIL_REASON.UNKNOWN_OUTCOME):
         return _unknown("the controller has changed")
-    return {"error": NotReady("the controller has changed, or is busy with another change").to_problem()}
+    busy = NotReady("the controller has changed, or is busy with another change", again=True)
+    return {"error": busy.to_problem()}
 
 
 def _unknown(why: str) -> DeadlineExceeded:

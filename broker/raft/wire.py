@@ -7,24 +7,48 @@ W1  Without a secret all addresses are loopback. Whoever reaches the port could 
 W2  Bytes are JSON, not pickle: they cannot make this process run anything.
 W3  pysyncobj's own commands over the wire (add, remove, transfer, ...) are not answered: changes go through the
     catalog.
+W4  Nobody is waited for with more bytes than a message may have: a few, before it is known who is there. What does not
+    fit, or was made with another secret, ends the connection, and is told (`Core.refused`).
+W5  Of connections of which nobody has said who is there only so many are kept, and only for a while: pysyncobj keeps
+    them for ever, stops to listen for good once there is no descriptor left, and the process has none for its logs.
+W6  Who never stops sending has a turn as others have. pysyncobj reads on as long as there is something.
+W7  Who is called, and has not taken the call within `CALL_S`, is called anew. The kernel would ask again after 1, 2, 4
+    and up to 64 s: a broker that stood still, or was cut off, would be without the group for as long again.
+W8  Of the connections that a voter has made only the last one is kept.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import ipaddress
 import json
+import sys
+import zlib
+from collections.abc import Callable
 from typing import Any, Final
 
 import pysyncobj.tcp_connection as tcp_connection
-from pysyncobj.dns_resolver import globalDnsResolver
+from pysyncobj.monotonic import monotonic as monotonicTime
 from pysyncobj.node import Node, TCPNode
+from pysyncobj.tcp_connection import CONNECTION_STATE
+from pysyncobj.tcp_server import SERVER_STATE
 from pysyncobj.transport import TCPTransport
 
 from broker.api.errors import InvalidRequest
 from broker.api.plain import parse_json
+from broker.raft.names import names
 
 SECRET_BYTES_LEAST: Final = 16
+GREETING_BYTES_MAX: Final = 4_096
+STRANGERS_MAX: Final = 64
+"""So many connections may be open of which nobody has said yet who is there; of more the oldest is closed."""
+STRANGER_S: Final = 10.0
+CALL_S: Final = 2.0
+READS_AT_ONCE: Final = 32
+"""Of a connection, 64 KiB each at most; then the others have their turn."""
+MESSAGE_BYTES_MAX: Final = 64 << 20
+"""More than a batch of entries (`core.BATCH_BYTES`, and one command over it) as base64, encrypted."""
 
 
 class Voter(TCPNode):  # type: ignore[misc]
@@ -32,9 +56,8 @@ class Voter(TCPNode):  # type: ignore[misc]
 
     @property
     def ip(self) -> str | None:
-        """Its address, resolved."""
-        found: str | None = globalDnsResolver().resolve(str(self.host).rpartition("@")[2])
-        return found
+        """Its address; None: it is being looked up. The thread of the node waits for no name server."""
+        return names.address(str(self.host).rpartition("@")[2].strip("[]"))
 
 
 def check_secret(addresses: list[str], secret: str | None) -> None:
@@ -85,14 +108,64 @@ def guarded(base: type) -> type:
 class GuardedTcp(guarded(TCPTransport)):  # type: ignore[misc]
     """TCP between brokers."""
 
+    _ready: bool  # pysyncobj's: it listens
+
+    def _onNewIncomingConnection(self, conn: Any) -> None:
+        """W5."""
+        with contextlib.suppress(OSError):
+            conn.peer = conn._TcpConnection__socket.getpeername()[0]
+        conn.since_s = monotonicTime()
+        super()._onNewIncomingConnection(conn)
+        if len(self._unknownConnections) > STRANGERS_MAX:
+            min(self._unknownConnections, key=lambda each: each.since_s).disconnect()
+
+    def _onTick(self) -> None:
+        """W5, W7."""
+        late_s = monotonicTime() - STRANGER_S
+        for conn in [each for each in self._unknownConnections if each.since_s < late_s]:
+            conn.disconnect()
+        if self._ready and self._server is not None and self._server._TcpServer__state is SERVER_STATE.UNBINDED:
+            self._ready = False
+        called_s = monotonicTime() - CALL_S
+        for node, conn in list(self._connections.items()):
+            if self._core.isNodeConnected(node) or not self._shouldConnect(node):
+                continue
+            if conn.state != CONNECTION_STATE.DISCONNECTED and self._lastConnectAttempt.get(node, 0.0) < called_s:
+                conn.disconnect()  # which calls again
+        super()._onTick()
+
     def _onIncomingMessageReceived(self, conn: Any, message: Any) -> None:
         """The first messages of a connection say who is there. Anything else ends it, and not this process."""
         is_key = isinstance(message, bytes) and self._syncObj.encryptor is not None and not conn.sendRandKey
-        if is_key or isinstance(message, str):
+        if is_key:
             super()._onIncomingMessageReceived(conn, message)
+        elif isinstance(message, str):
+            if message != "readonly" and message not in self._nodeAddrToNode:
+                self._core.refused(getattr(conn, "peer", ""), f"{message} is no voter")
+                conn.is_told = True
+            former = self._connections.get(self._nodeAddrToNode.get(message))
+            super()._onIncomingMessageReceived(conn, message)
+            if former is not None and former not in self._connections.values():  # W8
+                former.disconnect()
+        elif (hello := hello_in(message)) is not None:
+            conn.is_told = True
+            conn.send(self._core.greeted(hello))
         else:
             self._unknownConnections.discard(conn)
             conn.disconnect()
+
+    def _onDisconnected(self, conn: Any) -> None:
+        if conn in self._unknownConnections and not getattr(conn, "is_told", False):
+            self._core.refused(
+                getattr(conn, "peer", ""), "what it says is not understood: another secret, or no broker"
+            )
+        super()._onDisconnected(conn)
+
+
+def hello_in(message: Any) -> dict[str, Any] | None:
+    """A question of somebody who takes no part in the group yet (`greeting.py`)."""
+    is_hello = isinstance(message, dict) and message.get("type") == "hello"
+    return message if is_hello else None
 
 
 class Codec:
@@ -119,4 +192,47 @@ def _unplain(value: dict[str, Any]) -> Any:
     return base64.b64decode(value["\x00"]) if len(value) == 1 and "\x00" in value else value
 
 
+def _parsed_within(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """W4."""
+
+    def parse_within(conn: Any) -> Any:
+        head = conn._TcpConnection__readBuffer[:4]
+        if len(head) == 4:
+            most = GREETING_BYTES_MAX if conn.encryptor is not None and not conn.sendRandKey else MESSAGE_BYTES_MAX
+            if not 0 <= int.from_bytes(head, sys.byteorder, signed=True) <= most:
+                conn.disconnect()
+                return None
+        return parse(conn)
+
+    return parse_within
+
+
+class Bounded:
+    """zlib, in the place of the module: what takes little as it is sent may be a thousand times as long (W4)."""
+
+    compress = staticmethod(zlib.compress)
+
+    @staticmethod
+    def decompress(data: bytes) -> bytes:
+        """Raises ValueError, zlib.error."""
+        inflate = zlib.decompressobj()
+        found = inflate.decompress(data, MESSAGE_BYTES_MAX)
+        if not inflate.eof or inflate.unused_data:
+            raise ValueError(f"a message of more than {MESSAGE_BYTES_MAX} bytes, or of less than one")
+        return found
+
+
+def _read_some(conn: Any) -> None:
+    """W6."""
+    for _ in range(READS_AT_ONCE):
+        if not conn._TcpConnection__processRead():
+            break
+    conn._TcpConnection__lastReadTime = monotonicTime()
+
+
 tcp_connection.pickle = Codec
+tcp_connection.zlib = Bounded
+tcp_connection.TcpConnection._TcpConnection__tryReadBuffer = _read_some
+tcp_connection.TcpConnection._TcpConnection__processParseMessage = _parsed_within(
+    tcp_connection.TcpConnection._TcpConnection__processParseMessage
+)

@@ -134,8 +134,8 @@ class FetchArrived:
         log_start: Where the batch begins that holds the start of this log: who begins anew begins there, since stored
             batches are appended whole.
         start_epoch: Leader epoch of the record before that; -1: not known.
-        rewritten_to, state_offset: As in `messages.Records`. The latter for who lacks a state file: one that tells of
-            all below the follower's log start, and of nothing beyond its durable end.
+        rewritten_to, state_offset: As in `messages.Records`. The latter for who lacks a state file: one at or above
+            `Leader.state_from` of its log start, which tells of nothing beyond its durable end.
         batch_start, batch_epoch: Where the stored batch begins that `fetch.offset` lies within, and the leader epoch of
             the record before that; -1: none, one begins there or is yet to come. None is joined above the high
             watermark, so there is nothing to look up for who fetches there.
@@ -197,7 +197,8 @@ class IsrAnswered:
         epoch: Of the leadership that this is said to.
         min_insync_replicas: Of the same state; None: as before. (With the new members and the old minimum too few would
             commit what a member of the last ISR does not have.)
-        request: Of `AskIsr` that is answered; None: of none.
+        request: Of `AskIsr` of this leadership that is answered; None: of none. (One of an earlier leadership may have
+            the same number.)
     """
 
     epoch: int

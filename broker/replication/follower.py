@@ -28,7 +28,8 @@ F6  The log start is the leader's. It follows only what is below the high waterm
 F7  After a failed fsync nothing more is said before the replica has another incarnation.
 F8  What a record told (whose it is, its id) outlives it in the leader's state file. Who begins anew, or takes records
     from where the leader has removed some, lacks that file: it says so with each fetch, is not asked in, and lets
-    nothing go, before it has one of this leader, whole. It comes in pieces, while records are fetched on.
+    nothing go, before it has one of this leader, whole, that was made in this leadership (`leader.L11`). It comes in
+    pieces, while records are fetched on.
 F9  A log that ends within a batch which its leader has joined is cut to where that batch begins, and fetches it whole.
     So is what it had compacted there: its mark goes down with the cut. What was asked before a cut is not minded when
     it is answered after it: the leader did not know of the lower mark when it read that.

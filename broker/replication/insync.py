@@ -25,7 +25,7 @@ from broker.replication.messages import NO_INCARNATION, Fetch, Incarnation
 
 
 @dataclass(slots=True)
-class Follower:
+class KnownFollower:
     """What one follower has said in this leadership.
 
     Attributes:
@@ -56,7 +56,7 @@ class InSync:
         self.members = tuple(sorted(led.isr))
         self.partition_epoch = led.partition_epoch
         self.pending: AskIsr | None = None
-        self.followers = {broker: Follower() for broker in sorted(led.replicas) if broker != me}  # I4
+        self.followers = {broker: KnownFollower() for broker in sorted(led.replicas) if broker != me}  # I4
         self.request = request
         self._me = me
         self._epoch = led.epoch

@@ -27,6 +27,8 @@ L9  A tombstone may go below the least mark of compaction of all that are assign
     one has last told in this leadership, under its latest incarnation. Who has told nothing yet has compacted nothing.
 L10  A batch goes over as it is stored, whole. Whose log ends within one is told where it begins. No member of the ISR
     or of the last ISR is: joined is only what is below the high watermark, and they hold all of that.
+L11  A state file that is offered tells of all below the start of this leadership. What a follower has copied before may
+    have been written anew by an earlier leader: its own files told of what had gone there, an older one here does not.
 
 The caller's duties:
 
@@ -39,7 +41,9 @@ The caller's duties:
 5. After `StepOut` nothing is appended before the next `Led`.
 6. `FetchArrived`, `EndAsked` and `StateAsked` bring what this log says of the question, looked up under the same lock.
    A `Send` may be held back while there is nothing to tell; the next one to the same follower is as good. The bytes of
-   `Records` are read after the step; if no batch begins at their offset by then, nothing is sent.
+   `Records` are read after the step; if no batch begins at their offset by then, nothing is sent. `rewritten_to` is
+   that of any log which may lack records, also when its stream is compacted no more: what is gone stays gone.
+   It is looked up once more behind the bytes: they may have been written anew since the step.
 7. A `Trim` that the disk refuses is tried again.
 
 Design: docs/explain/replication.md. Cost: per batch, never per record.
@@ -162,6 +166,10 @@ class Leader:
     def waiting_count(self) -> int:
         """Tickets that are not answered yet."""
         return len(self._for_all) + len(self._for_leader) + self.trims.waiting_count
+
+    def state_from(self, log_start: int) -> int:
+        """The least offset of a state file for a follower whose log begins there (L11)."""
+        return max(log_start, self.epoch_start)
 
     def tombstones_below(self, own_mark: int) -> int:
         """So far a pass of compaction of this log may let tombstones go, if it leads (L9). `own_mark`: its own."""
@@ -374,6 +382,7 @@ class Leader:
                     start_epoch=event.batch_epoch,
                 )
                 return (*effects, Send(fetch.follower, inside))
+            is_offered = fetch.lacks_state and event.state_offset >= self.epoch_start  # L11
             answer = Records(
                 epoch=epoch,
                 incarnation=incarnation,
@@ -381,7 +390,7 @@ class Leader:
                 high_watermark=self.high_watermark,
                 log_start=self.trims.log_start,
                 rewritten_to=event.rewritten_to,
-                state_offset=event.state_offset if fetch.lacks_state else -1,
+                state_offset=event.state_offset if is_offered else -1,
                 number=fetch.number,
                 tombstones_below=in_sync.tombstones_below(event.compacted_to),
                 compact_to=in_sync.compact_to(event.waits_to),

@@ -1,6 +1,8 @@
 """Home of threads, loops, clocks and sockets: the drivers that feed the cores.
 
-broker.py      assembles one broker and runs it until a signal
+assembled.py   what every broker has: folder, threads, HTTP, intake; their start and stop
+alone.py       what an operator of a cluster may ask, where there is one broker
+broker.py      one broker that is alone, assembled; runs a broker until a signal
 dataplane.py   the HTTP server's thread
 logs.py        how it logs
 metrics.py     what Prometheus sees; samples.py  what is read when it asks
@@ -8,6 +10,7 @@ metrics.py     what Prometheus sees; samples.py  what is read when it asks
 config/        every setting of the broker, and how they are read
 intake/        from NATS to appended batches, and back to acks
 partitions/    the streams and partitions of this broker: opened, changed, synced, watched
+cluster/       what runs only where there are other brokers
 background/    retention, compaction, scrub, expiry, the disk's reserve
 sinks/         the coordinator of sinks, and the stages of every partition
 """

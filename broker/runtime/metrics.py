@@ -26,6 +26,12 @@ BATCH_RECORDS = Histogram(
     registry=REGISTRY,
     buckets=(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536),
 )
+LEADERSHIP_START_SECONDS = Histogram(
+    "liftlog_leadership_start_seconds",
+    "Time from the catalog's word that this broker leads a partition until it serves it",
+    registry=REGISTRY,
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
 
 Sample = tuple[str, str, tuple[str, ...], tuple[str, ...], float]
 """name, help, label names, label values, value; a name that ends in `_total` is a counter."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from broker.api.errors import LiftlogError
+from broker.groups.offsets import ConsumerOffset
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.metrics import Sample, open_file_count
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
+from broker.storage.log import PartitionLog
 
 PARTITION_LABELS = ("stream", "partition")
 
@@ -27,20 +30,31 @@ def broker_samples(
     Args:
         offline: How many streams could not be opened.
     """
-    yield "liftlog_up", "1 once the broker has started", (), (), float(started)
-    yield "liftlog_open_files", "Open file descriptors of the broker", (), (), open_file_count()
+    yield from common_samples(intake, started=started)
     yield "liftlog_streams_offline", "Streams that could not be opened", (), (), offline
     for name, partitions in sorted(streams.items()):
         for partition in partitions:
-            yield from _partition(partition, (name, str(partition.partition)))
-    if intake is not None:
-        yield from _intake(intake)
-    yield from _lag(streams, consumers)
-    for what, count in sorted(sinks.items()):
+            yield from partition_samples(partition, (name, str(partition.partition)))
+    yield from consumer_samples(consumers, partial(_log_in, streams))
+    yield from sink_samples(sinks)
+
+
+def sink_samples(counts: Mapping[str, int]) -> Iterator[Sample]:
+    """Of exactly-once sinks, by whoever coordinates them."""
+    for what, count in sorted(dict(counts).items()):
         yield "liftlog_sink_calls_total", "Calls of exactly-once sinks", ("outcome",), (what,), count
 
 
-def _partition(partition: Partition, at: tuple[str, ...]) -> Iterator[Sample]:
+def common_samples(intake: IntakeDriver | None, *, started: bool) -> Iterator[Sample]:
+    """Of every broker."""
+    yield "liftlog_up", "1 once the broker has started", (), (), float(started)
+    yield "liftlog_open_files", "Open file descriptors of the broker", (), (), open_file_count()
+    if intake is not None:
+        yield from _intake(intake)
+
+
+def partition_samples(partition: Partition, at: tuple[str, ...]) -> Iterator[Sample]:
+    """Of one partition's log."""
     log = partition.log
     labels = PARTITION_LABELS
     yield "liftlog_messages_in_total", "Records appended", labels, at, partition.replica.record_count
@@ -64,7 +78,8 @@ def _intake(intake: IntakeDriver) -> Iterator[Sample]:
             yield f"liftlog_intake_{name}_total", f"Intake: {name}", (), (), value
 
 
-def _lag(streams: Mapping[str, Sequence[Partition]], consumers: Consumers) -> Iterator[Sample]:
+def consumer_samples(consumers: Consumers, find: Callable[[ConsumerOffset], PartitionLog | None]) -> Iterator[Sample]:
+    """How far consumers are. `find`: the log that one reads; None: it is not here, or gone."""
     labels = ("consumer", "stream", "partition")
     for consumer in consumers.consumers():
         try:
@@ -72,9 +87,13 @@ def _lag(streams: Mapping[str, Sequence[Partition]], consumers: Consumers) -> It
         except LiftlogError:  # forgotten meanwhile
             continue
         for row in rows:
-            partitions = streams.get(row.stream, ())
-            if row.partition < len(partitions):
+            if (log := find(row)) is not None:
                 at = (consumer, row.stream, str(row.partition))
-                lag = max(0, partitions[row.partition].log.high_watermark - row.offset)
+                lag = max(0, log.high_watermark - row.offset)
                 yield "liftlog_consumer_offset", "Offset that the consumer reads next", labels, at, row.offset
                 yield "liftlog_consumer_lag_records", "High watermark minus consumer offset", labels, at, lag
+
+
+def _log_in(streams: Mapping[str, Sequence[Partition]], row: ConsumerOffset) -> PartitionLog | None:
+    partitions = streams.get(row.stream, ())
+    return partitions[row.partition].log if row.partition < len(partitions) else None

@@ -221,10 +221,13 @@ class Ledger:
         return replace(state, epoch=commit.epoch, checkpoint=checkpoint, changed_us=now_us)
 
     def completed(self, sink: str, decision: str, *, now_us: int) -> SinkState:
-        """The state after every partition has reported."""
+        """The state after every partition has reported; as it is if that was recorded before (D3).
+
+        It may have been, by another coordinator who has decided more since.
+        """
         state = self.get(sink)
-        assert state.last is not None, f"{sink}: nothing was decided"
-        assert state.last.decision == decision, f"{sink}: another decision was recorded"
+        if state.is_done or state.last is None or state.last.decision != decision:
+            return state
         return replace(state, is_done=True, changed_us=now_us)
 
     # --- by hand, and when time is up -----------------------------------------------------------------------

@@ -26,7 +26,7 @@ from broker.api.batch import (
     BatchHeader,
     seal,
 )
-from broker.api.encodable import Encodable, Place
+from broker.api.encodable import BatchPlace, Encodable
 from broker.api.errors import BadBatch
 
 _OFFSETS_AT: Final = BUFFERS_AT + 16
@@ -44,7 +44,7 @@ class StampedBatch:
         self.record_count = batch.record_count
         self.max_timestamp_us = batch.max_timestamp_us
 
-    def compose(self, **place: Unpack[Place]) -> bytes | bytearray | memoryview:
+    def compose(self, **place: Unpack[BatchPlace]) -> bytes | bytearray | memoryview:
         """The message of the batch, naming the decision."""
         place["decision"] = self._decision
         return self._batch.compose(**place)
@@ -77,7 +77,7 @@ class RestampedBatch:
                 " it was rewritten and cannot be appended as it is"
             )
 
-    def compose(self, **place: Unpack[Place]) -> bytearray | memoryview:
+    def compose(self, **place: Unpack[BatchPlace]) -> bytearray | memoryview:
         """The message, changed to what stands at `first_offset`."""
         message = self._message
         first_offset = place["first_offset"]

@@ -180,7 +180,7 @@ class PartitionLog:
             return result
 
     def append_stored(self, data: ReadableBuffer, *, leader_epoch: int, now_us: int, is_rewritten: bool = False) -> int:
-        """As `Log.append_stored`. What the records tell is read from the log when it is needed: when this one leads.
+        """As `Log.append_stored`. What the records tell is read from the log later: by `keep_up`, or when it leads.
 
         A log that follows has a state file from its first record on, or lacks one (`state_files.T6`).
 
@@ -200,7 +200,7 @@ class PartitionLog:
                 self.remembered.begin()
             before = log.segment_count
             try:
-                return log.append_stored(data, leader_epoch=leader_epoch, now_us=now_us)
+                return log.append_stored(data, leader_epoch=leader_epoch, now_us=now_us, look=self.remembered.hear)
             finally:
                 if log.segment_count != before:
                     self.remembered.is_due = True  # as at any roll, so that whoever leads has a segment to read at most
@@ -297,9 +297,11 @@ class PartitionLog:
         """As `Log.lead`."""
         log = self.log
         with log.checkpoint_lock, log.sync_lock, self._lock:
+            if log.may_end_in_part and (end := log.ask(group_start)) < log.log_end_offset:
+                self.remembered.cut(end)
             if not self.settings.is_sole_replica:
-                self.remembered.cut(log.ask(group_start))
                 self.remembered.begin_to_lead()
+            self.remembered.complete()
             return log.lead(leader_epoch)
 
     def truncate(self, to: int) -> int:
@@ -391,6 +393,10 @@ class PartitionLog:
             self.remembered.keep_due()
             self.log.checkpoint(clean=clean, withdraw=withdraw)
 
+    def keep_up(self) -> None:
+        """Of a log that follows: read what the records tell, so that it is known when this one leads."""
+        self.remembered.keep_up()
+
     def close(self, *, clean: bool = True) -> None:
         """As `Log.close`, and write the state as of the end, so that the next open reads none."""
         log = self.log
@@ -424,6 +430,11 @@ class PartitionLog:
     @property
     def log_start_offset(self) -> int:
         return self._state.log_start_offset
+
+    @property
+    def kept_start_offset(self) -> int:
+        """As `Log.kept_start_offset`."""
+        return self.log.kept_start_offset
 
     @property
     def log_end_offset(self) -> int:

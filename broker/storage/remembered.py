@@ -15,18 +15,23 @@ U2  What was ever told of subjects holds after a restart: the state file has it,
     as removed.
 U3  Whatever is not certain (a table that may have missed an append, a log that has lost its tail) is
     dropped, and read anew.
+U4  A log that follows brings its tables up to date in the background (`keep_up`), so that there is
+    little to read when it begins to lead. They are read without the append lock, and count if nothing
+    was dropped meanwhile.
 
 The log's append lock covers all of it, where nothing else is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
-from broker.api.batch import BatchHeader
-from broker.api.errors import LiftlogError
+from broker.api.batch import BatchHeader, read_header
+from broker.api.errors import LiftlogError, NotReady
 from broker.storage.disk import storage_error
+from broker.storage.memory.ids import has_headers
 from broker.storage.memory.memory import Memory
 from broker.storage.memory.producers import GroupStamp
 from broker.storage.memory.state_files import PRODUCERS, SUBJECTS, StateFiles, state_name
@@ -39,6 +44,8 @@ from broker.storage.writing.let_go import goes_to
 IDS_KEPT_AT_ONCE: Final = 1 << 14
 """A roll writes a table of so many ids itself, half a megabyte; a larger one is left to the next
 checkpoint."""
+LEARNED_BYTES: Final = 512 << 10
+"""So much of the log is noted at a time while appends wait."""
 SUBJECTS_KEPT_AT_ONCE: Final = 1 << 14
 """A roll writes a table of so many subjects itself, as with ids."""
 
@@ -52,6 +59,7 @@ class Remembered:
         is_due: A state file is to be written by the next checkpoint (`keep_due`).
         is_ahead: The table of subjects tells of what is being appended.
         is_wanted: Somebody asks for subjects for the first time, and all must be durable before.
+        has_news: Of what a leader has sent, something tells more than the tables.
     """
 
     def __init__(self, log: Log, now_us: int) -> None:
@@ -62,22 +70,108 @@ class Remembered:
         self.is_due = False
         self.is_ahead = False
         self.is_wanted = False
+        self.has_news = False
+        self._drops = 0  # how often the tables were dropped
         self._told: tuple[int, int | None] | None = None  # a state file, and up to where it tells of subjects
 
     # --- the tables -----------------------------------------------------------------------------------------
 
     def known(self) -> Memory:
         """The tables as of the log end; without ids that came while ids were not minded."""
-        memory = self.memory
-        if memory is None or memory.end != self.log.log_end_offset:
+        memory, end = self.memory, self.log.log_end_offset
+        if memory is None or memory.end != end:
             with self.log.guarded("read state"):
-                memory = self.memory = self.read(self.log.log_end_offset, self.states.offsets)
+                self.memory = None  # U3: what is read by half is no table
+                memory = self.memory = self._further(memory, end, self.states.offsets)
+                self.has_news = False
         return memory
 
     def forget(self) -> None:
         """They are read again when they are needed."""
+        self.has_news |= self.memory is not None
         self.memory = None
         self.is_wanted = False
+        self._drops += 1
+
+    def hear(self, header: BatchHeader, message: memoryview) -> None:
+        """A batch that a leader has sent is about to be written."""
+        self.has_news = self.has_news or bool(header.producer_id) or has_headers(message)
+
+    def keep_up(self) -> None:
+        """U4. For one thread, which does not hold the append lock. What cannot be read is read when it is needed."""
+        log = self.log
+        with log.lock:
+            memory, drops, end = self.memory, self._drops, log.log_end_offset
+            is_wanted = self.has_news or self.is_due if memory is None else memory.end != end
+            if log.failure is not None or not is_wanted:
+                return
+            with log.guarded("read state"):
+                offsets = self.states.offsets
+            if not offsets:
+                return
+            if memory is not None and not self.has_news and self._is_base(memory, end, offsets):
+                self.known()
+                return
+        with suppress(OSError, LiftlogError):
+            if memory is not None and self._is_base(memory, end, offsets):
+                self._follow(memory, end)
+            else:
+                found = self.read(end, offsets)
+                with log.lock:
+                    if self.memory is memory and self._drops == drops:
+                        self.memory = memory = found
+        with log.lock:
+            if memory is not None and self.memory is memory and memory.end == log.log_end_offset:
+                self.has_news = False
+
+    def complete(self) -> None:
+        """The log is about to lead: what has come since the last `keep_up` is read, if there was one."""
+        if self.memory is not None:
+            try:
+                self.known()
+            except LiftlogError:
+                self.forget()
+
+    def _follow(self, memory: Memory, end: int) -> None:
+        """Note what has come since, a little at a time: in between the tables are whole, up to their end."""
+        log, at = self.log, memory.end
+        messages: list[memoryview] = []
+        size = 0
+        for message in log.messages(at, end, whole=True):
+            messages.append(message)
+            size += len(message)
+            if size >= LEARNED_BYTES:
+                at = self._note(memory, messages, at)
+                messages, size = [], 0
+        if messages:
+            self._note(memory, messages, at)
+
+    def _note(self, memory: Memory, messages: Sequence[memoryview], at: int) -> int:
+        """Messages, the first of which has the record at `at`. Returns their end. NotReady: others were here."""
+        with self.log.lock:
+            if self.memory is not memory or memory.end != at:
+                raise NotReady(f"{self.log.folder}: the tables are others by now")
+            end = read_header(messages[-1]).next_offset
+            self.memory = None  # U3
+            self._learn(memory, messages, at, end)
+            memory.end = end
+            self.memory = memory
+            return end
+
+    def _is_base(self, memory: Memory, end: int, offsets: Sequence[int]) -> bool:
+        """Whether what has come since is all that these tables lack: they are whole, and the log tells of the rest."""
+        return memory.is_of_messages_alone and bool(offsets) and offsets[0] <= memory.end <= end
+
+    def _further(self, memory: Memory | None, end: int, offsets: Sequence[int]) -> Memory:
+        """The tables as of `end`: those of before and what has come since, or read anew. OSError passes through."""
+        if memory is None or not self._is_base(memory, end, offsets):
+            return self.read(end, offsets)
+        if self.has_news:
+            self._learn(memory, self.log.messages(memory.end, end, whole=True), memory.end, end)
+        else:
+            memory.ids.last_id = b""
+        memory.end = end
+        return memory
 
     def read(self, end: int, offsets: Sequence[int]) -> Memory:
         """The tables of all below `end`: what a state file says, the first of `offsets` that is whole, and the log from
@@ -94,14 +188,19 @@ class Remembered:
                 log.recovery.notes.append(f"{self.log.folder}/{state_name(offset)} is damaged: passed over")
             start = 0
         memory = Memory.restore(sections, self.log.settings, end)
-        segments = log.chain.segments
-        start = max(start, segments[0].base_offset) if segments and start >= 0 else end
+        with log.lock:
+            segments = log.chain.segments
+            start = max(start, segments[0].base_offset) if segments and start >= 0 else end
         if start < end:
-            window_us = self.log.settings.dedup_window_ms * 1_000
-            for message in log.messages(start, end, whole=True):
-                memory.learn(message, start, end, now_us=self.latest_us, window_us=window_us)
+            self._learn(memory, log.messages(start, end, whole=True), start, end)
         memory.end = end
         return memory
+
+    def _learn(self, memory: Memory, messages: Iterable[memoryview], start: int, end: int) -> None:
+        """Note what these tell of the records from `start` on; the log ends, or was read to, at `end`."""
+        window_us = self.log.settings.dedup_window_ms * 1_000
+        for message in messages:
+            memory.learn(message, start, end, now_us=self.latest_us, window_us=window_us)
 
     def sections_of(self, memory: Memory, offset: int) -> dict[str, bytes]:
         return memory.snapshot(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker.api.batch import BUFFER_COUNT, HEADER_BYTES, BatchHeader, encode_batch
-from broker.api.encodable import Encodable, Place
+from broker.api.encodable import BatchPlace, Encodable
 from broker.api.schema import SCHEMA
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class RowBatch:
         self.producer_epoch = producer_epoch
         self.sequence = sequence
 
-    def compose(self, **place: Unpack[Place]) -> bytearray:
+    def compose(self, **place: Unpack[BatchPlace]) -> bytearray:
         """Encode the rows as the message that stands at `first_offset`."""
         first_offset = place["first_offset"]
         next_offset = first_offset + self.record_count

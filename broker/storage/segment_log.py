@@ -270,14 +270,15 @@ class Log:
     def close(self, *, clean: bool = True) -> None:
         """Give everything back. Cleanly: fsync, and set the clean mark, so that the next open reads no segment.
 
-        A failed log is closed without the mark.
+        A failed log is closed without the mark. Behind it nothing is written into the folder, whoever is still at it
+        (`state.L8`).
         """
         try:
             if clean and self.failure is None:
                 self.sync()
                 self.checkpoint(clean=True)
         finally:
-            with self.sync_lock, self.lock:
+            with self.checkpoint_lock, self.sync_lock, self.lock:
                 self.state.is_closed = True
                 self.state.fail(StorageFailed(f"{self.folder} is closed", path=self.folder))
                 self.chain.close()
@@ -295,13 +296,18 @@ class Log:
         """
         with self.checkpoint_lock, self.sync_lock, self.lock:
             self._epochs.check_not_stale(leader_epoch, "lead")
-            if (
-                not self.state.settings.is_sole_replica
-            ):  # whose recovery leaves whole groups, and whose appends are such
+            if self.may_end_in_part:
                 self.state.check_writable()
                 truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))
             self._epochs.lead(leader_epoch)
             return self.log_end_offset
+
+    @property
+    def may_end_in_part(self) -> bool:
+        """Whether the last commit group may lack its rest. A sole replica may have been a follower before; then no part
+        of that group is committed."""
+        state = self.state
+        return not state.settings.is_sole_replica or state.high_watermark < state.log_end_offset
 
     def follow(self, leader_epoch: int) -> None:
         """From now on take only what this epoch's leader has stored. A thread that still appends is refused.
@@ -405,6 +411,12 @@ class Log:
     @property
     def log_start_offset(self) -> int:
         return self.state.log_start_offset
+
+    @property
+    def kept_start_offset(self) -> int:
+        """The log start by the checkpoint: a later one may be undone by a crash (`checkpoint.K3`)."""
+        written = self._checkpoints.written
+        return min(self.state.log_start_offset, written.log_start_offset if written is not None else 0)
 
     @property
     def log_end_offset(self) -> int:

@@ -12,6 +12,7 @@ T2  What broke underway is taken up again at the next offset (broker.client.read
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -26,7 +27,7 @@ from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
 from broker.client.reading.fetch import FetchSession, PartitionFetch
 from broker.client.reading.gathering import Gathering
-from broker.client.reading.reused_memory import Memory
+from broker.client.reading.reused_memory import ReusedMemory
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions
 from spark_liftlog.reading.advance import Head, expired, lost, truncated
@@ -41,8 +42,11 @@ DEADLINE_S: Final = 120.0
 
 log = logging.getLogger("spark_liftlog")
 
-_sessions: dict[str, FetchSession] = {}
-_memory: Final = Memory()
+RACK: Final = "LIFTLOG_RACK"
+"""In the environment of an executor: where it stands, for readFrom=nearest."""
+
+_sessions: dict[tuple[str, str | None], FetchSession] = {}
+_memory: Final = ReusedMemory()
 _lock = threading.Lock()
 
 
@@ -58,13 +62,21 @@ class TaskRanges(InputPartition):
         self.opening = opening
 
 
-def session(brokers: str) -> FetchSession:
-    """This process's session with a cluster."""
+def session(brokers: str, *, rack: str | None = None) -> FetchSession:
+    """This process's session with a cluster. `rack`: to read from a replica there."""
     with _lock:
-        found = _sessions.get(brokers)
+        found = _sessions.get((brokers, rack))
         if found is None:
-            found = _sessions[brokers] = FetchSession(brokers)
+            found = _sessions[brokers, rack] = FetchSession(brokers, rack=rack)
         return found
+
+
+def rack_here() -> str | None:
+    """Where this executor stands; None: nobody has said so, and leaders are read."""
+    rack = os.environ.get(RACK)
+    if not rack:
+        log.warning("source.no_rack variable=%s", RACK)
+    return rack or None
 
 
 def read_task(partition: InputPartition, projection: Projection, *, options: SourceOptions) -> Iterator[pa.RecordBatch]:
@@ -76,12 +88,13 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
 
     interrupt = Interrupt()
     brokers, batch_rows, subjects = options.brokers, options.batch_rows, options.subjects
+    rack = rack_here() if options.from_nearest else None
 
     def batches() -> Iterator[pa.RecordBatch]:
         for wanted in ranges:
             shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
-            found = _records(wanted, gathering, brokers, options.fail_on_data_loss, interrupt)
+            found = _records(wanted, gathering, brokers, rack, options.fail_on_data_loss, interrupt)
             yield from projection.of_subjects(found, subjects) if subjects else found
 
     try:
@@ -105,10 +118,15 @@ def _now(partition: InputPartition, brokers: str) -> list[Range]:
 
 
 def _records(
-    wanted: Range, gathering: Gathering, brokers: str, fail_on_data_loss: bool, interrupt: Interrupt
+    wanted: Range,
+    gathering: Gathering,
+    brokers: str,
+    rack: str | None,
+    fail_on_data_loss: bool,
+    interrupt: Interrupt,
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range; what the log lost of it since it was planned is an error or, if chosen, left out."""
-    reader = session(brokers)
+    reader = session(brokers, rack=rack)
     key = (wanted.stream, wanted.partition)
     if wanted.address:
         reader.brokers.note_leader(key, wanted.address)

@@ -54,6 +54,12 @@ def test_acked(tmp_path: Path) -> None:
         assert "liftlog/jetstream" in line["ratios"]
 
 
+def test_replicated(tmp_path: Path) -> None:
+    for line in run_tiny("replicated", tmp_path):
+        assert ours(line)["lost"] == 0
+        assert ours(line)["acked"] > 0
+
+
 def test_fetch(tmp_path: Path) -> None:
     for line in run_tiny("fetch", tmp_path):
         assert ours(line)["bytes_per_record"] > line["parameters"]["value_bytes"]

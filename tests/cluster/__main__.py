@@ -1,8 +1,9 @@
-"""The kill loop for as many rounds as asked: `make chaos ROUNDS=50`.
+"""Faults for as long as asked: `make chaos MINUTES=60` on three brokers, `make chaos ROUNDS=50` on one.
 
-    python -m tests.cluster --rounds 50 [--seed 7]
+    python -m tests.cluster --minutes 60 [--seed 7] [--history kept.jsonl]    everything, on three brokers
+    python -m tests.cluster --rounds 50  [--seed 7] [--history kept.jsonl]    kill -9 of one broker
 
-Prints the seed and the figures; exit 1 and the folder of the run, left as it is, where something did not hold. (Kills
+Prints the seed and the figures; exit 1 and the folder of the run, left as it is, where something did not hold. (Faults
 come at moments that a seed does not fix: it repeats the plan of a run, not the run.)
 """
 
@@ -16,22 +17,31 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from tests.cluster.kill_loop import run
+from tests.cluster import chaos, kill_loop
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=50, help="kills, 50 unless given")
+    how_long = parser.add_mutually_exclusive_group(required=True)
+    how_long.add_argument("--minutes", type=float, help="three brokers, for so long")
+    how_long.add_argument("--rounds", type=int, help="one broker, so many kills")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    parser.add_argument("--history", type=Path, help="what clients saw is kept there, as tests/history reads it")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="liftlog-chaos-"))
-    print(f"seed {given.seed}, {given.rounds} rounds in {folder}", flush=True)
+    print(f"seed {given.seed}, in {folder}", flush=True)
     try:
-        figures = run(folder, given.rounds, given.seed)
+        figures = (
+            kill_loop.run(folder, given.rounds, given.seed)
+            if given.rounds is not None
+            else chaos.run(folder, given.seed, minutes=given.minutes)
+        )
     except Exception:
         traceback.print_exc()
         print(f"seed {given.seed}: see {folder}")
         return 1
+    if given.history is not None:
+        shutil.copyfile(folder / "history.jsonl", given.history)
     shutil.rmtree(folder)
     print(figures)
     return 0

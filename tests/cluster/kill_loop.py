@@ -3,6 +3,7 @@
     lanes         publishers over NATS, each one message after the other, with `Nats-Msg-Id`; what is not acknowledged
                   is published again under its id. Half of them to a stream that keys are compacted in.
     a query       stages batches in two partitions and commits them, as Spark does (`test_sinks.Query`)
+    a history     publishers without ids and readers over HTTP, written down (`tests/history`)
     the cleaner   every 50 ms: rolls, checkpoints, compaction
 
 What is looked at afterwards are the segment files, by pyarrow alone: none of liftlog's code reads them.
@@ -12,6 +13,7 @@ X2  No record is there twice: an id that was published again is one record.
 X3  Records of a lane are in the order in which it published; offsets rise.
 X4  Every sink batch that was decided is there once, whole, of one attempt, one commit group per partition.
 X5  Of each key the newest acknowledged record, or a later one, is there.
+X6  The history has no fault: nothing that was acknowledged is unseen, moved, doubled or out of order for any reader.
 """
 
 from __future__ import annotations
@@ -30,11 +32,16 @@ import nats.errors
 import pyarrow as pa
 
 from tests.cluster.test_sinks import ROWS, Query
+from tests.history.judge import faults, judge
+from tests.history.ops import read
+from tests.history.record import Recorder
+from tests.history.users import Pollers, Senders, read_to_the_end
 from tests.support.processes import BrokerProcess, NatsServer, eventually
 
 LANES = 6
 KEYS = 5
-PLAIN, KEYED = "plain", "keyed"
+PLAIN, KEYED, TOLD = "plain", "keyed", "told"
+TOLD_PARTITIONS = 2
 SMALL = {"segment_bytes": 1 << 16}
 COMPACTED = {**SMALL, "cleanup": "compact", "min_cleanable_dirty_percent": 1}
 
@@ -105,7 +112,7 @@ class Publishers:
 class Figures:
     """What a run came to.
 
-    `republished`: records that took more than one try until their ack came.
+    `republished`: records that took more than one try until their ack came. `operations`: lines of the history.
     """
 
     rounds: int
@@ -114,6 +121,7 @@ class Figures:
     republished: int
     duplicate_acks: int
     sink_batches: int
+    operations: int
     compactions: int
     segments: int
     seconds: float
@@ -123,23 +131,42 @@ class Figures:
 
 
 def run(folder: Path, rounds: int, seed: int) -> Figures:
-    """Kill a broker so often; raise AssertionError for X1 to X5."""
+    """Kill a broker so often; raise AssertionError for X1 to X6. The history is `history.jsonl` in the folder."""
+    with Recorder(folder / "history.jsonl") as recorder:
+        figures = _run(folder, rounds, seed, recorder)
+    with recorder.path.open() as lines:
+        found = judge(read(lines))
+    assert not faults(found), f"X6: {[(name, found[name][:3]) for name in faults(found)]}, see {recorder.path}"
+    return figures
+
+
+def _run(folder: Path, rounds: int, seed: int, recorder: Recorder) -> Figures:
     rng = random.Random(seed)
     began_s = time.monotonic()
     nats_server = NatsServer(folder / "nats").start()
     broker = BrokerProcess(folder / "broker", nats_server, env={"LIFTLOG_CLEANER_INTERVAL_MS": "50"}).start()
-    publishers, query = None, None
+    publishers, query, senders, pollers = None, None, None, None
     try:
         broker.request("POST", "/v1/streams", {"name": PLAIN, "subject": PLAIN, **SMALL})
         broker.request("POST", "/v1/streams", {"name": KEYED, "subject": KEYED, **COMPACTED})
         broker.request("POST", "/v1/streams", {"name": "s", "subject": None, "partitions": 2, **SMALL})
+        told = {"name": TOLD, "subject": TOLD, "partitions": TOLD_PARTITIONS, "partition_by": "subject_suffix"}
+        broker.request("POST", "/v1/streams", {**told, **SMALL})
         publishers, query = Publishers(nats_server.url), Query(broker.address, rng)
+        senders = Senders(recorder, nats_server.url, subject_of=subject_of, partitions=TOLD_PARTITIONS)
+        pollers = Pollers(recorder, [broker.address], TOLD, TOLD_PARTITIONS, count=2)
 
         def go_on(acks: int, batches: int) -> None:
             assert publishers is not None
             assert query is not None
+            assert senders is not None
+            acked = senders.acked
             goal, last = publishers.acks + acks, query.acked + batches
-            eventually(lambda: publishers.acks >= goal and query.acked >= last, timeout_s=120, what="all go on")
+            eventually(
+                lambda: publishers.acks >= goal and query.acked >= last and senders.acked > acked,
+                timeout_s=120,
+                what="all go on",
+            )
 
         for _ in range(rounds):
             go_on(rng.randint(30, 150), rng.randint(0, 3))
@@ -154,10 +181,13 @@ def run(folder: Path, rounds: int, seed: int) -> Figures:
         eventually(lambda: "compaction.done" in broker.output(), what="a pass of compaction, while all go on")
         publishers.stop()
         query.stop()
+        senders.stop()
+        pollers.stop()
+        assert read_to_the_end(recorder, [broker.address], TOLD, TOLD_PARTITIONS) >= senders.acked
         assert broker.stop() == 0
         output = broker.output()
     finally:
-        for running in (publishers, query):
+        for running in (publishers, query, senders, pollers):
             if running is not None:
                 running._stop.set()
         broker.stop()
@@ -178,10 +208,16 @@ def run(folder: Path, rounds: int, seed: int) -> Figures:
         republished=sum(lane.republished for lane in publishers.lanes),
         duplicate_acks=sum(lane.duplicate_acks for lane in publishers.lanes),
         sink_batches=check_batches(streams / "s", query),
+        operations=recorder.count,
         compactions=output.count("compaction.done"),
         segments=len(list(streams.rglob("*.arrows"))),
         seconds=time.monotonic() - began_s,
     )
+
+
+def subject_of(partition: int) -> str:
+    """The subject of a partition of the stream whose history is kept."""
+    return f"{TOLD}.{partition}" if partition else TOLD
 
 
 def records_of(folder: Path) -> list[tuple[int, str, int]]:

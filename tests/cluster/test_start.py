@@ -55,7 +55,11 @@ def test_no_leader_epoch_is_used_by_two_lives_wherever_the_start_is_killed(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_each_signal_that_asks_for_an_end_gets_a_clean_one(tmp_path: Path, number: signal.Signals) -> None:
-    broker = BrokerProcess(tmp_path / "broker", None).start()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    try:
+        broker = BrokerProcess(tmp_path / "broker", None).start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert broker.process is not None
     os.kill(broker.pid, number)
     assert broker.process.popen.wait(60) == 0, broker.output()

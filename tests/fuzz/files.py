@@ -33,6 +33,7 @@ from broker.cli.options import byte_count, duration_ms, number, position
 from broker.groups.offsets import ConsumerOffset, OffsetTable, decode_offset
 from broker.metadata.journal import encode_line
 from broker.runtime.background.scrubber import load_position
+from broker.runtime.cluster.plane import membership
 from broker.runtime.config.configuration import load
 from broker.runtime.partitions.catalog_store import CatalogStore
 from broker.sinks.ledger import Ledger
@@ -358,6 +359,11 @@ def check_owner(data: bytes) -> None:
             pass
 
 
+def check_membership(data: bytes) -> None:
+    found = membership.decode(data)
+    assert membership.decode(json.dumps(found.as_dict()).encode()) == found
+
+
 def check_up_record(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as path:
         os.mkdir(os.path.join(path, "run"))
@@ -569,6 +575,14 @@ FILES: Final = (
         form="json",
         words=JSON_WORDS,
         weight=6,
+    ),
+    Decoder(
+        name="raft.json",
+        modules=("broker/runtime/cluster/plane/membership.py",),
+        check=check_membership,
+        errors=CORRUPT,
+        form="json",
+        words=JSON_WORDS,
     ),
     Decoder(
         name="up.json",

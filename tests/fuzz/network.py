@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import json
 import random
@@ -18,11 +19,12 @@ from typing import Any, Final
 from urllib.parse import quote, urlparse
 
 import pyarrow as pa
+from crc32c import crc32c
 from nats.aio.client import Srv
 from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 
-from broker.api import answers
+from broker.api import answers, placements
 from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, seal
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
 from broker.api.legible import readable_rows
@@ -39,6 +41,10 @@ from broker.ingest import Intake
 from broker.ingest.control import parse_headers, read_control_line, read_operation
 from broker.ingest.partitioning import parse_partition_by
 from broker.metadata.catalog import StreamInfo
+from broker.raft.wire import Codec, hello_in
+from broker.runtime.cluster.plane.forming import answer_to
+from broker.runtime.cluster.plane.identity import Identity
+from broker.runtime.cluster.plane.membership import Membership
 from broker.runtime.intake.nats_seam import make_client
 from broker.serving.endpoints.append import encode
 from broker.serving.http.app import ENDPOINTS
@@ -99,8 +105,8 @@ def check_ack(data: bytes) -> None:
         import nats.aio.client
 
         client = nats.aio.client.Client()
-        work = _Publish("s", None, 1, 1.0)
-        work.awaited[0] = 0.0
+        work = _Publish("s", None, 1, 1.0, None)
+        work.awaited[0] = (0.0, b"")
         await work._on_answer(Msg(client, subject="_INBOX.x.0", data=data))
         assert work.acked + sum(work.errors.values()) == 1
 
@@ -179,7 +185,7 @@ def check_request(data: bytes) -> None:
 
 
 BODIES: Final = tuple(
-    endpoint.path.format(stream="orders", consumer="c", sink="q", partition="0")
+    endpoint.path.format(stream="orders", consumer="c", sink="q", partition="0", broker="b")
     for endpoint in ENDPOINTS
     if endpoint.method == "POST" and endpoint.request is not None and JSON_MEDIA in endpoint.request.media
 )
@@ -322,6 +328,20 @@ class Said:
         return None
 
 
+def check_hello(data: bytes) -> None:
+    """What somebody says at the Raft port before he takes part: it is answered, in JSON."""
+    hello = hello_in(Codec.loads(data))
+    if hello is None:
+        return
+    named = (("b-1", "127.0.0.1:1"), ("b-2", "127.0.0.1:2"))
+    at = "127.0.0.1:1"
+    me = Identity(broker_id="b-1", cluster_id="c", address=at, bind=at, named=named)
+    for state in ("forming", "member"):
+        own = Membership(state=state, node_id=f"b-1.x@{at}", group="c/1", first=(f"b-1.x@{at}",))
+        answer = answer_to(hello, me, own, voters=own.first, removed={"b-3.y@z": "b-3"}, acted={"b-2": "b-2.y@z"})
+        Codec.loads(Codec.dumps(answer))
+
+
 def check_problem(data: bytes) -> None:
     for status in (400, 404, 421, 500, 503):
         error = read_problem(Said(status, data))  # type: ignore[arg-type]
@@ -337,6 +357,10 @@ ANSWERS: Final[dict[str, type[Any]]] = {
     "resolved": answers.Resolved,
     "watch": answers.Watch,
     "cluster": answers.ClusterDescription,
+    "placements": placements.Placements,
+    "elected": placements.Elected,
+    "drained": placements.Drained,
+    "copies": placements.ReplicaEnds,
     "ready": answers.Readiness,
     "appended": answers.AppendAnswer,
     "sink": answers.SinkDescription,
@@ -384,6 +408,55 @@ def check_client(data: bytes) -> None:
 def check_address(data: bytes) -> None:
     for address in parse_addresses(data.decode("utf-8", "replace")):
         assert 1 <= address.port <= 65535
+
+
+# --- other brokers --------------------------------------------------------------------------------------------------
+
+
+def seal_frame(inner: bytes) -> bytes:
+    """A frame with this head, and a CRC that fits. What goes with it is as long as the head says, if that is little."""
+    from broker.api.proto import replica_pb2 as pb
+
+    head = pb.Head()
+    with contextlib.suppress(Exception):
+        head.ParseFromString(inner)
+    data = bytes(min(head.data_bytes, 1_000))
+    return bytes(pb.Frame(head=inner, head_crc=crc32c(inner), data=data).SerializeToString())
+
+
+def unseal_frame(data: bytes) -> bytes:
+    from broker.api.proto import replica_pb2 as pb
+
+    frame = pb.Frame()
+    with contextlib.suppress(Exception):
+        frame.ParseFromString(data)
+    return bytes(frame.head)
+
+
+def check_replica(data: bytes) -> None:
+    """What another broker sends: refused, or a message that goes back as the bytes that it came as."""
+    from broker.runtime.cluster.codec import decode_bytes, encode
+
+    said = decode_bytes(data)
+    assert decode_bytes(encode(said).SerializeToString()) == said
+
+
+def check_replica_greeting(data: bytes) -> None:
+    """What a stranger says first, and second: refused with a reason, and never let in."""
+    from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
+
+    key, nonce = key_of(b"nobody knows it ...."), bytes(NONCE_BYTES)
+    friend = Caller(Peer("broker-1", 7), "c" * 32, "broker-0", key, nonce)
+    door = Doorkeeper("broker-0", "c" * 32, key, {"broker-1": 7}.get, nonce)
+    with contextlib.suppress(Refused):
+        door.hello(data)
+    door.hello(friend.hello())
+    for meet in (door.proof, friend.challenge, friend.welcome):
+        try:
+            meet(data)
+        except Refused:
+            continue
+        assert meet == friend.welcome, "a stranger was let in"  # that one proves nothing: it comes last
 
 
 # --- Spark ----------------------------------------------------------------------------------------------------------
@@ -542,6 +615,14 @@ NETWORK: Final = (
         weight=10,
     ),
     Decoder(
+        name="hello",
+        modules=("broker/runtime/cluster/plane/forming.py", "broker/raft/greeting.py"),
+        check=check_hello,
+        errors=(ValueError,),
+        form="json",
+        words=JSON_WORDS,
+    ),
+    Decoder(
         name="client-problem",
         modules=("broker/client/http/brokers.py", "broker/api/errors.py"),
         check=check_problem,
@@ -572,6 +653,24 @@ NETWORK: Final = (
         check=check_address,
         errors=(InvalidRequest,),
         words=(b"http://", b"[::1]", b":", b"@", b"https://", b"%00", b"xn--"),
+    ),
+    Decoder(
+        name="replica",
+        modules=("broker/runtime/cluster/codec.py",),
+        check=check_replica,
+        errors=(InvalidRequest,),
+        words=(b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", b"\xff\xff\xff\xff\x0f", b"\x01", b"\x12\x00"),
+        unseal=unseal_frame,
+        seal=seal_frame,
+    ),
+    Decoder(
+        name="replica-greeting",
+        modules=("broker/runtime/cluster/link/handshake.py",),
+        check=check_replica_greeting,
+        errors=(),
+        words=(b"\x0a\x20", b"broker-1", b"\x01"),
+        unseal=unseal_frame,
+        seal=seal_frame,
     ),
     Decoder(
         name="spark-offset",

@@ -18,7 +18,7 @@ from broker.api.errors import LiftlogError
 from broker.api.http import HIGH_WATERMARK, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
 from broker.client.reading.fetch import FetchSession, PartitionFetch, decoded
 from broker.client.reading.gathering import Gathering, PureGathering, Shape
-from broker.client.reading.reused_memory import Memory
+from broker.client.reading.reused_memory import ReusedMemory
 from broker.runtime.intake.jetstream import names_in
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.network import JSON_WORDS, serving
@@ -74,7 +74,7 @@ def check_read(data: bytes) -> None:
             if make is None:
                 batches = fetch.until(END, decoded)
             else:
-                gathering = make(Shape(COLUMNS), rows_max=1 << 16, bytes_enough=1, memory=Memory())
+                gathering = make(Shape(COLUMNS), rows_max=1 << 16, bytes_enough=1, memory=ReusedMemory())
                 batches = fetch.until(END, gathering.add, gathering.memory)
             for rows in batches:
                 offsets += _checked(rows)

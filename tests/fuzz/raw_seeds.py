@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Final
 
 from broker.api.errors import OffsetOutOfRange
 from broker.api.http import HIGH_WATERMARK, INCARNATION, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
+from broker.runtime.cluster.codec import encode
 from broker.storage.segments.checkpoint import seal_json
+from tests.support.replica_messages import GREETINGS, KINDS, said
 from tests.unit.client.logs import body, message
 
 JSON: Final = "Content-Type: application/json\r\n"
@@ -55,6 +58,12 @@ def of_connections() -> Iterator[tuple[str, str, bytes]]:
         ("deep", b"[" * 3000),
     ):
         yield "jetstream", name, data
+    rng = random.Random(1)
+    for cls in KINDS:
+        yield "replica", cls.__name__, encode(said(cls, rng)).SerializeToString()
+    for greeting in GREETINGS:
+        for target in ("replica", "replica-greeting"):
+            yield target, type(greeting).__name__, encode(greeting).SerializeToString()
     place = {"stream": "orders", "incarnation": "i", "partition": 0, "offset": 7, "finished_us": 5}
     yield "scrub", "good", seal_json(place)
     yield "scrub", "huge", seal_json({**place, "finished_us": 10**400})

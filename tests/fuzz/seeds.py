@@ -174,6 +174,12 @@ def of_metadata() -> Inputs:
     yield "catalog-snapshot", "null", seal_snapshot(b'{"snapshot":null}')
     yield "broker.json", "good", js({"format_version": 1, "cluster_id": "c", "broker_id": "broker-0"})
     yield "broker.json", "list", b"[]"
+    member = {"state": "member", "node_id": "a.1@h:1", "group": "c/1", "first": ["a.1@h:1", "b.2@h:2"]}
+    yield "raft.json", "member", js(member)
+    yield "raft.json", "forming", js({"state": "forming", "node_id": "a.1@h:1", "group": "", "first": []})
+    hello = {"type": "hello", "cluster": "c", "broker": "b-2", "node_id": "b-2.y@z", "group": "", "is_forming": True}
+    yield "hello", "forming", js({**hello, "named": [["b-1", "127.0.0.1:1"], ["b-2", "127.0.0.1:2"]]})
+    yield "hello", "removed", js({**hello, "node_id": "b-3.y@z", "broker": "b-3", "named": []})
     up = {"brokers": [{"id": "broker-0", "http": "h:1", "grpc": "h:2"}], "nats": {"url": "n", "embedded": True}}
     process = {"pid": 1, "started": "5", "boot": "b", "name": "x"}
     yield "up.json", "good", js({**up, "data": "d", "mode": "detached", "processes": {"broker-0": process}})

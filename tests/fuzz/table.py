@@ -18,7 +18,9 @@ DECODERS: Final[dict[str, Decoder]] = {decoder.name: decoder for decoder in (*FI
 ELSEWHERE: Final[dict[str, str]] = {
     "broker/api/plain.py": "what the others decode JSON with",
     "broker/runtime/sinks/stages.py": "reads notes (target note) and verified batches (target batch)",
+    "broker/cli/local/reviving.py": "JSON of a broker for the line of health; what is none is no answer",
     "broker/cli/local/readiness.py": "re-indents JSON for a message; what is none is shown as it is",
+    "broker/serving/http/peers.py": "JSON of another broker; what is none is no answer",
     "broker/cli/doctor/network.py": "JSON of a broker's answer; what is none is no broker",
     "broker/cli/commands/export.py": "decodes what PartitionLog.batches has verified (target segment)",
     "broker/storage/memory/siphash.py": "a hash: every bytes have one",
@@ -27,9 +29,9 @@ ELSEWHERE: Final[dict[str, str]] = {
     "broker/storage/read.py": "peeks at batches that the index names (targets segment, file-index)",
     "broker/storage/memory/handover.py": "takes what file-state decodes",
     "broker/storage/log.py": "applies what file-state decodes",
-    "broker/raft/core.py": "applies commands that the journal's CRC has passed (tests/sim/raft); no port is open yet",
+    "broker/raft/core.py": "applies commands that the journal's CRC has passed (tests/sim/raft)",
     "broker/raft/journal.py": "torn writes and flipped bits: tests/unit/raft, tests/sim/raft",
-    "broker/raft/snapshots.py": "pieces of a snapshot: tests/sim/raft; no port is open yet",
-    "broker/raft/wire.py": "messages between voters: tests/unit/raft/test_wire.py; no port is open yet",
+    "broker/raft/snapshots.py": "pieces of a snapshot: tests/sim/raft",
+    "broker/raft/wire.py": "messages between voters: tests/unit/raft/test_wire.py",
     "spark_liftlog/writing/digest.py": "a sum over Arrow columns that Spark hands over: every buffer has one",
 }

@@ -2,15 +2,17 @@
 and clocks that fail.
 
     python -m tests.sim --seed 7              one cluster, its story printed      (or: make sim SEED=7)
-    python -m tests.sim --seed 7 --mutant X   the same with a deliberate mistake in the protocol
+    python -m tests.sim --mutant X            the same with a deliberate mistake in the protocol
     python -m tests.sim --seeds 0..1000       many, until one fails
     python -m tests.sim --mutants             how many seeds each mistake survives
+    python -m tests.sim --raft --seeds 0..50  the same clusters, their catalog over the real pysyncobj
     python -m tests.sim --cover 0..100        what so many seeds have seen
 
     world.py      the clock, what is to happen when, luck, the story
     network.py    messages that are late, lost, doubled; links that are cut one way
     metadata.py   the plane that the catalog (`broker.metadata`) comes through: commands are late, doubled or lost,
                   answers are lost, controllers change
+    joined.py     in its place: the real pysyncobj, a node in each process
     broker.py     a process, its disk, its catalog; controlling.py  its session, and the controller's core in it
     replica.py    one replica: drives the cores; held.py its log; leading.py, following.py what the cores want;
                   rewriting.py  what it compacts and joins by itself
@@ -19,6 +21,8 @@ and clocks that fail.
                   was compacted, and what its joined batches stand for
     faults.py     what goes wrong, and how often; commands.py  of it, what concerns the controller, and operators
     cluster.py    a run, and its end; scenarios.py  runs by hand, staged.py  those of the catalog, stage.py  their means
+    story.py      of a story what concerns a violation
+    quick.py      what makes seeds cheaper, and their stories no others
     mutants.py    deliberate mistakes: within how many seeds each is found, or which script or scenario shows it
 
 Fault model. Any process may be killed or stopped, any machine lose power, all at once too; disks keep what was fsynced.

@@ -7,9 +7,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 
 from tests.sim import mutants, scenarios
 from tests.sim.cluster import Cluster, play
+from tests.sim.joined import joined
+from tests.sim.story import shortened
+from tests.sim.world import told
 
 
 def main() -> int:
@@ -19,9 +23,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="so many steps of one seed")
     parser.add_argument("--mutant", help="with this mistake in the protocol")
     parser.add_argument("--mutants", action="store_true", help="how many seeds each mistake survives")
+    parser.add_argument("--raft", action="store_true", help="the catalog comes through the real pysyncobj")
+    parser.add_argument("--whole", action="store_true", help="all of the story, also if something does not hold")
     parser.add_argument("--scenario", help=f"one of {', '.join(scenarios.SCENARIOS)}")
     parser.add_argument("--cover", help="what the seeds A..B have seen")
     options = parser.parse_args()
+    if options.mutant:
+        mutant = mutants.named(options.mutant)
+        if mutant in mutants.PLAYED:
+            print(mutants.script_with(mutant))
+            return 1
+        if mutant in mutants.STAGED:
+            options.scenario = options.scenario or mutant.script
+        elif options.seed is None and not (options.seeds or options.cover):
+            options.seed = mutant.seed
     with mutants.applied(options.mutant):
         return run(options)
 
@@ -29,26 +44,28 @@ def main() -> int:
 def run(options: argparse.Namespace) -> int:
     if options.mutants:
         for mutant in mutants.MUTANTS:
-            found = mutants.found_by(mutant, mutant.seeds)
-            print(f"{mutant.name:58} {found or 'NOT FOUND'}  (of {mutant.seeds})", flush=True)
+            found = mutants.found_by(mutant, in_order=True)
+            stale = "" if found.startswith(f"seed {mutant.seed}:") else f", stated is seed {mutant.seed}"
+            print(f"{mutant.name:58} {found or 'NOT FOUND'}  (of {mutant.seeds}{stale})", flush=True)
         return 0
     if options.scenario:
         cluster = scenarios.made(options.scenario, options.seed or 0)
         failure = scenarios.played(cluster, options.scenario)
-        return told(cluster, failure)
+        return end(cluster, failure, is_whole=options.whole)
     if options.seed is not None:
-        cluster = Cluster(options.seed)
-        failure = scenarios.guarded(lambda: cluster.run(options.steps))
-        return told(cluster, failure)
+        with joined() if options.raft else nullcontext():
+            cluster = Cluster(options.seed, raft=options.raft)
+            failure = scenarios.guarded(lambda: cluster.run(options.steps))
+        return end(cluster, failure, is_whole=options.whole)
     first, last = map(int, (options.seeds or options.cover or "0..100").split(".."))
     seen: Counter[str] = Counter()
     begun = time.process_time()
     for seed in range(first, last):
-        cluster, failure = play(seed)
+        cluster, failure = play(seed, raft=options.raft)
         seen.update(cluster.world.seen)
         seen["seeds"] += 1
         if failure:
-            print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}")
+            print(f"seed {seed}: {failure}\n  python -m tests.sim --seed {seed}{' --raft' * options.raft}")
             return 1
     took = time.process_time() - begun
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
@@ -59,9 +76,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def told(cluster: Cluster, failure: str) -> int:
-    print("\n".join(cluster.world.story))
-    print(f"\n{failure or 'all holds'}  ({cluster.world.steps} steps, {cluster.world.now_ms / 1000:.1f} s of its time)")
+def end(cluster: Cluster, failure: str, *, is_whole: bool) -> int:
+    world = cluster.world
+    print(told(world.story) if is_whole or not failure else shortened(cluster, failure))
+    print(f"\n{'something does not hold' if failure else 'all holds'}", end="")
+    print(f"  ({world.steps} steps, {world.now_ms / 1000:.1f} s of its time)")
     return 1 if failure else 0
 
 

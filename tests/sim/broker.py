@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from broker.api.stream import StreamSettings
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import PartitionState
 from broker.metadata.session import Session
@@ -132,12 +133,9 @@ class Broker(Sessions):
         self.guard(self._start)
 
     def _restore(self) -> None:
-        """What its own journal of Raft has, or the snapshot that it is sent: any that there was, and then the rest."""
-        snapshots = self.cluster.metadata.snapshots
-        self.applied = self.world.rng.choice(list(snapshots))
-        self.catalog = Catalog.restore(json.loads(snapshots[self.applied]))
-        if self.applied:
-            self.world.saw("catalog restored from a snapshot")
+        """A snapshot, and then the rest."""
+        self.applied, text = self.cluster.metadata.begun(self)
+        self.catalog = Catalog.restore(json.loads(text))
 
     def _start(self) -> None:
         for name in self.cluster.metadata.states:
@@ -195,6 +193,7 @@ class Broker(Sessions):
         if self.process == 0:
             return
         self.process = 0
+        self.cluster.metadata.ended(self, mode)
         self.forget_sessions()
         for replica in self.replicas.values():
             replica.remember()
@@ -218,8 +217,8 @@ class Broker(Sessions):
         self.after(TICK_MS / self.clock.rate, self._tick)
         metadata = self.cluster.metadata
         self.tick_sessions()
-        if metadata.reaches(self.name) and self.applied < len(metadata.log) and self.world.chance(0.5):
-            self.learn(len(metadata.log))
+        if self.applied < metadata.known_to(self.name) and self.world.chance(0.5):
+            self.learn(metadata.known_to(self.name))
         self._delete_left()
         self._report_logs()
         for replica in list(self.replicas.values()):
@@ -227,17 +226,28 @@ class Broker(Sessions):
 
     # -- the catalog
 
+    def settings_of(self, name: str) -> StreamSettings:
+        """Of a partition's stream, as this broker's catalog has them."""
+        found = (info.settings for info in self.catalog.streams.values() if info.incarnation == name)
+        return next(found, StreamSettings())
+
+    def compacts(self, name: str) -> bool:
+        """Whether its replica of a partition is to be compacted."""
+        if name not in self.cluster.compacted or not self.cluster.alters:
+            return name in self.cluster.compacted
+        return self.settings_of(name).cleanup != "delete"
+
     def learn(self, end: int) -> None:
         """Apply what is committed, in its order, up to there."""
         if self.process == 0:
             return
-        if not self.is_running or not self.cluster.metadata.reaches(self.name):
+        if not self.is_running:
             return
-        self.guard(self._learn, end)
+        self.guard(self._learn, min(end, self.cluster.metadata.known_to(self.name)))
 
     def _learn(self, end: int) -> None:
         metadata, process = self.cluster.metadata, self.process
-        while self.applied < min(end, len(metadata.log)) and self.process == process:
+        while self.applied < end and self.process == process:
             before = dict(self.catalog.cluster.partitions)
             command, _ = metadata.log[self.applied]
             result = self.catalog.apply(command)

@@ -10,6 +10,7 @@ R6  once faults stop, the ISR is full again in bounded time, and nobody waits
 R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the newest catalog
 S2  what was fsynced is there after a power cut
 S1  nobody is taken for dead who has a session by its own count    S3  who has none answers no client
+KEPT  retention, by the settings that the leader has heard of, keeps as many committed records as they say
 TRIM  what a trim that was answered let go is not served again
 
 R8, that the catalog loses no command, is the adapter's of Raft (`tests.sim.raft`). Here the catalogs of all brokers
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from broker.api.stream import StreamSettings
 from broker.metadata.partition import PartitionState
 from broker.replication.events import Acks
 from tests.sim.held import Stored, position_of, stored_of
@@ -43,17 +45,24 @@ class Known:
         at: Each committed batch, by its first offset.
         end: The greatest high watermark of anybody.
         is_lost: No member of the ISR or of the last ISR has its disk: nothing is promised any more.
+        is_orphaned: The same before anything was committed: nothing is lost, and only an operator can choose a leader.
         unread_end: So far a leader has committed who could not read all of it.
         bad: Brokers whose disk does not have what it had.
+        begun_anew: Of those that began anew after that, the partition epoch by then. A leader that has not heard of it
+            may commit by what they said before.
         spares: Brokers outside the ISR that have what is damaged there, as a scenario knows.
         unclean_epoch: Of the last leader that an operator chose; what it lacked is given up, and counted in `given_up`.
+        gone: What was committed, and is given up, by its first offset. A leader of before who hears late what the
+            catalog had decided in his time may commit it still: that is true of then, and nobody hears it from him.
     """
 
     at: dict[int, Stored] = field(default_factory=dict)
     end: int = 0
     unread_end: int = 0
     is_lost: bool = False
+    is_orphaned: bool = False
     bad: set[str] = field(default_factory=set)
+    begun_anew: dict[str, int] = field(default_factory=dict)
     spares: set[str] = field(default_factory=set)
     leaders: dict[int, str] = field(default_factory=dict)
     high_watermarks: dict[int, int] = field(default_factory=dict)
@@ -65,6 +74,7 @@ class Known:
     last: Stored | None = None
     unclean_epoch: int = 0
     given_up: int = 0
+    gone: dict[int, Stored] = field(default_factory=dict)
     rewritten: Rewritten | None = None  # None: nobody writes these logs anew
 
 
@@ -105,9 +115,15 @@ class Checker(OfRewrites):
                 self.fail(f"R2: {name}: the high watermark of epoch {epoch} moves back to {end}")
             known.high_watermarks[epoch] = end
         at, shadow = position_of(replica.shadow, log.high_watermark), replica.shadow
+        is_of_before = replica.leads and replica.leader.epoch < known.unclean_epoch
         while at < len(shadow) and shadow[at].first < end:
             batch = shadow[at]
             there = known.at.get(batch.first)
+            if is_of_before and there != batch and known.gone.get(batch.first) == batch:
+                if replica.broker.has_session:
+                    self.fail(f"R4: {name}: {who} commits {batch}, which is given up, and has a session")
+                self.world.saw("what is given up is committed by a leader of before")
+                return
             if there is None:
                 if not replica.leads and batch.first >= known.unread_end:
                     self.fail(f"R4: {name}: {who} takes {batch} for committed, and nobody has committed it")
@@ -159,7 +175,9 @@ class Checker(OfRewrites):
         who, partition = replica.broker.name, self.partitions[replica.name]
         self._gone.pop((who, replica.name), None)
         known = self.known[replica.name]
-        known.bad.discard(who)
+        if who in known.bad:
+            known.bad.discard(who)
+            known.begun_anew[who] = partition.partition_epoch
         if who in partition.isr and known.end and not known.is_lost and partition.has_led:
             self.fail(f"R3: {replica.name}: {who} begins anew, and is in the ISR {partition.isr}")
 
@@ -175,7 +193,11 @@ class Checker(OfRewrites):
     def _promise(self, name: str, partition: PartitionState) -> None:
         known = self.known[name]
         members = {*partition.isr, *partition.last_isr, *known.spares}
-        if partition.has_led and members and members <= known.bad and not known.is_lost and known.end:
+        if not partition.has_led or not members or not members <= known.bad or known.is_lost:
+            return
+        if known.end == 0:
+            known.is_orphaned = True
+        else:
             known.is_lost = True
             self.world.saw("lost: every member's disk")
             self.world.note("CHECK", f"{name}: no member of the ISR or the last ISR has its disk any more")
@@ -209,14 +231,14 @@ class Checker(OfRewrites):
         has = {batch.first: batch for batch in replica.shadow}
         start = replica.log.log_start_offset if replica.log is not None else 0
         end = next((at for at, batch in sorted(known.at.items()) if at >= start and has.get(at) != batch), known.end)
-        for batch in sorted((batch for at, batch in known.at.items() if at < end), reverse=True):
+        for batch in sorted((batch for at, batch in known.at.items() if start <= at < end), reverse=True):
             if batch.ends_group:
                 break
             end = batch.first  # a leader cuts a group that it has in part
         lost = [at for at in known.at if at >= end]
         self.world.note("CHECK", f"{name}: {who} is chosen: [{end}, {known.end}) is given up")
         for at in lost:
-            batch = known.at.pop(at)
+            batch = known.gone[at] = known.at.pop(at)
             if known.rewritten is not None:
                 known.rewritten.given_up[at] = batch
         known.given_up += known.end - end
@@ -245,7 +267,8 @@ class Checker(OfRewrites):
         known, least = self.known[name], state.min_insync_replicas
         if replica.state is not None:
             least = min(least, replica.state.min_insync_replicas)  # it may not have heard of another
-        having = set(known.bad)
+        heard = -1 if replica.state is None else replica.state.partition_epoch
+        having = known.bad | {who for who, epoch in known.begun_anew.items() if heard < epoch}
         for who, broker in self.brokers.items():
             other = broker.replicas.get(name)
             if other is not None and other.durable_end >= end:
@@ -284,10 +307,12 @@ class Checker(OfRewrites):
         self.serves(replica, "a publish")
         if acks is not Acks.ALL:
             self.world.saw("acked by the leader")
+            self.world.detail("clients", f"{replica.name}: {replica.broker.name} acks {{span}} as leader", first, end)
             if replica.log is not None and replica.log.durable_end < end and not known.is_lost:
                 self.fail(f"R5: {replica.name}: acked [{first}, {end}) before it is durable on the leader")
             return
         self.world.saw("acked by all")
+        self.world.detail("clients", f"{replica.name}: {replica.broker.name} acks {{span}} under all", first, end)
         if known.is_lost or replica.broker.name in known.bad:
             return
         if end > known.end:
@@ -302,6 +327,9 @@ class Checker(OfRewrites):
         if known.is_lost or replica.broker.name in known.bad:
             return
         self.world.saw("acked by all")
+        if offsets:
+            text = f"{replica.name}: {replica.broker.name} acks records with ids in {{span}}"
+            self.world.detail("clients", text, min(offsets.values()), max(offsets.values()) + 1)
         for value, offset in offsets.items():
             if offset >= known.end:
                 self.fail(f"R5: {replica.name}: acked {offset}, and committed is up to {known.end}")
@@ -330,6 +358,28 @@ class Checker(OfRewrites):
         known = self.known[replica.name]
         known.trimmed = max(known.trimmed, start)
 
+    def altered(self, name: str, settings: StreamSettings) -> None:
+        """The catalog has other settings of a stream."""
+        self.world.saw("settings altered")
+        rewritten = self.known[name].rewritten
+        if rewritten is not None and settings.cleanup != "delete":
+            rewritten.is_compacted = True
+
+    def retained(self, replica: Replica, before: int) -> None:
+        """A leader has let go of records by the settings that it knows: so many are left below its high watermark."""
+        name, log, known = replica.name, replica.log, self.known[replica.name]
+        assert log is not None
+        if known.is_lost:
+            return
+        settings, start = replica.broker.settings_of(name), log.log_start_offset
+        least = settings.retention_records if settings.cleanup != "compact" else None
+        who = f"KEPT: {name}: {replica.broker.name} lets go of [{before}, {start})"
+        if least is None:
+            self.fail(f"{who}, and everything is to be kept")
+        elif start > log.high_watermark - least:
+            self.fail(f"{who}; it is to keep {least}, and committed is up to {log.high_watermark}")
+        known.trim_asked = max(known.trim_asked, start)
+
     def starts(self, replica: Replica) -> None:
         """A log start has moved."""
         known, log = self.known[replica.name], replica.log
@@ -353,7 +403,7 @@ class Checker(OfRewrites):
         acked one is there, in order, once.
         """
         known, partition = self.known[name], self.partitions[name]
-        if known.is_lost:
+        if known.is_lost or (known.is_orphaned and not partition.electable):
             return
         messages: dict[str, dict[int, bytes]] = {}
         for who in partition.replicas:
@@ -390,8 +440,15 @@ class Checker(OfRewrites):
             if offset < max(start, known.trim_asked):
                 continue
             if values.get(offset) != value:
-                self.fail(f"R5: {name}: {value!r} was acked at {offset}, there is {values.get(offset)!r}")
+                self.fail(f"R5: {name}: {_named(value)} was acked at {offset}, there is {_named(values.get(offset))}")
             if is_once and value is not None and count[value] > 1:
+                at = sorted(at for at, other in values.items() if other == value)
                 self.fail(
-                    f"G4: {name}: {value!r} of an idempotent producer, or with an id, is there {count[value]} times"
+                    f"G4: {name}: {_named(value)} of an idempotent producer, or with an id, was acked at {offset}; "
+                    f"it is there {count[value]} times, at {at}"
                 )
+
+
+def _named(value: bytes | None) -> str:
+    """A value without what makes it long."""
+    return "no value" if value is None else repr(value.rstrip(b"."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,10 @@ from tests.sim.checker import Checker, Known
 from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
 from tests.sim.faults import Faults
 from tests.sim.held import SETTINGS
+from tests.sim.joined import RaftPlane, joined
 from tests.sim.metadata import Metadata
 from tests.sim.network import CALM, Network, Weather
+from tests.sim.quick import verified_once
 from tests.sim.rewriting import LAZY_PERCENT
 from tests.sim.rewritten import Rewritten
 from tests.sim.world import Violation, World
@@ -25,6 +28,8 @@ QUIET_MS = 3_000
 """After the faults clients go on for so long."""
 REWRITING = (4, 6)
 """Of eight seeds, in these the replicas write their logs anew."""
+ALTERING = (3, 6, 11)
+"""Of sixteen seeds, in these an operator alters the settings of streams: what is kept, whether they are compacted."""
 AHEAD_BYTES = 16 << 10
 """So far files run ahead, at most: more than segments are long, and little enough for bits to flip in records."""
 HEAL_MS = 60_000
@@ -36,10 +41,12 @@ class Cluster:
 
     Args:
         faults: Whether luck lets things go wrong. A scenario does that itself.
+        raft: Whether the catalog comes through pysyncobj (`joined.py`): within `joined()` only.
         rewrites: Whether replicas write their logs anew; None: in one of four seeds. In a scenario only as it says.
     Attributes:
         compacted: Partitions whose records may be missing; without `rewrites` they behave as if it were so: who comes
             from behind the leader's state file takes that.
+        alters: Whether the settings of streams are altered. Then those are compacted only while the catalog says so.
         trims: Whether consumers ask for trims.
         calm_ms: What the controller calls calm: with its own ten seconds it would hardly ever give anything back.
         faults_are_over: Repeaters stop when they know where their last group is.
@@ -54,6 +61,7 @@ class Cluster:
         partitions: int | None = None,
         min_insync_replicas: int | None = None,
         rewrites: bool | None = None,
+        raft: bool = False,
     ) -> None:
         self.seed = seed
         self.world = world = World(seed)
@@ -73,23 +81,25 @@ class Cluster:
         self.calm_ms = rng.choice((700, 2_000, CALM_MS)) if faults else CALM_MS
         names = [f"b{number}" for number in range(1, size + 1)]
         self.checker = checker = Checker(world)
-        self.metadata = metadata = Metadata(world, self.network, checker.changed)
+        plane = RaftPlane if raft else Metadata
+        self.metadata = metadata = plane(world, self.network, checker.changed)
         minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(partitions or rng.choice((1, 2, 3)))]
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
         self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
+        self.alters = seed % 16 in ALTERING and faults and rewrites is None
         self.compacted = {"p1"} if len(minima) > 1 or not self.rewrites else {"p0"}
         self.zeals, self.percents = (0.01, 0.1, 0.3) if faults else (0.0,), (0, 50, LAZY_PERCENT)
         self.log_settings = replace(SETTINGS, segment_bytes=3_000) if self.rewrites and faults else SETTINGS
         if self.rewrites:
             for name, known in checker.known.items():
-                known.rewritten = Rewritten(name in self.compacted)
+                known.rewritten = Rewritten(name in self.compacted and not self.alters)
         checker.partitions = metadata.states
         is_internal = faults and len(minima) > 1 and rng.random() < 0.6
         self._form(names, minima, "__offsets" if is_internal else "")
         self._processes = self._producers = 0
         self.brokers = {name: Broker(self, name, self.new_disk()) for name in names}
         checker.brokers = metadata.brokers = self.brokers
-        metadata.failed = checker.failed
+        metadata.failed, metadata.altered = checker.failed, checker.altered
         self.publishers: list[Publisher] = []
         self.consumers = [Consumer(self, name) for name in metadata.states]
         for name in metadata.states:
@@ -104,7 +114,7 @@ class Cluster:
                 else:
                     self.publishers.append(Publisher(self, name, producer_id, f"{name}.{number}"))
         self.repeaters: list[Repeater] = []
-        if seed % 8 == 1:
+        if seed % 8 == 1 or (self.alters and not self.rewrites):
             self.trims = True
             self.repeaters = [Repeater(self, name, self.next_producer_id()) for name in metadata.states]
         for broker in self.brokers.values():
@@ -130,9 +140,8 @@ class Cluster:
                 stream |= {"name": internal, "internal": True}
                 placed = {"replication_factor": 2, "min_insync_replicas": 1}
             commands.append({"kind": "create_stream", **stream, **placed})
-        for command in commands:
-            result = self.metadata.carry_out({"v": 1, **command})
-            assert "ok" in result, result
+        self.metadata.form(names, [{"v": 1, **command} for command in commands])
+        self.began_ms = self.world.now_ms
 
     def zeal(self, name: str) -> tuple[float, int]:
         """How likely a replica writes its log anew at a tick, and how much must be dirty for a pass of its own."""
@@ -162,7 +171,7 @@ class Cluster:
             Violation: something that must hold does not.
         """
         if steps_max is None:
-            self.world.run(FAULTS_MS)
+            self.world.run(self.began_ms + FAULTS_MS)
             self.end()
         else:
             self.world.run(1e9, lambda: self.world.steps >= steps_max)
@@ -179,6 +188,7 @@ class Cluster:
             self.checker.fail(f"R6: not well {HEAL_MS / 1000:.0f} s after all faults: {self.why()}")
         for name in self.metadata.states:
             self.checker.all_is_well(name)
+        self.metadata.all_is_well()
 
     def heal(self) -> None:
         self.world.note("faults", "are over")
@@ -191,7 +201,8 @@ class Cluster:
     def why(self) -> str:
         """What is not well yet."""
         for name, p in self.metadata.states.items():
-            if self.checker.known[name].is_lost:
+            known = self.checker.known[name]
+            if known.is_lost or (known.is_orphaned and not p.electable):
                 continue
             if sorted(p.isr) != sorted(p.replicas) or p.target is not None:
                 return f"{name}: the ISR is {p.isr}, replicas {p.replicas}, target {p.target}"
@@ -208,7 +219,8 @@ class Cluster:
             if core.waiting_count or core.epoch != p.leader_epoch or not core.knows_end:
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
         for publisher in self.publishers:
-            if not publisher.is_done and not self.checker.known[publisher.partition].is_lost:
+            known = self.checker.known[publisher.partition]
+            if not publisher.is_done and not known.is_lost and not known.is_orphaned:
                 return f"publisher {publisher.name} waits"
         return ""
 
@@ -225,9 +237,14 @@ def play(seed: int, **options: Any) -> tuple[Cluster, str]:
         columns(1)  # with its first array pyarrow imports pandas, which is most of it
         gc.collect()
         gc.freeze()
-    cluster = Cluster(seed, **options)
+    with joined() if options.get("raft") else nullcontext():
+        return _played(Cluster(seed, **options))
+
+
+def _played(cluster: Cluster) -> tuple[Cluster, str]:
     try:
-        cluster.run()
+        with verified_once():
+            cluster.run()
     except Violation as violation:
         return cluster, str(violation)
     except (AssertionError, LookupError, ValueError, AttributeError, TypeError) as error:

@@ -110,6 +110,16 @@ class OfTheCatalog:
         name = self.world.rng.choice(list(self.cluster.metadata.states))
         return self._ask("set_min_insync", stream=name, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
 
+    def _alter(self, broker: Broker) -> bool:
+        """What a stream keeps, and whether it is compacted, is another matter from now on."""
+        cluster, rng = self.cluster, self.world.rng
+        place = rng.choice(list(cluster.metadata.states))
+        settings: dict[str, Any] = {"retention_records": rng.choice((None, 5, 40))}
+        if cluster.rewrites and place in cluster.compacted:
+            settings["cleanup"] = rng.choice(("delete", "delete", "compact", "compact", "both"))
+        [name] = [info.name for info in cluster.metadata.catalog.streams.values() if info.incarnation == place]
+        return self._ask("alter_stream", name=name, settings=settings)
+
     def _assign(self, broker: Broker) -> bool:
         """Other brokers get the replicas, or the same in another order."""
         metadata, rng = self.cluster.metadata, self.world.rng

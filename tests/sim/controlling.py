@@ -83,14 +83,13 @@ class Sessions:
     def tick_sessions(self: Broker) -> None:  # type: ignore[misc]
         """Time has passed: hear of terms, take or leave the controllership, send what is due."""
         metadata, office = self.cluster.metadata, self.office
-        if metadata.reaches(self.name):
-            self._known = (metadata.term, metadata.controller)
+        self._known = metadata.heard(self.name) or self._known
         if office is not None and office.term < self._known[0]:
             self.note("controls no more")
             self.office = None
-        if self.office is None and self._known == (metadata.term, self.name) and self.applied >= metadata.began_at:
-            self.note(f"controls term {metadata.term}")
-            self.office = Office(self, metadata.term)
+        if self.office is None and metadata.may_control(self, self._known):
+            self.note(f"controls term {self._known[0]}")
+            self.office = Office(self, self._known[0])
         if self.session is not None:
             for effect in self.session.tick(self.now_ms):
                 if isinstance(effect, Beat):

@@ -50,6 +50,9 @@ WEIGHTS = {
     "lapse": 1.0,
 }
 
+ALTER_WEIGHT = 25.0
+"""Of an operator who alters settings, in the seeds that have one."""
+
 
 class Faults(OfTheCatalog):
     """Lets something go wrong every now and then. `pace_ms`: so often, about."""
@@ -62,6 +65,8 @@ class Faults(OfTheCatalog):
         quiet = rng.choice((0.0, 0.3, 0.6))
         self.kinds = [kind for kind in WEIGHTS if rng.random() >= quiet] or ["kill"]
         self.weights = [WEIGHTS[kind] * rng.choice((0.3, 1, 1, 3)) for kind in self.kinds]
+        if cluster.alters:
+            self.kinds, self.weights = [*self.kinds, "alter"], [*self.weights, ALTER_WEIGHT]
         self.is_over = False
         self.world.after(rng.uniform(300, 3_000), self.next)
 

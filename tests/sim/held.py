@@ -35,6 +35,10 @@ class Stored(NamedTuple):
     crc: int
     ends_group: bool
 
+    def __str__(self) -> str:
+        rest = "" if self.ends_group else ", within its group"
+        return f"[{self.first}, {self.next}) of epoch {self.epoch} (crc {self.crc:08x}{rest})"
+
 
 _SEEN: dict[bytes, Stored] = {}
 """By what headers say: replicas, consumers and the checker meet the same ones again and again."""
@@ -197,7 +201,7 @@ class Held:
         assert log is not None
         whole = next((s.next for s in reversed(self.shadow) if s.ends_group), log.high_watermark)
         return f.Holds(
-            log_start=log.log_start_offset,
+            log_start=log.kept_start_offset,
             log_end=log.log_end_offset,
             durable_end=log.durable_end,
             last_epoch=log.leader_epoch,

@@ -18,6 +18,7 @@ from broker.replication.messages import AskEnd, AskState, Fetch, Inside, Message
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import state_name
 from broker.storage.read import verified_messages
+from broker.storage.segments.checkpoint import LogSettings
 from tests.sim.batches import Batch
 from tests.sim.held import Held, stored_of
 from tests.support.published import batch_from_nats, with_id
@@ -59,6 +60,8 @@ class Leading(Held):
                 self._begin_sync(generation, self._lead_step)
             case e.Commit(high_watermark):
                 assert log is not None
+                text = f"{self.name}: commits up to {{end}} in epoch {self.leader.epoch}"
+                self.world.detail(self.broker.name, text, high_watermark, high_watermark)
                 self.checker.commits(self, high_watermark)
                 log.advance_high_watermark(high_watermark)
                 self._unpark()
@@ -100,6 +103,7 @@ class Leading(Held):
             **change,
         }
         self.world.saw("ISR asked to grow" if ask.add else "ISR asked to shrink")
+        self.note(f"asks {ask.add} into the ISR" if ask.add else f"asks {ask.remove} out of the ISR")
         self.submit(command, lambda result, _: self.broker.after(0, self._isr_answered, ask, result))
 
     def _isr_answered(self, ask: e.AskIsr, result: dict[str, Any]) -> None:
@@ -135,6 +139,7 @@ class Leading(Held):
                 if stored_of(found[0]).first < message.offset:
                     return  # joined meanwhile: the next fetch is told so
                 data = b"".join(found)
+                message = replace(message, rewritten_to=max(message.rewritten_to, self._rewritten_to(log)))
         self.broker.post(to, self.name, message, data)
 
     def _unpark(self, *, timed_out: bool = False) -> None:
@@ -155,7 +160,7 @@ class Leading(Held):
 
     def _trim(self) -> None:
         log = self.log
-        if log is None or not self.leads or self._trim_to <= log.log_start_offset:
+        if log is None or not self.leads or self._trim_to <= log.kept_start_offset:
             return
         try:
             log.trim(self._trim_to)
@@ -165,14 +170,36 @@ class Leading(Held):
             return
         self.world.saw("trim")
         self.checker.starts(self)
-        self._lead_step(e.StartMoved(log.log_start_offset))
+        self._lead_step(e.StartMoved(log.kept_start_offset))
         self._unpark()
+
+    def retain(self) -> None:
+        """Let go of what the settings do not keep, as this broker's catalog has them now."""
+        log = self.log
+        if log is None or not self.leads or log.failure is not None:
+            return
+        of = LogSettings.of(self.broker.settings_of(self.name))
+        log.update_settings(replace(log.settings, retention_records=of.retention_records))
+        before = log.log_start_offset
+        try:
+            log.apply_retention(now_us=self.broker.now_us)
+        except LiftlogError as error:
+            if not self._is_harmless(error):
+                self._disk_failed(error)
+        finally:  # the start may have moved although a file could not be removed, or the power went (once seed 243)
+            if log.log_start_offset > before:
+                self.world.saw("retention lets go")
+                self.note(f"retention lets go of all below {log.log_start_offset}")
+                self.checker.retained(self, before)
+        if log.log_start_offset > before and self.leads:
+            self._lead_step(e.StartMoved(log.kept_start_offset))
+            self._unpark()
 
     def _fetched(self, fetch: Fetch, log: PartitionLog) -> None:
         start, state_offset = self._first_stored(log), -1
         if fetch.lacks_state:
             try:
-                state_offset = log.handover.offered(fetch.log_start, fetch.durable_end)
+                state_offset = log.handover.offered(self.leader.state_from(fetch.log_start), fetch.durable_end)
             except LiftlogError as error:
                 if not self._is_harmless(error):
                     self._disk_failed(error)
@@ -183,7 +210,7 @@ class Leading(Held):
                 epoch_before=log.epoch_of(fetch.offset - 1) if fetch.offset else -1,
                 log_start=start,
                 start_epoch=log.epoch_of(start - 1) if start else -1,
-                rewritten_to=log.handover.rewritten_to() if self.name in self.broker.cluster.compacted else 0,
+                rewritten_to=self._rewritten_to(log),
                 state_offset=state_offset,
                 batch_start=within,
                 batch_epoch=log.epoch_of(within - 1) if within > 0 else -1,
@@ -191,6 +218,9 @@ class Leading(Held):
                 waits_to=log.waits_to,
             )
         )
+
+    def _rewritten_to(self, log: PartitionLog) -> int:
+        return log.handover.rewritten_to() if self.name in self.broker.cluster.compacted else 0
 
     def _asked_state(self, ask: AskState, log: PartitionLog) -> None:
         piece = log.handover.piece(ask.offset, ask.at, STATE_PIECE_BYTES) if self.leads else None
@@ -232,6 +262,7 @@ class Leading(Held):
             self.world.saw("repeat known by its sequence")
         else:
             self.shadow += [stored_of(batch.message) for batch in batches]
+            self.world.detail(self.broker.name, f"{self.name}: appends {{span}} in epoch {core.epoch}", first, end)
             self.checker.wrote(self.name, [batch.message for batch in batches])
 
         def told(outcome: e.Outcome) -> None:
@@ -246,7 +277,7 @@ class Leading(Held):
         self._lead_step(e.Appended(first, end, ends, ((told, acks),)))
         self._unpark()
 
-    def publish_ids(self, answer: Callable[..., None], values: Sequence[bytes]) -> None:
+    def publish_ids(self, answer: Callable[..., None], values: Sequence[bytes], key: str = "") -> None:
         """Append messages from NATS, each with its value for an id. Answers ("stored", those that are) or why not."""
         log, core = self.log, self.leader
         if log is None or not self.leads or not self.broker.has_session or self.stepping is not None:
@@ -256,7 +287,8 @@ class Leading(Held):
             answer("too few in sync")
             return
         now_us = self.broker.now_us
-        batch = batch_from_nats([(value, with_id(value.decode())) for value in values], now_us)
+        keys = (("Liftlog-Key", key),) if key else ()
+        batch = batch_from_nats([(value, with_id(value.decode()) + keys) for value in values], now_us)
         before = log.log_end_offset
         try:
             result = log.append([batch], leader_epoch=core.epoch, now_us=now_us)
@@ -268,6 +300,8 @@ class Leading(Held):
         if result.next_offset > before:
             written = self._read(before, result.next_offset, 1 << 20)
             self.shadow += [stored_of(message) for message in written]
+            text = f"{self.name}: appends {{span}} in epoch {core.epoch}"
+            self.world.detail(self.broker.name, text, before, result.next_offset)
             self.checker.wrote(self.name, written)
         told_by = {int(reply[1:]): json.loads(body) for reply, body in answers_in(batch.acks(result.first_offset))}
         offsets = {values[at]: body["seq"] - 1 for at, body in told_by.items() if "error" not in body}

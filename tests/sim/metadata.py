@@ -14,10 +14,11 @@ inside.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import LiftlogError
+from broker.api.stream import StreamSettings
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import PartitionState
 from tests.sim.network import Network
@@ -50,7 +51,7 @@ class Metadata:
         controller, term, began_at: Who has a majority by now; which term it is, and how much was committed before it.
         depose_at: A kind of command: with the next such one the controller steps down.
         loses: A kind of command that never arrives; empty: none.
-        failed: Told of brokers that are taken for dead.
+        failed: Told of brokers that are taken for dead; `altered`: of a partition, and its stream's settings by now.
     """
 
     def __init__(self, world: World, network: Network, checked: Callable[[str, PartitionState], None]) -> None:
@@ -68,10 +69,45 @@ class Metadata:
         self.loses = ""
         self.first_term = 0
         self.failed: Callable[[str, int], None] = lambda broker, registration: None
+        self.altered: Callable[[str, StreamSettings], None] = lambda name, settings: None
         self._process = 0  # of the controller
         self._gone_ms: float | None = None  # when it will have been silent for too long
         self._checked = checked
         world.after(ROUND_MS, self._round)
+
+    def form(self, names: Sequence[str], commands: Sequence[Mapping[str, Any]]) -> None:
+        """What the catalog was told before."""
+        for command in commands:
+            result = self.carry_out(command)
+            assert "ok" in result, result
+
+    # -- a broker's part
+
+    def begun(self, broker: Broker) -> tuple[int, str]:
+        """What a process finds: how many commands, and a snapshot of them. Its own journal of Raft has that, or it is
+        sent it: any that there was."""
+        applied = self.world.rng.choice(list(self.snapshots))
+        if applied:
+            self.world.saw("catalog restored from a snapshot")
+        return applied, self.snapshots[applied]
+
+    def ended(self, broker: Broker, mode: str) -> None:
+        """A process is gone, as `Broker.crash` has it."""
+
+    def known_to(self, broker: str) -> int:
+        """So many commands a broker may apply by now."""
+        return len(self.log) if self.reaches(broker) else 0
+
+    def heard(self, broker: str) -> tuple[int, str | None] | None:
+        """The newest term, and who controls, as far as a broker hears anything."""
+        return (self.term, self.controller) if self.reaches(broker) else None
+
+    def may_control(self, broker: Broker, known: tuple[int, str | None]) -> bool:
+        """Whether it controls, and has applied all that was committed in earlier terms."""
+        return known == (self.term, broker.name) and broker.applied >= self.began_at
+
+    def all_is_well(self) -> None:
+        """At the end."""
 
     def reaches(self, broker: str) -> bool:
         return self.controller is not None and self.network.connects(broker, self.controller)
@@ -189,6 +225,10 @@ class Metadata:
         elif command["kind"] == "fail_broker":
             world.saw("session lapsed")
             self.failed(command["broker_id"], command["registration"])
+        elif command["kind"] == "alter_stream":
+            info = self.catalog.streams[command["name"]]
+            world.note("catalog", f"{info.incarnation}: is altered: {command['settings']}")
+            self.altered(info.incarnation, info.settings)
         if len(self.log) % COMPARED_EVERY == 0:
             self.snapshots[len(self.log)] = text_of(self.catalog)
         for (name, _), state in self.catalog.cluster.partitions.items():

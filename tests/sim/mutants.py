@@ -2,9 +2,10 @@
 """Deliberate mistakes in the protocol: each a piece of the text of a core, of the catalog or of what drives them, and what
 stands there instead. Each is a reading that somebody could have had, or a bug that the field has seen.
 
-Each of `MUTANTS` is found within `seeds` seeds; `seed` is one that finds it, tried first. Whoever changes the stories of
-seeds finds others by `python -m tests.sim --mutants`, or CI searches. Those of `PLAYED` are shown by
-a script of `tests/golden`, and by no seed that is known; those of `STAGED` by one of `scenarios.py`.
+Each of `MUTANTS` is found within `seeds` seeds. `seed` is the first one that finds it, and tests try it first. Whoever
+changes the stories of seeds learns the others from `python -m tests.sim --mutants`; until then CI searches longer. Those
+of `PLAYED` are shown by a script of `tests/golden`, and by no seed that is known; those of `STAGED` by one of
+`scenarios.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import unified_diff
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -46,6 +48,7 @@ FOLDERS: Final = {
     ),
     "storage": ("remembered", "segment_log"),
     "storage.writing": ("truncate",),
+    "storage.segments": ("retention",),
     "storage.rewrite": ("compaction", "rewriting"),
 }
 
@@ -71,41 +74,44 @@ MUTANTS: Final = (
     # what acknowledges
     of("acks before the ISR has it", "leader", "safe_end = in_sync.durable_end(own_end)", "safe_end = own_end"),
     of("acknowledges by fetch offset", "insync", "max(follower.durable_end, fetch.durable_end)", "max(follower.durable_end, fetch.offset)"),
-    of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=13),
-    of("does not count a pending addition", "insync", "or broker == added", "", seed=11, seeds=60),
-    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=5),
+    of("counts a pending removal out", "insync", "if broker in self.members or", "if broker in self.members and broker != (self.pending.remove if self.pending else None) or", seed=4),
+    of("does not count a pending addition", "insync", "or broker == added", "", seed=8, seeds=60),
+    of("commits with too few in sync", "leader", "elif len(in_sync.members) >= self.min_insync_replicas:", "elif True:", seed=17),
     # fencing
-    of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n", seed=7),
-    of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=7),
+    of("lets a restarted leader lead on in its epoch", "broker_commands", "            after = after.deposed(number)\n", "            pass\n"),
+    of("leads on in its epoch when the replicas become others", "partition", "return self if self.leader is None else replace(self, leader_epoch=epoch)", "return self", seed=1),
     # who may be elected
-    of("asks in who has not fsynced it", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=-1 if fetch.offset >= max(self.high_watermark, self.epoch_start) else 1 << 60", seed=7),
+    of("asks in who has not fsynced it", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=-1 if fetch.offset >= max(self.high_watermark, self.epoch_start) else 1 << 60", seed=2),
     of("asks in too early", "leader", "least_end=max(self.high_watermark, self.epoch_start)", "least_end=0"),
-    of("keeps a wiped broker in the ISR", "broker_commands", "if at not in sound and broker in {*state.opened, *state.isr, *state.last_isr}:", "if False:"),
-    of("lets who opens late join", "partition", "return state if self.has_led else replace(state, isr=_with(self.isr, broker))", "return replace(state, isr=_with(self.isr, broker))", seed=3),
-    of("elects whoever is live", "partition", "candidates = [b for b in state.replicas if b in state.electable and b in who.registrations]", "candidates = [b for b in state.replicas if b in who.registrations]", seed=7),
-    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=4),
+    of("keeps a wiped broker in the ISR", "broker_commands", "if at not in sound and state.knows_log_of(broker):", "if False:", seed=4),
+    of("lets who opens late join", "partition", "return state if self.has_led else replace(state, isr=_with(self.isr, broker))", "return replace(state, isr=_with(self.isr, broker))"),
+    of("elects whoever is live", "partition", "candidates = [b for b in state.replicas if b in state.electable and b in who.registrations]", "candidates = [b for b in state.replicas if b in who.registrations]"),
+    of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=10),
     # where logs part
-    of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = min(message.end, own_end)\n        if cut < max(log.log_start, message.log_start):  # F5\n            if message.log_start != log.log_start:\n                return self._reset(message.log_start, message.start_epoch)\n            cut = log.log_start\n", "        cut = log.high_watermark\n", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True", seed=5),
-    of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end", seed=5),
-    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))\n", "                pass\n", seed=11),
-    of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end", seed=4),
-    of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and self.high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=16),
+    of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = min(message.end, own_end)\n        if cut < max(log.log_start, message.log_start):  # F5\n            if message.log_start != log.log_start:\n                return self._reset(message.log_start, message.start_epoch)\n            cut = log.log_start\n", "        cut = log.high_watermark\n", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True"),
+    of("cuts nothing", "follower", "        self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING\n", "        self.phase = Phase.FETCHING\n", "                self.phase = Phase.ASKING\n                return self._ask()\n        return NOTHING\n\n    def _end", "                return NOTHING\n        return NOTHING\n\n    def _end"),
+    of("keeps an incomplete group when it leads", "segment_log", "                truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))\n", "                pass\n", seed=12),
+    of("commits within a group", "leader", "committed = ends[count - 1]", "committed = safe_end", seed=3),
+    of("tells an end before the start of its epoch is committed", "leader", "return self.role is Role.LEADING and self.high_watermark >= self.epoch_start", "return self.role is Role.LEADING", seed=3),
     # sessions
     of("takes for dead whom it has never heard", "controller", "_Seen(info.registration, info.is_live, now_ms, now_ms, ", "_Seen(info.registration, info.is_live, now_ms - 10_000, now_ms, "),
     of("answers heartbeats before they are renewed", "controller", "        self._beats[event.broker] = (event.registration, event.number)\n        return []", "        self._beats[event.broker] = (event.registration, event.number)\n        return [Renewed(broker=event.broker, registration=event.registration, number=event.number)]", seed=1),
     of("counts its session from the answer", "session", "self._sent[number] + SESSION_MS", "now_ms + SESSION_MS", seed=32, seeds=60),
-    of("goes on as a controller, and asks the next one", "controlling", "if office is not None and office.term < self._known[0]:", "if False:", "metadata.submit_own(\n            self.term, broker.name, command, ", "metadata.submit(\n            broker.name, command, ", seed=2),
-    of("acks without a session", "leading", "if outcome is e.Outcome.STORED and not self.broker.has_session:\n                self", "if False:\n                self", seed=1),
+    of("goes on as a controller, and asks the next one", "controlling", "if office is not None and office.term < self._known[0]:", "if False:", "metadata.submit_own(\n            self.term, broker.name, command, ", "metadata.submit(\n            broker.name, command, ", seed=1),
+    of("acks without a session", "leading", "if outcome is e.Outcome.STORED and not self.broker.has_session:\n                self", "if False:\n                self", seed=2),
     # what is known of repeats
-    of("believes its tables after others have appended", "remembered", "        if memory is None or memory.end != self.log.log_end_offset:\n            with", "        if memory is None:\n            with", seed=7),
-    of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=3),
+    of("learns nothing from the log when it begins to lead", "remembered", "        if start < end:\n", "        if False:\n", seed=4),
     # what replicas write anew
     of("moves the mark with a pass that did not come to the end", "compaction", "            self.end, now_us=self.now_us, tombstones_to", "            limit, now_us=self.now_us, tombstones_to", seed=4),
     of("joins batches of two epochs", "rewriting", "header.leader_epoch != self.header.leader_epoch", "False", seed=6),
+    # settings that are altered meanwhile
+    of("lets retention take what is not committed", "retention", "end_offset=view.high_watermark", "end_offset=view.log_end_offset", seed=3),
+    of("keeps to the retention that it began with", "leading", "retention_records=of.retention_records", "retention_records=log.settings.retention_records or of.retention_records", seed=11),
+    of("compacts before it is told to", "broker", "return self.settings_of(name).cleanup != \"delete\"", "return True", seed=6),
     # the catalog
     of("forgets results in a snapshot", "catalog", "_requests=OrderedDict(snapshot[\"requests\"]),", "_requests=OrderedDict(),"),
     # answers, and what they go with
-    of("takes the refusal of a second try for the first one's", "leading", "            partition_epoch=state.partition_epoch,\n            isr=state.isr,\n", "            partition_epoch=state.partition_epoch if request is None else self.leader.in_sync.partition_epoch,\n            isr=state.isr if request is None else self.leader.in_sync.members,\n", seed=16),
+    of("takes the refusal of a second try for the first one's", "leading", "            partition_epoch=state.partition_epoch,\n            isr=state.isr,\n", "            partition_epoch=state.partition_epoch if request is None else self.leader.in_sync.partition_epoch,\n            isr=state.isr if request is None else self.leader.in_sync.members,\n", seed=8),
 )  # fmt: skip
 
 PLAYED: Final = (
@@ -127,11 +133,12 @@ PLAYED: Final = (
     of("cuts below the leader's log start", "follower", "if cut < max(log.log_start, message.log_start):  # F5", "cut = max(log.log_start, cut)\n        if False:", script="replication/following/reset_below_the_leaders_start"),
     of("begins above what the leader has", "follower", "            if message.log_start != log.log_start:", "            if message.log_start > log.log_start:", script="replication/following/reset_below_its_own_start"),
     of("takes an empty log for one that agrees", "follower", "self.phase = Phase.FETCHING if self.log.last_epoch < 0 else Phase.ASKING", "self.phase = Phase.FETCHING if self.log.log_end == self.log.log_start else Phase.ASKING", script="replication/following/empty_above_the_leaders_end"),
-    of("misses only what was reported open", "broker_commands", "broker in {*state.opened, *state.isr, *state.last_isr}", "broker in state.opened", script="catalog/lost_before_it_was_reported_open"),
+    of("misses only what was reported open", "partition", "broker in {*self.opened, *self.isr, *self.last_isr}", "broker in self.opened", script="catalog/lost_before_it_was_reported_open"),
     of("lets the last one step out", "partition_commands", 'if why == "damage" and state.needs(broker, who):', "if False:", script="catalog/damage_of_the_last_one_is_refused"),
     of("takes a failed fsync for a lost log", "partition_commands", 'lost=why != "fsync"', "lost=True", script="catalog/damage_of_the_last_one_is_refused"),
     of("counts how long from before it led", "insync", "            if follower.caught_up_ms is None or follower.durable_end >= log_end:  # I5\n", "            if follower.caught_up_ms is None:\n                follower.caught_up_ms = 0\n            if follower.durable_end >= log_end:\n", script="replication/no_spurious_shrink_after_led"),
     of("asks in who lacks a state file", "insync", " and not follower.lacks_state", "", script="replication/addition_needs_a_state_file"),
+    of("takes a state file of before it led for enough", "leader", "and event.state_offset >= self.epoch_start", "and True", script="replication/state_file_of_before_it_led"),
     of("keeps what it was told beside rewritten records", "follower", "message.offset < message.rewritten_to", "False", script="replication/following/state_of_rewritten_records"),
     of("lets go what only a state file would tell", "follower", " and not event.lacks_state", "", script="replication/following/state_in_pieces"),
     of("asks in who would undo a trim", "insync", "and follower.log_start >= least_start", "", script="replication/trim"),
@@ -139,7 +146,32 @@ PLAYED: Final = (
     of("minds what was read before a cut", "follower", "is_since = answer.number > self._cut_number", "is_since = True", script="replication/following/answers_of_before_a_cut"),
     of("keeps what was compacted above a cut", "follower", "if cut < log.compacted_to:", "if False:", script="replication/following/cut_below_the_mark"),
     of("lets tombstones go below what an earlier leader told", "follower", "        self.tombstones_below = self.compact_to = 0  # F11\n", "", script="replication/following/compaction_marks"),
+    of("begins anew as if nothing had been before", "follower", "return (Reset(to, last_epoch),)", "return (Reset(to, -1),)", script="replication/following/reset_below_the_leaders_start"),
     of("takes a time-out for an answer", "insync", "        if self.pending is not None:\n            return self.pending\n        return None if worst", "        self.pending = None\n        return None if worst", script="replication/pending_addition_counts"),
+    # found by mutations that nobody had listed (decision record 91)
+    of("takes the state file of before records were rewritten", "follower", "            self._taking = None  # what it tells of may end below\n", "            pass\n", script="replication/following/state_of_before_records_were_rewritten"),
+    of("takes the state file of before a cut", "follower", "        self.generation += 1\n        self._taking = None\n        self._cut_number", "        self.generation += 1\n        self._cut_number", script="replication/following/state_of_before_a_cut"),
+    of("appends while it asks", "follower", "return self.phase is Phase.FETCHING and is_since and answer.offset == self.log.log_end", "return is_since and answer.offset == self.log.log_end", script="replication/following/records_while_it_asks"),
+    of("forgets a failed fsync of before a cut", "follower", "        if self.phase is Phase.IDLE:\n            return NOTHING\n        self._unfollowed", "        if self.phase is Phase.IDLE or event.generation != self.generation:\n            return NOTHING\n        self._unfollowed", script="replication/following/fsync_of_before_a_cut_fails"),
+    of("starts above its own high watermark", "follower", "told.log_start <= self.log.high_watermark", "told.log_start <= self.log.log_end", script="replication/following/log_start_within_a_group"),
+    of("hears a leader that only fences", "follower", "or not is_minded or isinstance(message, Fenced):  # F2", "or not is_minded:", script="replication/following/fenced_for_ever"),
+    of("answers a trim that who is asked in has not", "insync", "return [self.followers[broker].log_start for broker in self.counting()]", "return [self.followers[broker].log_start for broker in self.members if broker != self._me]", script="replication/trim_waits_for_who_is_asked_in"),
+    of("asks out who is out", "insync", "elif broker in self.members and follower", "elif follower", script="replication/who_is_out_is_not_asked_out"),
+    of("takes who always comes too late for caught up", "insync", "follower.caught_up_ms = now_ms if at_end else max(follower.caught_up_ms, follower.mark_ms)", "follower.caught_up_ms = now_ms", script="replication/who_is_slow_for_ever_is_asked_out"),
+    of("answers a repeat that the leader alone has", "leader", "waiting = self._for_all if acks is ALL else", "waiting = self._for_all if acks is ALL and event.group_ends else", script="replication/repeat_waits_for_all"),
+    of("minds what is said to the leader of a later epoch", "leader", "is_minded = fetch.epoch == epoch and", "is_minded = fetch.epoch >= epoch and", script="replication/later_epochs_are_another_leaders"),
+    of("minds commands of a former process", "cluster", "if info.registration > number or not info.is_live:", "if not info.is_live:", script="catalog/earlier_life"),
+    of("registers over a process that it has not heard of", "broker_commands", "if \"after\" in command and fields.whole(command, \"after\") != before:", "if False:", script="catalog/earlier_life"),
+    of("renews by the heartbeat of a former process", "broker_commands", "cluster.brokers[b].registration == n)", "cluster.brokers[b].registration >= n)", script="catalog/earlier_life"),
+    of("counts no renewals", "broker_commands", "renewal=cluster.brokers[broker].renewal + 1)", "renewal=cluster.brokers[broker].renewal)", script="catalog/earlier_life"),
+    of("gives an epoch again that logs have", "broker_commands", "max(cluster.epoch_last, fields.epoch_seen(command)) + 1", "cluster.epoch_last + 1", script="catalog/unclean_forgets_the_last_isr"),
+    of("keeps the last ISR beside who was chosen unclean", "partition_commands", "replace(state, isr=(broker,), last_isr=(), unclean_epoch=epoch)", "replace(state, isr=(broker,), last_isr=tuple(b for b in state.last_isr if b != broker), unclean_epoch=epoch)", script="catalog/unclean_forgets_the_last_isr"),
+    of("minds reports of another leadership", "partition_commands", "state.leader is None or state.leader_epoch != epoch or reporter", "state.leader is None or reporter", script="catalog/reports_of_another_leadership"),
+    of("gives a replica to who has its former one", "partition_commands", "if broker not in state.replicas and at in cluster.leftovers.get(broker, ()):", "if False:", script="catalog/reassign_there_and_back"),
+    of("hands over to who is not in sync", "cluster", "fit = [b for b in state.replicas if b in state.isr and b in who", "fit = [b for b in state.replicas if b in who", script="catalog/who_leads_after_a_stop"),
+    of("elects who is about to stop", "partition", "candidates.sort(key=lambda broker: broker in who.stopping)", "candidates.sort(key=lambda broker: broker not in who.stopping)", script="catalog/who_leads_after_a_stop"),
+    of("forgets all folders when one is gone", "cluster", "left = {**self.leftovers, broker: had - gone}", "left = {**self.leftovers, broker: frozenset()}", script="catalog/deleted_one_by_one"),
+    of("removes a broker that has replicas", "broker_commands", "if info.is_live or assigned:", "if info.is_live:", script="catalog/deleted_one_by_one"),
 )  # fmt: skip
 
 STAGED: Final = (
@@ -159,11 +191,24 @@ STAGED: Final = (
     of("lets tombstones go below the least durable end", "insync", "[own_mark, *(follower.compacted_to for", "[1 << 60, *(follower.durable_end for", script="a_copy_stops_between_a_value_and_its_tombstone"),
     of("counts who is unheard as done", "insync", "*(follower.compacted_to for follower in self.followers.values())])", "*(follower.compacted_to for follower in self.followers.values() if follower.number >= 0)])", script="a_replica_is_away_while_a_key_is_deleted"),
     of("counts the in-sync replicas for tombstones", "insync", "*(follower.compacted_to for follower in self.followers.values())])", "*(self.followers[broker].compacted_to for broker in self.counting())])", script="a_replica_is_away_while_a_key_is_deleted"),
+    of("tells of what it has removed only while it removes", "leading", "if self.name in self.broker.cluster.compacted else 0", "if self.broker.compacts(self.name) else 0", script="a_stream_is_compacted_no_more"),
     of("tells nobody that a tombstone waits", "insync", "return max([own_wait, *(follower.waits_to for follower in self.followers.values())])", "return 0", script="tombstones_go_once_all_have_compacted"),
     of("lets the shortest log lead after a rescue", "rescue", "if end == max(logs.values()))", "if end[1] == min(e[1] for e in logs.values()))", script="the_catalog_loses_commands"),
     of("ends a rescue that somebody is missing in", "rescue", "    if missing[\"brokers\"] or missing[\"replicas\"]:", "    if False:", script="the_catalog_loses_commands"),
     of("does not say who was excused", "rescue", "        state = replace(state, unclean_epoch=epoch)\n", "        pass\n", script="the_catalog_loses_commands_and_a_broker_is_gone"),
 )  # fmt: skip
+
+
+def named(name: str) -> Mutant:
+    """The one of that name.
+
+    Raises:
+        KeyError: there is none; it says which there are.
+    """
+    known = {mutant.name: mutant for mutant in (*MUTANTS, *STAGED, *PLAYED)}
+    if name not in known:
+        raise KeyError(f"no mutant {name!r}; there are: {', '.join(sorted(known))}")
+    return known[name]
 
 
 @contextmanager
@@ -172,8 +217,7 @@ def applied(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    [mutant] = [mutant for mutant in (*MUTANTS, *STAGED, *PLAYED) if mutant.name == name]
-    swapped = _swapped(mutant)
+    swapped = _swapped(named(name))
     before = [(function, function.__code__) for function, _ in swapped]
     try:
         for function, code in swapped:
@@ -184,10 +228,10 @@ def applied(name: str | None) -> Iterator[None]:
             function.__code__ = code
 
 
-def found_by(mutant: Mutant, seeds: int) -> str:
-    """Which seed finds it, and how; empty: none of so many."""
+def found_by(mutant: Mutant, *, in_order: bool = False) -> str:
+    """Which seed finds it, and how; empty: none of so many as are stated. `in_order`: the first one, whatever is stated."""
     with applied(mutant.name):
-        for seed in (mutant.seed, *(seed for seed in range(seeds) if seed != mutant.seed)):
+        for seed in sorted(range(mutant.seeds), key=lambda seed: not in_order and seed != mutant.seed):
             _, failure = play(seed)
             if failure and not failure.startswith("AttributeError"):  # that would be a mistake in the mistake
                 return f"seed {seed}: {failure[:110]}"
@@ -206,14 +250,25 @@ def staged_by(mutant: Mutant) -> str:
 
 def shown_by(mutant: Mutant) -> bool:
     """Whether its script comes out otherwise."""
-    folder, _, _ = mutant.script.rpartition("/")
     text = (GOLDEN / f"{mutant.script}.txt").read_text()
+    return _replayed(mutant, text) != text
+
+
+def script_with(mutant: Mutant) -> str:
+    """What its script says, and what comes of it with the mistake: where they differ."""
+    text = (GOLDEN / f"{mutant.script}.txt").read_text()
+    lines = text.splitlines(), _replayed(mutant, text).splitlines()
+    return "\n".join(unified_diff(*lines, f"{mutant.script}: as it should be", "with the mistake", lineterm="", n=4))
+
+
+def _replayed(mutant: Mutant, text: str) -> str:
+    folder, _, _ = mutant.script.rpartition("/")
     with applied(mutant.name):
         scenario = DRIVERS[folder]()
         try:
-            return replay(text, scenario.run, scenario.state) != text
-        except AssertionError:  # of the core
-            return True
+            return replay(text, scenario.run, scenario.state)
+        except AssertionError as error:  # of the core
+            return f"the core's own assertion: {error}"
 
 
 def _swapped(mutant: Mutant) -> list[tuple[FunctionType, CodeType]]:

@@ -101,6 +101,7 @@ class Replica(Rewriting):
         self._follow_step(f.Unfollowed())
         self._parked.clear()
         self._told.clear()
+        self._trim_to = 0
         before = log.log_end_offset
         try:
             log.lead(state.leader_epoch)
@@ -126,7 +127,7 @@ class Replica(Rewriting):
                 durable_end=log.durable_end,
                 log_end=log.log_end_offset,
                 group_ends=tuple(self._group_ends()),
-                log_start=log.log_start_offset,
+                log_start=log.kept_start_offset,
             )
         )
         self.note(f"leads epoch {state.leader_epoch} from {core.epoch_start}, high watermark {log.high_watermark}")
@@ -280,9 +281,13 @@ class Replica(Rewriting):
         self._trim()
         if self.zeal:
             self.rewrite()
+        if self.broker.cluster.alters and world.chance(0.2):
+            self.retain()
         if now_ms - self._checkpointed_ms > 700 and log.failure is None:
             self._checkpointed_ms = now_ms
             try:
+                if not self.leads:
+                    log.keep_up()
                 log.checkpoint()
                 if world.chance(0.1):
                     log.roll_if_due(self.broker.now_us)

@@ -51,7 +51,7 @@ class Rewriting(Leading, Following):
         if log is None or log.failure is not None or self.is_damaged or rng.random() >= self.zeal:
             return
         stop_at = rng.choice((1, 3, 8)) if rng.random() < 0.15 else 1 << 30
-        if self.name in self.broker.cluster.compacted and rng.random() < 0.6:
+        if self.broker.compacts(self.name) and rng.random() < 0.6:
             map_bytes = rng.choice((48, 300, 1 << 16))
             self.compact_now(
                 rng.choice((0, 400)), map_bytes=map_bytes, shape=rng.choice((None, SHAPE, SHAPE)), stop_at=stop_at
@@ -104,7 +104,7 @@ class Rewriting(Leading, Following):
         """A join, if one is due. Returns whether it was."""
         log = self.log
         assert log is not None
-        settings = CoalescingSettings(**JOINING, is_compacted=self.name in self.broker.cluster.compacted)  # type: ignore[arg-type]
+        settings = CoalescingSettings(**JOINING, is_compacted=self.broker.compacts(self.name))  # type: ignore[arg-type]
         report = self._written_anew(
             lambda throttle: coalesce(log, settings, {}, now_us=OLD_US, throttle=throttle), stop_at
         )

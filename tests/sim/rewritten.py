@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from broker.api.batch import decode_batch
@@ -50,11 +51,16 @@ class Illegal(Exception):
     """Says what is not as it must be."""
 
 
-def records_of(message: bytes | memoryview) -> Iterator[tuple[int, Row]]:
-    """Offset, key and value of each record."""
+@lru_cache(5_000)
+def _records_of(message: bytes) -> tuple[tuple[int, Row], ...]:
     rows: Any = decode_batch(message)
     offsets, keys, values = (rows.column(name).to_pylist() for name in ("offset", "key", "value"))
-    return zip(offsets, zip(keys, values, strict=True), strict=True)
+    return tuple(zip(offsets, zip(keys, values, strict=True), strict=True))
+
+
+def records_of(message: bytes | memoryview) -> tuple[tuple[int, Row], ...]:
+    """Offset, key and value of each record. Replicas hold the same messages, and are looked at again and again."""
+    return _records_of(bytes(message))
 
 
 def unfold(known: Known, message: bytes | memoryview) -> list[Stored]:

@@ -33,6 +33,7 @@ from tests.sim.staged_rewrites import (
     a_copy_stops_between_a_value_and_its_tombstone,
     a_follower_ends_within_a_joined_batch,
     a_replica_is_away_while_a_key_is_deleted,
+    a_stream_is_compacted_no_more,
     tombstones_go_once_all_have_compacted,
 )
 from tests.sim.world import Violation
@@ -220,6 +221,7 @@ SCENARIOS: dict[str, Scenario] = {
     "tombstones_go_once_all_have_compacted": tombstones_go_once_all_have_compacted,
     "a_copy_stops_between_a_value_and_its_tombstone": a_copy_stops_between_a_value_and_its_tombstone,
     "a_replica_is_away_while_a_key_is_deleted": a_replica_is_away_while_a_key_is_deleted,
+    "a_stream_is_compacted_no_more": a_stream_is_compacted_no_more,
     "a_follower_ends_within_a_joined_batch": a_follower_ends_within_a_joined_batch,
 }
 

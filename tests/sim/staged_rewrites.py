@@ -185,6 +185,48 @@ def a_replica_is_away_while_a_key_is_deleted(cluster: Cluster) -> None:
     assert holds_key(away).get(at, b"") is None, f"{away.name} has {holds_key(away)} of a key that is deleted"
 
 
+def a_stream_is_compacted_no_more(cluster: Cluster) -> None:
+    """What was compacted before that stays gone. Who copies it has the ids of its leader's state file, and knows a
+    repeat when it leads: the settings of now do not tell what the log lacks.
+    """
+    cluster.alters = True  # it is compacted as the catalog says
+    alone(cluster)
+    ask(cluster, "alter_stream", name=NAME, settings={"cleanup": "compact"})
+    until(cluster, 1_000)
+    at = _send(cluster, 0)
+    store(cluster, b"newer")
+    fill(cluster, at + 2)
+    leader = leader_of(cluster, NAME)
+    compact(leader, at)
+    assert at not in holds_key(leader), "it was not compacted away"
+    ask(cluster, "alter_stream", name=NAME, settings={"cleanup": "delete"})
+    until(cluster, 1_000)
+    for other in others_of(cluster, leader):
+        cluster.faults.inject("wipe", other)
+        until(cluster, 6_000)
+    assert leader_of(cluster, NAME) is leader, "another leads too early"
+    leader.crash("kill")
+    until(cluster, 4_000)
+    leader.start()
+    assert leader_of(cluster, NAME) is not leader, "nobody else leads"
+    until(cluster, 1_000)
+    assert _send(cluster, 0) == at, "a repeat is stored again"
+    assert cluster.world.seen["repeat known by its id"], "nobody says that it is a repeat"
+
+
+def _send(cluster: Cluster, number: int) -> int:
+    """A message with an id and a key, until it is acknowledged. Returns where it is, or was."""
+    known, value = cluster.checker.known[NAME], b"%s-with-an-id-%d" % (NAME.encode(), number)
+    before = len(known.acked)
+    for _ in range(150):
+        replica_of(leader_of(cluster, NAME)).publish_ids(lambda *_: None, [value], KEY.decode())
+        until(cluster, 60)
+        told = [offset for what, offset, _ in known.acked[before:] if what == value]
+        if told:
+            return told[-1]
+    raise AssertionError("it is not stored")
+
+
 def a_follower_ends_within_a_joined_batch(cluster: Cluster) -> None:
     """It was away while its leader joined what it has with what it lacks: it cuts, though it has compacted all that it
     has, and copies that batch.

@@ -7,15 +7,11 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.mutants import MUTANTS, PLAYED, STAGED, Mutant, found_by, shown_by, staged_by
-from tests.support.effort import EFFORT
-
-SEARCHED = MUTANTS if EFFORT > 1 else MUTANTS[::3]
-"""Searching takes long: CI does a third. All: LIFTLOG_PROP_EFFORT=2, or `python -m tests.sim --mutants`."""
 
 
-@pytest.mark.parametrize("mutant", SEARCHED, ids=[mutant.name for mutant in SEARCHED])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_mistake_is_found(mutant: Mutant) -> None:
-    assert found_by(mutant, mutant.seeds), f"{mutant.seeds} seeds do not find it"
+    assert found_by(mutant), f"{mutant.seeds} seeds do not find it"
 
 
 @pytest.mark.parametrize("mutant", PLAYED, ids=[mutant.name for mutant in PLAYED])

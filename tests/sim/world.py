@@ -5,12 +5,35 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 
 class Violation(Exception):
     """Something that must hold does not. Begins with its name."""
+
+
+class Line(NamedTuple):
+    """One event. With `first` and `end` it is of so many records, and of many only some are worth a line."""
+
+    at_ms: float
+    who: str
+    text: str
+    first: int = -1
+    end: int = -1
+
+    @property
+    def is_detail(self) -> bool:
+        return self.end >= 0
+
+    def __str__(self) -> str:
+        text = self.text.format(span=f"[{self.first}, {self.end})", end=self.end) if self.is_detail else self.text
+        return f"{self.at_ms / 1000:8.3f}  {self.who:<9} {text}"
+
+
+def told(lines: Iterable[Line]) -> str:
+    """All of it."""
+    return "\n".join(map(str, lines))
 
 
 class World:
@@ -19,7 +42,7 @@ class World:
     Attributes:
         now_ms: Since the run began.
         steps: Things that have happened.
-        story: What a reader wants to know, a line each.
+        story: What a reader wants to know, a line each (`story.py`).
         seen: How often what has happened, for the table of what seeds cover.
     """
 
@@ -27,7 +50,7 @@ class World:
         self.rng = random.Random(seed)
         self.now_ms = 0.0
         self.steps = 0
-        self.story: list[str] = []
+        self.story: list[Line] = []
         self.seen: Counter[str] = Counter()
         self._due: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._number = 0
@@ -50,7 +73,11 @@ class World:
         self.now_ms = max(self.now_ms, until_ms)
 
     def note(self, who: str, text: str) -> None:
-        self.story.append(f"{self.now_ms / 1000:8.3f}  {who:<9} {text}")
+        self.story.append(Line(self.now_ms, who, text))
+
+    def detail(self, who: str, text: str, first: int, end: int) -> None:
+        """As `note`, of records [first, end); `text` says where with {span} and {end}."""
+        self.story.append(Line(self.now_ms, who, text, first, end))
 
     def saw(self, what: str) -> None:
         self.seen[what] += 1

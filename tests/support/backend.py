@@ -15,15 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from broker.api.answers import LeaderAddress, Vote
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
+from broker.runtime.alone import AloneAdmin
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.service import SinkService
+from broker.serving.contract.backend import PartitionHandle, Whereabouts
 from broker.storage.disk import OsDisk
 from broker.storage.log import LogIdentity, LogSettings, PartitionLog
 
@@ -34,6 +37,7 @@ class LogBackend:
     broker_id = "broker-0"
     cluster_id = "cluster-of-the-tests"
     version = "0.0.0"
+    feature_level = 1
 
     def __init__(self, folder: Path) -> None:
         self.missing: dict[str, str] = {}
@@ -53,6 +57,7 @@ class LogBackend:
         self.offsets = Consumers(self._partitions[OFFSETS_STREAM][0])
         self._create(COMMITS_STREAM, {"retention_ms": None}, internal=True)
         commits = self._partitions[COMMITS_STREAM][0]
+        self.admin = AloneAdmin(self.broker_id, lambda: [p for parts in self._partitions.values() for p in parts])
         self.sinks = SinkService(self._disk, commits, self.partition, self._incarnation_of)
 
     def close(self) -> None:
@@ -126,6 +131,20 @@ class LogBackend:
             raise UnknownPartition(f"{stream!r} has no partition {partition}", partitions=len(found))
         return found[partition]
 
+    def reader(self, stream: str, partition: int) -> PartitionHandle:
+        return self.partition(stream, partition)
+
+    def nearest(self, stream: str, partition: int, rack: str) -> str | None:
+        return None
+
+    def whereabouts(self, stream: str) -> Sequence[Whereabouts]:
+        leader = LeaderAddress(id=self.broker_id, http=self.http)
+        ids = (self.broker_id,)
+        return [
+            Whereabouts(partition=p.partition, leader=leader, replicas=ids, isr=ids, leader_epoch=p.leader_epoch)
+            for p in self.partitions(stream)
+        ]
+
     async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
         return self._create(name, values)
 
@@ -137,7 +156,7 @@ class LogBackend:
         return info
 
     async def delete_stream(self, name: str) -> None:
-        self._execute({"kind": "delete_stream", "name": name})
+        self._execute({"kind": "delete_stream", "name": name, "incarnation": self.stream(name).incarnation})
         for partition in self._partitions.pop(name):
             partition.note_removed()
             self.sinks.forget([partition])
@@ -177,8 +196,20 @@ class LogBackend:
         await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
         return self._hub.version
 
+    async def look_for(self, stream: str) -> None:
+        pass
+
+    async def controller(self) -> str | None:
+        return self.broker_id
+
+    async def votes(self) -> list[Vote]:
+        return [Vote(broker=self.broker_id, valid=True, live=True)]
+
+    def note_elsewhere(self) -> None:
+        self._hub.note("elsewhere")
+
     def brokers(self) -> list[dict[str, Any]]:
-        return [{"id": self.broker_id, "http": self.http, "grpc": ""}]
+        return [{"id": self.broker_id, "http": self.http, "grpc": "", "live": True, "rack": "", "stopping": False}]
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         return not self.missing, self.missing

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from broker.api.stream import LIMITS, StreamSettings
-from broker.runtime.config.settings import SETTINGS, Setting
+from broker.runtime.config.table import SETTINGS, Setting
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "reference" / "limits.md"
@@ -32,6 +32,7 @@ class Row(NamedTuple):
 
 
 FIXED: Final = (
+    Row("broker.client.nats_publish:AWAITED_BYTES_MAX", "bytes", "published messages that await an ack", "it waits"),
     Row("broker.api.stream:NAME_BYTES_MAX", "bytes", "name of a stream, consumer, group, sink", "`invalid_name`"),
     Row("broker.api.stream:SUBJECT_BYTES_MAX", "bytes", "subject", "`invalid_subject`"),
     Row("broker.ingest.rules:INFO_LINE_BYTES_MAX", "bytes", "INFO line of nats-server", "the connection is made anew"),
@@ -53,7 +54,60 @@ FIXED: Final = (
         "a state file that a replica is sent",
         "it is dropped",
     ),
-    Row("broker.raft.node:VOTERS_MAX", "brokers", "with a vote in a cluster", "`invalid_request`"),
+    Row(
+        "broker.runtime.cluster.link.handshake:GREETING_BYTES_MAX",
+        "bytes",
+        "a greeting of another broker",
+        "its stream is refused",
+    ),
+    Row(
+        "broker.runtime.cluster.link.connection:ANSWER_BYTES_MAX",
+        "bytes",
+        "an answer of another broker",
+        "the stream begins anew",
+    ),
+    Row(
+        "broker.runtime.cluster.link.server:QUESTION_BYTES_MAX",
+        "bytes",
+        "a question of another broker",
+        "its stream ends",
+    ),
+    Row(
+        "broker.runtime.cluster.link.server:EARLY_MAX",
+        "questions",
+        "of another broker about partitions that are not open here",
+        "asked again",
+    ),
+    Row(
+        "broker.runtime.cluster.link.server:STREAMS_MAX",
+        "streams",
+        "from other brokers, strangers included",
+        "another is refused",
+    ),
+    Row(
+        "broker.runtime.cluster.link.server:STRANGERS_MAX",
+        "streams",
+        "that are being greeted at a time",
+        "another is refused",
+    ),
+    Row("broker.runtime.cluster.codec:PLACE_BYTES_MAX", "bytes", "a name that another broker says", "it is not heard"),
+    Row(
+        "broker.runtime.cluster.plane.thread:CALLS_MAX",
+        "commands",
+        "that wait for the catalog, in a cluster",
+        "`overloaded`",
+    ),
+    Row("broker.raft.wire:GREETING_BYTES_MAX", "bytes", "at the Raft port, before the secret is known", "it is cut"),
+    Row("broker.raft.wire:MESSAGE_BYTES_MAX", "bytes", "one message between voters", "it is cut"),
+    Row(
+        "broker.raft.wire:STRANGERS_MAX",
+        "connections",
+        "at the Raft port that have not said who is there",
+        "the oldest is closed",
+    ),
+    Row("broker.api.stream:REPLICAS_MAX", "replicas", "of a partition", "`invalid_setting`"),
+    Row("broker.serving.contract.schemas:BROKERS_NAMED_MAX", "brokers", "named in a rescue's end", "`invalid_request`"),
+    Row("broker.metadata.voting:VOTERS_MAX", "brokers", "with a vote in a cluster", "`invalid_request`"),
     Row(
         "broker.metadata.catalog:PRODUCER_NAMES_MAX",
         "names",
@@ -161,6 +215,30 @@ FIXED: Final = (
         "error answer that the Python client takes",
         "cut there",
     ),
+    Row(
+        "broker.client.http.brokers:OTHERS_MAX",
+        "brokers",
+        "that answers name beside those that were given",
+        "the rest is not remembered",
+    ),
+    Row(
+        "broker.serving.http.peers:ANSWER_BYTES_MAX",
+        "bytes",
+        "answer of another broker to one that asks it",
+        "its partitions are unknown",
+    ),
+    Row(
+        "broker.serving.endpoints.heads:NAMES_MAX",
+        "streams",
+        "that are watched here and led elsewhere, asked for by name",
+        "all streams of that broker are asked for",
+    ),
+    Row(
+        "broker.api.stream:REPLICAS_MAX",
+        "replicas",
+        "of one partition",
+        "`invalid_setting`",
+    ),
     Row("broker.client.http.brokers:REDIRECTS_MAX", "redirects", "to a leader, of one call", "`not_leader`"),
     Row("broker.client.producer:BATCH_BYTES_MAX", "bytes", "one request of a Python producer", "sent in several"),
     Row(
@@ -207,7 +285,8 @@ NO_LIMIT: Final = frozenset(
         "LOOKED_AT_BYTES_MAX SKEW_MAX_S GREETING_BYTES_MAX PENDING_BYTES_MAX JOINED_BYTES_MAX DESCRIPTION_AGE_S_MAX",
         "SEQUENCE_DIGITS_MAX MAX_WAIT_MS PLAIN_BODY_BYTES_MAX UNREADABLE_BYTES_MAX OVERHEAD_BYTES_MAX AHEAD_MAX",
         "ERROR_SHOWN_MAX KEPT_MAX REASONS_MAX EXAMPLE_CHARS_MAX TEXT_CHARS_MAX KINDS_MAX ASKED_MAX",
-        "ROWS_AT_ONCE_MAX IN_FLIGHT_MAX EPOCHS_MAX ERROR_LENGTH_MAX OFFSET_MAX CALM_MS_MAX EPOCH_MAX",
+        "ROWS_AT_ONCE_MAX IN_FLIGHT_MAX EPOCHS_MAX ERROR_LENGTH_MAX OFFSET_MAX CALM_MS_MAX EPOCH_MAX NUMBER_MAX",
+        "SILENT_S_MAX WAIT_MS_MAX HERE_BYTES_MAX",
     }
 )
 
@@ -312,7 +391,9 @@ start with `invalid_setting`. While the broker runs, this happens at a limit:
 - A body over `http.body_bytes_max` is refused: `request_too_large`.
 - A connection beyond `http.connections_max` is refused: `overloaded`.
 - A request that stops half-way is cut: `request_timed_out`.
-- At `intake.pending_bytes_max`, reading from NATS pauses.
+- At `intake.pending_bytes_max` that is not fsynced, reading from NATS pauses. Where a partition waits
+  for its followers, as many bytes again may wait for those, of all partitions together; of one that
+  has as much as is left, more is refused: `overloaded`.
 - Beyond `sinks.stage_bytes_max`, staging is refused: `stages_full`. A stage or a commit over
   `sinks.group_bytes_max` is refused: `request_too_large`.
 

@@ -120,13 +120,22 @@ class Process:
 class NatsServer:
     """One nats-server, JetStream off unless a store folder is given."""
 
-    def __init__(self, folder: Path, *, port: int | None = None, jetstream: bool = False, config: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        jetstream: bool = False,
+        config: str = "",
+        host: str = "127.0.0.1",
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.host = host
         self.port = port or free_port()
         self.folder = folder
-        self.url = f"nats://127.0.0.1:{self.port}"
+        self.url = f"nats://{host}:{self.port}"
         self._config = folder / "nats.conf"
-        lines = [f'listen: "127.0.0.1:{self.port}"', "max_payload: 8388608", config]
+        lines = [f'listen: "{host}:{self.port}"', "max_payload: 8388608", config]
         if jetstream:
             lines.append(f'jetstream {{ store_dir: "{folder / "jetstream"}" }}')
         self._config.write_text("\n".join(lines) + "\n")
@@ -141,7 +150,7 @@ class NatsServer:
         assert self.process is not None
         assert self.process.popen.poll() is None, self.process.output()
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=10).close()
+            socket.create_connection((self.host, self.port), timeout=10).close()
         except OSError:
             return False
         return True
@@ -168,16 +177,19 @@ class BrokerProcess:
         port: int | None = None,
         env: Mapping[str, str] | None = None,
         command: Sequence[str] = ("broker.cli.main", "broker"),
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = port or free_port()
-        self._command = [sys.executable, "-m", *command]
-        self.address = f"127.0.0.1:{self.port}"
+        self._command = [*prefix, sys.executable, "-m", *command]
+        self.address = f"{host}:{self.port}"
         url = nats.url if isinstance(nats, NatsServer) else nats
         self._env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")},
             "LIFTLOG_DATA_DIR": str(folder / "data"),
+            "LIFTLOG_HTTP_HOST": host,
             "LIFTLOG_HTTP_PORT": str(self.port),
             **({"LIFTLOG_NATS_URLS": url} if url else {"LIFTLOG_INTAKE_ENABLED": "false"}),
             "LIFTLOG_LOG_FORMAT": "console",

@@ -44,6 +44,13 @@ from tests.support.effort import EFFORT, seeded
 Mode = Literal["lost", "kept", "torn", "zeros", "reordered"]
 MODES: tuple[Mode, ...] = ("lost", "kept", "torn", "zeros", "reordered")
 SECTOR_BYTES = 512
+READS = ("pread", "open", "listdir", "exists", "size", "read_file")
+CHANGES = (
+    *("create", "makedirs", "remove_folder", "remove_tree", "rename", "rewrite", "stretch", "sync", "sync_dir"),
+    *("truncate", "unlink", "write"),
+)
+CALLS = {*READS, *CHANGES}
+"""Each may fail."""
 
 
 def modes_at(step: int) -> tuple[Mode, ...]:
@@ -110,16 +117,15 @@ class Fault:
 
 
 def apply(content: bytearray, change: Change) -> None:
-    match change:
-        case Write(position, data):
-            if position > len(content):
-                content.extend(bytes(position - len(content)))
-            content[position : position + len(data)] = data
-        case Truncate(size):
-            if size < len(content):
-                del content[size:]
-            else:
-                content.extend(bytes(size - len(content)))
+    if isinstance(change, Write):
+        position, data = change.position, change.data
+        if position > len(content):
+            content.extend(bytes(position - len(content)))
+        content[position : position + len(data)] = data
+    elif change.size < len(content):
+        del content[change.size :]
+    else:
+        content.extend(bytes(change.size - len(content)))
 
 
 class SimFile:
@@ -138,7 +144,8 @@ class SimFile:
         self._disk.write_to(self._inode, self.path, bytes(data), self._ahead)
 
     def pread(self, size: int, position: int) -> bytes:
-        self._check()
+        if not self._is_open:
+            self._check()
         self._disk.meet_fault("pread", self.path)
         return bytes(memoryview(self._inode.content)[position : position + size])
 
@@ -267,6 +274,7 @@ class SimDisk:
 
     def fail(self, call: str, error: int, *, path: str = "", after: int = 0, times: int = 1, short: int = 0) -> None:
         """Let `times` calls fail with an errno, after `after` good ones; a write after `short` bytes."""
+        assert call in CALLS, call
         self._faults.append(Fault(call, error, path, after, times, short))
 
     def heal(self) -> None:
@@ -334,6 +342,8 @@ class SimDisk:
             raise Crashed
         self.calls[call] = self.calls.get(call, 0) + 1
         self.count += 1
+        if not self._faults and not self.fails_at:
+            return None
         if self.count in self.fails_at:
             if call == "write":
                 return Fault(call, self.fails_with, path, 0, 0, 50)

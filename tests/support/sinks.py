@@ -26,6 +26,7 @@ from broker.runtime.partitions.sync import SyncTarget
 from broker.runtime.partitions.watch import ChangeHub
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
+from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import Commit, Committed, NamedStage
 from broker.storage.disk import Disk
@@ -74,9 +75,16 @@ class Rig:
         self.partitions = [self._partition(STREAM, i, fsync) for i in range(PARTITIONS)]
         self.commits = self._partition(COMMITS_STREAM, 0)
         self._stores = [
-            StageStore(disk, p, self._limits, boot_id=f"boot-{boot}", clock=lambda: self.now_us)
+            StageStore(
+                p,
+                StageLog(disk, p, boot_id=f"boot-{boot}", clock=lambda: self.now_us),
+                self._limits,
+                clock=lambda: self.now_us,
+            )
             for p in self.partitions
         ]
+        for partition, store in zip(self.partitions, self._stores, strict=True):
+            partition.replica.floor = store.floor
         self.sinks = Sinks(self.commits, self, clock=lambda: self.now_us, limits=self._limits)
         self.rounds = SinkRounds(self.sinks)
         self.gone: set[str] = set()  # streams that the catalog has forgotten

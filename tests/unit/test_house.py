@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
     "module,unwanted",
     [
         ("broker", "pyarrow numpy aiohttp nats click"),
+        ("broker.runtime.broker", "grpc google.protobuf pysyncobj"),
+        ("broker.cli.main", "grpc google.protobuf pysyncobj"),
         ("broker.client", "nats aiohttp grpc pysyncobj pyspark pandas prometheus_client click"),
         ("broker.client.reading.fetch", "nats aiohttp grpc pysyncobj pyspark pandas"),
         ("spark_liftlog", "nats aiohttp grpc pysyncobj"),
@@ -72,7 +74,7 @@ def test_every_module_stands_in_the_list_of_its_package() -> None:
         here = start.parent
         there = {path.name for path in here.glob("*.py")} - {"__init__.py"}
         there |= {f"{path.parent.name}/" for path in here.glob("*/__init__.py")}
-        missing = there - set(re.findall(r"[a-z_]+(?:\.py\b|/)", docstring))
+        missing = there - set(re.findall(r"[a-z_0-9]+(?:\.py\b|/)", docstring))
         assert not missing, f"{start.relative_to(ROOT)} does not name {sorted(missing)}"
         assert len(there) <= 16, f"{here.relative_to(ROOT)} holds {len(there)} modules: too many for one listing"
 
@@ -97,17 +99,17 @@ def test_every_metric_and_log_line_is_documented() -> None:
 # Most lines of Python in each package, and the record that allows them. Who needs more raises the number and says in a
 # record which demand it serves; who needs less lowers it.
 LINES_MAX = {
-    "api": (2_250, 76),
-    "cli": (4_350, 76),
-    "client": (4_900, 76),
+    "api": (2_700, 97),
+    "cli": (5_250, 97),
+    "client": (5_600, 97),
     "groups": (150, 76),
     "ingest": (1_750, 76),
     "metadata": (2_800, 76),
-    "raft": (1_400, 76),
+    "raft": (1_900, 85),
     "replication": (1_900, 73),
-    "runtime": (7_900, 76),
-    "serving": (4_600, 76),
-    "sinks": (1_050, 76),
+    "runtime": (17_550, 97),
+    "serving": (5_700, 97),
+    "sinks": (1_100, 92),
     "storage": (10_700, 73),
 }
 SLACK_MAX = 400

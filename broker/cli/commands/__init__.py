@@ -1,12 +1,14 @@
 """The commands that talk to a broker or look into its files, a module each.
 
 broker.py    `liftlog broker`: run one broker in the foreground
+cluster.py   `liftlog cluster …`: brokers, who keeps what, and moving it
 consumer.py  `liftlog consumer …`: who reads what, how far behind, and how to move it
 dump.py      `liftlog log dump`: what is stored, as lines
 export.py    `liftlog log export`: records as Parquet files
 log.py       `liftlog log …`: verify, repair, dump and export the files of a log
 publish.py   `liftlog publish`: messages to a NATS subject, and their acks counted
 records.py   records as text, for people or as JSON
+rescue.py    `liftlog cluster rescue …`: the way on when a majority of the voters is lost for good
 settings.py  the settings of a stream as options
 sink.py      `liftlog sink …`: what each sink committed last; reset, adopt, delete
 stream.py    `liftlog stream …`: create, list, describe, alter, pause, trim, delete

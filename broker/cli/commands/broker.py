@@ -28,7 +28,7 @@ def broker(
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C."""
     from broker.runtime.config.configuration import describe, load
-    from broker.runtime.config.settings import annotated
+    from broker.runtime.config.table import annotated
 
     if defaults:
         sys.stdout.write(annotated())

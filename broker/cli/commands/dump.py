@@ -19,7 +19,7 @@ from broker.cli.commands.records import Lines
 from broker.cli.output import json_text, printable
 from broker.storage.disk import File, OsDisk
 from broker.storage.inspect.contradictions import what_stands_at
-from broker.storage.inspect.places import Place, used_by
+from broker.storage.inspect.places import PartitionFolder, used_by
 from broker.storage.recovery import list_segments
 from broker.storage.segments.scan import scan
 from broker.storage.segments.segment import Segment
@@ -29,7 +29,7 @@ from broker.storage.segments.segment import Segment
 class Stored:
     """Something in a segment: a batch (`message`, `header`), or else what `text` says."""
 
-    place: Place
+    place: PartitionFolder
     path: str
     position: int
     end: int
@@ -41,7 +41,7 @@ class Stored:
         return pa.ipc.read_record_batch(pa.py_buffer(self.message), SCHEMA)
 
 
-def batch_lines(places: list[Place], *, start: int, end: int | None, as_json: bool) -> Iterator[str]:
+def batch_lines(places: list[PartitionFolder], *, start: int, end: int | None, as_json: bool) -> Iterator[str]:
     """A line for each batch that holds offsets of [start, end), and for each gap and marker if all are asked for."""
     show_all = start == 0 and end is None
     for stored in _stored(places, start, end):
@@ -54,7 +54,7 @@ def batch_lines(places: list[Place], *, start: int, end: int | None, as_json: bo
             yield f"{_where(stored)}  {printable(stored.text)}"
 
 
-def record_lines(places: list[Place], *, start: int, end: int | None, as_json: bool) -> Iterator[str]:
+def record_lines(places: list[PartitionFolder], *, start: int, end: int | None, as_json: bool) -> Iterator[str]:
     """A line for each record with an offset of [start, end); a head above them unless they are JSON."""
     several = len({place.folder for place in places}) > 1
     lines = Lines(width=None, with_partition=several)
@@ -75,7 +75,7 @@ def record_lines(places: list[Place], *, start: int, end: int | None, as_json: b
             yield from (lines.line({**place, **row}) for row in plain_rows(batch))
 
 
-def _stored(places: list[Place], start: int, end: int | None) -> Iterator[Stored]:
+def _stored(places: list[PartitionFolder], start: int, end: int | None) -> Iterator[Stored]:
     disk = OsDisk()
     for place in places:
         in_use = used_by(place.root) is not None
@@ -94,7 +94,7 @@ def _stored(places: list[Place], start: int, end: int | None) -> Iterator[Stored
 
 
 def _segment(
-    place: Place, segment: Segment, file: File, start: int, end: int | None, *, is_growing: bool
+    place: PartitionFolder, segment: Segment, file: File, start: int, end: int | None, *, is_growing: bool
 ) -> Iterator[Stored]:
     found = scan(file, start=len(SCHEMA_BYTES), first_offset=segment.base_offset, where=segment.path)
     batches = found.batches
@@ -125,7 +125,7 @@ def _segment(
         yield _other(place, segment, *others.pop())
 
 
-def _other(place: Place, segment: Segment, position: int, end: int, text: str) -> Stored:
+def _other(place: PartitionFolder, segment: Segment, position: int, end: int, text: str) -> Stored:
     return Stored(place=place, path=segment.path, position=position, end=end, text=text)
 
 

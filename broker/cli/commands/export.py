@@ -27,7 +27,7 @@ from broker.client.positions import Position, timestamp_us
 from broker.client.reader import PARTITION_FIELD, reader_schema
 from broker.storage.disk import OsDisk
 from broker.storage.disk.overlay import OverlayDisk
-from broker.storage.inspect.places import Place, used_by
+from broker.storage.inspect.places import PartitionFolder, used_by
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
 from broker.storage.segments.checkpoint import LogSettings, read_identity
@@ -197,7 +197,7 @@ def _resolved(client: Client, stream: str, partition: int, wanted: Wanted) -> tu
     return offsets[0], offsets[1]
 
 
-def sources_at(places: list[Place], wanted: Wanted) -> list[Source]:
+def sources_at(places: list[PartitionFolder], wanted: Wanted) -> list[Source]:
     """The partitions of folders, read from their files. The broker's own streams only if nothing else is there."""
     for place in places:
         if place.only is not None:
@@ -213,7 +213,7 @@ def sources_at(places: list[Place], wanted: Wanted) -> list[Source]:
 class _Stored:
     """A partition's folder as a source. The log is opened when it is read."""
 
-    def __init__(self, place: Place, wanted: Wanted) -> None:
+    def __init__(self, place: PartitionFolder, wanted: Wanted) -> None:
         self.place = place
         self.wanted = wanted
         self.identity = read_identity(OsDisk(), place.folder)

@@ -19,7 +19,7 @@ from broker.cli.output import bytes_text, json_out, note, printable
 
 if TYPE_CHECKING:
     from broker.storage.inspect.findings import Finding, Inspection
-    from broker.storage.inspect.places import Place
+    from broker.storage.inspect.places import PartitionFolder
     from broker.storage.inspect.repair import RepairAction, RepairReport
 
 Path = Annotated[
@@ -181,7 +181,7 @@ def export(
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 
-def _tell_user(places: list[Place]) -> int | None:
+def _tell_user(places: list[PartitionFolder]) -> int | None:
     """Say once if a broker has the folder open. Returns its process id, 0 if that is not known."""
     from broker.storage.inspect.places import used_by
 
@@ -195,7 +195,7 @@ def _tell_user(places: list[Place]) -> int | None:
     return None
 
 
-def _folders_locked(places: list[Place], *, dry_run: bool) -> Any:
+def _folders_locked(places: list[PartitionFolder], *, dry_run: bool) -> Any:
     """Hold the locks of the data folders; with a dry run, only see that nobody holds them.
 
     Raises:
@@ -226,14 +226,14 @@ def _folders_locked(places: list[Place], *, dry_run: bool) -> Any:
     return stack
 
 
-def _show_inspection(place: Place, one: Inspection) -> None:
+def _show_inspection(place: PartitionFolder, one: Inspection) -> None:
     for text in one.notes:
         note(text)
     for finding in one.findings:
         _show_finding(place, finding)
 
 
-def _show_finding(place: Place, finding: Finding) -> None:
+def _show_finding(place: PartitionFolder, finding: Finding) -> None:
     where = [printable(finding.path)]
     if finding.position is not None:
         where.append(f"bytes [{finding.position}, {finding.end})")
@@ -253,7 +253,7 @@ def _summary(found: list[Inspection]) -> str:
     return f"{looked}: {'all is well' if count == 0 else f'{count} findings'}"
 
 
-def _show_repair(place: Place, report: RepairReport, *, dry_run: bool) -> None:
+def _show_repair(place: PartitionFolder, report: RepairReport, *, dry_run: bool) -> None:
     if report.refused:
         sys.stdout.write(f"{printable(place.name)}: left alone: {printable(report.refused)}\n")
         return
@@ -279,7 +279,7 @@ def _action_text(action: RepairAction, *, dry_run: bool) -> str:
     return name
 
 
-def _repair_json(place: Place, report: RepairReport) -> dict[str, Any]:
+def _repair_json(place: PartitionFolder, report: RepairReport) -> dict[str, Any]:
     return {
         "partition": place.name,
         "folder": place.folder,

@@ -90,6 +90,7 @@ def publish(
                 ack_timeout_s=timeout_s,
                 payloads_may_block=file is not None,
                 on_progress=on_progress,
+                on_nobody=lambda seconds: note(f"nobody takes {subject} now: trying for {seconds:g} s"),
                 **({} if creds is None else {"user_credentials": creds}),
             )
     except PublishInterrupted as interrupted:

@@ -30,10 +30,28 @@ if TYPE_CHECKING:
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the stream.")]
 
 
+Replicas = Annotated[
+    int | None, Option("--replication-factor", metavar="N", min=1, help="In a cluster: brokers that keep it.")
+]
+InSync = Annotated[
+    int | None,
+    Option("--min-insync-replicas", metavar="N", min=1, help="So many must have a record before it is acknowledged."),
+]
+
+
 @takes(HELP)
-def create(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
+def create(
+    ctx: click.Context,
+    name: Name,
+    replication_factor: Replicas = None,
+    min_insync_replicas: InSync = None,
+    brokers: Brokers = None,
+    json: Json = False,
+    **settings: Any,
+) -> None:
     """Create a stream. A stream that exists with the same settings stays as it is."""
-    values = _given(settings)
+    replication = {"replication_factor": replication_factor, "min_insync_replicas": min_insync_replicas}
+    values = _given({**settings, **replication})
     with client_of(ctx, brokers) as client:
         made = client.create_stream(name, **values)
     said = "exists already, with these settings" if made.created is False else "created"
@@ -53,13 +71,14 @@ def list_(
         json_out([_as_json(stream) for stream in streams])
         return
     table(
-        ["stream", "subject", "state", "partitions", "records", "size", "created (UTC)"],
+        ["stream", "subject", "state", "partitions", "replicas", "records", "size", "created (UTC)"],
         [
             (
                 stream.name,
                 stream.settings.get("subject"),
                 stream.state,
                 len(stream.partitions),
+                _replicas_text(stream),
                 stream.record_count,
                 bytes_text(stream.bytes),
                 time_text(stream.created_ms),
@@ -83,20 +102,36 @@ def describe(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json
             ("incarnation", stream.incarnation),
             ("created (UTC)", time_text(stream.created_ms)),
             ("state", stream.state),
+            ("replication_factor", stream.replication_factor),
+            ("min_insync_replicas", stream.min_insync_replicas),
             *stream.settings.items(),
         ]
     )
     for warning in stream.warnings:
         note(f"warning: {warning}")
     table(
-        ["partition", "leader", "log start", "high watermark", "size", "segments", "lost"],
+        [
+            "partition",
+            "leader",
+            "epoch",
+            "replicas",
+            "in sync",
+            "log start",
+            "high watermark",
+            "size",
+            "segments",
+            "lost",
+        ],
         [
             (
                 p.partition,
-                p.leader.http,
+                p.leader and p.leader.http,
+                p.leader_epoch,
+                ",".join(p.replicas),
+                ",".join(p.isr),
                 p.log_start_offset,
                 p.high_watermark,
-                bytes_text(p.bytes),
+                None if p.bytes is None else bytes_text(p.bytes),
                 p.segments,
                 [f"[{start}, {end})" for start, end in p.lost_ranges],
             )
@@ -201,6 +236,12 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were named on the command line."""
     values = {key: value for key, value in settings.items() if value is not None}
     return {key: None if value == NONE and key.startswith("retention") else value for key, value in values.items()}
+
+
+def _replicas_text(stream: StreamDescription) -> str | None:
+    """How many there are, and how many of them must have a record before it is acknowledged."""
+    factor, least = stream.replication_factor, stream.min_insync_replicas
+    return None if factor is None else str(factor) if factor == 1 else f"{factor}, min {least}"
 
 
 def _as_json(stream: StreamDescription) -> dict[str, Any]:

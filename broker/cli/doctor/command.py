@@ -96,8 +96,12 @@ def doctor(
     for address, source in asked:
         checks += check_broker(address, in_use=user is not None, source=source)
     if loaded.intake.enabled:
+        is_default = record is None and loaded.nats.urls == Config().nats.urls
+        named = os.environ.get(NATS_VARIABLE)
         for url, source in _servers_to_ask(nats or globals_of(ctx).nats, own_nats):
-            checks += check_nats([url], record_bytes_max=loaded.defaults.record_bytes_max, source=source)
+            is_unused = bool(is_default and named and not source and not (nats or globals_of(ctx).nats))
+            limit = loaded.defaults.record_bytes_max
+            checks += check_nats([url], record_bytes_max=limit, source=source, is_unused=is_unused)
 
     if is_json(ctx, json):
         json_out(as_json(checks, {"data": folder}))

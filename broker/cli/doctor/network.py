@@ -57,19 +57,25 @@ def check_broker(address: str, *, in_use: bool, source: str = "") -> Iterator[Ch
     if values["ready"]:
         yield Check("broker", OK, f"{address}{from_it} is ready")
     else:
-        missing = ", ".join(f"{key}: {value}" for key, value in dict(values.get("missing") or {}).items())
+        told = values.get("missing")
+        reasons = told.items() if isinstance(told, dict) else ()
+        missing = ", ".join(f"{key}: {value}" for key, value in reasons)
         advice = "docs/guides/operations.md says what to do about each"
         yield Check("broker", WRONG, f"{address}{from_it} is not ready: {missing or 'no reason'}", advice)
     yield from _version(address)
     yield from _clock(answer.getheader("Date"), begun, ended)
 
 
-def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") -> Iterator[Check]:
+def check_nats(
+    urls: Sequence[str], *, record_bytes_max: int, source: str = "", is_unused: bool = False
+) -> Iterator[Check]:
     """Each NATS server: reachable, speaks NATS, has headers, takes records as large as a stream does.
 
     Args:
         record_bytes_max: Of new streams, as configured.
         source: The variable that sends `liftlog publish` there. Empty: the broker captures from there.
+        is_unused: It is the default of a broker that was not configured, and another server is named: nobody may want
+            one here.
     """
     key = source or "nats.urls"
     for url in urls:
@@ -87,6 +93,11 @@ def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") 
         try:
             info = greeting(host, port)
         except (OSError, UnicodeError) as error:
+            if is_unused:
+                found = f"{shown}, the default of nats.urls: {_text(error)}"
+                advice = "if a broker is to run here, set nats.urls (LIFTLOG_NATS_URLS) to the server that you use"
+                yield Check("nats", WARNING, found, advice)
+                continue
             advice = "start the server (`liftlog up` brings one), or set nats.urls: until then nothing is captured"
             advice = f"start the server, or set {source}: `liftlog publish` goes there" if source else advice
             yield Check("nats", WRONG, f"{shown}: {_text(error)}", advice)
@@ -95,8 +106,8 @@ def check_nats(urls: Sequence[str], *, record_bytes_max: int, source: str = "") 
             advice = f"set {key} to the clients' port of a NATS server"
             yield Check("nats", WRONG, f"{shown} answers, but not as a NATS server", advice)
             continue
-        if parts.scheme == "tls" and not info.get("tls_required"):
-            found = f"{shown} does not ask for TLS although the URL says tls://: all goes in plain text, passwords too"
+        if parts.scheme == "tls" and not (info.get("tls_required") or info.get("tls_available")):
+            found = f"{shown} does not offer TLS although the URL says tls://: nobody logs in there"
             advice = f"switch TLS on there (or nats.tls_first here, if it has handshake_first), or correct {key}"
             yield Check("nats", WRONG, found, advice)
         yield _nats(shown, info, record_bytes_max)
@@ -107,7 +118,10 @@ def _text(error: Exception) -> str:
 
 
 def _nats(shown: str, info: dict[str, Any], record_bytes_max: int) -> Check:
-    payload_max = int(info.get("max_payload") or 0)
+    payload_max = info.get("max_payload")
+    if not isinstance(payload_max, int):
+        advice = "look at what listens there: a NATS server tells its max_payload as a whole number"
+        return Check("nats", WRONG, f"{shown} says max_payload {payload_max!r:.100}", advice)
     values = {"version": info.get("version"), "max_payload": payload_max}
     found = f"{shown}: version {info.get('version')}, max_payload {bytes_text(payload_max)}"
     if not info.get("headers"):

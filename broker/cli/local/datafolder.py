@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from broker.api.errors import FolderInUse, FolderNotAllowed, WrongFolder
 from broker.api.plain import parse_json
-from broker.cli.local.processes import Identity
+from broker.cli.local.processes import ProcessIdentity
 
 BROKER: Final = "broker-0"
 """The broker of `up`, and its folder in DATA."""
@@ -39,11 +39,12 @@ class Record:
     """What up.json holds.
 
     Attributes:
-        http, grpc: host:port of the broker.
+        http, grpc: host:port of the broker; of the first one, where there are several.
+        others: The other brokers: id, http and grpc of each.
         nats_url: Where it takes messages from, without credentials.
         nats_embedded: Whether that server is ours.
         mode: foreground or detached.
-        processes: By name: `broker-0`, `nats`, and in the foreground `up`.
+        processes: By name: `broker-0` and so on, `nats`, and in the foreground `up`.
     """
 
     http: str
@@ -51,18 +52,27 @@ class Record:
     nats_url: str
     nats_embedded: bool
     mode: str
-    processes: dict[str, Identity] = field(default_factory=dict)
+    others: tuple[tuple[str, str, str], ...] = ()
+    processes: dict[str, ProcessIdentity] = field(default_factory=dict)
 
     def addresses(self, data: Path) -> dict[str, Any]:
         """The part that others use, as `--json` prints it."""
         return {
             "data": str(data),
             "mode": self.mode,
-            "brokers": [{"id": "broker-0", "http": self.http, "grpc": self.grpc}],
+            "brokers": [
+                {"id": broker, "http": http, "grpc": grpc}
+                for broker, http, grpc in ((BROKER, self.http, self.grpc), *self.others)
+            ],
             "nats": {"url": self.nats_url, "embedded": self.nats_embedded},
         }
 
-    def alive(self) -> dict[str, Identity]:
+    @property
+    def all_http(self) -> list[str]:
+        """Of all brokers."""
+        return [self.http, *(http for _, http, _ in self.others)]
+
+    def alive(self) -> dict[str, ProcessIdentity]:
         return {name: identity for name, identity in self.processes.items() if identity.is_alive()}
 
 
@@ -145,16 +155,17 @@ class UpFolder:
         """The record of the last `up`; None: there is none that can be read."""
         try:
             values = parse_json(self.record_path.read_text(encoding="utf-8"))
-            broker = values["brokers"][0]
+            broker, *others = values["brokers"]
             return Record(
                 http=str(broker["http"]),
                 grpc=str(broker["grpc"]),
                 nats_url=str(values["nats"]["url"]),
                 nats_embedded=bool(values["nats"]["embedded"]),
                 mode=str(values["mode"]),
-                processes={str(name): Identity.from_dict(v) for name, v in values["processes"].items()},
+                others=tuple((str(each["id"]), str(each["http"]), str(each["grpc"])) for each in others),
+                processes={str(name): ProcessIdentity.from_dict(v) for name, v in values["processes"].items()},
             )
-        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def save(self, record: Record) -> None:

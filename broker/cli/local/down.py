@@ -11,13 +11,13 @@ import click
 from broker.api.errors import DeadlineExceeded
 from broker.cli.arguments import Option
 from broker.cli.local.datafolder import Record, UpFolder
-from broker.cli.local.processes import Identity
+from broker.cli.local.processes import ProcessIdentity
 from broker.cli.options import DEFAULT_DATA, Data, Json, is_json
 from broker.cli.output import json_out, note
 
 FORCE_TIMEOUT_S: Final = 10.0
-ORDER: Final = ("up", "broker-0", "nats")
-"""Who supervises stops the others itself, in order; then brokers, so that NATS outlives them."""
+FIRST, LAST = "up", "nats"
+"""Who supervises stops the others itself, in order; then brokers, all at once, so that NATS outlives them."""
 
 
 def down(
@@ -50,15 +50,20 @@ def _stop_all(record: Record, timeout_s: float, force: bool) -> dict[str, int]:
     """Stop in order; returns the pids of those that ran."""
     alive = record.alive()
     for name, recorded in record.processes.items():
-        found = None if name in alive else Identity.of(recorded.pid)
+        found = None if name in alive else ProcessIdentity.of(recorded.pid)
         if found is not None and found.boot_id == recorded.boot_id:
             note(f"left alone: pid {found.pid}, recorded as {name}, is now {' '.join(found.command)!r}: not ours")
-    for name in [name for name in ORDER if name in alive]:
+    brokers = sorted(set(alive) - {FIRST, LAST})
+    if FIRST in alive:
+        _stop(FIRST, alive[FIRST], timeout_s, force)
+    for name in brokers[1:]:
+        alive[name].send(signal.SIGTERM)
+    for name in (*brokers, *([LAST] if LAST in alive else [])):
         _stop(name, alive[name], timeout_s, force)
     return {name: identity.pid for name, identity in alive.items()}
 
 
-def _stop(name: str, identity: Identity, timeout_s: float, force: bool) -> None:
+def _stop(name: str, identity: ProcessIdentity, timeout_s: float, force: bool) -> None:
     if not identity.send(signal.SIGTERM):
         return
     note(f"stopping {name} (pid {identity.pid})")

@@ -1,10 +1,10 @@
 """Processes that `up` started, recognised without doubt before they are signalled.
 
 A number in a pid file proves nothing: after a crash or a reboot it may belong to somebody else's
-process. An `Identity` therefore also holds when the process began (clock ticks since boot), in which
+process. A `ProcessIdentity` therefore also holds when the process began (clock ticks since boot), in which
 boot, and its command line. All must fit.
 
-    Identity(pid, started_ticks, boot_id, command)  ->  /proc/<pid>/stat, /proc/<pid>/cmdline
+    ProcessIdentity(pid, started_ticks, boot_id, command)  ->  /proc/<pid>/stat, /proc/<pid>/cmdline
 
 P1  A signal goes to a process only after its identity was checked *through the same pidfd*: a pid that
     is reused between check and signal is not hit.
@@ -28,7 +28,7 @@ from broker.api.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class ProcessIdentity:
     """Which process it is.
 
     Attributes:
@@ -44,7 +44,7 @@ class Identity:
     command: tuple[str, ...]
 
     @classmethod
-    def of(cls, pid: int) -> Identity | None:
+    def of(cls, pid: int) -> ProcessIdentity | None:
         """Who runs under `pid` now; None: nobody, or a zombie (P2)."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -58,7 +58,7 @@ class Identity:
         return cls(pid=pid, started_ticks=int(after_name[19]), boot_id=_boot_id(), command=words)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Identity:
+    def from_dict(cls, values: Mapping[str, Any]) -> ProcessIdentity:
         return cls(
             pid=int(values["pid"]),
             started_ticks=int(values["started_ticks"]),
@@ -70,7 +70,7 @@ class Identity:
         return {**asdict(self), "command": list(self.command)}
 
     def is_alive(self) -> bool:
-        return Identity.of(self.pid) == self
+        return ProcessIdentity.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> bool:
         """Signal it (P1); False: it has ended.
@@ -117,7 +117,7 @@ class Process:
     """
 
     name: str
-    identity: Identity
+    identity: ProcessIdentity
     log: Path
     log_position: int = 0
     child: subprocess.Popen[bytes] | None = None
@@ -187,14 +187,14 @@ def start(name: str, command: Sequence[str], *, env: Mapping[str, str], log: Pat
     return Process(name=name, identity=_identify(child), log=log, log_position=position, child=child)
 
 
-def _identify(child: subprocess.Popen[bytes]) -> Identity:
+def _identify(child: subprocess.Popen[bytes]) -> ProcessIdentity:
     """Who the child is, once its command line can be read: for a moment after exec it is empty."""
     while child.poll() is None:
-        identity = Identity.of(child.pid)
+        identity = ProcessIdentity.of(child.pid)
         if identity is not None and any(identity.command):
             return identity
         time.sleep(0.001)
-    return Identity(pid=child.pid, started_ticks=-1, boot_id=_boot_id(), command=())  # has ended: nobody is that
+    return ProcessIdentity(pid=child.pid, started_ticks=-1, boot_id=_boot_id(), command=())  # has ended: nobody is that
 
 
 def _boot_id() -> str:

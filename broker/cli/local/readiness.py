@@ -52,13 +52,13 @@ def wait(what: str, probe: Probe, processes: Sequence[Process], timeout_s: float
             time.sleep(PROBE_INTERVAL_S)
 
 
-def get(address: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
-    """One GET from host:port: the answer and its body. Raises OSError, HTTPException."""
+def get(address: str, path: str, *, bytes_max: int = BODY_BYTES_READ) -> tuple[http.client.HTTPResponse, bytes]:
+    """One GET from host:port: the answer and so many bytes of its body. Raises OSError, HTTPException."""
     connection = http.client.HTTPConnection(address, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
-        return answer, answer.read(BODY_BYTES_READ)
+        return answer, answer.read(bytes_max)
     finally:
         connection.close()
 

@@ -1,9 +1,9 @@
-"""`liftlog up`: an embedded NATS server and a broker, from nothing, in one folder.
+"""`liftlog up`: an embedded NATS server and a broker, or a cluster of them, from nothing, in one folder.
 
     look at DATA/run/up.json ─► all alive: already up
             │ some or none alive
             ▼
-    check ports ─► nats-server ─► broker ─► /readyz answers ─► record ─► foreground: supervise
+    check ports ─► nats-server ─► brokers ─► /readyz answers ─► record ─► foreground: supervise
                                                                          --detach:   return
 
 U1  Nothing is started before every port that will be opened was found free.
@@ -20,14 +20,15 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Final
 
 import click
 
-from broker.api.errors import FolderInUse, InvalidRequest, NotSupported, PortInUse
+from broker.api.errors import FolderInUse, InvalidRequest, PortInUse
 from broker.cli.arguments import Option
 from broker.cli.local.datafolder import BROKER, Record, UpFolder
-from broker.cli.local.processes import Identity, Process, start
+from broker.cli.local.processes import Process, ProcessIdentity, start
 from broker.cli.options import DEFAULT_DATA, Data, Json, globals_of, is_json
 from broker.cli.output import json_out, note, pairs
 
@@ -35,11 +36,14 @@ HOST: Final = "127.0.0.1"
 NATS: Final = "nats"
 SUPERVISOR: Final = "up"
 STOP_TIMEOUT_S: Final = 30.0
+STRIDE: Final = 10
+BROKERS_MOST: Final = 5
+CLUSTER_ID: Final = "local"
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Of one broker and its NATS server: N, N+1, N+2, N+3, or the usual ones."""
+    """Of one broker and its NATS server: N, N+1, N+2, N+3, or the usual ones. Each further broker has those ten up."""
 
     grpc: int = 9292
     http: int = 9293
@@ -50,6 +54,10 @@ class Ports:
     def of(cls, base: int | None) -> Ports:
         return cls() if base is None else cls(base, base + 1, base + 2, base + 3)
 
+    def of_broker(self, number: int) -> Ports:
+        """Of one of several."""
+        return Ports(self.grpc + STRIDE * number, self.http + STRIDE * number, self.raft + STRIDE * number, self.nats)
+
 
 def up(
     ctx: click.Context,
@@ -57,23 +65,20 @@ def up(
     nats: Annotated[str | None, Option("--nats", metavar="URL", help="Use this NATS server and start none.")] = None,
     port_base: Annotated[
         int | None,
-        Option("--port-base", metavar="N", min=1, max=65_532, help="gRPC N, HTTP N+1, Raft N+2, NATS N+3."),
+        Option("--port-base", metavar="N", min=1, max=65_492, help="gRPC N, HTTP N+1, Raft N+2, NATS N+3."),
     ] = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Return once it is ready; `down` stops it.")] = False,
-    brokers_count: Annotated[int, Option("--brokers-count", metavar="N", min=1, help="Number of brokers.")] = 1,
+    brokers_count: Annotated[
+        int, Option("--brokers-count", metavar="N", min=1, max=BROKERS_MOST, help="Over 1: a cluster.")
+    ] = 1,
     timeout_s: Annotated[float, Option("--timeout-s", min=1, help="Seconds to wait until it is ready.")] = 60.0,
     json: Json = False,
 ) -> None:
-    """Start a NATS server and a broker; nothing has to be configured."""
-    if brokers_count != 1:
-        raise NotSupported(
-            f"--brokers-count {brokers_count}: this release runs one broker; a later one will replicate",
-            value=brokers_count,
-            limit=1,
-        )
-    plan = _plan(UpFolder(data), Ports.of(port_base), nats or globals_of(ctx).nats, detach=detach)
+    """Start a NATS server and a broker; nothing has to be configured. Several brokers are a cluster."""
+    plan = _plan(UpFolder(data), Ports.of(port_base), nats or globals_of(ctx).nats, detach=detach, count=brokers_count)
     folder, as_json = plan.folder, is_json(ctx, json)
     folder.check()
+    _check_count(plan)
     folder.prepare()
     with folder.locked():
         found = folder.load()
@@ -91,7 +96,7 @@ def up(
             _undo(plan, running)
             raise
         record = replace(plan.record, processes=_identities(running))
-        me = Identity.of(os.getpid())
+        me = ProcessIdentity.of(os.getpid())
         if not detach and me is not None:
             record.processes[SUPERVISOR] = me
         folder.save(record)
@@ -104,7 +109,7 @@ def up(
     if not detach:
         from broker.cli.local.supervise import supervise
 
-        supervise(folder, record, running)
+        supervise(folder, record, running, restart=partial(_restart, plan) if record.others else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,22 +118,27 @@ class Plan:
 
     Attributes:
         record: The addresses; its processes are not known yet.
-        command, env: Of the broker.
+        commands, env: Of the brokers, by name.
         names: The processes that must run, in the order of their start.
     """
 
     folder: UpFolder
     ports: Ports
     record: Record
-    command: list[str]
+    commands: dict[str, list[str]]
     env: dict[str, str]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (NATS, BROKER) if self.record.nats_embedded else (BROKER,)
+        return (NATS, *self.commands) if self.record.nats_embedded else tuple(self.commands)
+
+    @property
+    def http(self) -> dict[str, str]:
+        """Where each broker answers."""
+        return {BROKER: self.record.http} | {broker: http for broker, http, _ in self.record.others}
 
 
-def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool) -> Plan:
+def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, count: int = 1) -> Plan:
     """Decide everything that needs no look at the machine.
 
     Raises:
@@ -136,18 +146,25 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool) -> 
     """
     from broker.runtime.config.configuration import load, without_credentials
 
-    values = {
-        "broker_id": BROKER,
-        "data_dir": str(folder.path / BROKER),
-        "http.host": HOST,
-        "http.port": ports.http,
-        "grpc.port": ports.grpc,
-        "raft.port": ports.raft,
-    }
+    each = {f"broker-{number}": ports.of_broker(number) for number in range(count)}
+    voters = [f"{name}@{HOST}:{of.raft}" for name, of in each.items()]
+    settings = {}
+    for name, of in each.items():
+        settings[name] = {
+            "broker_id": name,
+            "data_dir": str(folder.path / name),
+            "http.host": HOST,
+            "http.port": of.http,
+            "grpc.port": of.grpc,
+            "raft.port": of.raft,
+            **({"cluster.id": CLUSTER_ID, "cluster.voters": ",".join(voters)} if count > 1 else {}),
+        }
     # -P: a folder named `broker` where `up` is called must not be taken for ours.
-    command = [sys.executable, "-P", "-m", "broker.cli.main", "broker"]
-    for key, value in values.items():
-        command += ["--set", f"{key}={value}"]
+    start_broker = [sys.executable, "-P", "-m", "broker.cli.main", "broker"]
+    commands = {
+        name: [*start_broker, *(part for key, value in values.items() for part in ("--set", f"{key}={value}"))]
+        for name, values in settings.items()
+    }
     env = dict(os.environ)
     url = f"nats://{HOST}:{ports.nats}" if nats is None else nats
     if nats is None:  # ours knows no users; what the environment says of another server does not concern it
@@ -156,18 +173,33 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool) -> 
     env["LIFTLOG_NATS_URLS"] = url  # not in the command line: others could read a password there
     if not detach and sys.stderr.isatty():
         env.setdefault("LIFTLOG_LOG_FORMAT", "console")
-    load(None, env, values)
+    for values in settings.values():
+        load(None, env, {**values, **({"cluster.voters": voters} if count > 1 else {})})
     record = Record(
         http=f"{HOST}:{ports.http}",
         grpc=f"{HOST}:{ports.grpc}",
         nats_url=without_credentials(url),
         nats_embedded=nats is None,
         mode="detached" if detach else "foreground",
+        others=tuple((name, f"{HOST}:{of.http}", f"{HOST}:{of.grpc}") for name, of in list(each.items())[1:]),
     )
-    return Plan(folder=folder, ports=ports, record=record, command=command, env=env)
+    return Plan(folder=folder, ports=ports, record=record, commands=commands, env=env)
 
 
-def _bring_up(plan: Plan, alive: Mapping[str, Identity], running: list[Process], timeout_s: float) -> None:
+def _check_count(plan: Plan) -> None:
+    """The folder must have been made with so many brokers, or be new."""
+    from broker.storage.folder import brokers_in
+
+    found = [name for name in brokers_in(plan.folder.path) if name.startswith("broker-")]
+    if found and len(found) != len(plan.commands):
+        raise InvalidRequest(
+            f"{plan.folder.path} was made with {len(found)} brokers: --brokers-count {len(found)}",
+            value=len(plan.commands),
+            limit=len(found),
+        )
+
+
+def _bring_up(plan: Plan, alive: Mapping[str, ProcessIdentity], running: list[Process], timeout_s: float) -> None:
     """Start what does not run yet, in order; `running` grows as it goes, kept ones included."""
     from broker.cli.local import nats_server
     from broker.cli.local.readiness import check_reachable, wait
@@ -175,8 +207,9 @@ def _bring_up(plan: Plan, alive: Mapping[str, Identity], running: list[Process],
     folder, ports = plan.folder, plan.ports
     needs_nats = NATS in plan.names and NATS not in alive
     binary = nats_server.find_binary() if needs_nats else ""
-    if BROKER not in alive:
-        _check_free(ports.http, "the HTTP API", "--port-base")
+    for name in plan.commands:
+        if name not in alive:
+            _check_free(int(plan.http[name].rpartition(":")[2]), "the HTTP API", "--port-base")
     if needs_nats:
         _check_free(ports.nats, "the embedded NATS server", "--port-base, or name the server that runs with --nats")
 
@@ -194,19 +227,27 @@ def _bring_up(plan: Plan, alive: Mapping[str, Identity], running: list[Process],
         _save_progress(plan, running)
         wait("nats-server", lambda: nats_server.missing(HOST, ports.nats), running, timeout_s)
 
-    if BROKER in alive:
-        running.append(_kept(plan, BROKER, alive))
-    else:
-        note(f"starting {BROKER} on {HOST}:{ports.http}")
-        running.append(start(BROKER, plan.command, env=plan.env, log=folder.log(BROKER)))
+    for name, command in plan.commands.items():
+        if name in alive:
+            running.append(_kept(plan, name, alive))
+        else:
+            note(f"starting {name} on {plan.http[name]}")
+            running.append(start(name, command, env=plan.env, log=folder.log(name)))
     _save_progress(plan, running)
     _wait_ready(plan, running, timeout_s)
+
+
+def _restart(plan: Plan, name: str) -> Process:
+    """Start a broker of several again."""
+    return start(name, plan.commands[name], env=plan.env, log=plan.folder.log(name))
 
 
 def _wait_ready(plan: Plan, processes: list[Process], timeout_s: float) -> None:
     from broker.cli.local.readiness import broker_missing, wait
 
-    wait("the broker", lambda: broker_missing(plan.record.http), processes, timeout_s)
+    for name, http in plan.http.items():
+        what = "the broker" if len(plan.commands) == 1 else name
+        wait(what, lambda http=http: broker_missing(http), processes, timeout_s)  # type: ignore[misc]
 
 
 def _save_progress(plan: Plan, running: list[Process]) -> None:
@@ -225,21 +266,24 @@ def _undo(plan: Plan, running: list[Process]) -> None:
         _save_progress(plan, kept)
 
 
-def _identities(processes: list[Process]) -> dict[str, Identity]:
+def _identities(processes: list[Process]) -> dict[str, ProcessIdentity]:
     return {process.name: process.identity for process in processes}
 
 
-def _kept(plan: Plan, name: str, alive: Mapping[str, Identity]) -> Process:
+def _kept(plan: Plan, name: str, alive: Mapping[str, ProcessIdentity]) -> Process:
     path = plan.folder.logs / f"{name}.log"
     path.touch()
     return Process(name=name, identity=alive[name], log=path, log_position=path.stat().st_size)
 
 
-def _check_same(plan: Plan, found: Record, alive: Mapping[str, Identity]) -> None:
+def _check_same(plan: Plan, found: Record, alive: Mapping[str, ProcessIdentity]) -> None:
     """What runs in the folder must be what is asked for, and must be meant to go on."""
     path, wanted = plan.folder.path, plan.record
     who = ", ".join(f"{name} (pid {identity.pid})" for name, identity in sorted(alive.items()))
-    for what, has, asked in (("HTTP", found.http, wanted.http), ("NATS", found.nats_url, wanted.nats_url)):
+    for what, has, asked in (
+        ("HTTP", _all_http(found), _all_http(wanted)),
+        ("NATS", found.nats_url, wanted.nats_url),
+    ):
         if has != asked:
             raise InvalidRequest(
                 f"{path} is already up with {what} at {has}, not {asked}: {who};"
@@ -248,7 +292,13 @@ def _check_same(plan: Plan, found: Record, alive: Mapping[str, Identity]) -> Non
                 asked=asked,
             )
     if SUPERVISOR in alive and not all(name in alive for name in plan.names):
-        raise FolderInUse(f"{path}: another `liftlog up` is stopping there: {who}", path=str(path))
+        raise FolderInUse(
+            f"{path}: another `liftlog up` looks after it, and is starting or stopping it: {who}", path=str(path)
+        )
+
+
+def _all_http(record: Record) -> str:
+    return ",".join(record.all_http)
 
 
 def _check_free(port: int, purpose: str, way_out: str) -> None:
@@ -278,6 +328,7 @@ def _announce(folder: UpFolder, record: Record, *, as_json: bool, already: bool)
     ends_with_us = record.mode == "foreground" and not already
     rows: list[tuple[str, Any]] = [
         ("  HTTP", f"http://{record.http}"),
+        *((f"  {broker}", f"http://{http}") for broker, http, _ in record.others),
         ("  NATS", record.nats_url + (" (embedded)" if record.nats_embedded else "")),
         ("  data", folder.path),
         ("  stop", "Ctrl-C" if ends_with_us else _down_command(folder)),
@@ -286,7 +337,7 @@ def _announce(folder: UpFolder, record: Record, *, as_json: bool, already: bool)
     if elsewhere != record.nats_url:
         note("LIFTLOG_NATS_URL names another server: `liftlog publish` goes there; `up --nats` would use it")
     usual = Ports()
-    if (record.http, record.nats_url) != (f"{HOST}:{usual.http}", f"nats://{HOST}:{usual.nats}"):
-        rows.append(("  use", f"export LIFTLOG_BROKERS={record.http} LIFTLOG_NATS_URL={record.nats_url}"))
+    if record.others or (record.http, record.nats_url) != (f"{HOST}:{usual.http}", f"nats://{HOST}:{usual.nats}"):
+        rows.append(("  use", f"export LIFTLOG_BROKERS={_all_http(record)} LIFTLOG_NATS_URL={record.nats_url}"))
     pairs(rows)
     sys.stdout.flush()

@@ -8,4 +8,5 @@ interrupt.py  how one thread ends what another waits for
 outages.py    says once that a client waits, and once that it is answered again
 patience.py   how long a call goes on after failures
 pool.py       HTTP/1.1 over pooled connections
+silence.py    whether a broker that is silent stands still
 """

@@ -1,35 +1,65 @@
 """Which broker is asked, and what its answer means.
 
-Candidates for a request, in order: the leader of the partition, if an answer has named one; then the
-configured brokers, the one that worked last first. A broker that cannot be reached is skipped and
-asked last from then on; `421 not_leader` names the one to ask instead. An answer without success becomes an
-error of the tree, with the broker's address among its fields.
+Candidates for a request, in order: the leader of the partition, if an answer has named one; then the configured
+brokers, the one that worked last first; then the others of the cluster, which each answer names. A broker that cannot
+be reached is skipped and asked last from then on, for whatever partition; `421 not_leader` names the one to ask
+instead. An answer without success becomes an error of the tree, with the broker's address among its fields.
 
 A call that is not idempotent is repeated here only if the try certainly had no effect. The caller keeps pauses and
 deadlines.
 
 B1  An error has the field `sent` if this request, or one before it in the same call, may have been carried out: also
     the refusal of a broker that was asked after another one, or after a connection that broke.
+B2  A broker that could not be reached costs one try in `DOWN_S`, not one for each call and partition: one call finds
+    out whether it is back, and all others go elsewhere meanwhile. Where there is nobody else, it is asked.
+B3  One that stands still, or is behind a cut cable, costs a call some 1.5 s, and the next try waits twice as long each
+    time, up to `SILENT_MOST_S`; but one that another broker names as the leader waits no longer than by B2. It is asked
+    with all patience once nobody else has answered: a broker that is slow is not taken for gone.
+B4  Silence makes nobody repeat what may have been done: a call that is not idempotent is awaited as long as it may
+    take. What changes something is not handed to a broker that stands still, and might carry it out when it wakes: one
+    that has not answered for `HEARD_S` is asked first whether it lives.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from broker.api import http
 from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, Unavailable, from_problem
 from broker.api.plain import parse_json
 from broker.client.http.address import Address, Addresses, parse_address, parse_addresses
 from broker.client.http.forks import renew_after_fork
 from broker.client.http.outages import Outages, Say
-from broker.client.http.pool import Exchange, Pool, Request
+from broker.client.http.pool import READING, Exchange, Pool, Request, unavailable
+from broker.client.http.silence import lives
 
 REDIRECTS_MAX: Final = 3
 PROBLEM_BYTES_MAX: Final = 1 << 20
+OTHERS_MAX: Final = 64
+"""So many brokers are remembered beyond those that were given."""
+DOWN_S: Final = 2.0
+"""Of B2. Sessions of brokers last as long: by then somebody else leads what it led."""
+SILENT_MOST_S: Final = 30.0
+HEARD_S: Final = 2.0
 
 PartitionKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Down:
+    """A broker that could not be reached: when it was tried last, and how long nobody has to try it."""
+
+    tried_s: float
+    pause_s: float
+
+    def is_over(self, *, named: bool = False) -> bool:
+        """Whether it is asked as any other. `named`: as a leader, by another broker (B3)."""
+        return time.monotonic() >= self.tried_s + (DOWN_S if named else self.pause_s)
 
 
 class Brokers:
@@ -47,6 +77,10 @@ class Brokers:
         self.outages = Outages(say)
         self._first = 0
         self._leaders: dict[PartitionKey, Address] = {}
+        self._others: tuple[Address, ...] = ()
+        self._told_of = ""  # the header that named them
+        self._down: dict[Address, Down] = {}  # B2, B3
+        self._heard_s: dict[Address, float] = {}  # when it has answered last
         self._lock = threading.Lock()
         renew_after_fork(self)
 
@@ -55,7 +89,7 @@ class Brokers:
 
     def note_leader(self, key: PartitionKey, address: str | Address | None) -> None:
         """Ask this broker first about the partition. None, or no address, forgets what was known."""
-        leader = _readable(address) if isinstance(address, str) else address
+        leader = readable(address) if isinstance(address, str) else address
         with self._lock:
             if leader is None:
                 self._leaders.pop(key, None)
@@ -65,9 +99,10 @@ class Brokers:
     def candidates(self, key: PartitionKey | None = None) -> list[Address]:
         """The brokers to ask, the best first."""
         with self._lock:
-            order = self.addresses[self._first :] + self.addresses[: self._first]
+            order = (*self.addresses[self._first :], *self.addresses[: self._first], *self._others)
             leader = self._leaders.get(key) if key is not None else None
-        return list(order if leader is None else dict.fromkeys((leader, *order)))
+            down = {address for address, state in self._down.items() if not state.is_over()}
+        return sorted(dict.fromkeys(order if leader is None else (leader, *order)), key=down.__contains__)
 
     def exchange(self, request: Request, *, key: PartitionKey | None = None) -> Exchange:
         """Ask until one broker answers with success. The caller closes the exchange.
@@ -81,19 +116,33 @@ class Brokers:
         queue = self.candidates(key)
         asked: list[Address] = []
         failures: list[Unavailable] = []
+        silent: list[Address] = []
         may_be_done = False
-        while queue:
+        in_haste = len(queue) > 1
+        is_answered = False
+        while queue or (silent and not is_answered):
+            if not queue:  # B3: they are asked again
+                queue, silent, in_haste = silent, [], False
             address = queue.pop(0)
             asked.append(address)
+            self._note_try(address)
             try:
-                exchange = self.pool.exchange(address, request)
+                if in_haste and request.method not in READING and not self._is_known(address):
+                    raise unavailable(
+                        address, TimeoutError("it stands still: it was asked whether it lives"), sent=False
+                    )
+                exchange = self.pool.exchange(address, request, in_haste=in_haste and request.is_idempotent)
             except Unavailable as error:
-                self._note_failure(address, key)
+                self._note_failure(address, key, error=None if request.is_interrupted else error)
+                if in_haste and error.timed_out:
+                    silent.append(address)
                 may_be_done = error.fields["sent"] = may_be_done or error.sent
                 if (may_be_done and not request.is_idempotent) or request.is_interrupted:
                     raise
                 failures.append(error)
                 continue
+            self._note_answer(exchange)
+            is_answered = True
             if 200 <= exchange.status < 300:
                 return exchange
             may_be_done = may_be_done or exchange.is_repeat
@@ -108,16 +157,72 @@ class Brokers:
             if leader is None or leader in asked[-1:] or len(asked) > len(self.addresses) + REDIRECTS_MAX:
                 self._note_failure(address, key)
                 raise problem
+            if self._is_down(leader):  # B2: the election is not over, or it is on its way back
+                raise problem
             if key is not None:
                 self.note_leader(key, leader)
             queue.insert(0, leader)
         raise nobody(failures)
 
+    def exchange_with(self, address: Address, request: Request) -> Exchange:
+        """Ask one broker, in haste, and nobody else. The caller has somebody else to ask, and closes the exchange.
+
+        Raises:
+            Unavailable: it does not answer, or did not a short while ago.
+            LiftlogError: what its problem body says.
+        """
+        if self._is_down(address):
+            raise unavailable(address, "it did not answer a moment ago", sent=False)
+        self._note_try(address)
+        try:
+            exchange = self.pool.exchange(address, request, in_haste=True)
+        except Unavailable as error:
+            self._note_failure(address, None, error=None if request.is_interrupted else error)
+            raise
+        self._note_answer(exchange)
+        if 200 <= exchange.status < 300:
+            return exchange
+        raise read_problem(exchange)
+
     def after_fork(self) -> None:
         self._lock = threading.Lock()  # another thread may have held it
 
-    def _note_failure(self, address: Address, key: PartitionKey | None) -> None:
+    def _is_down(self, leader: Address) -> bool:
         with self._lock:
+            state = self._down.get(leader)
+            return state is not None and not state.is_over(named=True)
+
+    def _is_known(self, address: Address) -> bool:
+        """B4: whether it lives, as far as anybody can tell before it is handed something."""
+        with self._lock:
+            heard_s = self._heard_s.get(address)
+        return (heard_s is not None and time.monotonic() - heard_s < HEARD_S) or lives(address)
+
+    def _note_try(self, address: Address) -> None:
+        """B2: until this call knows, others go elsewhere."""
+        with self._lock:
+            if (state := self._down.get(address)) is not None:
+                state.tried_s = time.monotonic()
+
+    def _note_answer(self, exchange: Exchange) -> None:
+        told = exchange.headers.get(http.BROKERS, "")
+        self._heard_s[exchange.address] = time.monotonic()
+        if self._down or told != self._told_of:
+            with self._lock:
+                self._down.pop(exchange.address, None)
+                if told and told != self._told_of:  # what is no broker's answer says nothing of them
+                    found = [readable(each) for each in told.split(",", OTHERS_MAX)[:OTHERS_MAX]]
+                    self._others = tuple(each for each in found if each is not None and each not in self.addresses)
+                    self._told_of = told
+
+    def _note_failure(self, address: Address, key: PartitionKey | None, *, error: Unavailable | None = None) -> None:
+        with self._lock:
+            self._heard_s.pop(address, None)
+            if error is not None:
+                before = self._down.get(address)
+                is_dear = before is not None and error.timed_out  # B3
+                pause_s = min(2 * before.pause_s, SILENT_MOST_S) if before is not None and is_dear else DOWN_S
+                self._down[address] = Down(time.monotonic(), pause_s)
             if key is not None and self._leaders.get(key) == address:
                 del self._leaders[key]
             if self.addresses[self._first] == address:
@@ -141,10 +246,10 @@ def leader_of(error: NotLeader) -> Address | None:
     leader = error.fields.get("leader")
     if isinstance(leader, Mapping):
         leader = leader.get("http")
-    return _readable(leader) if isinstance(leader, str) else None
+    return readable(leader) if isinstance(leader, str) else None
 
 
-def _readable(address: str) -> Address | None:
+def readable(address: str) -> Address | None:
     """The address that another broker told, None if it is none."""
     try:
         return parse_address(address)

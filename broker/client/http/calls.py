@@ -24,14 +24,12 @@ from broker.api.validation import build
 from broker.client.http.brokers import Brokers, PartitionKey, nobody
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
-from broker.client.http.pool import Request
+from broker.client.http.pool import READING, Request
 from broker.client.positions import whole
 
 T = TypeVar("T")
 
 ANSWER_BYTES_MAX: Final = 256 << 20
-READING: Final = ("GET", "HEAD")
-"""Methods that change nothing, so that nobody asks whether they were carried out."""
 JSON_HEADERS: Final = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
@@ -70,6 +68,7 @@ class Calls:
         wait_s: float = 0,
         done_if: type[LiftlogError] | None = None,
         interrupt: Interrupt | None = None,
+        key: PartitionKey | None = None,
     ) -> Any:
         """An idempotent call.
 
@@ -78,6 +77,7 @@ class Calls:
             query: Parameters; None as a value: not given.
             wait_s: Time that the broker may take on purpose (long polls).
             done_if: The error that means success if an earlier try may have been received.
+            key: The partition whose leader is asked first.
         Returns:
             The JSON value of the answer, None if it has no body.
         Raises:
@@ -94,7 +94,7 @@ class Calls:
             timeout_s=self.timeout_s + wait_s,
             interrupt=interrupt,
         )
-        return self.send(request, done_if=done_if)
+        return self.send(request, key=key, done_if=done_if)
 
     def send(
         self, request: Request, *, key: PartitionKey | None = None, done_if: type[LiftlogError] | None = None
@@ -123,9 +123,11 @@ class Calls:
     def ready(self) -> Readiness:
         """Readiness of the first broker that answers. Raises Unavailable."""
         failures = []
-        for address in self.brokers.candidates():
+        candidates = self.brokers.candidates()
+        for address in candidates:
+            request = Request(target="/readyz", timeout_s=self.timeout_s)
             try:
-                exchange = self.brokers.pool.exchange(address, Request(target="/readyz", timeout_s=self.timeout_s))
+                exchange = self.brokers.pool.exchange(address, request, in_haste=address != candidates[-1])
                 try:
                     body = exchange.read_all(ANSWER_BYTES_MAX)
                 finally:

@@ -12,6 +12,8 @@ C3  A failure says whether the request may have been received (`sent`), by this 
 C4  An answer is whole or a failure. Its head must say how long it is: one that ends early looks like a whole one.
 C5  An answer that trickles is given up: its head has twice the time that the socket may be silent, a body that is read
     as a whole has `BODY_TIMEOUT_S`. (What reads a body bit by bit has its own patience.)
+C6  In haste, a broker that stands still is given up after some 1.5 s (silence.py), however long it may be silent while
+    it lives. It may have received the request.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from broker.api.errors import Unavailable
 from broker.client.http.address import Address
 from broker.client.http.forks import renew_after_fork
 from broker.client.http.interrupt import Interrupt
+from broker.client.http.silence import CONNECT_S, await_bytes
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IDLE_PER_ADDRESS_MAX: Final = 8
@@ -39,6 +42,9 @@ IDLE_S_MAX: Final = 50.0
 """Brokers end idle connections after a minute or more; one that dies under a request leaves open what became of it."""
 
 BODY_TIMEOUT_S: Final = 120.0
+
+READING: Final = ("GET", "HEAD")
+"""Methods that change nothing, so that nobody asks whether they were carried out."""
 
 Body = bytes | bytearray | memoryview | Any  # Any: a pyarrow buffer
 
@@ -89,6 +95,7 @@ class Exchange:
         *,
         is_reusable: bool,
         is_repeat: bool,
+        patience_s: float | None,
     ) -> None:
         self._pool = pool
         self._connection = connection
@@ -97,6 +104,7 @@ class Exchange:
         self._interrupt = interrupt
         self._pid = os.getpid()
         self._direct: socket.socket | None = None
+        self._patience_s = patience_s  # in haste (C6)
         self._is_closed = False
         self.address = address
         self.status = response.status
@@ -119,19 +127,21 @@ class Exchange:
         if response.closed or response.length == 0:
             return 0
         if os.getpid() != self._pid:
-            raise _unavailable(self.address, "the connection belongs to the process before the fork", sent=True)  # C2
+            raise unavailable(self.address, "the connection belongs to the process before the fork", sent=True)  # C2
         try:
             if response.length is None:  # in chunks
                 return response.readinto(view)
             view = view[: response.length]
             if self._direct is not None:
+                if self._patience_s is not None:
+                    await_bytes(self._direct, self.address, patience_s=self._patience_s)
                 count = self._direct.recv_into(view)
             else:
                 count = response.fp.readinto1(view)
                 if len(view) > 2 * io.DEFAULT_BUFFER_SIZE:  # what came with the head is taken now, and nothing kept
                     self._direct = self._connection.sock
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: closed by another thread
-            raise _unavailable(self.address, error, sent=True) from error
+            raise unavailable(self.address, error, sent=True) from error
         response.length -= count
         return count
 
@@ -143,9 +153,9 @@ class Exchange:
         while len(body) < bytes_max and (count := self.readinto(piece[: bytes_max - len(body)])):
             body += piece[:count]
             if time.monotonic() > until_s:  # C5
-                raise _unavailable(self.address, f"the answer took longer than {BODY_TIMEOUT_S:g} s", sent=True)
+                raise unavailable(self.address, f"the answer took longer than {BODY_TIMEOUT_S:g} s", sent=True)
         if self.length and len(body) < bytes_max:
-            raise _unavailable(self.address, f"the answer ended {self.length} bytes early", sent=True)
+            raise unavailable(self.address, f"the answer ended {self.length} bytes early", sent=True)
         return bytes(body)
 
     def close(self, *, keep: bool = True) -> None:
@@ -186,9 +196,11 @@ class Pool:
         self._is_closed = False
         renew_after_fork(self)
 
-    def exchange(self, address: Address, request: Request) -> Exchange:
+    def exchange(self, address: Address, request: Request, *, in_haste: bool = False) -> Exchange:
         """Send a request and read the head of its answer.
 
+        Args:
+            in_haste: There is somebody else to ask (C6).
         Raises:
             Unavailable: nobody answered; fields `address`, `sent` (C3).
         """
@@ -196,9 +208,17 @@ class Pool:
         while True:
             connection, is_reused = self._take(address)
             try:
-                response, is_whole = self._try(connection, address, request)
-                answer = (connection, response, request.interrupt)
-                return Exchange(self, address, *answer, is_reusable=is_whole, is_repeat=may_be_received)
+                response, is_whole = self._try(connection, address, request, in_haste)
+                return Exchange(
+                    self,
+                    address,
+                    connection,
+                    response,
+                    request.interrupt,
+                    is_reusable=is_whole,
+                    is_repeat=may_be_received,
+                    patience_s=request.timeout_s if in_haste else None,
+                )
             except Unavailable as error:
                 connection.close()
                 if request.interrupt is not None:
@@ -211,14 +231,15 @@ class Pool:
                     raise
 
     def _try(
-        self, connection: http.client.HTTPConnection, address: Address, request: Request
+        self, connection: http.client.HTTPConnection, address: Address, request: Request, in_haste: bool
     ) -> tuple[_Response, bool]:
         """The head of the answer, and whether the request was sent as a whole."""
         try:
             if connection.sock is None:
+                connection.timeout = min(self._connect_timeout_s, CONNECT_S) if in_haste else self._connect_timeout_s
                 connection.connect()
         except OSError as error:
-            raise _unavailable(address, error, sent=False) from error
+            raise unavailable(address, error, sent=False) from error
         sock: socket.socket = connection.sock
         if request.interrupt is not None:
             request.interrupt.guard(sock)
@@ -231,15 +252,17 @@ class Pool:
                 if request.body is None:
                     raise
                 is_whole = False  # refused before all of it was sent: the answer may be there and say why
+            if in_haste:
+                await_bytes(sock, address, patience_s=request.timeout_s)
             by_s = time.monotonic() + 2 * request.timeout_s
             connection.response_class = partial(_Response, until_s=by_s)  # type: ignore[assignment]  # it makes one
             response = connection.getresponse()
             assert isinstance(response, _Response)
         except (OSError, http.client.HTTPException) as error:
-            raise _unavailable(address, error, sent=True) from error
+            raise unavailable(address, error, sent=True) from error
         if response.length is None and not response.chunked:  # C4
             response.close()
-            raise _unavailable(address, "the answer was cut short, or does not say how long it is", sent=True)
+            raise unavailable(address, "the answer was cut short, or does not say how long it is", sent=True)
         return response, is_whole
 
     def _take(self, address: Address) -> tuple[http.client.HTTPConnection, bool]:
@@ -330,7 +353,8 @@ def _is_quiet(connection: http.client.HTTPConnection) -> bool:
     return not poller.poll(0)
 
 
-def _unavailable(address: Address, why: object, *, sent: bool) -> Unavailable:
+def unavailable(address: Address, why: object, *, sent: bool) -> Unavailable:
+    """The error of a broker that did not answer. `sent`: of C3."""
     timed_out = isinstance(why, TimeoutError)
     text = str(why) or type(why).__name__
     if isinstance(why, OSError) and why.strerror:

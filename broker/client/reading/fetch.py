@@ -15,6 +15,8 @@ R2  Nothing is yielded that was not verified (frames.py); damaged bytes are aske
     never skipped, never served. The broker is told to check its disk then; what it finds damaged it reports as a
     lost range, which is a gap for every reader.
 R3  All answers of one read come from one incarnation of the stream.
+R4  A read never goes back to an older leader: each request names the newest leader epoch of its answers. A broker that
+    does not know yet that it was deposed would tell an older end.
 
 Importing this loads neither pandas nor anything of asyncio: executors fork, and start fast.
 """
@@ -24,23 +26,24 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.errors import BadBatch, InvalidRequest, NotReady, Retryable, StaleIncarnation
+from broker.api.errors import BadBatch, InvalidRequest, LiftlogError, NotReady, Retryable, StaleIncarnation
 from broker.api.plain import INT64_MAX
 from broker.api.schema import SCHEMA
 from broker.client.http.address import Addresses
-from broker.client.http.brokers import Brokers
+from broker.client.http.brokers import Brokers, PartitionKey, readable
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import DEADLINE_S, Patience
 from broker.client.http.pool import Exchange, Pool, Request
 from broker.client.reading.frames import BUFFER_BYTES, Message, read_messages
 from broker.client.reading.gathering import rows_between
-from broker.client.reading.reused_memory import Memory
+from broker.client.reading.nearest import REPLICA_WAIT_MS, Nearest
+from broker.client.reading.reused_memory import ReusedMemory
 
 ANSWER_BYTES: Final = 256 << 20
 """Asked for at a time: long enough to cost the broker nothing, short enough not to pin deleted segments for hours."""
@@ -62,10 +65,12 @@ class FetchSession:
     Args:
         addresses: One or several brokers, as for `connect`; a leader's address that answers name is preferred.
         brokers: Share these instead; `addresses` is then ignored.
+        rack: Read from an in-sync replica that is in this rack, where there is one. None: from leaders.
     """
 
-    def __init__(self, addresses: Addresses = "", *, brokers: Brokers | None = None) -> None:
+    def __init__(self, addresses: Addresses = "", *, brokers: Brokers | None = None, rack: str | None = None) -> None:
         self.brokers = brokers or Brokers(addresses, pool=Pool())
+        self.nearest = None if rack is None else Nearest(rack)
 
     def open(
         self,
@@ -103,7 +108,8 @@ class FetchSession:
             UnknownStream, UnknownPartition, StaleIncarnation: as they say.
             BadBatch: what answers is no liftlog broker.
         """
-        query = {
+        key = stream, partition
+        query: dict[str, Any] = {
             "offset": offset,
             "end": end,
             "max_bytes": max_bytes,
@@ -112,16 +118,22 @@ class FetchSession:
             "epoch": epoch,
             "verify": "true" if verify else None,
         }
-        given = {name: value for name, value in query.items() if value is not None}
-        request = Request(
-            target=f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
-            headers={"Accept": http.ARROW_STREAM},
-            timeout_s=timeout_s + max_wait_ms / 1000,
-            interrupt=interrupt,
-        )
-        exchange = self.brokers.exchange(request, key=(stream, partition))
+
+        def request(**more: Any) -> Request:
+            given = {name: value for name, value in (query | more).items() if value is not None}
+            return Request(
+                target=f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
+                headers={"Accept": http.ARROW_STREAM},
+                timeout_s=timeout_s + given.get("max_wait_ms", 0) / 1000,
+                interrupt=interrupt,
+            )
+
+        nearest = self.nearest if isinstance(offset, int) and not verify else None
+        exchange, is_near = (None, False) if nearest is None else self._near(nearest, key, request, end is not None)
+        if exchange is None:
+            exchange = self.brokers.exchange(request(), key=key)
         try:
-            answer = Answer(exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s)
+            answer = Answer(exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s, is_near=is_near)
             if incarnation is not None and answer.incarnation != incarnation:
                 raise StaleIncarnation(
                     f"{stream}: incarnation {answer.incarnation} answers, {incarnation} was asked for: the stream was"
@@ -134,6 +146,35 @@ class FetchSession:
             raise
         return answer
 
+    def _near(
+        self, nearest: Nearest, key: PartitionKey, request: Callable[..., Request], is_promised: bool
+    ) -> tuple[Exchange | None, bool]:
+        """The answer of a replica that is near, and true; or the leader's; None: the leader is to be asked, plainly."""
+        replica = nearest.replica(key)
+        if replica is None:
+            rack = nearest.rack_for(key)
+            if rack is None:
+                return None, False
+            exchange = self.brokers.exchange(request(rack=rack), key=key)
+            named = exchange.headers.get(http.NEAREST)
+            if named is None:
+                return exchange, False
+            exchange.close(keep=False)
+            replica = readable(named)
+            if replica is None:
+                nearest.avoid(key)
+                return None, False
+            nearest.note(key, replica)
+        asked = request(replica="any", **({"max_wait_ms": REPLICA_WAIT_MS} if is_promised else {}))
+        try:
+            return self.brokers.exchange_with(replica, asked), True
+        except LiftlogError as error:
+            log.info("fetch.not_near at=%s/%d replica=%s error=%s", *key, replica, error)
+            nearest.avoid(key)
+            if asked.is_interrupted:
+                raise
+            return None, False
+
     def close(self) -> None:
         """Close idle connections. Idempotent."""
         self.brokers.pool.close()
@@ -143,18 +184,20 @@ class Answer:
     """One answer of a broker: what its headers say, and its batches. A context manager.
 
     Attributes:
-        high_watermark: First offset that was not committed when the broker answered.
+        high_watermark: First offset that was not committed when the broker answered; -1: it does not know that yet.
         log_start_offset: First offset that the broker still has.
         next_offset: The offset to go on with after this answer.
         leader_epoch: Epoch of the answering leader.
         incarnation: Incarnation of the stream.
+        is_near: A replica has answered that does not lead.
     """
 
-    def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float) -> None:
+    def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float, *, is_near: bool = False) -> None:
+        self.is_near = is_near
         self._exchange = exchange
         self._where = where
         self._batch_timeout_s = batch_timeout_s
-        self.high_watermark = self._number(http.HIGH_WATERMARK)
+        self.high_watermark = self._number(http.HIGH_WATERMARK) if http.HIGH_WATERMARK in exchange.headers else -1
         self.log_start_offset = self._number(http.LOG_START_OFFSET)
         self.next_offset = self._number(http.NEXT_OFFSET)
         self.leader_epoch = self._number(http.LEADER_EPOCH)
@@ -166,7 +209,7 @@ class Answer:
             raise BadBatch(f"{self._where}not an answer of a liftlog broker: header {name} is {text[:100]!r}")
         return int(text)
 
-    def messages(self, memory: Memory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
+    def messages(self, memory: ReusedMemory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
         """Verified batches as stored. Once. Arguments and errors as `read_messages`."""
         length = self._exchange.length
         if length is None:
@@ -197,7 +240,7 @@ class PartitionFetch:
     Args:
         start: First offset wanted.
         incarnation: The stream's incarnation that is meant; None: the one that answers first.
-        epoch: Leader epoch that the answering broker must have reached.
+        epoch: Leader epoch that the answering broker must have reached; later on, the newest that has answered (R4).
         max_bytes: Approximate size of one answer.
         timeout_s: Longest silence of the socket.
         batch_timeout_s: Longest time until one batch has come.
@@ -258,7 +301,7 @@ class PartitionFetch:
         """
         return self._answer(end, max_wait_ms, decoded, None)
 
-    def until(self, end: int, take: Take, memory: Memory | None = None) -> Iterator[pa.RecordBatch]:
+    def until(self, end: int, take: Take, memory: ReusedMemory | None = None) -> Iterator[pa.RecordBatch]:
         """Yield what `take` makes of all messages up to `end`; offsets that are not committed yet are waited for.
 
         Args:
@@ -272,13 +315,18 @@ class PartitionFetch:
             if self.position == before and not self.is_interrupted:
                 self.nothing_yet()
 
-    def _answer(self, end: int | None, max_wait_ms: int, take: Take, memory: Memory | None) -> Iterator[pa.RecordBatch]:
+    def _answer(
+        self, end: int | None, max_wait_ms: int, take: Take, memory: ReusedMemory | None
+    ) -> Iterator[pa.RecordBatch]:
         while not self.is_interrupted:
-            before = self.position
+            before, is_near = self.position, False
             try:
                 with self._open(end, max_wait_ms) as answer:
+                    is_near = answer.is_near
                     self._incarnation = self._incarnation or answer.incarnation
-                    self.high_watermark = answer.high_watermark
+                    self._note_epoch(answer.leader_epoch)
+                    if answer.high_watermark >= 0:
+                        self.high_watermark = answer.high_watermark
                     for message in answer.messages(memory):
                         header = message.header
                         if header.first_offset > self.position:
@@ -290,6 +338,8 @@ class PartitionFetch:
                         self._patience.progress()
                         yield from batches
                     self._note_gap(answer.next_offset, end)
+                    if is_near and end is not None and self.position == before:
+                        self._avoid()
                     if end is None:  # nothing was promised, so an answer without rows is as good as any
                         self._patience.progress()
                     return
@@ -297,14 +347,24 @@ class PartitionFetch:
                 if self.is_interrupted or (end is not None and self.position >= end):
                     return  # at the end: only the connection is lost
                 log.info("fetch.retry at=%s error=%s", self, error)
+                if is_near:
+                    self._avoid()
                 self._patience.pause(error)
+                max_wait_ms = 0  # that somebody answers again is told at once
             except BadBatch as error:
                 if self._damaged_at == self.position:
                     raise
+                if is_near:
+                    self._avoid()
                 self._damaged_at = self.position  # damaged on its way, perhaps: R2
                 log.warning("fetch.damaged at=%s error=%s", self, error)
             if self.position > before:
                 return
+
+    def _avoid(self) -> None:
+        """Go on at the leader (`nearest.V1`)."""
+        if self._session.nearest is not None:
+            self._session.nearest.avoid((self._stream, self._partition))
 
     def nothing_yet(self) -> None:
         """Wait after an answer without progress to offsets that were promised, within the deadline."""
@@ -329,6 +389,13 @@ class PartitionFetch:
             batch_timeout_s=self._batch_timeout_s,
             interrupt=self._interrupt,
         )
+
+    def _note_epoch(self, epoch: int) -> None:
+        """R4, also where somebody in between dropped what was asked."""
+        if self._epoch is not None and epoch < self._epoch:
+            raise NotReady(f"{self}: a leader of epoch {epoch} answers, {self._epoch} has answered before")
+        if epoch >= 0:
+            self._epoch = epoch
 
     def _note_gap(self, next_offset: int, end: int | None) -> None:
         """Go on at `next_offset`; say so if offsets are passed over."""

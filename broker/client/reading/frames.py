@@ -8,8 +8,8 @@ owned by the batches decoded from it (nothing is copied but the torn tail of one
 of the next), and its pages go back to the pool when the last of them is dropped: the pool, not this
 module, makes the buffers reusable, so a batch that somebody keeps is never overwritten.
 
-`read_messages` with a `Memory` reads all of them into one block, again and again: for whoever copies what he wants of a
-message before he asks for the next one. Messages that are longer than the block get memory of their own.
+`read_messages` with a `ReusedMemory` reads all of them into one block, again and again: for whoever copies what he
+wants of a message before he asks for the next one. Messages that are longer than the block get memory of their own.
 
 Invariants
 F1  No byte of a batch is decoded before its framing and CRC were checked, no batch before the schema.
@@ -35,7 +35,7 @@ from broker.api.batch import HEADER_BYTES, BatchHeader, message_bytes, verify_ba
 from broker.api.compiled import load_compiled
 from broker.api.errors import BadBatch, Unavailable
 from broker.api.schema import END_OF_STREAM, SCHEMA, SCHEMA_BYTES
-from broker.client.reading.reused_memory import Memory
+from broker.client.reading.reused_memory import ReusedMemory
 
 BUFFER_BYTES: Final = 2 << 20
 FILL_BYTES: Final = 256 << 10
@@ -102,7 +102,7 @@ def read_messages(
     where: str = "",
     buffer_bytes: int = BUFFER_BYTES,
     patience_s: float = float("inf"),
-    memory: Memory | None = None,
+    memory: ReusedMemory | None = None,
 ) -> Iterator[Message]:
     """Yield the messages of one body.
 
@@ -207,7 +207,7 @@ class _Window:
 class _ReusedWindow(_Window):
     """The same in one block. A long message is read up to the header of the next one, which begins at the front too."""
 
-    def __init__(self, source: _Source, buffer_bytes: int, memory: Memory) -> None:
+    def __init__(self, source: _Source, buffer_bytes: int, memory: ReusedMemory) -> None:
         super().__init__(source, buffer_bytes)
         self._memory = memory
         self._block = memory.take(buffer_bytes)

@@ -19,7 +19,7 @@ from broker.api.batch import BatchHeader
 from broker.api.compiled import load_compiled
 from broker.api.schema import SCHEMA
 from broker.client.reading.frames import Message
-from broker.client.reading.reused_memory import Memory
+from broker.client.reading.reused_memory import ReusedMemory
 
 
 class Shape:
@@ -73,8 +73,8 @@ class PureGathering:
         memory: To receive the messages into; None: they must stay as they are.
     """
 
-    def __init__(self, shape: Shape, *, rows_max: int, bytes_enough: int, memory: Memory) -> None:
-        self.memory: Memory | None = None
+    def __init__(self, shape: Shape, *, rows_max: int, bytes_enough: int, memory: ReusedMemory) -> None:
+        self.memory: ReusedMemory | None = None
         self._shape = shape
         self._columns = shape.stored_columns or SCHEMA.names[:1]  # a batch without columns has no rows
         self._rows_max = rows_max

@@ -27,7 +27,7 @@ BLOCK_BYTES_MIN: Final = 1 << 12
 KEPT_MAX: Final = 8
 
 
-class Memory:
+class ReusedMemory:
     """Blocks by size. Thread-safe and fork-safe (a child has a copy of its own)."""
 
     def __init__(self) -> None:

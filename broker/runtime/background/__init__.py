@@ -3,6 +3,7 @@
 cleaner.py       retention and checkpoints
 compactor.py     compaction and coalescing
 disk_reserve.py  what is kept free for the broker's own small files
+doubted_clock.py the time for what deletes by age: a jump ahead is not believed at once
 expiry.py        consumers that were given up are forgotten
 interval_syncs.py
                  `fsync = interval`: a thread has logs synced when that is due

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from broker.api.errors import DiskFull, LiftlogError
+from broker.runtime.background.doubted_clock import DoubtedClock
 from broker.runtime.background.interval_syncs import IntervalSyncs
 from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
@@ -40,6 +41,7 @@ class Cleaner:
         partitions: All of them.
         moved: What changed since the last call; what is no partition is passed over.
         also: Done before each look at retention.
+        clock: Tells what is old.
 
     Attributes:
         syncs: Of `fsync = interval`.
@@ -52,7 +54,9 @@ class Cleaner:
         *,
         moved: Callable[[], Iterable[object]],
         also: Callable[[], object] = lambda: None,
+        clock: DoubtedClock | None = None,
     ) -> None:
+        self._clock = clock or DoubtedClock()
         self._clean_s = config.cleaner.interval_ms / 1000
         self._checkpoint_s = config.cleaner.checkpoint_interval_ms / 1000
         self.syncs = IntervalSyncs(partitions)
@@ -76,7 +80,7 @@ class Cleaner:
     def _run(self) -> None:
         clean_at = checkpoint_at = time.monotonic()
         pause_s = min(self._clean_s, self._checkpoint_s)
-        to_checkpoint, to_clean = Turns(), Turns()
+        to_checkpoint, to_clean = DueReplicas(), DueReplicas()
         while not self._stop.wait(pause_s):
             now = time.monotonic()
             partitions = [p.replica for p in self._partitions()]
@@ -88,7 +92,7 @@ class Cleaner:
                 self._checkpoint(to_checkpoint, partitions, now)
             if now - clean_at >= self._clean_s:
                 clean_at = now
-                now_us = time.time_ns() // 1000
+                now_us = self._clock.now_us()
                 self._apart()
                 due = to_clean.take(partitions)
                 failed = self._each(due, lambda p, now_us=now_us: self._clean(p, now_us), "clean")  # type: ignore[misc]
@@ -96,7 +100,7 @@ class Cleaner:
                 # What is open is asked once more, or a partition that fell quiet would keep its file for a whole turn.
                 to_clean.note(p for p in due if p.log.is_awake)
 
-    def _checkpoint(self, turns: Turns, partitions: Sequence[Replica], now_s: float) -> None:
+    def _checkpoint(self, turns: DueReplicas, partitions: Sequence[Replica], now_s: float) -> None:
         """One round of checkpoints; who failed, or may wait, is noted for the next."""
         rest_s = REST_ROUNDS * self._checkpoint_s
         due: list[Replica] = []
@@ -139,12 +143,12 @@ class Cleaner:
         for partition in partitions:
             if self._stop.is_set():
                 break
-            if partition.removed:
+            if partition.removed or partition.is_closed:
                 continue
             try:
                 act(partition)
             except (LiftlogError, OSError) as error:
-                if partition.removed:
+                if partition.removed or partition.is_closed:
                     continue
                 failed.append(partition)
                 log.error("cleaner.failed what=%s partition=%s error=%s", what, partition, error)
@@ -154,7 +158,7 @@ class Cleaner:
         return failed
 
 
-class Turns:
+class DueReplicas:
     """Which partitions one kind of work is due for."""
 
     def __init__(self) -> None:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from broker.api.errors import LiftlogError
+from broker.runtime.background.doubted_clock import DoubtedClock
 from broker.runtime.config.configuration import Config
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.leader import Partition
-from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, Memory, coalesce
+from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, KnownSegments, coalesce
 from broker.storage.rewrite.compaction import CompactionReport, CompactionSettings, compact
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chores:
-    """What is to be done for a partition; None: not that."""
+    """What is to be done for a partition; None: not that.
+
+    Attributes:
+        marks: Where others keep it too: `tombstones_below` and `compact_to` of `compact`, asked before each pass.
+        passed: Called after each of them, also if none was due: then tombstones may have been found to wait.
+    """
 
     partition: Partition
     compaction: CompactionSettings | None
     coalescing: CoalescingSettings | None
+    marks: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    passed: Callable[[], None] = lambda: None
 
 
 class _Stopped(Exception):
@@ -46,6 +54,7 @@ class Compactor:
     Args:
         chores: The partitions to look after, asked for in each round.
         also: Done before each round.
+        clock: Tells what is old.
     """
 
     def __init__(
@@ -54,16 +63,18 @@ class Compactor:
         chores: Callable[[], Iterable[Chores]],
         *,
         also: Callable[[], object] = lambda: None,
+        clock: DoubtedClock | None = None,
     ) -> None:
         self._pause_s = config.cleaner.interval_ms / 1000
         self._map_bytes = config.compaction.map_bytes
         self._bytes_per_s = config.compaction.bytes_per_s
         self._chores = chores
         self._also = also
+        self._clock = clock or DoubtedClock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="compactor", daemon=True)
         self._uncleanable: dict[Partition, str] = {}
-        self._memories: WeakKeyDictionary[Partition, Memory] = WeakKeyDictionary()
+        self._memories: WeakKeyDictionary[Partition, KnownSegments] = WeakKeyDictionary()
         self._counts = {"passes": 0, "read_bytes": 0, "removed_records": 0, "freed_bytes": 0, "failed_passes": 0}
         self._joined = {"segments": 0, "segments_made": 0, "batches": 0, "batches_made": 0, "bytes": 0, "bytes_made": 0}
 
@@ -102,7 +113,7 @@ class Compactor:
         except _Stopped:
             pass
         except (LiftlogError, OSError) as error:
-            if isinstance(what, Partition) and what.removed:
+            if isinstance(what, Partition) and (what.removed or what.replica.is_closed):
                 return
             self._counts["failed_passes"] += 1
             log.error("compaction.failed what=%s error=%s", what, error)
@@ -112,13 +123,13 @@ class Compactor:
 
     def _do(self, todo: Chores) -> None:
         if todo.compaction is not None:
-            self._clean(todo.partition, todo.compaction, todo.coalescing)
+            self._clean(todo, todo.compaction)
         if todo.coalescing is not None:
             self._join(todo.partition, todo.coalescing)
 
     def _pace(self, partition: Partition) -> Callable[[int], None]:
         def pace(size: int) -> None:
-            if self._stop.wait(size / self._bytes_per_s) or partition.removed:
+            if self._stop.wait(size / self._bytes_per_s) or partition.removed or partition.replica.is_closed:
                 raise _Stopped
             if partition.replica.room is not None:
                 partition.replica.room.check()  # a rewrite must not eat what is kept for checkpoints
@@ -136,7 +147,7 @@ class Compactor:
                 partition.log,
                 settings,
                 memory,
-                now_us=time.time_ns() // 1000,
+                now_us=self._clock.now_us(),
                 throttle=self._pace(partition),
             )
             if report is None:
@@ -167,18 +178,23 @@ class Compactor:
             took_s * 1000,
         )
 
-    def _clean(self, partition: Partition, settings: CompactionSettings, coalescing: CoalescingSettings | None) -> None:
+    def _clean(self, todo: Chores, settings: CompactionSettings) -> None:
         """Passes until nothing is due."""
+        partition = todo.partition
         while not partition.removed and partition.log.failure is None:
             begun = time.monotonic()
+            tombstones_below, compact_to = todo.marks()
             report = compact(
                 partition.log,
                 settings,
                 map_bytes=self._map_bytes,
-                now_us=time.time_ns() // 1000,
+                now_us=self._clock.now_us(),
                 throttle=self._pace(partition),
-                shape=None if coalescing is None else coalescing.shape,
+                shape=None if todo.coalescing is None else todo.coalescing.shape,
+                tombstones_below=tombstones_below,
+                compact_to=compact_to,
             )
+            todo.passed()
             if report is None:
                 self._uncleanable.pop(partition, None)
                 return

@@ -1,51 +1,68 @@
 """Consumers that were given up: which ones are forgotten.
 
 One that leaves records unread and has committed nothing for `cleaner.offsets_retention_ms` is forgotten. One that has
-read all there is has nothing to commit, however long nothing happens: it is kept. Of a stream that the catalog names
-and that is offline nobody can say that, so who reads it is kept for it.
+read all there is has nothing to commit, however long nothing happens: it is kept. Of a partition that is there and
+cannot be looked into nobody can say that, so who reads it is kept for it: a stream that is offline, and among several
+brokers a partition that has no replica on the broker that keeps the offsets. A replica that is behind its leader knows
+of fewer records, so what it shows as unread is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
+from broker.groups.offsets import ConsumerOffset
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.streams import Streams
+from broker.storage.log import PartitionLog
 
 log = logging.getLogger(__name__)
 
 EXPIRE_TIMEOUT_S: Final = 30.0
+Look = Callable[[ConsumerOffset], PartitionLog | bool]
+"""The log of a partition that was read; True: it is there and cannot be looked into; False: it is gone."""
 
 
-def expire_offsets(offsets: Consumers, streams: Streams, loop: asyncio.AbstractEventLoop, *, before_us: int) -> None:
+def expire_offsets(offsets: Consumers, look: Look, loop: asyncio.AbstractEventLoop, *, before_us: int) -> None:
     """Forget consumers that leave records unread, and have committed nothing since a time. Blocks.
 
     Args:
         loop: Where `offsets` is used.
         before_us: Microseconds since 1970 UTC.
     """
-    left = [name for name in offsets.silent(before_us) if _leaves_unread(offsets, streams, name, before_us)]
+    left = [name for name in offsets.silent(before_us) if _leaves_unread(offsets, look, name, before_us)]
     if left:
         expired = asyncio.run_coroutine_threadsafe(offsets.expire(left, before_us), loop)
         for name in expired.result(EXPIRE_TIMEOUT_S):
             log.info("offsets.expired consumer=%s", name)
 
 
-def _leaves_unread(offsets: Consumers, streams: Streams, consumer: str, before_us: int) -> bool:
+def look_alone(streams: Streams) -> Look:
+    """Of a broker that is alone."""
+
+    def look(row: ConsumerOffset) -> PartitionLog | bool:
+        partitions = streams.by_name.get(row.stream, [])
+        if not partitions and (found := streams.incarnation_of(row.stream)) and row.incarnation in ("", found):
+            return True  # offline
+        if row.partition >= len(partitions) or row.incarnation not in ("", partitions[row.partition].incarnation):
+            return False
+        return partitions[row.partition].log
+
+    return look
+
+
+def _leaves_unread(offsets: Consumers, look: Look, consumer: str, before_us: int) -> bool:
     """Whether it left a record unread that was there before a time, or all that it read is deleted."""
     live = 0
     for row in offsets.get(consumer):
-        partitions = streams.by_name.get(row.stream, [])
-        if not partitions and (found := streams.incarnation_of(row.stream)) and row.incarnation in ("", found):
-            live += 1  # offline
+        found = look(row)
+        live += found is not False
+        if isinstance(found, bool):
             continue
-        if row.partition >= len(partitions) or row.incarnation not in ("", partitions[row.partition].incarnation):
-            continue
-        live += 1
-        log_ = partitions[row.partition].log
-        later = log_.offset_for_time(before_us)
-        if row.offset < (log_.high_watermark if later is None else later):
+        later = found.offset_for_time(before_us)
+        if row.offset < (found.high_watermark if later is None else later):
             return True
     return live == 0

@@ -2,5 +2,6 @@
 
 configuration.py  reads file, environment and command line
 nats_options.py   the `[nats]` settings as options of nats-py; it handles the secrets
-settings.py       every key, once: default, limit, unit, meaning; the commented file
+settings.py       every key, once: default, limit, unit, meaning
+table.py          the same, with dotted keys; the commented file
 """

@@ -26,16 +26,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from broker.api.errors import InvalidName, InvalidRequest, InvalidSetting, UnknownSetting
 from broker.api.misfit import Misfit, unknown
 from broker.api.stream import settings_from
-from broker.runtime.config.settings import (
-    BY_KEY,
-    BY_VARIABLE,
-    PREFIX,
-    SECTIONS,
-    SETTINGS,
-    Config,
-    Secret,
-    Setting,
-)
+from broker.runtime.config.settings import Config, Secret
+from broker.runtime.config.table import BY_KEY, BY_VARIABLE, PREFIX, SECTIONS, SETTINGS, Setting
 
 __all__ = [
     "CLIENT_VARIABLES",
@@ -263,6 +255,15 @@ def _check_together(config: Config) -> None:
     ways = [key for key in ("user", "token", "creds", "nkey_seed") if getattr(nats, key) is not None]
     if len(ways) > 1:
         problems["nats." + ways[1]] = f"cannot stand beside nats.{ways[0]}: choose one way to log in"
+    cluster, raft = config.cluster, config.raft
+    problems["cluster.voters"] = bool(cluster.voters) and cluster.id is None and "needs cluster.id"
+    problems["cluster.id"] = not cluster.voters and cluster.id is not None and "needs cluster.voters"
+    problems["raft.secret_file"] = (
+        raft.secret is not None and raft.secret_file is not None and "cannot stand beside raft.secret"
+    )
+    names = [voter.partition("@")[0] for voter in cluster.voters]
+    if len(set(names)) < len(names) or len({voter.partition("@")[2] for voter in cluster.voters}) < len(names):
+        problems["cluster.voters"] = f"{', '.join(cluster.voters)}: names a broker or an address twice"
     for key, problem in problems.items():
         if problem:
             raise InvalidSetting(f"{key} {problem}", key=key)

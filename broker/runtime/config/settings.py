@@ -1,28 +1,22 @@
 """Every key of a broker's configuration, once: default, limit, unit, meaning.
 
-The dataclasses below *are* the table; `SETTINGS` is the same table flattened to dotted keys. The files
-in `conf/`, the names in the environment and the errors are derived from it or tested against it.
-Reading it from files and the environment is config.py.
+The dataclasses below *are* the table. The same table with dotted keys is table.py; the files in `conf/`, the names in
+the environment and the errors are derived from it or tested against it. Reading it from files and the environment is
+configuration.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Final, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeVar
 
 from broker.api.http import DEFAULT_PORT
 from broker.api.stream import StreamSettings, check_name
-from broker.api.validation import OrNone, Rule, Shape, Text, declared, object_of
+from broker.api.validation import Rule, declared
 
 T = TypeVar("T")
 
-PREFIX: Final = "LIFTLOG_"
 PORT_LIMIT: Final = (0, 65_535)
-# A default subject or queue group for every stream would be a trap, so `defaults` has neither.
-NOT_DEFAULTABLE: Final = frozenset({"subject", "group"})
-
-DEFAULTS_DOC: Final = "Settings of new streams that do not say otherwise. A change does not touch streams that exist."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,6 +33,12 @@ def _key(default: T, doc: str, **rule: Any) -> T:
     return declared(default, doc=doc, **rule)
 
 
+HOST_PORT: Final = (
+    r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+)
+VOTER: Final = r"[^@\s,]+@" + HOST_PORT
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpConfig:
     """The HTTP API: clients, the command line, Spark, health and metrics."""
@@ -48,8 +48,7 @@ class HttpConfig:
     advertised: str | None = _key(
         None,
         "host:port that clients are told to use; not set: host and port as above.",
-        pattern=r"([^\s:/@\[\],]+|\[[0-9A-Fa-f:.]+\]):0*"
-        r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])",
+        pattern=HOST_PORT,
         says="must be host:port, an IPv6 address in brackets, and nothing else",
     )
     body_bytes_max: int = _key(
@@ -77,17 +76,76 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
-    """Broker to broker and Liftbridge clients, in a later release. Only the address is reserved."""
+    """Replicas on other brokers. A broker without cluster.voters does not open it."""
 
-    host: str = _key("127.0.0.1", "Address to listen on. Reserved: this release does not open it.")
-    port: int = _key(9292, "Port for broker to broker and Liftbridge clients. Reserved.", limit=PORT_LIMIT)
+    host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback needs raft.secret.")
+    port: int = _key(9292, "Port for replicas on other brokers; 0 takes any free one.", limit=PORT_LIMIT)
+    advertised: str | None = _key(
+        None,
+        "host:port at which other brokers reach it; not set: host and port as above.",
+        pattern=HOST_PORT,
+        says="must be host:port, an IPv6 address in brackets, and nothing else",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationConfig:
+    """Between brokers that keep the same partitions, over the gRPC port. A single broker has nobody to replicate to."""
+
+    fetch_bytes_max: int = _key(
+        2 << 20,
+        "Greatest answer to a follower; a single batch may be larger. Each stream to a follower holds one in memory.",
+        limit=(64 << 10, 256 << 20),
+        unit="bytes",
+    )
+    wait_ms: int = _key(
+        200,
+        "A follower that has everything is answered after this time at the latest.",
+        limit=(10, 250),  # followers ask again after 300
+        unit="ms",
+    )
+    catch_up_bytes_per_s: int = _key(
+        1 << 30,
+        "Greatest rate at which this broker fills replicas that are not in sync, all together.",
+        limit=(1 << 10, 1 << 40),
+        unit="bytes",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftConfig:
-    """The metadata group of several brokers, in a later release. Only the port is reserved."""
+    """The group of brokers that keeps the catalog of a cluster. A broker without cluster.voters opens none of this."""
 
-    port: int = _key(9294, "Port of the metadata group. Reserved: this release does not open it.", limit=PORT_LIMIT)
+    host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback needs a secret.")
+    port: int = _key(9294, "Port of the group.", limit=PORT_LIMIT)
+    advertised: str | None = _key(
+        None,
+        "host:port at which other brokers reach it; not set: as cluster.voters names it, or host and port as above.",
+        pattern=HOST_PORT,
+        says="must be host:port, an IPv6 address in brackets, and nothing else",
+    )
+    secret: Secret | None = _key(  # noqa: RUF009
+        None, "The same on every broker of a cluster, at least 16 bytes. Rather set it in the environment.", read=Secret
+    )
+    secret_file: str | None = _key(None, "Path of a file that holds the secret, instead of `secret`.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Several brokers as one. Without `id` and `voters` a broker is alone."""
+
+    id: str | None = _key(
+        None,
+        "Name of the cluster, the same on every broker; their data folders remember it.",
+        read=lambda name: check_name(name, what="cluster"),
+    )
+    voters: tuple[Annotated[str, Rule(pattern=VOTER, says="must be like broker-id@host:port")], ...] = _key(
+        (),
+        "The brokers that form it at the first start, each as broker-id@host:port of its Raft port, in the same order"
+        " on each broker. Others join through them.",
+        limit=(0, 5),
+    )
+    rack: str | None = _key(None, "Where this broker stands: replicas are spread over racks.", limit=(1, 128))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +320,9 @@ class Config:
     data_dir: str = _key("liftlog-data/broker-0", "Folder of the logs, relative to where the broker is started.")
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    replication: ReplicationConfig = field(default_factory=ReplicationConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     nats: NatsConfig = field(default_factory=NatsConfig)
     intake: IntakeConfig = field(default_factory=IntakeConfig)
     fsync: FsyncConfig = field(default_factory=FsyncConfig)
@@ -274,121 +334,3 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     defaults: StreamSettings = field(default_factory=StreamSettings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One row of the table.
-
-    Attributes:
-        key: Dotted, as in the file: `http.port`.
-        kind: int, str, bool, list or secret.
-        default: Its value when nobody sets it; None: not set.
-        shape: What it may be.
-    """
-
-    key: str
-    kind: str
-    default: Any
-    shape: Shape
-
-    @property
-    def limit(self) -> tuple[int, int] | tuple[str, ...] | None:
-        """(least, greatest), both allowed; or the words allowed; None: no limit."""
-        is_limited = self.kind == "int" or (isinstance(self.shape, Text) and self.shape.words)
-        return self.shape.rule.limit if is_limited else None
-
-    @property
-    def unit(self) -> str | None:
-        """bytes, ms, records; None: a count or text."""
-        return self.shape.rule.unit
-
-    @property
-    def doc(self) -> str:
-        """One line; empty for `defaults`, which `StreamSettings` explains."""
-        return self.shape.rule.doc
-
-    @property
-    def nullable(self) -> bool:
-        """It may be unset."""
-        return isinstance(self.shape, OrNone)
-
-    @property
-    def variable(self) -> str:
-        """Its name in the environment."""
-        return PREFIX + self.key.replace(".", "_").upper()
-
-
-def _table(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
-    shapes = object_of(cls).shapes
-    for f in fields(cls):
-        if f.name in SECTIONS and not prefix:
-            yield from _table(SECTIONS[f.name], f.name + ".")
-        elif prefix != "defaults." or f.name not in NOT_DEFAULTABLE:
-            shape = shapes[f.name]
-            kind = "secret" if shape.rule.read is Secret else shape.kind
-            yield Setting(key=prefix + f.name, kind=kind, default=f.default, shape=shape)
-
-
-SECTIONS: Final[dict[str, type[Any]]] = {
-    f.name: cast("type[Any]", f.default_factory) for f in fields(Config) if isinstance(f.default_factory, type)
-}
-"""The tables of the file, each with its dataclass."""
-
-SETTINGS: Final = tuple(_table(Config))
-"""The table, in the order of the file."""
-
-BY_KEY: Final = {setting.key: setting for setting in SETTINGS}
-BY_VARIABLE: Final = {setting.variable: setting for setting in SETTINGS}
-assert len(BY_VARIABLE) == len(SETTINGS), "two keys share one variable"
-
-
-def annotated() -> str:
-    """The table as a TOML file in which every key has its default: what conf/liftlog.toml holds."""
-    lines = [
-        "# liftlog broker: every key with its default. This file changes nothing until you change it.",
-        "#",
-        "# A key may also be set in the environment: http.port is LIFTLOG_HTTP_PORT. Unknown keys are errors.",
-        '# "" and "none" mean: not set.',
-        "",
-    ]
-    section = ""
-    for setting in SETTINGS:
-        table, _, name = setting.key.rpartition(".")
-        if table != section:
-            section = table
-            lines += ["", f"# {DEFAULTS_DOC if table == 'defaults' else SECTIONS[table].__doc__}", f"[{table}]"]
-        if setting.doc:
-            lines.append(f"# {setting.doc}")
-        limit = _limit_text(setting)
-        lines.append(f"{name} = {_toml(setting)}" + (f"  # {limit}" if limit else ""))
-    return "\n".join(lines) + "\n"
-
-
-def _limit_text(setting: Setting) -> str:
-    if not setting.limit:
-        return ""
-    if setting.unit == "bytes":
-        return " to ".join(_bytes_text(int(bound)) for bound in setting.limit)
-    text = (" to " if isinstance(setting.limit[0], int) else ", ").join(map(str, setting.limit))
-    return f"{text} {setting.unit}" if setting.unit else text
-
-
-def _bytes_text(count: int) -> str:
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 1 << power and count % (1 << power) == 0:
-            return f"{count >> power} {unit}"
-    return f"{count} B"
-
-
-def _toml(setting: Setting) -> str:
-    value = setting.default
-    if value is None:
-        return '"none"' if setting.kind == "int" else '""'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return f"{value:_}" if value >= 100_000 else str(value)
-    if isinstance(value, tuple):
-        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
-    return f'"{value}"'

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -28,9 +27,9 @@ import nats.errors
 from broker import ingest
 from broker.api.errors import InvalidSetting
 from broker.metadata.catalog import StreamInfo
-from broker.metadata.overlap import subjects_of
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
+from broker.runtime.intake.captures import Attachment, Captures
 from broker.runtime.intake.flush import Flusher, Slot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
 from broker.runtime.partitions.leader import Partition
@@ -45,22 +44,6 @@ CONFIRM_TIMEOUT_S = 5.0
 RATE_WINDOW_S = 1.0
 DRAIN_GRACE_S = 5.0
 """Beyond its time-out a drain has so long to notice it; and then its tasks to end."""
-
-
-@dataclass(slots=True, eq=False)
-class Attachment:
-    """One stream's subscriptions: sid -> its slots.
-
-    Attributes:
-        sids: Of those that the present connection has, in order; routed.
-        is_detached: It gets no more of them.
-    """
-
-    info: StreamInfo
-    slots: list[Slot]
-    subscriptions: list[tuple[str, list[Slot]]]
-    sids: list[int] = field(default_factory=list)
-    is_detached: bool = False
 
 
 class IntakeDriver:
@@ -97,6 +80,13 @@ class IntakeDriver:
             pool=pool,
             pending_bytes_max=config.intake.pending_bytes_max,
         )
+        self._captures = Captures(
+            self._streams,
+            self._flusher,
+            renew=self._renew,
+            subscribe=self._subscribe_missing,
+            detach=self._detach,
+        )
         self._subscribing = asyncio.Lock()
         self._error_shown = ""
         self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
@@ -124,6 +114,14 @@ class IntakeDriver:
         """Take over altered settings, without a gap: the subscriptions stay."""
         return self._call(self._alter(info))
 
+    def begin(self, info: StreamInfo, partition: Partition) -> Future[None]:
+        """Begin to capture one partition that is led here, or go on under altered settings (I1; captures.py)."""
+        return self._call(self._captures.begin(info, partition))
+
+    def end(self, partition: Partition) -> Future[None]:
+        """Stop capturing it; done when all that was captured was given to it, and is durable here or refused."""
+        return self._call(self._captures.end(partition))
+
     def stop(self, timeout_s: float) -> None:
         """Unsubscribe, take in what the server has sent, make it durable, send the acks, close."""
         try:
@@ -138,7 +136,11 @@ class IntakeDriver:
         return {**self._intake.counters, **self._flusher.counts}
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # it has stopped
+            coroutine.close()
+            raise
 
     # -- the thread --------------------------------------------------------------------------------
 
@@ -178,6 +180,9 @@ class IntakeDriver:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=functools.partial(_set, closed),
                 )
+                if self._stopping:  # `wait_for` of Python 3.11 loses a cancellation that comes with the answer
+                    await _close(client)
+                    return
                 self._client = client
                 for attachment in self._streams.values():  # their numbers begin anew
                     self._unroute(attachment)
@@ -257,7 +262,7 @@ class IntakeDriver:
         for info, partitions in streams:
             if info.settings.subject is not None:
                 slots = [self._flusher.add(info, partition) for partition in partitions]
-                self._streams[info.name] = Attachment(info, slots, _subscriptions(info, slots))
+                self._streams[info.name] = Attachment(info, slots)
         await self._subscribe_missing()
 
     async def _subscribe_missing(self) -> None:
@@ -297,9 +302,13 @@ class IntakeDriver:
         attachment = self._streams.get(info.name)
         if attachment is None:
             return
+        self._renew(attachment, info)
+
+    def _renew(self, attachment: Attachment, info: StreamInfo) -> None:
+        """Go on under these settings, with the slots that there are by now."""
         attachment.info = info
         for slot in attachment.slots:
-            self._flusher.alter(slot, info)
+            self._flusher.alter(slot, info)  # builders know how many partitions there are
         for sid, (_, slots) in zip(attachment.sids, attachment.subscriptions, strict=False):
             self._route(sid, slots, info)
 
@@ -310,13 +319,8 @@ class IntakeDriver:
         attachment = self._streams.get(info.name)
         if attachment is None:
             return
-        attachment.info = info
         attachment.slots += [self._flusher.add(info, partition) for partition in partitions]
-        for slot in attachment.slots:
-            self._flusher.alter(slot, info)  # builders know how many partitions there are
-        attachment.subscriptions = _subscriptions(info, attachment.slots)
-        for sid, (_, slots) in zip(attachment.sids, attachment.subscriptions, strict=False):
-            self._route(sid, slots, info)
+        self._renew(attachment, info)
         await self._subscribe_missing()
 
     async def _unsubscribe(self, leaving: Sequence[Attachment]) -> None:
@@ -349,6 +353,7 @@ class IntakeDriver:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._detach(*self._streams)
+                await self._flusher.uncommitted.none.wait()
         except TimeoutError:
             log.error("intake.drain_timeout timeout_s=%.1f", timeout_s)
         except Exception:
@@ -391,12 +396,6 @@ class IntakeDriver:
     def _sends_too_slowly(self) -> bool:
         transport = self._client._transport if self._client is not None else None
         return isinstance(transport, WideTransport) and transport.write_buffer_bytes() > WRITE_PENDING_BYTES_MAX
-
-
-def _subscriptions(info: StreamInfo, slots: list[Slot]) -> list[tuple[str, list[Slot]]]:
-    """Subject -> the slots that its messages may go to."""
-    hashed = info.settings.partition_by != "subject_suffix"
-    return [(subject, slots if hashed else [slots[i]]) for i, subject in enumerate(subjects_of(info.settings))]
 
 
 def _load(implementation: str) -> ModuleType:

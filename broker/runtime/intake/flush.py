@@ -20,6 +20,8 @@ N5  A builder lives as long as messages can come into it, and knows its slot (`B
     partition says what becomes of it.
 N6  A failure while one slot is flushed concerns that slot: the others are flushed, and reading goes on.
 N7  A record whose ack is awaited waits for no tick, nor for the fsyncs of what a tick has flushed.
+N8  A flush waits for the fsync of this broker, never for followers. What waits for those is bounded for each partition
+    (uncommitted.py): one that waits for long is refused more, and holds up nobody else.
 """
 
 from __future__ import annotations
@@ -33,13 +35,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.api.errors import LiftlogError, ReadOnly, StorageFailed, StreamPaused, UnknownStream
+from broker.api.errors import (
+    LiftlogError,
+    NotEnoughReplicas,
+    NotLeader,
+    NotReady,
+    Overloaded,
+    ReadOnly,
+    StorageFailed,
+    StreamPaused,
+    UnknownStream,
+)
 from broker.ingest import Builder, Intake, PendingBatch
 from broker.ingest.answers import error_answer
 from broker.metadata.catalog import StreamInfo
 from broker.replication.events import Acks
+from broker.runtime.intake.uncommitted import Apart, Uncommitted
 from broker.runtime.metrics import BATCH_RECORDS
-from broker.runtime.partitions.leader import Outcome, Partition
+from broker.runtime.partitions.leader import OnDurable, Outcome, Partition
+from broker.runtime.partitions.replicated import Bookkeeping
 from broker.runtime.partitions.sync import SyncPool, SyncRow
 from broker.storage.log import AppendResult
 
@@ -60,6 +74,8 @@ TICK_SLOTS = 8
 ALL = Acks.ALL
 CLOSED = (ReadOnly, StreamPaused, UnknownStream)
 """Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
+LATER = (NotEnoughReplicas, NotLeader, NotReady, Overloaded)
+"""Other brokers are waited for: who awaits an ack sends again, and each batch meets the same. Logged now and then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +88,8 @@ class Slot:
         in_flight: Batches being synced; while there are any, what comes gathers.
         ticked: Batches being synced that a tick has flushed. `idle` is set while there are neither.
         flushed_s: When the last flush was whose batch had to wait for the fsync pool, by the loop's clock.
+        uncommitted_bytes: Durable here, waiting for followers (N8).
+        sorted_by: As `Partition.append_now` takes it, of all that comes into its builder.
     """
 
     partition: Partition
@@ -84,6 +102,8 @@ class Slot:
     in_flight: int = 0
     ticked: int = 0
     flushed_s: float = 0.0
+    uncommitted_bytes: int = 0
+    sorted_by: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -127,7 +147,8 @@ class Flusher:
         self._resume = asyncio.Event()
         self._resume.set()
         self._loop = loop
-        self._bugs_shown_s = -BUG_INTERVAL_S
+        self.uncommitted = Uncommitted(pending_bytes_max)
+        self._bugs_shown_s = self._later_shown_s = -BUG_INTERVAL_S
         self.counts = dict.fromkeys(
             (
                 "acks_sent",
@@ -144,14 +165,14 @@ class Flusher:
             0,
         )
 
-    def add(self, info: StreamInfo, partition: Partition) -> Slot:
+    def add(self, info: StreamInfo, partition: Partition, *, sorted_by: int = 0) -> Slot:
         """Make a partition's slot."""
         builder = self._make_builder(
             stream=info.name,
             partition=partition.partition,
             **_builder_settings(info),
         )
-        builder.tag = slot = Slot(partition, builder, 0.0, 0, 0)
+        builder.tag = slot = Slot(partition, builder, 0.0, 0, 0, sorted_by=sorted_by)
         slot.idle.set()
         self._configure(slot, info)
         return slot
@@ -169,7 +190,7 @@ class Flusher:
         slot.batch_records = info.settings.batch_records
 
     async def remove(self, slot: Slot) -> None:
-        """Flush a slot, and wait until all of it is durable. What is half read is flushed when it is whole (N5)."""
+        """Flush a slot, and wait until all is durable here. What is half read is flushed when it is whole (N5)."""
         self._flush(slot, force=True)
         await slot.idle.wait()
 
@@ -254,21 +275,34 @@ class Flusher:
                 is_answered = True  # before it counts as under way; in a later append of this thread it does
                 self._answer(pending, blob, outcome)
                 return
-            self._hand_over(slot, functools.partial(self._on_durable, slot, pending, result.bytes, blob, outcome, row))
+            then = functools.partial(self._on_durable, slot, pending, result.bytes, blob, outcome, row, apart)
+            self._hand_over(slot, then)
 
+        apart: Apart | None = None
         thread = threading.get_ident()
         waits = self._pending_bytes > self._ticked_bytes or slot.ticked
         awaited = pending.awaited_count  # of all, or of few: then who sends them waits for acks
-        acks, on_leader, whose = ALL, None, None
+        tell: OnDurable = durable
+        on_leader: tuple[OnDurable, ...] = ()
+        acks, whose = ALL, None
         if pending.leader_count:
             if awaited == pending.leader_count and not pending.condition_count:
                 acks = Acks.LEADER
             else:  # the two are told apart
-                on_leader, whose = functools.partial(self._on_leader, slot, pending, thread), False
+                on_leader, whose = (functools.partial(self._on_leader, slot, pending, thread),), False
         is_awaited = awaited == pending.record_count or (awaited > 0 and pending.record_count < CROWD_RECORDS)
         here = alone and not waits and is_awaited
         try:
-            result = slot.partition.append_now([pending], durable, acks=acks, on_leader=on_leader, here=here, row=row)
+            if slot.partition.has_followers:
+                apart = Apart()
+                on_leader = (Bookkeeping(functools.partial(self._durable_here, slot, apart, row, thread)), *on_leader)
+                if awaited:
+                    self.uncommitted.check(slot)
+                else:
+                    tell, acks = Bookkeeping(durable), Acks.LEADER
+            result = slot.partition.append_now(
+                [pending], tell, acks=acks, on_leader=on_leader, here=here, row=row, sorted_by=slot.sorted_by
+            )
         except LiftlogError as error:
             self._failed(slot, pending, error)
             return
@@ -277,7 +311,11 @@ class Flusher:
             self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
         is_appending = False
-        if not is_answered:
+        if apart is not None:
+            apart.is_appending, apart.is_answered = False, is_answered
+        if apart is not None and apart.is_durable:
+            self._wait_for_followers(slot, apart, result.bytes)
+        elif not is_answered:
             if row is not None:
                 slot.ticked += 1
                 self._ticked_bytes += result.bytes
@@ -296,6 +334,24 @@ class Flusher:
             self._send(blob)
         else:
             self._hand_over(slot, functools.partial(self._send, blob))
+
+    def _durable_here(
+        self, slot: Slot, apart: Apart, row: SyncRow | None, thread: int, result: AppendResult, outcome: Outcome
+    ) -> None:
+        """In any thread: a batch is durable on this broker, or will never be."""
+        if apart.is_appending and threading.get_ident() == thread:
+            apart.is_durable = True
+        else:
+            self._hand_over(slot, functools.partial(self._on_durable_here, slot, apart, row, result.bytes))
+
+    def _on_durable_here(self, slot: Slot, apart: Apart, row: SyncRow | None, byte_count: int) -> None:
+        self._wait_for_followers(slot, apart, byte_count)
+        self._synced_here(slot, byte_count, row)
+
+    def _wait_for_followers(self, slot: Slot, apart: Apart, byte_count: int) -> None:
+        apart.is_durable = True
+        if not apart.is_answered:
+            self.uncommitted.add(slot, byte_count)
 
     def _hand_over(self, slot: Slot, then: Callable[[], None]) -> None:
         """From any thread: have this done by the intake thread, in order."""
@@ -331,13 +387,14 @@ class Flusher:
             self.counts["refused_stream_closed"] += pending.record_count
         else:
             self.counts["append_failed_records"] += pending.record_count
-            log.error(
-                "intake.append_failed partition=%s records=%d reason=%s error=%s",
-                slot.partition,
-                pending.record_count,
-                error.reason,
-                error,
-            )
+            if not isinstance(error, LATER) or self._may_show_later():
+                log.error(
+                    "intake.append_failed partition=%s records=%d reason=%s error=%s",
+                    slot.partition,
+                    pending.record_count,
+                    error.reason,
+                    error,
+                )
         self._send(_error_blob(pending, error))
 
     def _take_synced(self) -> None:
@@ -358,21 +415,31 @@ class Flusher:
         blob: bytes,
         outcome: Outcome,
         row: SyncRow | None,
+        apart: Apart | None,
     ) -> None:
         try:
             self._answer(pending, blob, outcome)
         finally:  # or the slot would take itself for busy for good
-            self._pending_bytes -= byte_count
-            if row is not None:
-                slot.ticked -= 1
-                self._ticked_bytes -= byte_count
+            if apart is None:
+                self._synced_here(slot, byte_count, row)
+            elif apart.is_durable:
+                self.uncommitted.remove(slot, byte_count)
             else:
-                slot.in_flight -= 1
-                self._flush_gathered(slot)
-            if slot.in_flight == slot.ticked == 0:
-                slot.idle.set()
-            if self._pending_bytes < self._pending_bytes_max // 2:
-                self._resume.set()
+                apart.is_answered = True  # it may be known here before the fsync of this broker is
+
+    def _synced_here(self, slot: Slot, byte_count: int, row: SyncRow | None) -> None:
+        """A batch is not under way any more."""
+        self._pending_bytes -= byte_count
+        if row is not None:
+            slot.ticked -= 1
+            self._ticked_bytes -= byte_count
+        else:
+            slot.in_flight -= 1
+            self._flush_gathered(slot)
+        if slot.in_flight == slot.ticked == 0:
+            slot.idle.set()
+        if self._pending_bytes < self._pending_bytes_max // 2:
+            self._resume.set()
 
     def _flush_gathered(self, slot: Slot) -> None:
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
@@ -381,6 +448,13 @@ class Flusher:
                 slot.scheduled = self._loop.call_later(wait_s, self._flush, slot)
             else:
                 self._flush(slot)
+
+    def _may_show_later(self) -> bool:
+        now_s = self._loop.time()
+        is_due = now_s - self._later_shown_s >= BUG_INTERVAL_S
+        if is_due:
+            self._later_shown_s = now_s
+        return is_due
 
     def _note_bug(self, slot: Slot) -> None:
         self.counts["flush_bugs"] += 1

@@ -29,6 +29,7 @@ import nats.aio.transport
 from nats.errors import ProtocolError
 
 from broker.api.plain import parse_json
+from broker.client.nats_tls import insist_on_tls
 from broker.ingest import Intake, IntakeProtocolError
 from broker.runtime.intake.inbox import Inbox
 from broker.runtime.intake.pacing import unpace_loopback
@@ -213,7 +214,7 @@ def make_client(
     wide: bool,
 ) -> nats.aio.client.Client:
     """A nats-py client whose messages go to `intake`; see ParserSeam. `wide`: TCP, not WebSocket."""
-    client = nats.aio.client.Client()
+    client = insist_on_tls(nats.aio.client.Client())
     seam = ParserSeam(client, intake, after_feed, is_held_up, may_read)
     client._ps = seam  # type: ignore[assignment]
     if wide:

@@ -7,6 +7,8 @@ consumers.py      Consumer offsets: commits appended to the offset stream, answe
 control.py        What changes the set of streams, their settings and state: one change at a time,
                   on the control loop.
 effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
+follower_read.py  Committed records of a partition that another broker leads, for readers that are
+                  near.
 keyed_locks.py    One lock per name, kept only while somebody holds it or waits for it.
 leader.py         One partition that this broker leads: the driver of its core
                   (`broker.replication.leader`).
@@ -18,6 +20,7 @@ queued_appends.py Appends that come from elsewhere than intake: made by the appe
                   futures.
 replica.py        One partition's log on this broker, whoever leads it: synced, checkpointed,
                   trimmed, scrubbed, and let rest.
+replicated.py     One partition that other brokers keep as well: its session, its in-sync replicas, its failures.
 row_sync.py       How a partition is synced in a row with others.
 streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
 sync.py           The fsync pool: group commit.

@@ -21,15 +21,25 @@ Entry = tuple[bytes, bytes | None]
 
 
 class Consumers:
-    """The offset stream's one partition and its table. Coroutines run on the data plane's loop."""
+    """The offset stream's one partition and its table. Coroutines run on the data plane's loop.
 
-    def __init__(self, partition: Partition) -> None:
+    Args:
+        leader_epoch: In which the table is read, and commits are appended (`leader.P6`); None: in any.
+    """
+
+    def __init__(self, partition: Partition, *, leader_epoch: int | None = None) -> None:
         self._partition = partition
+        self._leader_epoch = leader_epoch
         self._table = OffsetTable()
         self._waiting: list[tuple[list[Entry], asyncio.Future[None]]] = []
         self._worker: asyncio.Task[None] | None = None
         for message in partition.log.batches(partition.log.log_start_offset):
             self._table.apply(decode_batch(message))
+
+    @property
+    def at(self) -> tuple[Partition, int | None]:
+        """What it was read from, and in which leader epoch."""
+        return self._partition, self._leader_epoch
 
     def consumers(self) -> list[str]:
         """All names, sorted."""
@@ -76,7 +86,7 @@ class Consumers:
             waiting, self._waiting = self._waiting, []
             rows = offset_rows([e for entries, _ in waiting for e in entries], timestamp_us=time.time_ns() // 1000)
             try:
-                await asyncio.wrap_future(self._partition.append([RowBatch(rows)]))
+                await asyncio.wrap_future(self._partition.append([RowBatch(rows)], leader_epoch=self._leader_epoch))
                 self._apply(rows)
             except Exception as error:
                 for _, future in waiting:

@@ -22,7 +22,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from broker.api.errors import LiftlogError, NotReady, StorageFailed
+from broker.api.errors import InvalidSetting, LiftlogError, NotReady, StorageFailed
+from broker.api.stream import REPLICATION, replication_of
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo, info_from
 from broker.metadata.overlap import subjects_of
 from broker.runtime.config.configuration import Config
@@ -42,6 +43,15 @@ FORGET_AT: Final = 256
 def forget_command(incarnations: Sequence[str]) -> dict[str, Any]:
     """The catalog's command that forgets deleted streams whose folders are gone."""
     return {"v": COMMAND_VERSION, "kind": "forget_deleted", "incarnations": list(incarnations)}
+
+
+def alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stream, without how it is replicated. Raises InvalidSetting: there is one broker only."""
+    settings, *found = replication_of(values)
+    for key, value in zip(REPLICATION, found, strict=True):
+        if value is not None and value > 1:
+            raise InvalidSetting(f"{key}={value}: this broker is alone", key=key, value=value, limit=1)
+    return settings
 
 
 class Control:
@@ -149,6 +159,7 @@ class Control:
         return await asyncio.to_thread(self._streams.store.execute, command)
 
     async def _create(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+        values = alone(values)
         async with self._turn():
             command = self._streams.create_command(name, values, internal=False)
             judged = self._streams.store.catalog.judge(command)
@@ -223,6 +234,7 @@ class Control:
         return replace(info, warnings=(*info.warnings, text))
 
     async def _alter(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
+        values = alone(values)
         async with self._turn():
             await self._execute({"v": COMMAND_VERSION, "kind": "alter_stream", "name": name, "settings": dict(values)})
             info = self._streams.info(name)

@@ -12,10 +12,13 @@ P3  A partition that refuses records, because its stream is paused, read-only or
     with an error of its own for each append. Reads go on, but for a deleted one. What was decided before (`decided`,
     the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
 P4  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
-    quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`.
+    quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`. So it is
+    where followers fsync it, too: they are told of it first, and it is done here while they do it.
 P5  What is synced in a row keeps nobody waiting (row_sync.py).
 P6  What was judged or searched under a leader epoch is appended under that one, or not at all. (Else a leader that
     searched, was deposed and leads again appends what another leader has appended meanwhile.)
+
+A partition that other brokers keep as well is a `replicated.ReplicatedPartition`.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from concurrent.futures import Executor
 from broker.api.errors import (
     LiftlogError,
     NotLeader,
+    NotReady,
     ReadOnly,
     StreamPaused,
 )
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.partition import PartitionState
 from broker.replication.events import (
     Acks,
     Altered,
@@ -65,7 +70,7 @@ log = logging.getLogger(__name__)
 QUICK_S = 0.002
 """Of P4."""
 ME = "self"
-"""This broker, as long as there is no other."""
+"""This broker, where no other one has to know its name."""
 
 
 class Partition:
@@ -75,12 +80,17 @@ class Partition:
         replica: This broker's log of the partition.
         leader_epoch: Under which it is led from the start; -1: not before `lead`.
         to_others: As `Effects` takes it.
+        me: The id of this broker.
 
     Attributes:
         append: As `QueuedAppends.append`.
+        has_followers: It is led, and other brokers keep it too: to be durable here is not to be committed.
     """
 
     append = of_part("_queued", QueuedAppends.append)
+    has_followers = False
+    elsewhere: Callable[[str], LiftlogError] | None = None
+    """As `PartitionHandle.elsewhere`: records are handed out here while it is led here."""
 
     def __init__(
         self,
@@ -91,6 +101,7 @@ class Partition:
         pool: SyncPool,
         appender: Executor,
         to_others: Callable[[Effect], None] | None = None,
+        me: str = ME,
     ) -> None:
         self.stream = replica.stream
         self.partition = replica.partition
@@ -105,7 +116,7 @@ class Partition:
         self._lock = threading.RLock()
         self._info = info
         self._is_closed = info.paused or info.read_only
-        self._core = Leader(ME)
+        self._core = Leader(me)
         self._told_of = info  # the settings that the core knows
         self._sync_queued = False  # in the pool, or at it here
         self._row: RowSync | None = None  # made when it is first synced in a row
@@ -125,29 +136,42 @@ class Partition:
         return self._core.epoch
 
     @property
+    def end(self) -> int | None:
+        """The high watermark, as clients may be told it; None: it is not known yet."""
+        return self._state.high_watermark
+
+    @property
     def generation(self) -> int:
         """Another one after each recovery of the log: what was appended before, and not durable, may be lost."""
         return self._core.generation
 
-    def lead(self, leader_epoch: int) -> None:
+    def lead(self, leader_epoch: int, state: PartitionState | None = None) -> None:
         """Lead it from now on. Who waits since an earlier epoch is told that this is over.
 
+        Args:
+            state: Who else keeps it, by the catalog; None: nobody.
         Raises:
             NotLeader: the log knows a later epoch.
+            DiskFull, StorageFailed: an incomplete group could not be cut; it is not led.
         """
+        me = self._core.me
+        state = state or PartitionState(replicas=(me,), isr=(me,))
         with self._lock:
             self.log.lead(leader_epoch)
             high_watermark, group_ends = self._state.open_groups()
+            log_end = self._state.log_end_offset
             effects = self._core.step(
                 Led(
                     epoch=leader_epoch,
-                    replicas=(ME,),
-                    isr=(ME,),
-                    partition_epoch=0,
+                    replicas=state.replicas,
+                    isr=state.isr,
+                    min_insync_replicas=state.min_insync_replicas,
+                    partition_epoch=state.partition_epoch,
                     high_watermark=high_watermark,
                     durable_end=self._state.durable_end,
-                    log_end=self._state.log_end_offset,
-                    group_ends=group_ends,
+                    log_end=log_end,
+                    group_ends=group_ends if group_ends and group_ends[-1] == log_end else (),
+                    log_start=self.log.kept_start_offset,
                 )
             )
         self._effects.do(effects)
@@ -185,11 +209,12 @@ class Partition:
         on_durable: OnDurable,
         *,
         acks: Acks = Acks.ALL,
-        on_leader: OnDurable | None = None,
+        on_leader: Sequence[OnDurable] = (),
         decided: bool = False,
         here: bool = False,
         row: SyncRow | None = None,
         leader_epoch: int | None = None,
+        sorted_by: int = 0,
     ) -> AppendResult:
         """Append in the calling thread, as one commit group. It is stored when `on_durable` says so.
 
@@ -197,13 +222,16 @@ class Partition:
             on_durable: Called once, from another thread or before this returns, with what was appended and the high
                 watermark or the error (P1).
             acks: What `on_durable` waits for.
-            on_leader: Called likewise, and before it, when the records are durable on this broker.
+            on_leader: Each is called likewise, and before it, when the records are durable on this broker.
             decided: The group of a sink's decision (P3).
             here: It may be synced before this returns (P4).
             row: It is synced with that, which the caller submits, as nobody awaits it (P5).
             leader_epoch: Under which it was judged that this is to be appended (P6); None: nothing was judged.
+            sorted_by: So many partitions there were when these records were given to this one (`replicated.P15`);
+                0: it does not matter.
         Raises:
             NotLeader: the partition has another leader epoch by now; nothing was appended.
+            NotReady: there are more partitions by now; nothing was appended.
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
             UnknownStream: it was deleted.
@@ -222,6 +250,8 @@ class Partition:
                 epoch = core.epoch
                 if core.role is not LEADING or (leader_epoch is not None and leader_epoch != epoch):
                     self._refuse(leader_epoch)
+                if sorted_by and sorted_by != self._info.settings.partitions:
+                    raise NotReady(f"{self}: sorted by {sorted_by} partitions, and there is another number of them now")
                 if self._told_of is not self._info:
                     before = self._news()
                 if self._state.failure is not None and not replica.removed:
@@ -233,6 +263,7 @@ class Partition:
                 first, end, _, is_repeat = result
                 if (
                     here
+                    and not self.has_followers
                     and replica.sync_took_s <= QUICK_S
                     and self.fsync_each_batch
                     and not (core.is_syncing or self._sync_queued)
@@ -244,8 +275,8 @@ class Partition:
                         failure = synced
                 group_ends = () if is_repeat else (end,)
                 awaited: tuple[tuple[Ticket, Acks], ...] = (((result, on_durable), acks),)
-                if on_leader is not None:
-                    awaited = (((result, on_leader), Acks.LEADER), *awaited)
+                if on_leader:
+                    awaited = (*[((result, tell), Acks.LEADER) for tell in on_leader], *awaited)
                 effects = core.step(Appended(first, end, group_ends, awaited, durable_end))
                 if failure is not None:
                     told = core.step(SyncFailed(core.generation, failure))

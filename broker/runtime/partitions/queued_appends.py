@@ -32,10 +32,15 @@ class QueuedAppends:
         self._lock = threading.Lock()  # never held for long, as the partition's is while the disk is written
         self._waiting = 0
 
-    def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
+    def append(
+        self, batches: Sequence[Encodable], *, acks: str = "all", leader_epoch: int | None = None
+    ) -> Future[AppendResult]:
         """Append away from the calling thread; the future is done when what `acks` asks for is so.
 
         `all`: committed; `leader`: durable on this broker; `none`: appended.
+
+        Args:
+            leader_epoch: As `Partition.append_now` takes it.
 
         Its error has the field `sent` if the records were appended, and then something failed: they may be stored.
 
@@ -57,7 +62,7 @@ class QueuedAppends:
 
         def run() -> None:
             try:
-                result = self._append_now(batches, told, acks=level)
+                result = self._append_now(batches, told, acks=level, leader_epoch=leader_epoch)
             except Exception as error:
                 self._finish(future, error)
                 return

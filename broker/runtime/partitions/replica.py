@@ -37,10 +37,14 @@ class Replica:
 
     Attributes:
         log: The partition's log.
+        may_let_go: Whether retention decides here: it does where the partition is led.
         records, state: Its records, and how far they are: asked without a detour where a call counts.
         record_count, byte_count: Appended since the start.
         removed: The stream was deleted: what fails from now on is no fault.
+        is_closed: Nor is it when this broker does not keep the log any more.
         sync_took_s: Of the last sync.
+        on_news: Called after each append, each change that `note_change` tells of, and when the log starts elsewhere;
+            must not wait.
     """
 
     def __init__(
@@ -63,10 +67,12 @@ class Replica:
         self.room = room
         self.record_count = 0
         self.byte_count = 0
-        self.removed = False
+        self.removed = self.is_closed = False
         self.sync_took_s = 0.0
+        self.on_news: Callable[[], None] | None = None
         self.letting_go = threading.Lock()
         self.floor: Callable[[], int | None] = _no_floor
+        self.may_let_go: Callable[[], bool] = _always
         self._appender = appender
         self._hub = hub
         self._open_logs = open_logs
@@ -83,6 +89,8 @@ class Replica:
     def note_change(self) -> None:
         """Wake who watches this partition, and have the background look at it."""
         self._hub.note(self)
+        if self.on_news is not None:
+            self.on_news()
 
     async def wait(self, done: Callable[[], bool], timeout_s: float) -> None:
         """On the data plane's loop: return when `done()` holds after a change, or time is up."""
@@ -91,6 +99,8 @@ class Replica:
     def appended(self, result: AppendResult) -> None:
         """Count what was appended; what an append brings with it is begun."""
         first, end, byte_count, is_repeat = result
+        if self.on_news is not None:
+            self.on_news()  # first: others wait for it
         if not is_repeat:
             self.record_count += end - first
         self.byte_count += byte_count
@@ -121,13 +131,19 @@ class Replica:
     def apply_retention(self, now_us: int) -> int:
         """Let go of what the settings do not keep (R1). Returns the log start offset."""
         with self.letting_go:
-            return self.log.log_start_offset if self.floor() is not None else self.log.apply_retention(now_us=now_us)
+            before, may = self.log.log_start_offset, self.floor() is None and self.may_let_go()
+            return self._started(before, self.log.apply_retention(now_us=now_us)) if may else before
 
     def trim(self, before_offset: int) -> int:
         """Let go of records below `before_offset` (R1). Returns the log start offset."""
         with self.letting_go:
-            floor = self.floor()
-            return self.log.trim(before_offset if floor is None else min(before_offset, floor))
+            floor, before = self.floor(), self.log.log_start_offset
+            return self._started(before, self.log.trim(before_offset if floor is None else min(before_offset, floor)))
+
+    def _started(self, before: int, start: int) -> int:
+        if start > before and self.on_news is not None:
+            self.on_news()
+        return start
 
     def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES, give_up: bool = False) -> Piece | None:
         """Check what is stored from `offset` on, as `storage.scrub.scrub` does; what is lost is told and remembered."""
@@ -143,12 +159,14 @@ class Replica:
         return 0 < self.byte_count - self._checkpoint_bytes < little_bytes and now_s - self._checkpoint_s < rest_s
 
     def checkpoint(self, now_s: float) -> None:
-        """Write the log's checkpoint.
+        """Write the log's checkpoint. A log that follows first reads what its leader has told.
 
         Raises:
             StorageFailed, DiskFull: the old one stands.
         """
         byte_count = self.byte_count  # before: what is appended meanwhile may not be in it
+        if not self.may_let_go():
+            self.log.keep_up()
         self.log.checkpoint()
         self._checkpoint_bytes, self._checkpoint_s = byte_count, now_s
 
@@ -162,6 +180,12 @@ class Replica:
     def note_removed(self) -> None:
         """The stream was deleted, and the log will be closed: what fails from now on is no fault."""
         self.removed = True  # first: an append under way looks at it behind what it counts
+        if self._open_logs is not None:
+            self._open_logs.forget(self.log)
+
+    def note_closed(self) -> None:
+        """The log is about to be closed; the stream may go on elsewhere. Nobody here is to look after it any more."""
+        self.is_closed = True
         if self._open_logs is not None:
             self._open_logs.forget(self.log)
 
@@ -196,3 +220,7 @@ class Replica:
 
 def _no_floor() -> None:
     return None
+
+
+def _always() -> bool:
+    return True

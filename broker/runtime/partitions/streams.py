@@ -29,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from broker.api.answers import LeaderAddress
 from broker.api.errors import CorruptLog, InvalidRequest, LiftlogError, Retryable, UnknownPartition, UnknownStream
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, StreamSettings
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
@@ -42,6 +43,7 @@ from broker.runtime.partitions.orphans import remove_folder
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
+from broker.serving.contract.backend import Whereabouts
 from broker.storage.disk import Disk, storage_error
 from broker.storage.folder import DataFolder
 from broker.storage.log import PartitionLog
@@ -145,6 +147,25 @@ class Streams:
                 partitions=len(found),
             )
         return found[partition]
+
+    def reader(self, stream: str, partition: int) -> Partition:
+        """As `partition`: this broker leads all."""
+        return self.partition(stream, partition)
+
+    def nearest(self, stream: str, partition: int, rack: str) -> str | None:
+        """There is no other replica."""
+        return None
+
+    def whereabouts(self, stream: str) -> list[Whereabouts]:
+        """Who keeps the partitions of a stream: this broker, as it is alone. Raises UnknownStream."""
+        me = self._config.broker_id
+        known = self.store.catalog.brokers.get(me)
+        leader = None if known is None else LeaderAddress(id=me, http=known.http)
+        epoch = -1 if known is None else known.registration
+        return [
+            Whereabouts(partition=number, leader=leader, replicas=(me,), isr=(me,), leader_epoch=epoch)
+            for number in range(self.info(stream).settings.partitions)
+        ]
 
     def all_partitions(self) -> list[Partition]:
         """Of all streams that are open."""

@@ -4,7 +4,10 @@ Whoever asks gets the committed state; whoever changes it does so under the lock
 on disk before the ledger shows it.
 
 C2  After a failed append the ledger is read anew: the record may be there or not. So it is when the
-    partition has another leader epoch than when it was read.
+    partition has another leader epoch than when it was read. It is read once all that the log holds
+    is committed (`settling.W1`), and whole (`settling.W3`).
+C7  Nobody is told what the ledger holds while this broker may not answer for it: where others keep
+    the partition too, another one may lead it.
 C4  A change is judged under a leader epoch and appended under it, or not at all.
 C5  The epoch of a record is its offset + 1. Nobody else appends here, so it is known before.
 """
@@ -20,9 +23,9 @@ from typing import Final
 import pyarrow as pa
 
 from broker.api.batch import decode_batch
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, NotReady
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.stages import append_durable
+from broker.runtime.sinks.settling import append_durable, check_whole, let_go, settle
 from broker.sinks.ledger import Ledger
 from broker.sinks.state import SinkState, removal_row, state_rows
 from broker.storage.disk import disk_errors
@@ -64,8 +67,10 @@ class CommitsLog:
         self._lock = threading.Lock()
 
     def ledger(self) -> Ledger:
-        """What is committed. Does not wait for a change that is being written."""
+        """What is committed. Does not wait for a change that is being written. Raises NotReady (C7)."""
         found = self._ledger
+        if self._partition.end is None:  # C7
+            raise NotReady(f"{self._partition}: this broker does not answer for the sinks, or not yet")
         if found is not None and self._leader_epoch == self._partition.leader_epoch:
             return found
         with self._lock:
@@ -105,11 +110,12 @@ class CommitsLog:
         if self._ledger is None or self._leader_epoch != self._partition.leader_epoch:
             self._ledger = None
             leader_epoch = self._partition.leader_epoch
-            self._partition.commit_all()
+            settle(self._partition)
             ledger = Ledger()
             with disk_errors("reading the sinks"):
                 for message in self._partition.log.batches(self._partition.log.log_start_offset):
                     ledger.load(decode_batch(message))
+            check_whole(self._partition)
             self._ledger, self._leader_epoch = ledger, leader_epoch
         return self._ledger
 
@@ -130,6 +136,6 @@ class CommitsLog:
         try:
             if parts:
                 self._append([state_rows(part, timestamp_us=self._clock()) for part in parts])
-            self._partition.log.trim(first)
+            let_go(self._partition, first)
         except LiftlogError as error:  # what was asked is written; this is tried again after further writes
             log.warning("sink.rewrite_failed error=%s", error)

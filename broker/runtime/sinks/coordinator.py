@@ -29,7 +29,7 @@ from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPar
 from broker.runtime.partitions.keyed_locks import KeyedLocks
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
-from broker.runtime.sinks.stages import Staged, StageLimits, StageStore
+from broker.runtime.sinks.stages import Staged, StageLimits
 from broker.sinks.ledger import Commit, Committed, Ledger, NamedStage, Opened, check_rows
 from broker.sinks.notes import GroupFinished
 from broker.sinks.state import Decision, SinkState, StageRef, decision_id
@@ -43,17 +43,59 @@ CHECKPOINT: Final = "checkpoint"
 """The attribute that tells whose sink it is: another one is a fork."""
 
 
+class Stages(Protocol):
+    """The stages of one partition, here or at another broker. The calls are those of `StageStore`."""
+
+    @property
+    def place(self) -> str:
+        """The partition, for people."""
+
+    @property
+    def incarnation(self) -> str:
+        """Of the stream."""
+
+    @property
+    def judged_in(self) -> int | None:
+        """The leader epoch that something judged now is judged under; None: only what is judged of a pin counts."""
+
+    @property
+    def removed(self) -> bool: ...
+
+    def pin(
+        self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int
+    ) -> list[StageRef]: ...
+
+    def finish(self, decision: str, sink: str, refs: Sequence[StageRef]) -> GroupFinished: ...
+
+    def abort(self, stages: Iterable[str], *, sink: str) -> int: ...
+
+    def drop(
+        self, stages: Mapping[str, int], *, sink: str, leader_epoch: int | None, why: str, unpinned: bool = True
+    ) -> int: ...
+
+    def supersede(self, sink: str, epoch: int) -> int: ...
+
+    def forget(self, decision: str) -> None: ...
+
+    def sweep(self, *, is_asked_for: Callable[[str], bool]) -> None: ...
+
+    def trim(self) -> None: ...
+
+    def staged(self, sink: str | None = None) -> Staged: ...
+
+
 class Stores(Protocol):
     """The stages of every partition."""
 
-    def store(self, stream: str, partition: int) -> StageStore:
+    def store(self, stream: str, partition: int) -> Stages:
         """Raises UnknownStream, UnknownPartition, or why the stream is offline."""
 
-    def stores(self) -> Sequence[StageStore]:
+    def stores(self) -> Sequence[Stages]:
         """Those with something staged."""
 
     def is_gone(self, stream: str, incarnation: str) -> bool:
-        """Whether the catalog knows no such incarnation of the stream any more (C6)."""
+        """Whether the catalog knows no such incarnation of the stream any more (C6). Raises NotReady: nobody can
+        tell."""
 
 
 class Sinks:
@@ -63,6 +105,7 @@ class Sinks:
         commits: The partition of `__commits`.
         clock: Microseconds since 1970 UTC.
         executor: Works on several partitions at once; None: one after the other.
+        counts: Of calls by their outcome, for /metrics; goes on counting where it is.
     """
 
     def __init__(
@@ -73,8 +116,9 @@ class Sinks:
         clock: Callable[[], int],
         executor: Executor | None = None,
         limits: StageLimits | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter() if counts is None else counts
         self.limits = limits or StageLimits()
         self.commits = CommitsLog(commits, clock)
         self.stores = stores
@@ -233,7 +277,7 @@ class Sinks:
             self._afterwards(self._forget, refs[0], last.decision)
         return state
 
-    def staged(self, sink: str) -> list[tuple[StageStore, Staged]]:
+    def staged(self, sink: str) -> list[tuple[Stages, Staged]]:
         """Where there are stages of a sink, and which."""
         found = []
         for store in self.stores.stores():
@@ -291,7 +335,7 @@ class Sinks:
         try:
             for store, named in self._by_store([s for s in stages if not state.names(s.stage)]).items():
                 judged = dict.fromkeys((stage for stage, _ in named), asked.epoch)
-                self._drop(store, judged, state.sink, leader_epoch=store.main.leader_epoch, why="superseded")
+                self._drop(store, judged, state.sink, leader_epoch=store.judged_in, why="superseded")
         except LiftlogError as error:  # they expire
             log.warning("sink.drop_failed sink=%s error=%s", state.sink, error)
         if asked.epoch > state.epoch:
@@ -299,27 +343,27 @@ class Sinks:
             self._supersede(state.sink, asked.epoch)
         return Committed(state=state, is_new=False)
 
-    def _drop(self, store: StageStore, judged: Mapping[str, int], sink: str, *, leader_epoch: int, why: str) -> None:
+    def _drop(self, store: Stages, judged: Mapping[str, int], sink: str, *, leader_epoch: int | None, why: str) -> None:
         try:
             store.drop(judged, sink=sink, leader_epoch=leader_epoch, why=why)
         except LiftlogError as error:  # they expire
             if not store.removed:
-                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.main, sink, error)
+                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.place, sink, error)
 
     def _supersede(self, sink: str, epoch: int) -> None:
         """What older owners staged cannot be committed any more."""
         for store in self.stores.stores():
             self._afterwards(self._supersede_in, store, sink, epoch)
 
-    def _supersede_in(self, store: StageStore, sink: str, epoch: int) -> None:
+    def _supersede_in(self, store: Stages, sink: str, epoch: int) -> None:
         try:
             count = store.supersede(sink, epoch)
         except LiftlogError as error:  # they expire
             if not store.removed:
-                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.main, sink, error)
+                log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.place, sink, error)
             return
         if count:
-            log.info("sink.stages_dropped partition=%s stages=%d", store.main, count)
+            log.info("sink.stages_dropped partition=%s stages=%d", store.place, count)
 
     def _forget(self, ref: StageRef, decision: str) -> None:
         """Let go of what is committed. The answer does not wait for it: freeing 100 MB of files takes 30 ms."""
@@ -341,12 +385,12 @@ class Sinks:
         log.warning("sink.stream_gone sink=%s stream=%s decision=%s", sink, refs[0].stream, decision)
         return None
 
-    def _store_of(self, ref: StageRef) -> StageStore | None:
+    def _store_of(self, ref: StageRef) -> Stages | None:
         """None: the stream was deleted, and the rows with it (C6)."""
         if self._is_gone(ref):
             return None
         store = self.stores.store(ref.stream, ref.partition)
-        if store.main.incarnation != ref.incarnation:
+        if store.incarnation != ref.incarnation:
             if self._is_gone(ref):
                 return None
             raise UnknownPartition(
@@ -359,7 +403,7 @@ class Sinks:
     def _is_gone(self, ref: StageRef) -> bool:
         return self.stores.is_gone(ref.stream, ref.incarnation)
 
-    def _by_store(self, stages: Iterable[NamedStage]) -> dict[StageStore, list[tuple[str, int | None]]]:
+    def _by_store(self, stages: Iterable[NamedStage]) -> dict[Stages, list[tuple[str, int | None]]]:
         found: dict[tuple[str, int], list[tuple[str, int | None]]] = {}
         for named in stages:
             found.setdefault((named.stream, named.partition), []).append((named.stage, named.parts))

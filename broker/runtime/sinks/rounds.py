@@ -14,9 +14,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from broker.api.errors import LiftlogError, NotReady
-from broker.runtime.sinks.coordinator import Sinks
-from broker.runtime.sinks.stages import StageStore
+from broker.api.errors import DiskFull, LiftlogError, NotReady, Retryable, StorageFailed
+from broker.runtime.sinks.coordinator import Sinks, Stages
 from broker.sinks.notes import StagePinned
 from broker.sinks.state import SinkState
 
@@ -38,7 +37,9 @@ class SinkRounds:
                 with self._sinks.locks.hold(state.sink):
                     self._sinks.complete(state.sink)
             except LiftlogError as error:
-                log.error("sink.unfinished sink=%s error=%s", state.sink, error)
+                log.log(
+                    _level(error), "sink.unfinished sink=%s error=%s (the next round tries again)", state.sink, error
+                )
 
     def sweep(self) -> None:
         """Finish what is unfinished; let go of stages and sinks that nobody needs."""
@@ -50,12 +51,17 @@ class SinkRounds:
                     self._fence_idle(sink, [pin for pin in idle if pin.sink == sink])
             except LiftlogError as error:
                 if not store.removed:  # deleted meanwhile, and its stages with it: no fault
-                    log.error("sink.sweep_failed partition=%s error=%s", store.main, error)
+                    log.log(
+                        _level(error),
+                        "sink.sweep_failed partition=%s error=%s (the next round tries again)",
+                        store.place,
+                        error,
+                    )
         for state in self._sinks.states():
             if self._is_over(state):
                 self._vanish(state.sink)
 
-    def _sweep_stages(self, store: StageStore) -> list[StagePinned]:
+    def _sweep_stages(self, store: Stages) -> list[StagePinned]:
         """Drop what cannot be decided any more; returns pins that are older than the lease, and not decided yet."""
         store.sweep(is_asked_for=self._is_asked_for)
         staged = store.staged()
@@ -64,7 +70,7 @@ class SinkRounds:
         due = self._sinks.clock() - self._lease_us
         return [p for p in staged.pins if p.pinned_us <= due and ledger.is_open(p) and not ledger.is_named(p)]
 
-    def drop(self, store: StageStore, leader_epoch: int, closed: Sequence[StagePinned]) -> None:
+    def drop(self, store: Stages, leader_epoch: int | None, closed: Sequence[StagePinned]) -> None:
         """Have a partition drop the stages of these pins, which were judged under its leader epoch (`stages.G5`)."""
         judged: dict[str, dict[str, int]] = {}
         for pin in closed:
@@ -75,7 +81,7 @@ class SinkRounds:
         )
         if count:
             store.trim()
-            log.info("sink.stages_dropped partition=%s stages=%d", store.main, count)
+            log.info("sink.stages_dropped partition=%s stages=%d", store.place, count)
 
     def _fence_idle(self, sink: str, pins: Sequence[StagePinned]) -> None:
         """`coordinator.C3`: a driver pinned stages, and neither decided nor came back within the lease.
@@ -112,7 +118,7 @@ class SinkRounds:
         except NotReady:
             return
         except LiftlogError as error:
-            log.error("sink.unfinished sink=%s error=%s", sink, error)
+            log.log(_level(error), "sink.unfinished sink=%s error=%s (the next round tries again)", sink, error)
             return
         self._sinks.counts["vanished"] += 1
         log.info("sink.vanished sink=%s", sink)
@@ -120,3 +126,9 @@ class SinkRounds:
     def _is_asked_for(self, decision: str) -> bool:
         unfinished = self._sinks.commits.ledger().unfinished()
         return any(state.last is not None and state.last.decision == decision for state in unfinished)
+
+
+def _level(error: LiftlogError) -> int:
+    """A failover, a pause and the like end by themselves; a fault may need a person."""
+    passes = isinstance(error, Retryable) and not isinstance(error, StorageFailed | DiskFull)
+    return logging.WARNING if passes else logging.ERROR

@@ -10,16 +10,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import InvalidRequest, LiftlogError
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.stage_log import is_staged
+from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.rows import RowBatch
@@ -52,6 +52,7 @@ class SinkService:
         find: The partition of a stream; raises UnknownStream, UnknownPartition, or why the stream is offline.
         incarnation_of: That of a stream by the catalog; None: there is no such stream.
         boot_id: As `PartitionLog.open` takes it.
+        clock: Microseconds since 1970 UTC; tells what is old.
     """
 
     def __init__(
@@ -63,24 +64,26 @@ class SinkService:
         *,
         limits: StageLimits | None = None,
         boot_id: str = "",
+        clock: Callable[[], int] = _now_us,
     ) -> None:
         self._disk = disk
         self._find = find
         self._incarnation_of = incarnation_of
         self._limits = limits or StageLimits()
         self._boot_id = boot_id
+        self._clock = clock
         self._stores: dict[Partition, StageStore] = {}
         self._lock = threading.Lock()
         self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="sink")
         self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
-        self.sinks = Sinks(commits, self, clock=_now_us, executor=self._spread, limits=self._limits)
+        self.sinks = Sinks(commits, self, clock=clock, executor=self._spread, limits=self._limits)
         self.rounds = SinkRounds(self.sinks)
         self.sweep = self.rounds.sweep
         self.open, self.states = self._in_thread(self.sinks.open), self._in_thread(self.sinks.states)
         self.describe, self.stage = self._in_thread(self.sinks.describe), self._in_thread(self._stage)
         self.commit, self.abort = self._in_thread(self.sinks.commit), self._in_thread(self.sinks.abort)
         self.reset, self.adopt = self._in_thread(self.sinks.reset), self._in_thread(self.sinks.adopt)
-        self.delete = self._in_thread(self.sinks.delete)
+        self.delete, self.check = self._in_thread(self.sinks.delete), self._in_thread(self.sinks.check_stage)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -145,12 +148,17 @@ class SinkService:
             partition.check_open(decided=True)  # `forget` may have been here: nobody would close what is made now
             if partition not in self._stores:
                 with disk_errors(f"looking for stages of {partition}"):
-                    self._stores[partition] = StageStore(
-                        self._disk, partition, self._limits, boot_id=self._boot_id, clock=_now_us
-                    )
+                    hidden = StageLog(self._disk, partition, boot_id=self._boot_id, clock=self._clock)
+                    store = StageStore(partition, hidden, self._limits, clock=self._clock)
+                    partition.replica.floor = store.floor
+                    self._stores[partition] = store
             return self._stores[partition]
 
     # --- calls ----------------------------------------------------------------------------------------------
+
+    async def ask(self, stream: str, partition: int, incarnation: str, act: str, what: Mapping[str, Any]) -> Any:
+        """As `SinksView.ask`."""
+        raise InvalidRequest("this broker is alone: no other broker asks it")
 
     def _stage(
         self,

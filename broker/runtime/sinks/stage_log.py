@@ -1,8 +1,9 @@
 """The hidden log of one partition's stages, and the table that its notes give.
 
-An ordinary partition log, in the folder `stages` beside the segments of its partition, made when the first stage comes.
-Each part, with its note, is one commit group there; other notes are groups of their own. The rules of the table are
-those of `broker.sinks.stages`; here they meet the disk:
+An ordinary partition log. Where a broker is alone: in the folder `stages` beside the segments of its partition, made
+when the first stage comes (`StageLog`). In a cluster: another partition (broker.runtime.cluster.sinks.hidden). Each
+part, with its note, is one commit group there; other notes are groups of their own. The rules of the table are those of
+`broker.sinks.stages`; here they meet the disk:
 
 G1  Nothing is answered, reported or finished before the notes it stands on are durable.
 G2  After a failed write or fsync the table is not trusted: the log recovers, and the table is read anew. Who waits
@@ -22,13 +23,14 @@ from broker.api.batch import decode_batch, read_header
 from broker.api.encodable import Encodable
 from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
 from broker.runtime.partitions.leader import Partition
+from broker.runtime.sinks.settling import SETTLE_S
 from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
 from broker.sinks.stages import Stage, StageTable
 from broker.sinks.state import StageRef
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.inspect.scrub import Piece, scrub
-from broker.storage.log import PartitionLog, StoredGroup
+from broker.storage.log import AppendResult, PartitionLog, StoredGroup
 from broker.storage.rows import RowBatch
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, write_identity
 from broker.storage.segments.epochs import load_epochs
@@ -43,62 +45,60 @@ def is_staged(disk: Disk, main: Partition) -> bool:
     return disk.exists(f"{main.log.folder}/{FOLDER}/{PARTITION_FILE}")
 
 
-class StageLog:
-    """See the module. Its lock is the caller's to hold, where it says so.
+class HiddenLog:
+    """What both forms have. See the module. Its lock is the caller's to hold, where it says so.
 
-    Args:
-        main: The partition.
-        clock: Microseconds since 1970 UTC.
+    Attributes:
+        exists: Whether anything was ever staged.
+        generation: Another one after each time that the table was not to be trusted any more (G2).
+        leader_epoch: Of the partition, under which the table was read.
+        floor_wait_s: So long `StageStore.floor` waits for the lock; -1: as long as it takes.
     """
 
-    def __init__(self, disk: Disk, main: Partition, *, boot_id: str, clock: Callable[[], int]) -> None:
-        self.folder = f"{main.log.folder}/{FOLDER}"
-        self.exists = is_staged(disk, main)
+    floor_wait_s: float = -1.0
+
+    def __init__(self, main: Partition, *, clock: Callable[[], int]) -> None:
+        self.exists = True
         self.lock = threading.RLock()
         self.generation = 0
-        self.leader_epoch = main.leader_epoch  # under which the table was read
+        self.leader_epoch = main.leader_epoch
         self._main = main
-        self._disk = disk
-        self._boot_id = boot_id
         self._clock = clock
-        self._log: PartitionLog | None = None
         self._table: StageTable | None = None  # None: not read yet, or not to be trusted (G2)
 
-    def epoch_seen(self) -> int:
-        """The greatest leader epoch of any note; -1: there is none, or it cannot be read now."""
-        if not self.exists:
-            return -1
-        with self.lock, suppress(LiftlogError, OSError):  # whoever needs the stages is told
-            known = load_epochs(self._disk, self.folder)
-            if known is not None:
-                return known.latest
-            hidden, self._log = self.open(), None
-            try:
-                return hidden.leader_epoch
-            finally:
-                hidden.close(clean=False)
-        return -1
+    # --- what a form does by itself ---------------------------------------------------------------------------
 
-    def ready(self) -> StageTable:
+    def open(self) -> PartitionLog:
+        """The log, opened or made if need be. Under the lock."""
+        raise NotImplementedError
+
+    def ready(self, *, wait_s: float = SETTLE_S) -> StageTable:
         """The table, read anew where it cannot be trusted (G2). Under the lock.
 
+        Args:
+            wait_s: So long the other replicas may take until what is to be read is committed.
         Raises:
             UnknownStream: the stream was deleted.
+            NotReady, NotLeader: this broker does not answer for the stages, or not yet.
             StorageFailed, DiskFull: it cannot be read, or not be made durable.
         """
-        self._main.check_open(decided=True)
-        with disk_errors(f"reading the stages of {self._main}"):
-            hidden = self.open()
-            if hidden.failure is not None:
-                self._distrust()
-                hidden.recover(self._clock())
-            if self.leader_epoch != self._main.leader_epoch:
-                self._distrust()
-                self.leader_epoch = self._main.leader_epoch
-            if self._table is None:
-                hidden.advance_high_watermark(hidden.sync())
-                self._table = _read_table(hidden)
-        return self._table
+        raise NotImplementedError
+
+    def make_durable(self, generation: int) -> None:
+        """Make durable all that was appended up to `generation` (G1, G2)."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the log, if it is open for this alone."""
+
+    def _append_group(self, group: StoredGroup) -> AppendResult:
+        raise NotImplementedError
+
+    def _let_go(self, before: int) -> None:
+        """Let go of what lies below an offset, now or soon."""
+        raise NotImplementedError
+
+    # --- the table ------------------------------------------------------------------------------------------
 
     def _distrust(self) -> None:
         self.generation += 1
@@ -118,15 +118,15 @@ class StageLog:
         """
         assert self._table is not None
         self.check_epoch(self._main.leader_epoch)
-        now_us = self._clock()
-        rows = note_rows(notes, subject=self.open().identity.stream, timestamp_us=now_us)
+        rows = note_rows(notes, subject=self.open().identity.stream, timestamp_us=self._clock())
         all_batches = (RowBatch(rows), *batches)
-        group = StoredGroup(
-            batches=(StampedBatch(batch, decision) for batch in all_batches),
-            batch_count=len(all_batches),
-            byte_count=sum(batch.byte_count_max for batch in all_batches),
+        result = self._append_group(
+            StoredGroup(
+                batches=(StampedBatch(batch, decision) for batch in all_batches),
+                batch_count=len(all_batches),
+                byte_count=sum(batch.byte_count_max for batch in all_batches),
+            )
         )
-        result = self.open().append_group(group, leader_epoch=self.leader_epoch, now_us=now_us)
         for note in notes:
             self._table.apply(
                 note,
@@ -135,13 +135,6 @@ class StageLog:
                 byte_count=result.bytes,
                 batch_count=len(batches),
             )
-
-    def make_durable(self, generation: int) -> None:
-        """Make durable all that was appended up to `generation` (G1, G2)."""
-        hidden = self.open()
-        hidden.advance_high_watermark(hidden.sync())
-        if generation != self.generation:
-            raise StorageFailed(f"{self._main}: the log of stages had to recover; the request may have been done")
 
     def group_of(self, refs: Sequence[StageRef], decision: int) -> StoredGroup:
         """The commit group of a decision, as it is to be appended to the partition: stage by stage, part by part.
@@ -195,7 +188,7 @@ class StageLog:
         raise CorruptLog(
             f"{self._main}: stage {ref.stage} was decided with {ref.rows} rows, {rows} of them are intact",
             stage=ref.stage,
-            path=self.folder,
+            path=self.open().folder,
         )
 
     def trim(self, table: StageTable, *, at_least: int = SEGMENT_BYTES) -> None:
@@ -203,11 +196,77 @@ class StageLog:
         hidden = self.open()
         if table.freed_bytes < at_least:
             return
-        start = hidden.trim(table.needed_offset(hidden.log_end_offset))
-        table.trimmed(start)
+        self._let_go(table.needed_offset(hidden.log_end_offset))
+        table.trimmed(hidden.log_start_offset)
+
+    def byte_count(self) -> int:
+        """Of live stages; 0 while the table is not known."""
+        table = self._table
+        return 0 if table is None else table.byte_count
+
+
+class StageLog(HiddenLog):
+    """Of a broker that is alone: in a folder of its own, and this broker's fsync makes it durable.
+
+    Args:
+        main: The partition.
+        clock: Microseconds since 1970 UTC.
+    """
+
+    def __init__(self, disk: Disk, main: Partition, *, boot_id: str, clock: Callable[[], int]) -> None:
+        super().__init__(main, clock=clock)
+        self.folder = f"{main.log.folder}/{FOLDER}"
+        self.exists = is_staged(disk, main)
+        self._disk = disk
+        self._boot_id = boot_id
+        self._log: PartitionLog | None = None
+
+    def epoch_seen(self) -> int:
+        """The greatest leader epoch of any note; -1: there is none, or it cannot be read now."""
+        if not self.exists:
+            return -1
+        with self.lock, suppress(LiftlogError, OSError):  # whoever needs the stages is told
+            known = load_epochs(self._disk, self.folder)
+            if known is not None:
+                return known.latest
+            hidden, self._log = self.open(), None
+            try:
+                return hidden.leader_epoch
+            finally:
+                hidden.close(clean=False)
+        return -1
+
+    def ready(self, *, wait_s: float = SETTLE_S) -> StageTable:
+        """As `HiddenLog.ready`; there are no others."""
+        self._main.check_open(decided=True)
+        with disk_errors(f"reading the stages of {self._main}"):
+            hidden = self.open()
+            if hidden.failure is not None:
+                self._distrust()
+                hidden.recover(self._clock())
+            if self.leader_epoch != self._main.leader_epoch:
+                self._distrust()
+                self.leader_epoch = self._main.leader_epoch
+            if self._table is None:
+                hidden.advance_high_watermark(hidden.sync())
+                self._table = read_table(hidden)
+        return self._table
+
+    def make_durable(self, generation: int) -> None:
+        """As `HiddenLog.make_durable`."""
+        hidden = self.open()
+        hidden.advance_high_watermark(hidden.sync())
+        if generation != self.generation:
+            raise StorageFailed(f"{self._main}: the log of stages had to recover; the request may have been done")
+
+    def _append_group(self, group: StoredGroup) -> AppendResult:
+        return self.open().append_group(group, leader_epoch=self.leader_epoch, now_us=self._clock())
+
+    def _let_go(self, before: int) -> None:
+        self.open().trim(before)
 
     def open(self) -> PartitionLog:
-        """The log, opened or made if need be. Under the lock."""
+        """As `HiddenLog.open`."""
         if self._log is None:
             main = self._main
             identity = LogIdentity(
@@ -231,11 +290,6 @@ class StageLog:
         self._disk.sync_dir(self._main.log.folder)
         write_identity(self._disk, self.folder, identity)
 
-    def byte_count(self) -> int:
-        """Of live stages; 0 while the table is not known."""
-        table = self._table
-        return 0 if table is None else table.byte_count
-
     def close(self) -> None:
         """Close the log."""
         with self.lock:
@@ -243,7 +297,7 @@ class StageLog:
                 self._log.close(clean=True)
 
 
-def _read_table(hidden: PartitionLog) -> StageTable:
+def read_table(hidden: PartitionLog) -> StageTable:
     """The table that the notes of a log give (`stages.T6`)."""
     table = StageTable()
     notes: list[Note] = []

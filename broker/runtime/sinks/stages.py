@@ -17,6 +17,8 @@ G3  A group is appended at most once. Unless this process pinned its stages, in 
     end, and a power cut moves the end back: then that is the one.
 G5  A pinned stage is dropped only with the pin that was judged: the drop names its epoch, and the leader epoch, and a
     stage that was pinned anew meanwhile stays.
+G6  A pin keeps what it keeps until the note that it is finished is durable, not only written: without the note the
+    group is looked for again, and has to be there.
 """
 
 from __future__ import annotations
@@ -24,20 +26,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from broker.api.batch import read_header
-from broker.api.encodable import Encodable
-from broker.api.errors import LiftlogError, StageLost, StorageFailed
-from broker.runtime.partitions.leader import Outcome, Partition
-from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, StageLog
+from broker.api.errors import LiftlogError, StageLost
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.sinks.settling import append_durable, check_whole, settle
+from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
 from broker.sinks.stages import Stage, StageTable, too_much_at_once
 from broker.sinks.state import StageRef
-from broker.storage.disk import Disk, disk_errors
+from broker.storage.disk import disk_errors
 from broker.storage.inspect.scrub import Piece
-from broker.storage.log import WRITEBACK_BYTES, AppendResult, StoredGroup
+from broker.storage.log import WRITEBACK_BYTES
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class StageLimits:
 class Staged:
     """Live stages of a partition at one moment, to be judged. `leader_epoch`: the partition's then (G5)."""
 
-    leader_epoch: int
+    leader_epoch: int | None
     stages: tuple[Stage, ...]
 
     @property
@@ -66,55 +67,35 @@ class Staged:
         return [stage.pin for stage in self.stages if stage.pin is not None]
 
 
-def append_durable(
-    partition: Partition,
-    batches: Sequence[Encodable] | StoredGroup,
-    *,
-    leader_epoch: int,
-    decided: bool = False,
-) -> AppendResult:
-    """Append one commit group and wait until it is on disk, also where `fsync = interval`.
-
-    Raises:
-        LiftlogError: as `Partition.append_now`. After StorageFailed the group may be there or not.
-    """
-    if partition.log.failure is not None:
-        partition.commit_all()
-    generation = partition.generation  # before the append: too early is an error too many
-    future: Future[Outcome] = Future()
-    result = partition.append_now(
-        batches, lambda _, outcome: future.set_result(outcome), decided=decided, leader_epoch=leader_epoch
-    )
-    outcome = future.result()
-    if isinstance(outcome, LiftlogError):
-        raise outcome
-    if partition.log.durable_end < result.next_offset:
-        partition.log.sync()
-    if generation != partition.generation:
-        raise StorageFailed(f"{partition}: the log had to recover; the group that was appended may be lost")
-    return result
-
-
 class StageStore:
     """The stages of one partition. Thread-safe; calls block.
 
     Args:
         main: The partition.
+        hidden: The log of its stages.
         clock: Microseconds since 1970 UTC.
+        finishing: The lock under which groups are looked for and appended, if another store of the partition has one:
+            who searches must see what that one is about to append (G3).
     """
 
     def __init__(
-        self, disk: Disk, main: Partition, limits: StageLimits, *, boot_id: str, clock: Callable[[], int]
+        self,
+        main: Partition,
+        hidden: HiddenLog,
+        limits: StageLimits,
+        *,
+        clock: Callable[[], int],
+        finishing: threading.Lock | None = None,
     ) -> None:
         self.main = main
         self.limits = limits
         self._clock = clock
-        self._hidden = StageLog(disk, main, boot_id=boot_id, clock=clock)
+        self._hidden = hidden
         self._untried: set[str] = set()  # pinned in this leadership, in no group that it tried to append (G3)
         self._untried_in = main.leader_epoch
+        self._noting: dict[str, tuple[int, int]] = {}  # by decision, of G6: the table's generation, and from where on
         self._lock = self._hidden.lock
-        self._finishing = threading.Lock()
-        main.replica.floor = self._floor
+        self.finishing = finishing or threading.Lock()
 
     # --- the protocol ---------------------------------------------------------------------------------------
 
@@ -218,7 +199,7 @@ class StageStore:
             CorruptLog: a decided stage is damaged.
             NotLeader, DiskFull, StorageFailed: not known; to be called again.
         """
-        with self._finishing:
+        with self.finishing:
             with self._lock:
                 table = self._hidden.ready()
                 self._lead()
@@ -242,19 +223,24 @@ class StageStore:
                     self._hidden.check_epoch(leader_epoch)
                     self._hidden.append([found])
                     generation = self._hidden.generation
+                    self._noting[decision] = generation, min(ref.search_from for ref in refs)
             self._hidden.make_durable(generation)
+            with self._lock:
+                self._noting.pop(decision, None)
             return found
 
     def abort(self, stages: Iterable[str], *, sink: str) -> int:
         """Let stages of a sink go that are not pinned. Returns how many went."""
         return self._drop(lambda stage: stage.pin is None, stages, sink=sink, why="aborted")
 
-    def drop(self, stages: Mapping[str, int], *, sink: str, leader_epoch: int, why: str, unpinned: bool = True) -> int:
+    def drop(
+        self, stages: Mapping[str, int], *, sink: str, leader_epoch: int | None, why: str, unpinned: bool = True
+    ) -> int:
         """Let stages go that no decision names, nor ever will. Returns how many went.
 
         Args:
             stages: Each with the pin epoch that was judged; what was pinned anew since then stays (G5).
-            leader_epoch: Under which it was judged.
+            leader_epoch: Under which it was judged; None: what was judged is told by the pins alone.
             unpinned: Also those that have no pin.
         Raises:
             NotLeader: the partition has another leader epoch by now; nothing was dropped.
@@ -315,6 +301,21 @@ class StageStore:
         return f"{self.main}#{FOLDER}"
 
     @property
+    def place(self) -> str:
+        """The partition, for people."""
+        return str(self.main)
+
+    @property
+    def incarnation(self) -> str:
+        """Of the stream."""
+        return self.main.incarnation
+
+    @property
+    def judged_in(self) -> int | None:
+        """The leader epoch that something judged now is judged under (G5)."""
+        return self.main.leader_epoch
+
+    @property
     def removed(self) -> bool:
         """Whether the stream was deleted."""
         return self.main.removed
@@ -335,6 +336,11 @@ class StageStore:
         """Of live stages; 0 while that is not known."""
         return self._hidden.byte_count()
 
+    def finished(self) -> list[str]:
+        """The decisions whose groups are remembered."""
+        with self._lock:
+            return list(self._hidden.ready().finished)
+
     def staged(self, sink: str | None = None) -> Staged:
         """The live stages, of one sink or of all."""
         with self._lock:
@@ -348,14 +354,21 @@ class StageStore:
 
     # --- helpers --------------------------------------------------------------------------------------------
 
-    def _floor(self) -> int | None:
+    def floor(self) -> int | None:
+        """Offset of the partition's log from which on nothing is let go (`replica.R1`)."""
         if not self.exists:
             return None
-        with self._lock:
-            try:
-                return self._hidden.ready().floor()
-            except LiftlogError:
-                return 0  # not known: nothing is let go
+        if not self._lock.acquire(timeout=self._hidden.floor_wait_s):
+            return 0  # not known in time: nothing is let go
+        try:
+            pinned = self._hidden.ready(wait_s=0.0).floor()
+            now = self._hidden.generation  # in another one the table has the note, or the pins again
+            noting = [start for generation, start in self._noting.values() if generation == now]
+        except LiftlogError:
+            return 0  # not known: nothing is let go
+        finally:
+            self._lock.release()
+        return min([*noting, *([] if pinned is None else [pinned])], default=None)
 
     def _ref(self, table: StageTable, stage: str) -> StageRef:
         found = table.stages[stage]
@@ -399,13 +412,15 @@ class StageStore:
 
     def _find(self, decision: int, start: int) -> tuple[int, int] | None:
         """Where the commit group of a decision stands in the partition's log, which is made durable first (G3)."""
-        self.main.commit_all()
+        settle(self.main)
         place = None
         with disk_errors(f"searching {self.main} for a group"):
             for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):
                 header = read_header(message)
                 if header.decision == decision:
                     place = (place[0] if place else header.first_offset, header.next_offset)
+        if place is None:
+            check_whole(self.main)
         return place
 
     def _append_group(self, decision: str, refs: Sequence[StageRef], leader_epoch: int) -> tuple[int, int]:

@@ -10,10 +10,14 @@ thread-safe), everything else only from the loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from broker.api.answers import LeaderAddress, Vote
+from broker.api.errors import LiftlogError
+from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
 from broker.sinks.ledger import Commit, Committed, NamedStage, Opened
@@ -24,7 +28,12 @@ from broker.storage.rows import RowBatch
 
 
 class PartitionHandle(Protocol):
-    """One partition that this broker leads."""
+    """One partition that this broker leads, or whose committed records it hands out for its leader."""
+
+    @property
+    def elsewhere(self) -> Callable[[str], LiftlogError] | None:
+        """None: it is led here. Else a reason becomes the error that sends to the leader whoever wants anything but a
+        range of records that is there."""
 
     @property
     def stream(self) -> str: ...
@@ -41,6 +50,10 @@ class PartitionHandle(Protocol):
     @property
     def log(self) -> PartitionLog:
         """For reading only."""
+
+    @property
+    def end(self) -> int | None:
+        """The high watermark, as clients may be told it. None: not known yet, as another broker has led until now."""
 
     def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
         """Append one commit group away from the calling thread.
@@ -60,6 +73,26 @@ class PartitionHandle(Protocol):
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """Return when the high watermark is past `offset`, the stream was deleted, or time is up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Who keeps one partition, as the catalog says.
+
+    Attributes:
+        leader: Its id, and its HTTP address; None: nobody leads now.
+        leader_epoch: -1: none yet.
+        replication_factor: So many replicas it has, or is about to have while it is moved.
+        min_insync_replicas: So many must have a record before it is committed, now.
+    """
+
+    partition: int
+    leader: LeaderAddress | None
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    leader_epoch: int
+    replication_factor: int = 1
+    min_insync_replicas: int = 1
 
 
 class OffsetsView(Protocol):
@@ -120,6 +153,48 @@ class SinksView(Protocol):
     async def delete(self, sink: str) -> None:
         """Raises UnknownSink; why not, while it is unfinished."""
 
+    async def check(self, sink: str, epoch: int) -> None:
+        """Another broker asks whether an epoch may stage. Raises UnknownSink, SinkFenced."""
+
+    async def ask(self, stream: str, partition: int, incarnation: str, act: str, what: Mapping[str, Any]) -> Any:
+        """Another broker, which coordinates sinks, asks something of the stages of a partition that is led here."""
+
+
+class AdminView(Protocol):
+    """What an operator does by hand. What a call returns has the command in it."""
+
+    def placements(self) -> list[Placement]:
+        """All partitions, as this broker's catalog has them."""
+
+    def ends(self) -> list[ReplicaEnd]:
+        """The copies on this broker."""
+
+    async def reassign(
+        self, stream: str, partition: int | None, replicas: Sequence[str], min_insync_replicas: int | None
+    ) -> list[Placement]:
+        """Have these brokers keep one partition, or all. Raises UnknownStream, UnknownPartition."""
+
+    async def drain(self, broker: str, *, fewer_replicas: bool) -> Drained:
+        """Have others keep what a broker keeps. Raises InvalidRequest: there are too few."""
+
+    async def remove_broker(self, broker: str) -> None:
+        """Give a broker up for good. Refused while it lives, or keeps anything."""
+
+    async def elect_preferred(self, stream: str | None, partition: int | None) -> Elected:
+        """Have preferred replicas lead where they may; None: all."""
+
+    async def elect_unclean(self, stream: str, partition: int, broker: str, epoch_seen: int) -> Placement:
+        """Have a replica lead that may lack committed records."""
+
+    async def rescue(self) -> RescueState:
+        """How far a rescue of the catalog is, if one is under way."""
+
+    async def excuse(self, broker: str, stream: str | None, partition: int | None) -> RescueState:
+        """Give up what a broker may have; of all, of a stream, or of a partition. Raises InvalidRequest."""
+
+    async def end_rescue(self, brokers: Sequence[str]) -> RescueEnded:
+        """Let who has most lead each partition. Raises InvalidRequest: somebody is missing."""
+
 
 class Backend(Protocol):
     """The broker."""
@@ -144,17 +219,37 @@ class Backend(Protocol):
     @property
     def sinks(self) -> SinksView: ...
 
+    @property
+    def admin(self) -> AdminView: ...
+
+    @property
+    def feature_level(self) -> int:
+        """What all brokers of the cluster know."""
+
     def streams(self, *, internal: bool = False) -> list[StreamInfo]:
         """By name; `internal`: with those that begin with `__`."""
 
     def stream(self, name: str) -> StreamInfo:
         """Raises UnknownStream."""
 
+    async def look_for(self, stream: str) -> None:
+        """Return when this broker knows of a stream, if the cluster does: another broker may just have made it."""
+
     def partition(self, stream: str, partition: int) -> PartitionHandle:
-        """Raises UnknownStream, UnknownPartition."""
+        """One that is led here. Raises UnknownStream, UnknownPartition, NotLeader, NotReady."""
 
     def partitions(self, stream: str) -> Sequence[PartitionHandle]:
-        """All of a stream in order. Raises UnknownStream."""
+        """Those of a stream that are led here, in order. Raises UnknownStream."""
+
+    def reader(self, stream: str, partition: int) -> PartitionHandle:
+        """One whose committed records are handed out here, led here or not. Raises as `partition`."""
+
+    def nearest(self, stream: str, partition: int, rack: str) -> str | None:
+        """The HTTP address of a replica in this rack that a reader of a partition that is led here might ask instead;
+        None: there is none, or this broker is as near."""
+
+    def whereabouts(self, stream: str) -> Sequence[Whereabouts]:
+        """Of all partitions of a stream, in order. Raises UnknownStream."""
 
     async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
         """Returns the stream, and whether it was created now. Raises StreamExists with `differences`."""
@@ -186,8 +281,17 @@ class Backend(Protocol):
     async def wait_for_change(self, since: int, timeout_s: float) -> int:
         """Return `version_now` once it is greater than `since`, or when time is up."""
 
+    async def controller(self) -> str | None:
+        """The id of the broker that decides about streams; None: there is none now."""
+
+    async def votes(self) -> list[Vote]:
+        """In the group that keeps the catalog, as far as this broker knows."""
+
+    def note_elsewhere(self) -> None:
+        """Something has changed at another broker: wake who waits for any change."""
+
     def brokers(self) -> list[dict[str, Any]]:
-        """`id`, `http`, `grpc` of each."""
+        """`id`, `http`, `grpc`, `rack` of each, and whether it is `live` or `stopping`."""
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         """Whether it can serve, and what is missing: name -> what is wrong with it."""

@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -31,6 +31,10 @@ from broker.serving.contract.schemas import ref
 from broker.serving.http.body import JSON_BYTES_MAX, JSON_MEDIA, BodyBudget, read_json_text
 from broker.serving.http.body import parse as parse_body
 from broker.serving.http.meters import Meters
+from broker.serving.http.peers import Peers
+
+if TYPE_CHECKING:
+    from broker.serving.endpoints.heads import Heads
 
 TIMEOUT_MS_DEFAULT: Final = 120_000
 TIMEOUT_MS_MAX: Final = 600_000
@@ -179,6 +183,8 @@ class Serving:
         now_us: The clock: microseconds since 1970 UTC.
         worker: Threads for what may wait for the disk or takes long: looking up offsets, decoding what clients
             sent, encoding for people.
+        heads: What they lead, for those who watch.
+        peers: Other brokers, asked for what this one does not know.
         draining: Set at shutdown: long polls end.
     """
 
@@ -188,6 +194,8 @@ class Serving:
     worker: Executor
     meters: Meters
     budget: BodyBudget
+    peers: Peers
+    heads: Heads
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:
@@ -273,6 +281,8 @@ class Endpoint:
             _deadline.set(deadline)
             try:
                 async with deadline:
+                    if stream := request.match_info.get("stream"):
+                        await serving.backend.look_for(stream)
                     return await self.handler(serving, request, query)
             except TimeoutError:
                 if not deadline.expired():

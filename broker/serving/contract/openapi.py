@@ -31,13 +31,27 @@ _PATHS: Final[dict[str, dict[str, Any]]] = {
     "partition": {"description": "Number of a partition, from 0.", "schema": _PARTITION},
     "consumer": {"description": "Name of a consumer.", "schema": _NAME},
     "sink": {"description": "Name of a sink.", "schema": _NAME},
+    "broker": {"description": "Id of a broker.", "schema": _NAME},
 }
 _HEADERS: Final[dict[str, dict[str, Any]]] = {
-    http.HIGH_WATERMARK: {"description": "First offset that is not committed.", "schema": _OFFSET},
-    http.LOG_START_OFFSET: {"description": "First offset that is kept.", "schema": _OFFSET},
-    http.NEXT_OFFSET: {"description": "Where the next read begins.", "schema": _OFFSET},
-    http.LEADER_EPOCH: {"description": "Epoch of the leader that answered.", "schema": {"type": "integer"}},
-    http.INCARNATION: {"description": "Incarnation of the stream.", "schema": {"type": "string"}},
+    http.HIGH_WATERMARK: {
+        "description": "First offset that is not committed. Absent while a new leader does not know it yet, and where a"
+        " replica answers that does not lead.",
+        "schema": _OFFSET,
+    },
+    http.NEAREST: {
+        "description": "HTTP address of the replica to ask instead, with `replica=any`. The answer has no records.",
+        "schema": {"type": "string"},
+    },
+    **{
+        name: {"description": text, "schema": schema, "required": True}
+        for name, text, schema in (
+            (http.LOG_START_OFFSET, "First offset that is kept.", _OFFSET),
+            (http.NEXT_OFFSET, "Where the next read begins.", _OFFSET),
+            (http.LEADER_EPOCH, "Epoch of the leader that answered.", {"type": "integer"}),
+            (http.INCARNATION, "Incarnation of the stream.", {"type": "string"}),
+        )
+    },
 }
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from broker.api import answers
+from broker.api import answers, placements
 from broker.api.answers import LEADER_EPOCH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
 from broker.api.errors import BY_REASON
 from broker.api.plain import INT64_MAX
-from broker.api.stream import LIMITS, NAME_BYTES_MAX, UNALTERABLE, StreamSettings
+from broker.api.stream import LIMITS, NAME_BYTES_MAX, REPLICAS_MAX, UNALTERABLE, StreamSettings
 from broker.api.validation import Rule, object_of, shape_of
 from broker.sinks.ledger import NamedStage
 
@@ -237,6 +237,82 @@ class SinkAdopt:
     checkpoint: Annotated[str, Rule(limit=(1, METADATA_LENGTH_MAX), is_printable=True)]
 
 
+BROKERS_NAMED_MAX: Final = 1_000
+BrokerIds = Annotated[tuple[Name, ...], Rule(limit=(1, REPLICAS_MAX))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassignment:
+    """Who is to keep a partition."""
+
+    stream: Name
+    partition: Annotated[PartitionNumber | None, Rule(is_absent=True, doc="Absent: all of the stream")] = None
+    replicas: Annotated[
+        BrokerIds,
+        Rule(
+            doc="Ids of brokers, the preferred leader first. Of a whole stream each partition begins the list one"
+            " broker later"
+        ),
+    ]
+    min_insync_replicas: Annotated[
+        int | None, Rule(limit=(1, REPLICAS_MAX), is_absent=True, doc="When they are moved. Absent: as it is")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Election:
+    """Which leaders are elected. Nothing named: of all partitions the preferred replica, where it may lead."""
+
+    stream: Annotated[Name | None, ABSENT] = None
+    partition: Annotated[PartitionNumber | None, ABSENT] = None
+    unclean: Annotated[bool, Rule(doc="Of one partition that nobody may lead: a replica that may lack records")] = False
+    broker: Annotated[Name | None, Rule(is_absent=True, doc="Absent: the one with the longest copy")] = None
+    accept_loss: Annotated[bool, Rule(doc="False: it is refused, and the error tells what may be lost")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """How a broker is drained."""
+
+    fewer_replicas: Annotated[bool, Rule(doc="Where no other broker can take its place, have one replica less")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excuse:
+    """What is given up in a rescue."""
+
+    broker: Name
+    stream: Annotated[Name | None, Rule(is_absent=True, doc="Absent: all that the broker may have")] = None
+    partition: Annotated[PartitionNumber | None, Rule(is_absent=True, doc="Absent: all of the stream")] = None
+    accept_loss: Annotated[bool, Rule(doc="False: it is refused")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescueEnd:
+    """Which brokers there were."""
+
+    brokers: Annotated[
+        tuple[Name, ...],
+        Rule(limit=(1, BROKERS_NAMED_MAX), doc="All, also those that were excused: the catalog may have lost one"),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkCheck:
+    """Whether an epoch may stage. For brokers."""
+
+    epoch: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagesAsked:
+    """What a coordinator of sinks asks of the stages of a partition. For brokers: `what` is no part of the contract."""
+
+    incarnation: Incarnation
+    act: Literal["pin", "finish", "abort", "drop", "supersede", "forget", "finished", "sweep", "trim", "live"]
+    what: Mapping[str, Any]
+
+
 def ref(name: str) -> Schema:
     """A reference to a component schema."""
     return {"$ref": f"#/components/schemas/{name}"}
@@ -260,7 +336,18 @@ _ANSWERS: Final = {
     answers.Sinks: "Sinks",
     answers.Staged: "Staged",
     answers.SinkAborted: "SinkAborted",
+    answers.Vote: "Vote",
     answers.ClusterDescription: "Cluster",
+    placements.Placement: "Placement",
+    placements.Placements: "Placements",
+    placements.ReplicaEnds: "ReplicaEnds",
+    placements.Elected: "Elected",
+    placements.Drained: "Drained",
+    placements.RemovedBroker: "RemovedBroker",
+    placements.RescuedReplica: "RescuedReplica",
+    placements.RescueState: "RescueState",
+    placements.RescuedPartition: "RescuedPartition",
+    placements.RescueEnded: "RescueEnded",
     answers.Readiness: "Ready",
     answers.Liveness: "Live",
     answers.Problem: "Problem",
@@ -268,7 +355,8 @@ _ANSWERS: Final = {
 }
 _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset),
-    *(SinkOpen, SinkCommit, SinkAbort, SinkReset, SinkAdopt),
+    *(SinkOpen, SinkCommit, SinkAbort, SinkReset, SinkAdopt, SinkCheck, StagesAsked),
+    *(Reassignment, Election, Drain, Excuse, RescueEnd),
 )
 
 
@@ -276,20 +364,26 @@ def _components() -> dict[str, Schema]:
     found = {name: object_of(cls, is_open=True).inline(_ANSWERS) for cls, name in _ANSWERS.items()}
     found |= {cls.__name__: object_of(cls).inline({}) for cls in _REQUESTS}
     settings = found["StreamSettings"]["properties"]
+    number = {"type": "integer", "minimum": 1, "maximum": REPLICAS_MAX}
+    replication = {
+        "replication_factor": {**number, "description": "Brokers of the cluster that keep each partition."},
+        "min_insync_replicas": {**number, "description": "So many of them must have a record before it is committed."},
+    }
     alterable = {key: schema for key, schema in settings.items() if key not in UNALTERABLE}
     found["CreatedStream"] = {**found["Stream"], "required": [*found["Stream"]["required"], "created"]}
     found["NewStream"] = {
         "type": "object",
-        "properties": {"name": shape_of(Name).schema({}), **settings},
+        "properties": {"name": shape_of(Name).schema({}), **settings, **replication},
         "required": ["name"],
         "additionalProperties": False,
     }
     found["AlteredSettings"] = {
         "type": "object",
-        "properties": alterable,
+        "properties": {**alterable, **replication},
         "description": "Settings that cannot be altered may be repeated with the value that they have.",
         "minProperties": 1,
     }
+    found["StagesAnswer"] = {"type": "object", "description": "As the act has it."}
     found["Problem"]["properties"]["reason"]["enum"] = sorted(BY_REASON)
     found["Problem"]["description"] = (
         "An RFC 9457 problem. Further keys hold the facts: parameter, value, limit, and others."

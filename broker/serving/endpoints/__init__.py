@@ -4,6 +4,8 @@ append.py     POST records, and register idempotent producers
 changes.py    pause, resume, read-only, trim, add partitions
 cluster.py    the cluster, health, metrics, and a page of links
 consumers.py  consumers: describe, commit, reset, forget
+heads.py      the heads of partitions that other brokers lead, for those who watch here
+operator.py   partitions moved, leaders elected, brokers drained and removed, by hand
 records.py    GET records, as one Arrow stream or as JSON lines
 resolve.py    many positions at once, as offsets
 sinks.py      sinks: open, stage, commit, reset

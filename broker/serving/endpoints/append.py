@@ -134,7 +134,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
         record_count = sum(batch.record_count for batch in batches)
         is_duplicate = False
         if record_count:
-            handle = find(serving, request, query, incarnation=handle.incarnation)
+            handle = find(serving, request, query, again=handle)
             if stamp is not None:
                 serving.backend.check_producer(stamp.producer_id, stamp.epoch)
             result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks))

@@ -6,13 +6,16 @@ partitions before the first one is touched.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from aiohttp import web
 
 from broker.api.errors import (
     InvalidSetting,
+    NotLeader,
     OffsetOutOfRange,
     ReadOnly,
     StaleIncarnation,
@@ -29,14 +32,18 @@ from broker.serving.contract.schemas import (
     ReadOnlyState,
     Trim,
 )
-from broker.serving.endpoints.consumers import chosen
-from broker.serving.endpoints.streams import answer_one, changeable
+from broker.serving.endpoints.consumers import numbers_of
+from broker.serving.endpoints.records import end_of
+from broker.serving.endpoints.resolve import leader_named
+from broker.serving.endpoints.streams import answer_one, changeable, until_served
 from broker.serving.http.body import refuse_body
+from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
-from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
 
 ENDPOINTS: Final = Endpoints()
+PEER_TRIM_S: Final = 20.0
+"""A leader answers when all its replicas in sync have followed."""
 _STREAM: Final = answer("The stream as it is then.", "Stream")
 
 
@@ -55,7 +62,8 @@ async def resume(serving: Serving, request: web.Request, query: Query) -> web.St
 async def _set_paused(serving: Serving, request: web.Request, paused: bool) -> web.StreamResponse:
     await refuse_body(request)
     info = changeable(serving, request)
-    return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, paused=paused)))
+    info = await unbroken(serving.backend.set_stream_state(info.name, paused=paused))
+    return await answer_one(serving, request, info)
 
 
 @ENDPOINTS.add(
@@ -70,7 +78,8 @@ async def set_read_only(serving: Serving, request: web.Request, query: Query) ->
     """Answer every record with an error, or take records again. Reads go on."""
     read_only = (await serving.asked(request, ReadOnlyState)).read_only
     info = changeable(serving, request)
-    return await answer_one(serving, await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only)))
+    info = await unbroken(serving.backend.set_stream_state(info.name, read_only=read_only))
+    return await answer_one(serving, request, info)
 
 
 @ENDPOINTS.add(
@@ -84,8 +93,9 @@ async def set_read_only(serving: Serving, request: web.Request, query: Query) ->
 async def add_partitions(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Raise the number of partitions. Keys may move between partitions: see the warnings of the answer."""
     count = (await serving.asked(request, PartitionCount)).partitions
-    info = changeable(serving, request)
-    return await answer_one(serving, await unbroken(serving.backend.add_partitions(info.name, count)))
+    info = await unbroken(serving.backend.add_partitions(changeable(serving, request).name, count))
+    await until_served(serving, request, info)
+    return await answer_one(serving, request, info)
 
 
 @ENDPOINTS.add(
@@ -104,26 +114,62 @@ async def trim(serving: Serving, request: web.Request, query: Query) -> web.Stre
     """Delete the records before a position, for good, in some or all partitions."""
     asked = await serving.asked(request, Trim)
     info = changeable(serving, request)
-    handles = chosen(serving.backend, info.name, asked.partitions)
+    handles, elsewhere = _here_and_elsewhere(serving, request, info.name, asked)
     offsets = await serving.in_worker(_find_all, handles, asked.before)
-    starts = await unbroken(serving.backend.trim_stream(info.name, info.incarnation, offsets))
+    before = asked.before if isinstance(asked.before, str) else asdict(asked.before)
+    path = f"/v1/streams/{info.name}/trim"
+    answers = await asyncio.gather(
+        *(
+            serving.peers.ask(
+                address, "POST", path, body={"before": before, "partitions": numbers}, timeout_s=PEER_TRIM_S
+            )
+            for address, numbers in elsewhere.items()
+        )
+    )
+    starts = {one["partition"]: one["log_start_offset"] for answer in answers for one in answer["partitions"]}
+    if offsets:
+        starts |= await unbroken(serving.backend.trim_stream(info.name, info.incarnation, offsets))
     return web.json_response(
         {"partitions": [{"partition": number, "log_start_offset": start} for number, start in sorted(starts.items())]}
     )
 
 
-def first_kept(log: PartitionLog, before: Before) -> int:
-    """The first offset to keep. Raises OffsetOutOfRange for an offset above the high watermark."""
+def _here_and_elsewhere(
+    serving: Serving, request: web.Request, stream: str, asked: Trim
+) -> tuple[list[PartitionHandle], dict[str, list[int]]]:
+    """The partitions of a trim that are led here, and the numbers of the others by the address of their leader."""
+    handles, elsewhere = [], dict[str, list[int]]()
+    for number in numbers_of(serving.backend, stream, asked.partitions):
+        try:
+            handles.append(serving.backend.partition(stream, number))
+        except NotLeader as error:
+            address = leader_named(error)
+            if address is None or is_from_peer(request):
+                raise
+            elsewhere.setdefault(address, []).append(number)
+    return handles, elsewhere
+
+
+def first_kept(handle: PartitionHandle, before: Before) -> int:
+    """The first offset to keep.
+
+    Raises:
+        OffsetOutOfRange: an offset above the high watermark.
+        NotReady: that is not known yet, and it matters.
+    """
     match before:
         case AtOffset():
-            return _not_above(log, before.offset)
+            return _not_above(handle, before.offset)
         case AtTimestamp():
-            return _at_time(log, before.timestamp_us)
-    return log.high_watermark
+            return _at_time(handle, before.timestamp_us)
+    return end_of(handle)
 
 
-def _not_above(log: PartitionLog, offset: int) -> int:
-    start, end = log.log_start_offset, log.high_watermark
+def _not_above(handle: PartitionHandle, offset: int) -> int:
+    log = handle.log
+    if offset <= log.high_watermark:
+        return offset
+    start, end = log.log_start_offset, end_of(handle)
     if offset > end:
         raise out_of_range(
             log.identity,
@@ -136,11 +182,11 @@ def _not_above(log: PartitionLog, offset: int) -> int:
     return offset
 
 
-def _at_time(log: PartitionLog, timestamp_us: int) -> int:
-    end = log.high_watermark  # before the search: what is committed during it is not older for sure
-    found = log.offset_for_time(timestamp_us)
+def _at_time(handle: PartitionHandle, timestamp_us: int) -> int:
+    end = end_of(handle)  # before the search: what is committed during it is not older for sure
+    found = handle.log.offset_for_time(timestamp_us)
     return end if found is None else found
 
 
 def _find_all(handles: Sequence[PartitionHandle], before: Before) -> Mapping[int, int]:
-    return {handle.partition: first_kept(handle.log, before) for handle in handles}
+    return {handle.partition: first_kept(handle, before) for handle in handles}

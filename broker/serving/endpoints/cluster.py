@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import html
+from dataclasses import asdict
 from typing import Final
 
 from aiohttp import web
 
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer
 
-FEATURE_LEVEL: Final = 1
-"""What formats and requests the cluster may use; rises only when every broker knows them."""
-
+SHOWN: Final = ("id", "http", "grpc", "live", "rack", "stopping")
 METRICS_MEDIA: Final = "text/plain"
 
 
@@ -23,13 +22,17 @@ ENDPOINTS: Final = Endpoints()
 async def cluster(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Cluster id and the addresses of the brokers."""
     backend = serving.backend
+    votes = await backend.votes()
     return web.json_response(
         {
             "cluster_id": backend.cluster_id,
-            "feature_level": FEATURE_LEVEL,
-            "controller": backend.broker_id,
+            "feature_level": backend.feature_level,
+            "controller": await backend.controller(),
             "version": backend.version,
-            "brokers": [{key: str(broker[key]) for key in ("id", "http", "grpc")} for broker in backend.brokers()],
+            "brokers": [{key: broker[key] for key in SHOWN} for broker in backend.brokers()],
+            "voters": sorted({vote.broker for vote in votes if vote.valid}),
+            "votes": [asdict(vote) for vote in votes],
+            "answered_by": backend.broker_id,
         }
     )
 

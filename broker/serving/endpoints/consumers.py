@@ -6,8 +6,9 @@ deleted or re-created since, there is no such partition any more: no high waterm
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
@@ -15,19 +16,22 @@ from broker.api.errors import (
     InvalidName,
     InvalidRequest,
     LiftlogError,
+    NotLeader,
+    NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
     UnknownConsumer,
     UnknownPartition,
     UnknownStream,
+    from_problem,
 )
 from broker.api.stream import check_name
 from broker.groups.offsets import ConsumerOffset
-from broker.serving.contract.backend import Backend, PartitionHandle
+from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body
-from broker.serving.contract.schemas import Commit, CommitOffset, Reset
+from broker.serving.contract.schemas import Commit, CommitOffset, Position, Reset
 from broker.serving.endpoints.records import stale
-from broker.serving.endpoints.resolve import found_at
+from broker.serving.endpoints.resolve import resolve_all
 from broker.serving.http.waiting import unbroken
 from broker.storage.read import out_of_range
 
@@ -38,13 +42,11 @@ _ERRORS: Final = (InvalidName, UnknownStream, UnknownPartition, StaleIncarnation
 @ENDPOINTS.add("GET", "/v1/consumers", "list_consumers", answer("The consumers.", "Consumers"))
 async def list_all(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """All consumers with their lag, by name."""
-    found = []
+    entries = {}
     for consumer in serving.backend.offsets.consumers():
-        try:
-            found.append(describe(serving.backend, consumer))
-        except UnknownConsumer:  # forgotten meanwhile
-            continue
-    return web.json_response({"consumers": found})
+        with suppress(UnknownConsumer):  # forgotten meanwhile
+            entries[consumer] = serving.backend.offsets.get(consumer)
+    return web.json_response({"consumers": await describe_all(serving, request, entries)})
 
 
 @ENDPOINTS.add(
@@ -56,7 +58,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
 )
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """One consumer with its lag."""
-    return web.json_response(describe(serving.backend, request.match_info["consumer"]))
+    return web.json_response(await describe(serving, request, request.match_info["consumer"]))
 
 
 @ENDPOINTS.add(
@@ -89,31 +91,26 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
     """Move a consumer to a position in some or all partitions of a stream."""
     consumer = check_name(request.match_info["consumer"], what="consumer")
     asked = await serving.asked(request, Reset)
-    handles = chosen(serving.backend, asked.stream, asked.partitions)
-
-    def find() -> list[tuple[int, int]]:
-        found = []
-        for handle in handles:
-            offset = found_at(handle.log, asked.to)
-            offset = handle.log.high_watermark if offset is None else offset
-            found.append((offset, handle.log.epoch_of(offset - 1) if offset else -1))
-        return found
-
-    now_us = serving.now_us()
-    offsets = [
-        ConsumerOffset(
-            consumer=consumer,
-            stream=asked.stream,
-            partition=handle.partition,
-            offset=offset,
-            leader_epoch=leader_epoch,
-            incarnation=handle.incarnation,
-            timestamp_us=now_us,
+    numbers = numbers_of(serving.backend, asked.stream, asked.partitions)
+    positions = [Position(stream=asked.stream, partition=number, at=asked.to) for number in numbers]
+    offsets = []
+    for found in await resolve_all(serving, request, positions):
+        if "error" in found:
+            raise from_problem(found["error"])
+        offset = found["high_watermark"] if found["offset"] is None else found["offset"]
+        offsets.append(
+            ConsumerOffset(
+                consumer=consumer,
+                stream=asked.stream,
+                partition=found["partition"],
+                offset=offset,
+                leader_epoch=found["leader_epoch"],
+                incarnation=found["incarnation"],
+                timestamp_us=serving.now_us(),
+            )
         )
-        for handle, (offset, leader_epoch) in zip(handles, await serving.in_worker(find), strict=True)
-    ]
     await unbroken(serving.backend.offsets.commit(consumer, offsets))
-    return web.json_response(describe(serving.backend, consumer))
+    return web.json_response(await describe(serving, request, consumer))
 
 
 @ENDPOINTS.add(
@@ -129,9 +126,32 @@ async def forget(serving: Serving, request: web.Request, query: Query) -> web.St
     return web.Response(status=204)
 
 
-def describe(backend: Backend, consumer: str) -> dict[str, Any]:
+async def describe(serving: Serving, request: web.Request, consumer: str) -> dict[str, Any]:
     """A consumer, as `Consumer` of the contract. Raises UnknownConsumer."""
-    partitions = [_with_lag(backend, entry) for entry in backend.offsets.get(consumer)]
+    entries = serving.backend.offsets.get(consumer)
+    return (await describe_all(serving, request, {consumer: entries}))[0]
+
+
+async def describe_all(
+    serving: Serving, request: web.Request, consumers: Mapping[str, Sequence[ConsumerOffset]]
+) -> list[dict[str, Any]]:
+    """Consumers with their lag; of partitions that are led elsewhere their leaders are asked, once for all."""
+    ends: dict[tuple[str, int], _End] = {}
+    for at in {(entry.stream, entry.partition) for entries in consumers.values() for entry in entries}:
+        ends[at] = _end_here(serving.backend, *at)
+    asked = [at for at, end in ends.items() if end is UNKNOWN]
+    if asked:
+        positions = [Position(stream=stream, partition=number, at="latest") for stream, number in asked]
+        for at, found in zip(asked, await resolve_all(serving, request, positions), strict=True):
+            if "error" not in found:
+                ends[at] = _End(found["incarnation"], found["high_watermark"])
+    return [_described(consumer, entries, ends) for consumer, entries in consumers.items()]
+
+
+def _described(
+    consumer: str, entries: Sequence[ConsumerOffset], ends: Mapping[tuple[str, int], _End]
+) -> dict[str, Any]:
+    partitions = [_with_lag(entry, ends[entry.stream, entry.partition]) for entry in entries]
     return {
         "consumer": consumer,
         "partitions": partitions,
@@ -139,20 +159,37 @@ def describe(backend: Backend, consumer: str) -> dict[str, Any]:
     }
 
 
-def _with_lag(backend: Backend, entry: ConsumerOffset) -> dict[str, Any]:
-    high_watermark = None
+class _End(NamedTuple):
+    """Where a partition ends; of which incarnation of its stream."""
+
+    incarnation: str
+    high_watermark: int | None
+
+
+GONE: Final = _End("", None)
+UNKNOWN: Final = _End("?", None)
+
+
+def _end_here(backend: Backend, stream: str, partition: int) -> _End:
     try:
-        handle = backend.partition(entry.stream, entry.partition)
-        if entry.incarnation in ("", handle.incarnation):
-            high_watermark = handle.log.high_watermark
+        handle = backend.partition(stream, partition)
+    except (NotLeader, NotReady):
+        return UNKNOWN
     except LiftlogError:  # gone or offline
-        pass
+        return GONE
+    end = handle.end
+    return UNKNOWN if end is None else _End(handle.incarnation, end)
+
+
+def _with_lag(entry: ConsumerOffset, end: _End) -> dict[str, Any]:
+    high_watermark = end.high_watermark if entry.incarnation in ("", end.incarnation) else None
     return {
         "stream": entry.stream,
         "partition": entry.partition,
         "offset": entry.offset,
         "high_watermark": high_watermark,
         "lag": None if high_watermark is None else max(0, high_watermark - entry.offset),
+        "unknown": end is UNKNOWN,
         "leader_epoch": entry.leader_epoch,
         "incarnation": entry.incarnation,
         "committed_ms": entry.timestamp_us // 1000,
@@ -161,13 +198,21 @@ def _with_lag(backend: Backend, entry: ConsumerOffset) -> dict[str, Any]:
 
 
 def _checked(serving: Serving, consumer: str, asked: CommitOffset, where: str) -> ConsumerOffset:
-    handle = serving.backend.partition(asked.stream, asked.partition)
+    offset = asked.offset
+    entry: dict[str, Any] = {"consumer": consumer, "stream": asked.stream, "partition": asked.partition}
+    entry |= {"offset": offset, "leader_epoch": asked.leader_epoch, "metadata": asked.metadata}
+    try:
+        handle = serving.backend.partition(asked.stream, asked.partition)
+    except (NotLeader, NotReady):  # its leader knows where it ends; who commits has read from it
+        info = serving.backend.stream(asked.stream)
+        incarnation = asked.incarnation or info.incarnation
+        info.check_incarnation(incarnation)
+        return ConsumerOffset(**entry, incarnation=incarnation, timestamp_us=serving.now_us())
     incarnation = asked.incarnation or handle.incarnation
     if incarnation != handle.incarnation:
         raise stale(handle, incarnation, f"{where}: ")
-    offset = asked.offset
-    if offset > handle.log.high_watermark:
-        high_watermark = handle.log.high_watermark
+    high_watermark = handle.end
+    if high_watermark is not None and offset > high_watermark:
         raise out_of_range(
             handle.log.identity,
             offset,
@@ -176,16 +221,7 @@ def _checked(serving: Serving, consumer: str, asked: CommitOffset, where: str) -
             f"{where}: offset {offset} of {handle.stream}/{handle.partition} is above the high watermark"
             f" {high_watermark}: it cannot have been read",
         )
-    return ConsumerOffset(
-        consumer=consumer,
-        stream=handle.stream,
-        partition=handle.partition,
-        offset=offset,
-        leader_epoch=asked.leader_epoch,
-        incarnation=incarnation,
-        timestamp_us=serving.now_us(),
-        metadata=asked.metadata,
-    )
+    return ConsumerOffset(**entry, incarnation=incarnation, timestamp_us=serving.now_us())
 
 
 def _check_once(offsets: Iterable[ConsumerOffset]) -> None:
@@ -197,8 +233,8 @@ def _check_once(offsets: Iterable[ConsumerOffset]) -> None:
         seen.add(at)
 
 
-def chosen(backend: Backend, stream: str, numbers: Iterable[int] | None) -> list[PartitionHandle]:
-    """The partitions of a request's list, in order; None: all. Raises UnknownPartition."""
+def numbers_of(backend: Backend, stream: str, numbers: Iterable[int] | None) -> list[int]:
+    """The partitions of a request's list, in order; None: all. Raises UnknownStream."""
     if numbers is None:
-        return list(backend.partitions(stream))
-    return [backend.partition(stream, number) for number in sorted(set(numbers))]
+        return list(range(backend.stream(stream).settings.partitions))
+    return sorted(set(numbers))

@@ -5,6 +5,8 @@
 R1  At most one read plan is open per request, and it is closed on every path.
 R2  The high watermark of the headers is read after the plan was made: it is never below `Liftlog-Next-Offset`.
 R3  A wait or a look into an index may outlive the stream: the partition is looked up again after it.
+R4  A replica that does not lead hands out plain ranges of offsets that it has, in the leader epoch in which it was
+    looked up. Everything else is the leader's to answer (`follower_read.X2`).
 
 Contract: /openapi.json.
 """
@@ -21,8 +23,10 @@ from broker.api import http
 from broker.api.answers import LEADER_EPOCH_MAX
 from broker.api.errors import (
     BadBatch,
+    CorruptLog,
     InvalidRequest,
     LiftlogError,
+    NotLeader,
     NotReady,
     OffsetOutOfRange,
     StaleIncarnation,
@@ -79,6 +83,7 @@ ENDPOINTS: Final = Endpoints()
                 http.NEXT_OFFSET,
                 http.LEADER_EPOCH,
                 http.INCARNATION,
+                http.NEAREST,
             ),
         )
     },
@@ -108,28 +113,55 @@ ENDPOINTS: Final = Endpoints()
             least=0,
             greatest=LEADER_EPOCH_MAX,
         ),
+        choice(
+            "replica",
+            "`any`: an in-sync replica that does not lead may answer. What it cannot answer is `not_leader`: ask the"
+            " leader.",
+            ("leader", "any"),
+        ),
+        text(
+            "rack",
+            "Where the client is. If another in-sync replica is in this rack, and the leader is not, the answer has no"
+            " records, and `Liftlog-Nearest` has the address of that replica: ask it with `replica=any`.",
+        ),
         choice("format", "`json`: JSON lines for people; exactly `[offset, end)`.", ("arrow", "json")),
         integer("limit", "JSON lines only: at most so many rows.", least=1, greatest=OFFSET_MAX),
     ),
-    errors=(UnknownStream, UnknownPartition, OffsetOutOfRange, StaleIncarnation, NotReady, BadBatch, StorageFailed),
+    errors=(
+        UnknownStream,
+        UnknownPartition,
+        OffsetOutOfRange,
+        StaleIncarnation,
+        NotLeader,
+        NotReady,
+        BadBatch,
+        StorageFailed,
+    ),
 )
 async def get_records(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Read records in whole batches; the first may begin before `offset`, the last end after `end`."""
     as_lines = wants_lines(request, query)
-    handle = find(serving, request, query, leader_epoch=query["epoch"])
+    handle = find(serving, request, query, leader_epoch=query["epoch"], for_reading=True)
     asked = query["offset"]
+    if handle.elsewhere is not None and (not isinstance(asked, int) or query["verify"]):  # R4
+        raise handle.elsewhere("only it can tell which offset that is, and look at what is damaged")
     in_index = isinstance(asked, AtTime)
     offset = await serving.in_worker(start_offset, handle, asked) if in_index else start_offset(handle, asked)
     end: int | None = query["end"]
     if isinstance(asked, int) and end is not None and end < offset:
         raise InvalidRequest(f"end={end}: must not be below offset={offset}", parameter="end", value=end, limit=offset)
+    if query["rack"] is not None and handle.elsewhere is None and not as_lines:
+        nearest = serving.backend.nearest(handle.stream, handle.partition, query["rack"])
+        if nearest is not None and handle.log.log_start_offset <= offset <= handle.log.high_watermark:
+            headers = {**headers_of(handle, offset), http.NEAREST: nearest}
+            return web.Response(body=SCHEMA_BYTES + END_OF_STREAM, content_type=http.ARROW_STREAM, headers=headers)
     if offset == handle.log.high_watermark and (end is None or end > offset):
         await wait_for(serving, handle, offset, wait_seconds(query))
-        handle = find(serving, request, query, incarnation=handle.incarnation, leader_epoch=query["epoch"])
+        handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
     if query["verify"]:
         await serving.in_worker(verify, handle, offset)
     plan = await plan_read(serving, request, query, handle, offset)
-    response = web.StreamResponse(headers=headers_of(handle, plan))
+    response = web.StreamResponse(headers=headers_of(handle, plan.next_offset))
     try:
         if as_lines:
             response.content_type = http.NDJSON
@@ -193,24 +225,33 @@ def find(
     request: web.Request,
     query: Query,
     *,
-    incarnation: str | None = None,
+    again: PartitionHandle | None = None,
     leader_epoch: int | None = None,
+    for_reading: bool = False,
 ) -> PartitionHandle:
     """The partition of the path, if it is the one that the client means.
 
     Args:
+        again: What was found before. It is to be the same stream; and the same leader epoch, if it is not led here.
+        for_reading: One that is not led here will do if the client says so.
         leader_epoch: The newest one that the client has seen, if it says so. Not read from `query`, since the
             `epoch` of other calls is something else: a stage's is that of its sink.
     Raises:
         UnknownStream, UnknownPartition: not there.
         StaleIncarnation: the stream was deleted and re-created, before the request or while it waited.
         NotReady: the client has seen a newer leader epoch than this broker.
+        NotLeader: so it has, and this broker does not lead; or it may not answer any more.
     """
-    handle = serving.backend.partition(request.match_info["stream"], partition_number(request))
-    asked = query["incarnation"] or incarnation
+    looked_for = serving.backend.reader if for_reading and query["replica"] == "any" else serving.backend.partition
+    handle = looked_for(request.match_info["stream"], partition_number(request))
+    asked = query["incarnation"] or (None if again is None else again.incarnation)
     if asked is not None and asked != handle.incarnation:
         raise stale(handle, asked)
+    if again is not None and again.elsewhere is not None and again.leader_epoch != handle.leader_epoch:
+        raise again.elsewhere("another leader epoch has begun")
     if leader_epoch is not None and leader_epoch > handle.leader_epoch:
+        if handle.elsewhere is not None:
+            raise handle.elsewhere(f"the leader epoch here is {handle.leader_epoch}, older than {leader_epoch}")
         raise NotReady(
             f"{handle.stream}/{handle.partition}: the leader epoch here is {handle.leader_epoch},"
             f" older than {leader_epoch}",
@@ -231,13 +272,34 @@ def stale(handle: PartitionHandle, asked: str, where: str = "") -> StaleIncarnat
     )
 
 
+def end_of(handle: PartitionHandle) -> int:
+    """The high watermark. Raises NotReady: it is not known yet."""
+    end = handle.end
+    if end is None:
+        raise unknown_end(handle)
+    return end
+
+
+def unknown_end(handle: PartitionHandle) -> NotReady:
+    """The error for a question about the end of a partition whose leader has just begun to lead."""
+    return NotReady(
+        f"{handle.stream}/{handle.partition}: it is not known yet where it ends: leader epoch"
+        f" {handle.leader_epoch} has just begun",
+        leader_epoch=handle.leader_epoch,
+    )
+
+
 def start_offset(handle: PartitionHandle, asked: int | str | AtTime) -> int:
-    """The offset that a position stands for now. A time after the last record: the high watermark."""
+    """The offset that a position stands for now. A time after the last record: the high watermark.
+
+    Raises:
+        NotReady: that is not known yet.
+    """
     if isinstance(asked, AtTime):
         found = handle.log.offset_for_time(asked.timestamp_us)
-        return handle.log.high_watermark if found is None else found
+        return end_of(handle) if found is None else found
     if isinstance(asked, str):
-        return handle.log.log_start_offset if asked == "earliest" else handle.log.high_watermark
+        return handle.log.log_start_offset if asked == "earliest" else end_of(handle)
     return asked
 
 
@@ -245,11 +307,13 @@ async def plan_read(
     serving: Serving, request: web.Request, query: Query, handle: PartitionHandle, offset: int
 ) -> ReadPlan:
     """Plan the read in a worker thread. If the stream is deleted under it, that is the error, and no other (R3)."""
-    again = functools.partial(find, serving, request, query, incarnation=handle.incarnation)
+    again = functools.partial(find, serving, request, query, again=handle, for_reading=True)
     try:
         plan = await serving.in_worker(open_plan, handle, query, offset, undo=ReadPlan.close)
-    except LiftlogError:
+    except LiftlogError as error:
         again()
+        if handle.elsewhere is not None and isinstance(error, OffsetOutOfRange | BadBatch | StorageFailed | CorruptLog):
+            raise handle.elsewhere(f"this replica cannot tell: {error}") from error  # R4
         raise
     try:
         again()
@@ -264,11 +328,14 @@ def open_plan(handle: PartitionHandle, query: Query, offset: int) -> ReadPlan:
 
     Raises:
         OffsetOutOfRange: with `log_start_offset` and `high_watermark`.
+        NotReady: the offset may be committed, which this leader does not know yet.
     """
     for attempt in range(RESOLVE_TRIES):
         try:
             return handle.log.read(offset, end=query["end"], max_bytes=query["max_bytes"])
         except OffsetOutOfRange:
+            if offset > handle.log.log_start_offset and handle.elsewhere is None:
+                end_of(handle)
             if isinstance(query["offset"], int) or attempt == RESOLVE_TRIES - 1:
                 raise
             offset = start_offset(handle, query["offset"])
@@ -286,12 +353,13 @@ async def wait_for(serving: Serving, handle: PartitionHandle, offset: int, timeo
         await until_draining(serving, handle.wait_for(offset, timeout_s))
 
 
-def headers_of(handle: PartitionHandle, plan: ReadPlan) -> dict[str, str]:
-    """What the answer says of the partition (R2)."""
+def headers_of(handle: PartitionHandle, next_offset: int) -> dict[str, str]:
+    """What the answer says of the partition (R2). Of an end that is not known yet it says nothing."""
+    end = handle.end
     return {
-        http.HIGH_WATERMARK: str(handle.log.high_watermark),
+        **({} if end is None else {http.HIGH_WATERMARK: str(end)}),
         http.LOG_START_OFFSET: str(handle.log.log_start_offset),
-        http.NEXT_OFFSET: str(plan.next_offset),
+        http.NEXT_OFFSET: str(next_offset),
         http.LEADER_EPOCH: str(handle.leader_epoch),
         http.INCARNATION: handle.incarnation,
         "Cache-Control": "no-store",

@@ -5,18 +5,24 @@ A position that cannot be resolved carries its problem; the others are answered 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, LiftlogError
+from broker.api.errors import InvalidRequest, LiftlogError, NotLeader
 from broker.serving.contract.backend import PartitionHandle
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body
 from broker.serving.contract.schemas import At, AtEpoch, AtOffset, AtTimestamp, Position, Positions
-from broker.serving.endpoints.records import stale
+from broker.serving.endpoints.records import stale, unknown_end
+from broker.serving.http.peers import is_from_peer
 from broker.storage.log import PartitionLog
 from broker.storage.read import out_of_range
+
+log = logging.getLogger(__name__)
 
 ENDPOINTS: Final = Endpoints()
 
@@ -32,8 +38,45 @@ ENDPOINTS: Final = Endpoints()
 async def resolve(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """Resolve many positions to offsets."""
     asked = (await serving.asked(request, Positions)).positions
+    found = await resolve_all(serving, request, asked)
+    return await serving.json_answer(lambda: {"positions": found})
+
+
+async def resolve_all(serving: Serving, request: web.Request, asked: Sequence[Position]) -> list[dict[str, Any]]:
+    """Each position, as `Resolved` of the contract; those of partitions that are led elsewhere by their leaders."""
+    for stream in {one.stream for one in asked}:
+        await serving.backend.look_for(stream)
     handles = [_find(serving, one) for one in asked]
-    return await serving.json_answer(_resolve_all, asked, handles)
+    found = await serving.in_worker(lambda: [_resolve(one, handle) for one, handle in zip(asked, handles, strict=True)])
+    elsewhere: dict[str, list[int]] = {}
+    for number, handle in enumerate(handles):
+        if isinstance(handle, NotLeader) and not is_from_peer(request) and (address := leader_named(handle)):
+            elsewhere.setdefault(address, []).append(number)
+
+    async def ask(address: str, numbers: Sequence[int]) -> None:
+        body = {"positions": [_as_json(asked[number]) for number in numbers]}
+        try:
+            answers = (await serving.peers.ask(address, "POST", "/v1/offsets/resolve", body=body))["positions"]
+        except LiftlogError as error:
+            log.info("http.peer_silent path=/v1/offsets/resolve error=%s", error)
+            return  # who leads them was told, and can be asked again
+        for number, told in zip(numbers, answers, strict=True):
+            found[number] = told
+
+    await asyncio.gather(*(ask(address, numbers) for address, numbers in elsewhere.items()))
+    return found
+
+
+def leader_named(error: NotLeader) -> str | None:
+    """The address of the leader that an error names."""
+    leader = error.fields.get("leader")
+    return leader.get("http") if isinstance(leader, dict) else None
+
+
+def _as_json(asked: Position) -> dict[str, Any]:
+    at = asked.at if isinstance(asked.at, str) else asdict(asked.at)
+    of = {} if asked.incarnation is None else {"incarnation": asked.incarnation}
+    return {"stream": asked.stream, "partition": asked.partition, "at": at, **of}
 
 
 def found_at(log: PartitionLog, at: At) -> int | None:
@@ -70,10 +113,6 @@ def _find(serving: Serving, asked: Position) -> PartitionHandle | LiftlogError:
     return handle
 
 
-def _resolve_all(asked: Sequence[Position], handles: list[PartitionHandle | LiftlogError]) -> dict[str, Any]:
-    return {"positions": [_resolve(one, handle) for one, handle in zip(asked, handles, strict=True)]}
-
-
 def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[str, Any]:
     found: dict[str, Any] = {
         "stream": asked.stream,
@@ -87,8 +126,10 @@ def _resolve(asked: Position, handle: PartitionHandle | LiftlogError) -> dict[st
     }
     if isinstance(handle, LiftlogError):
         return {**found, "error": handle.to_problem()}
-    log = handle.log
-    start, end = log.log_start_offset, log.high_watermark
+    log, end = handle.log, handle.end
+    if end is None:
+        return {**found, "incarnation": handle.incarnation, "error": unknown_end(handle).to_problem()}
+    start = log.log_start_offset
     found |= {"incarnation": handle.incarnation, "log_start_offset": start, "high_watermark": end}
     try:
         offset = found_at(log, asked.at)

@@ -56,14 +56,17 @@ from broker.serving.contract.schemas import (
     PARTS_MAX,
     SinkAbort,
     SinkAdopt,
+    SinkCheck,
     SinkCommit,
     SinkOpen,
     SinkReset,
     StageName,
+    StagesAsked,
 )
 from broker.serving.endpoints.append import DECODED_FACTOR, INLINE_BYTES_MAX, appendable, encode
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body
+from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 from broker.sinks.ledger import Commit
 from broker.sinks.state import SinkState
@@ -163,7 +166,7 @@ async def stage(serving: Serving, request: web.Request, query: Query) -> web.Str
         batches = encode(*arguments) if is_small else await serving.in_worker(encode, *arguments)
         del body, arguments
         record_count = sum(batch.record_count for batch in batches)
-        find(serving, request, query, incarnation=handle.incarnation)
+        find(serving, request, query, again=handle)
         is_new = await unbroken(
             serving.backend.sinks.stage(
                 handle.stream,
@@ -276,6 +279,49 @@ async def delete(serving: Serving, request: web.Request, query: Query) -> web.St
     """Forget a sink, and drop what is staged for it. Committed records stay."""
     await unbroken(serving.backend.sinks.delete(_sink(request)))
     return web.Response(status=204)
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/sinks/{sink}/check",
+    "check_sink",
+    {204: Content(description="It may.")},
+    request=body("The epoch.", "SinkCheck"),
+    errors=(UnknownSink, SinkFenced),
+)
+async def check(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """For brokers: whether records may be staged under an epoch."""
+    asked = await serving.asked(request, SinkCheck)
+    _from_broker(request)
+    await serving.backend.sinks.check(_sink(request), asked.epoch)
+    return web.Response(status=204)
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/streams/{stream}/partitions/{partition}/stages/ask",
+    "ask_stages",
+    answer("What was asked for.", "StagesAnswer"),
+    query=(INCARNATION,),
+    request=body("The question.", "StagesAsked"),
+    errors=(StaleIncarnation, StageLost, RequestTooLarge, *_STORAGE),
+)
+async def ask(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """For brokers: what the coordinator of sinks asks of the stages of a partition."""
+    asked = await serving.asked(request, StagesAsked, STAGES_BYTES_MAX)
+    _from_broker(request)
+    handle = find(serving, request, query)
+    done = await unbroken(
+        serving.backend.sinks.ask(handle.stream, handle.partition, asked.incarnation, asked.act, asked.what)
+    )
+    return await serving.json_answer(lambda: done)
+
+
+def _from_broker(request: web.Request) -> None:
+    if not is_from_peer(request):
+        raise InvalidRequest(
+            f"this call is for other brokers of the cluster: header {http.ASKED_BY} is missing", parameter=http.ASKED_BY
+        )
 
 
 def state_json(state: SinkState) -> dict[str, Any]:

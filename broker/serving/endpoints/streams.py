@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
@@ -20,14 +22,28 @@ from broker.api.errors import (
 from broker.api.misfit import Misfit
 from broker.api.stream import check_name
 from broker.metadata.catalog import StreamInfo
-from broker.serving.contract.backend import Backend, PartitionHandle
+from broker.serving.contract.backend import Backend, PartitionHandle, Whereabouts
 from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving, answer, body, boolean, refused
 from broker.serving.http.body import read_json
+from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 
-Gathered = tuple[StreamInfo, Sequence[PartitionHandle], list[str]]
+
+class Gathered(NamedTuple):
+    """What to describe of a stream. `handles`: of the partitions that are led here, by number."""
+
+    info: StreamInfo
+    whereabouts: Sequence[Whereabouts]
+    handles: Mapping[int, PartitionHandle]
+    warnings: list[str]
+
+    @property
+    def elsewhere(self) -> list[Whereabouts]:
+        return [where for where in self.whereabouts if where.partition not in self.handles]
 
 
+SERVED_S: Final = 3.0
+SERVED_PAUSE_S: Final = 0.05
 ENDPOINTS: Final = Endpoints()
 _SETTINGS_ERRORS: Final = (UnknownSetting, InvalidSetting, InvalidSubject)
 
@@ -48,8 +64,22 @@ async def create(serving: Serving, request: web.Request, query: Query) -> web.St
         raise refused(Misfit("must be the name of the stream, as text", name, "name"))
     check_name(name)
     info, created = await unbroken(serving.backend.create_stream(name, values))
+    await until_served(serving, request, info)
     status, headers = 201 if created else 200, {"Location": f"/v1/streams/{name}"}
-    return await answer_one(serving, info, {"created": created}, status=status, headers=headers)
+    return await answer_one(serving, request, info, {"created": created}, status=status, headers=headers)
+
+
+async def until_served(serving: Serving, request: web.Request, info: StreamInfo) -> None:
+    """Wait until the leaders of a new stream capture and answer: what is published next is stored. For `SERVED_S` at
+    most: one that stands still does not answer, and leads for some time yet."""
+    path = f"/v1/streams/{info.name}"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SERVED_S):
+            while (gathered := _gather(serving.backend, info)).elsewhere:
+                told = _Told([answer] for answer in await _ask_others(serving, request, [gathered], path))
+                if all(told.of(info.incarnation, where) for where in gathered.elsewhere):
+                    return
+                await asyncio.sleep(SERVED_PAUSE_S)
 
 
 @ENDPOINTS.add(
@@ -63,7 +93,9 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
     """All streams, by name."""
     backend = serving.backend
     gathered = [_gather(backend, info) for info in backend.streams(internal=query["internal"])]
-    return await serving.json_answer(_render_all, gathered, leader_of(backend))
+    internal = str(query["internal"]).lower()
+    answers = await _ask_others(serving, request, gathered, "/v1/streams", internal=internal)
+    return await serving.json_answer(_render_all, gathered, _Told(answer["streams"] for answer in answers))
 
 
 @ENDPOINTS.add(
@@ -75,7 +107,7 @@ async def list_all(serving: Serving, request: web.Request, query: Query) -> web.
 )
 async def describe_one(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
     """One stream with its partitions."""
-    return await answer_one(serving, serving.backend.stream(request.match_info["stream"]))
+    return await answer_one(serving, request, serving.backend.stream(request.match_info["stream"]))
 
 
 @ENDPOINTS.add(
@@ -92,7 +124,7 @@ async def alter(serving: Serving, request: web.Request, query: Query) -> web.Str
     values = await read_json(request)
     if not values:
         raise refused(Misfit("must name at least one setting", values))
-    return await answer_one(serving, await unbroken(serving.backend.alter_stream(info.name, values)))
+    return await answer_one(serving, request, await unbroken(serving.backend.alter_stream(info.name, values)))
 
 
 @ENDPOINTS.add(
@@ -118,28 +150,59 @@ def changeable(serving: Serving, request: web.Request) -> StreamInfo:
 
 
 async def answer_one(
-    serving: Serving, info: StreamInfo, more: Mapping[str, Any] | None = None, **answer: Any
+    serving: Serving, request: web.Request, info: StreamInfo, more: Mapping[str, Any] | None = None, **answer: Any
 ) -> web.Response:
     """Answer with one stream; `more`: keys to add."""
-    gathered, leader = _gather(serving.backend, info), leader_of(serving.backend)
-    return await serving.json_answer(lambda: {**_render(gathered, leader), **(more or {})}, **answer)
+    gathered = _gather(serving.backend, info)
+    path = f"/v1/streams/{info.name}"
+    told = _Told([answer] for answer in await _ask_others(serving, request, [gathered], path))
+    return await serving.json_answer(lambda: {**_render(gathered, told), **(more or {})}, **answer)
 
 
 def _gather(backend: Backend, info: StreamInfo) -> Gathered:
     """What to describe; on the loop. A stream that is offline says why, and has no partitions."""
     try:
-        return info, backend.partitions(info.name), []
+        where = backend.whereabouts(info.name)
+        return Gathered(info, where, {handle.partition: handle for handle in backend.partitions(info.name)}, [])
     except LiftlogError as error:
-        return info, (), [f"offline ({error.reason}): {error}"]
+        return Gathered(info, (), {}, [f"offline ({error.reason}): {error}"])
 
 
-def _render_all(gathered: Sequence[Gathered], leader: dict[str, str]) -> dict[str, Any]:
-    return {"streams": [_render(one, leader) for one in gathered]}
+async def _ask_others(
+    serving: Serving, request: web.Request, gathered: Sequence[Gathered], path: str, **query: str
+) -> list[Any]:
+    """What the leaders of partitions that are not led here answer (`peers.E1`)."""
+    if is_from_peer(request):
+        return []
+    me = serving.backend.broker_id
+    leaders = {where.leader.http for one in gathered for where in one.elsewhere if where.leader is not None}
+    leaders -= {str(each["http"]) for each in serving.backend.brokers() if each["id"] == me}
+    return await serving.peers.ask_all(leaders, "GET", path, query=query) if leaders else []
 
 
-def _render(gathered: Gathered, leader: dict[str, str]) -> dict[str, Any]:
+class _Told:
+    """What other brokers have said of partitions that they lead."""
+
+    def __init__(self, answers: Iterable[Iterable[Any]]) -> None:
+        self._partitions: dict[tuple[str, int], dict[str, Any]] = {}
+        for stream in (stream for streams in answers for stream in streams):
+            for partition in stream["partitions"]:
+                if partition["log_end_offset"] is not None:
+                    self._partitions[stream["incarnation"], partition["partition"]] = partition
+
+    def of(self, incarnation: str, where: Whereabouts) -> dict[str, Any] | None:
+        """A partition as its leader describes it; None: nobody has, or a former leader did."""
+        found = self._partitions.get((incarnation, where.partition))
+        return found if found is not None and found["leader_epoch"] >= where.leader_epoch else None
+
+
+def _render_all(gathered: Sequence[Gathered], told: _Told) -> dict[str, Any]:
+    return {"streams": [_render(one, told) for one in gathered]}
+
+
+def _render(gathered: Gathered, told: _Told) -> dict[str, Any]:
     """A stream and its partitions, as `Stream` of the contract; in a worker: there may be file sizes to ask for."""
-    info, handles, warnings = gathered
+    info, whereabouts, handles, warnings = gathered
     return {
         "name": info.name,
         "incarnation": info.incarnation,
@@ -149,29 +212,33 @@ def _render(gathered: Gathered, leader: dict[str, str]) -> dict[str, Any]:
         "read_only": info.read_only,
         "settings": info.settings.as_dict(),
         "reply_acks_effective": info.reply_acks_effective,
+        "replication_factor": min((where.replication_factor for where in whereabouts), default=None),
+        "min_insync_replicas": max((where.min_insync_replicas for where in whereabouts), default=None),
         "warnings": [*info.warnings, *warnings],
-        "partitions": [_partition(handle, leader) for handle in handles],
+        "partitions": [
+            told.of(info.incarnation, where) or _partition(where, handles.get(where.partition)) for where in whereabouts
+        ],
     }
 
 
-def _partition(handle: PartitionHandle, leader: dict[str, str]) -> dict[str, Any]:
-    log = handle.log
+def _partition(where: Whereabouts, handle: PartitionHandle | None) -> dict[str, Any]:
+    log = None if handle is None else handle.log
     return {
-        "partition": handle.partition,
-        "leader": leader,
-        "replicas": [leader["id"]],
-        "isr": [leader["id"]],
-        "leader_epoch": handle.leader_epoch,
-        "log_start_offset": log.log_start_offset,
-        "high_watermark": log.high_watermark,
-        "log_end_offset": log.log_end_offset,
-        "bytes": log.byte_count,
-        "segments": log.segment_count,
-        "lost_ranges": [list(lost) for lost in log.lost_ranges],
+        "partition": where.partition,
+        "leader": None if where.leader is None else {"id": where.leader.id, "http": where.leader.http},
+        "replicas": list(where.replicas),
+        "isr": list(where.isr),
+        "leader_epoch": where.leader_epoch if handle is None else handle.leader_epoch,
+        "log_start_offset": log and log.log_start_offset,
+        "high_watermark": handle and handle.end,
+        "log_end_offset": log and log.log_end_offset,
+        "bytes": log and log.byte_count,
+        "segments": log and log.segment_count,
+        "lost_ranges": [list(lost) for lost in log.lost_ranges] if log is not None else [],
     }
 
 
 def leader_of(backend: Backend) -> dict[str, str]:
-    """Id and HTTP address of the leader: with one broker, always itself."""
+    """Id and HTTP address of this broker: it leads what it says something of."""
     me = backend.broker_id
     return {"id": me, "http": next((str(b["http"]) for b in backend.brokers() if b["id"] == me), "")}

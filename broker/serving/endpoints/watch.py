@@ -28,7 +28,9 @@ from broker.serving.contract.endpoint import (
     text,
     wait_seconds,
 )
+from broker.serving.endpoints.heads import Heads
 from broker.serving.endpoints.streams import leader_of
+from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import until_draining
 
 PATTERNS_MAX: Final = 256
@@ -64,15 +66,20 @@ async def watch(serving: Serving, request: web.Request, query: Query) -> web.Str
     backend = serving.backend
     patterns = parse_patterns(query["streams"])
     since = query["since"]
+    heads = None if is_from_peer(request) else serving.heads
     version = backend.version_now
-    seen = state(backend, patterns)
+    if heads is not None:
+        await _look_elsewhere(backend, heads, patterns)
+    seen = state(backend, patterns, heads)
     if since is not None and since == version:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds(query)
         while not serving.draining.is_set() and (left := deadline - loop.time()) > 0:
             await until_draining(serving, backend.wait_for_change(version, left))
             version = backend.version_now
-            before, seen = seen, state(backend, patterns)
+            if heads is not None:
+                await _look_elsewhere(backend, heads, patterns)
+            before, seen = seen, state(backend, patterns, heads)
             if seen != before:
                 break
             await asyncio.sleep(QUIET_S)
@@ -104,7 +111,24 @@ def parse_patterns(value: str | None) -> list[str] | None:
     return patterns
 
 
-def state(backend: Backend, patterns: list[str] | None) -> dict[str, Any]:
+async def _look_elsewhere(backend: Backend, heads: Heads, patterns: list[str] | None) -> None:
+    """Have the leaders of what is selected and not led here say what moves there."""
+    if len(backend.brokers()) < 2:
+        return
+    me = leader_of(backend)["http"]
+    names, leaders = set(), set()
+    for info in _selected(backend, patterns):
+        with suppress(LiftlogError):
+            elsewhere = {where.leader.http for where in backend.whereabouts(info.name) if where.leader is not None} - {
+                me
+            }
+            if elsewhere:
+                names.add(info.name)
+                leaders |= elsewhere
+    await heads.look(names, leaders)
+
+
+def state(backend: Backend, patterns: list[str] | None, heads: Heads | None = None) -> dict[str, Any]:
     """The watched numbers of the selected streams. Internal streams only by a pattern that begins like them."""
     leader = leader_of(backend)
     found: dict[str, Any] = {}
@@ -113,18 +137,23 @@ def state(backend: Backend, patterns: list[str] | None) -> dict[str, Any]:
             handles = backend.partitions(info.name)
         except LiftlogError:  # offline, or deleted meanwhile
             continue
-        found[info.name] = {
-            "incarnation": info.incarnation,
-            "partitions": {
-                str(handle.partition): {
-                    "log_start_offset": handle.log.log_start_offset,
-                    "high_watermark": handle.log.high_watermark,
-                    "leader_epoch": handle.leader_epoch,
-                    "leader": leader,
-                }
-                for handle in handles
-            },
+        told = {
+            str(handle.partition): {
+                "log_start_offset": handle.log.log_start_offset,
+                "high_watermark": end,
+                "leader_epoch": handle.leader_epoch,
+                "leader": leader,
+            }
+            for handle in handles
+            if (end := handle.end) is not None
         }
+        if heads is not None and len(told) < info.settings.partitions:
+            for where in backend.whereabouts(info.name):
+                found_there = heads.of(info.name, info.incarnation, where)
+                if found_there is not None:
+                    told.setdefault(str(where.partition), found_there)
+        unknown = [number for number in range(info.settings.partitions) if str(number) not in told]
+        found[info.name] = {"incarnation": info.incarnation, "partitions": told, "unknown": unknown}
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.api import http
 from broker.serving.contract.backend import Backend
 from broker.serving.contract.endpoint import Endpoint, Serving
 from broker.serving.contract.openapi import endpoint_for
@@ -24,15 +25,18 @@ from broker.serving.endpoints import (
     changes,
     cluster,
     consumers,
+    operator,
     records,
     resolve,
     sinks,
     streams,
     watch,
 )
+from broker.serving.endpoints.heads import Heads
 from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
 from broker.serving.http.meters import Meters
+from broker.serving.http.peers import Peers
 
 WORKER_THREADS: Final = 4
 BODIES_AT_ONCE: Final = 4
@@ -48,6 +52,7 @@ _TABLE: Final = (
     *consumers.ENDPOINTS,
     *sinks.ENDPOINTS,
     *cluster.ENDPOINTS,
+    *operator.ENDPOINTS,
 )
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_TABLE, endpoint_for(_TABLE))
 """All that the server answers, besides HEAD for each GET."""
@@ -80,6 +85,7 @@ def build_app(
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()
+    peers = Peers(backend.broker_id)
     serving = Serving(
         backend=backend,
         body_bytes_max=body_bytes_max,
@@ -87,6 +93,8 @@ def build_app(
         worker=ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="http-worker"),
         meters=meters,
         budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
+        peers=peers,
+        heads=Heads(peers, backend.note_elsewhere),
     )
     app = web.Application(middlewares=[problems(meters)])
     app[SERVING] = serving
@@ -99,14 +107,18 @@ def build_app(
             app.router.add_get(endpoint.path, handler, allow_head=True)
         else:
             app.router.add_route(endpoint.method, endpoint.path, handler)
-    app.on_response_prepare.append(_name_server)
+    app.on_response_prepare.append(_name_servers)
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_worker)
     return app
 
 
-async def _name_server(request: web.BaseRequest, response: web.StreamResponse) -> None:
+async def _name_servers(request: web.Request, response: web.StreamResponse) -> None:
+    """This one, and the others: a client goes on with them when those that it was given are gone."""
     response.headers["Server"] = "liftlog"
+    known = request.app[SERVING].backend.brokers()
+    if len(known) > 1:
+        response.headers[http.BROKERS] = ",".join(str(each["http"]) for each in known)
 
 
 async def _drain(app: web.Application) -> None:
@@ -116,4 +128,6 @@ async def _drain(app: web.Application) -> None:
 async def _worker(app: web.Application) -> AsyncIterator[None]:
     yield
     app[CONNECTIONS].close()
+    await app[SERVING].heads.close()
+    await app[SERVING].peers.close()
     app[SERVING].worker.shutdown(wait=True)

@@ -28,7 +28,7 @@ DEPTH_MAX: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PartitionFolder:
     """One partition's folder.
 
     Attributes:
@@ -51,7 +51,7 @@ class Place:
         return f"{self.expected.stream}/{self.expected.incarnation}/{self.expected.partition}"
 
 
-def find_places(path: str) -> list[Place]:
+def find_places(path: str) -> list[PartitionFolder]:
     """The partitions of a path, sorted. n = 0 for a data folder without streams.
 
     Raises:
@@ -129,15 +129,15 @@ def _read_owner(root: str) -> dict[str, object]:
     return owner
 
 
-def _place(folder: str, only: int | None = None) -> Place:
+def _place(folder: str, only: int | None = None) -> PartitionFolder:
     root = folder
     while root != "/" and not os.path.exists(f"{root}/{BROKER_FILE}"):
         root = os.path.dirname(root)
     if root == "/":
-        return Place(folder=folder, only=only)
+        return PartitionFolder(folder=folder, only=only)
     parts = os.path.relpath(folder, root).split("/")
     cluster_id = _read_owner(root).get("cluster_id")
     expected = None
     if len(parts) == 4 and parts[0] == STREAMS_FOLDER and parts[3].isdigit() and isinstance(cluster_id, str):
         expected = LogIdentity(cluster_id=cluster_id, stream=parts[1], incarnation=parts[2], partition=int(parts[3]))
-    return Place(folder=folder, root=root, expected=expected, only=only)
+    return PartitionFolder(folder=folder, root=root, expected=expected, only=only)

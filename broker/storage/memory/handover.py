@@ -9,6 +9,9 @@
 H1  What is taken counts as a whole or not at all: before its CRC and its tables were read nothing is on the disk.
 H2  It tells of nothing beyond the durable end (`state_files.T2`), and of no log that was cut since it was begun.
 H3  A file that its leader finds damaged is not offered again: another is made of the tables.
+H4  The high watermark on disk is never below what was written anew, here or where it was copied from: it is written
+    down before a pass of compaction, and before a file is taken. By it whoever leads after a start tells others how
+    far records may be missing.
 
 Any thread may call; the log's append lock covers it.
 """
@@ -41,9 +44,13 @@ class Handover:
     # --- the leader -----------------------------------------------------------------------------------------
 
     def offered(self, start: int, end: int) -> int:
-        """Offset of the newest state file that tells of all below `start`, where the follower's log begins, and of
-        nothing at or above `end`; -1: there is none, or not yet.
+        """Offset of the newest state file that tells of all below `start`, and of nothing at or above `end`; -1: there
+        is none, or not yet.
 
+        Args:
+            start: What the follower's log may not tell: below its start, or copied before this one led
+                (`replication.leader.L11`).
+            end: What the follower has fsynced.
         Raises:
             StorageFailed, DiskFull: one is needed, and cannot be written.
         """
@@ -53,12 +60,18 @@ class Handover:
                 return -1
             if states.offsets and states.offsets[0] < start:  # what is below is told by segments that are still there
                 self._remembered.keep_committed()
+                if states.offsets[0] < start <= log.durable_end:  # not committed: it goes where its records are cut
+                    self._remembered.save(log.durable_end)
             return next((offset for offset in states.offsets if start <= offset <= end), -1)
 
     def rewritten_to(self) -> int:
-        """Below it a compacted log may lack records of which only a state file tells: of their ids, their subjects."""
+        """Below it a compacted log may lack records of which only a state file tells: of their ids, their subjects.
+
+        At most the high watermark: who has all that is committed does not copy what was written anew (H4).
+        """
         with self._log.lock, self._log.guarded("read state"):
-            return max(0, self._remembered.kept_offset())
+            kept, offsets = self._remembered.kept_offset(), self._states.offsets
+            return kept if kept >= 0 else min(offsets[0] if offsets else 0, self._log.high_watermark)
 
     def piece(self, offset: int, at: int, length: int) -> tuple[bytes, int] | None:
         """At most `length` bytes of a state file from `at` on, and its size. None: there is no such file any more."""
@@ -97,7 +110,7 @@ class Handover:
             StorageFailed, DiskFull: it was whole, and could not be written; it is to be sent again.
         """
         log, of = self._log, (offset, size, self._log.cuts)
-        with log.lock, log.guarded("write state"):
+        with log.checkpoint_lock, log.lock, log.guarded("write state"):
             if not self._remembered.lacks_state:
                 return True
             if at == 0:
@@ -112,6 +125,7 @@ class Handover:
             self._taken, self._of = bytearray(), (-1, -1, -1)
             if not self._is_sound(offset, whole):
                 return False
+            log.checkpoint()  # H4
             self._states.install(offset, whole)
             self._remembered.forget()
             return True

@@ -308,11 +308,16 @@ class Found(NamedTuple):
     last_id: bytes
 
 
+def has_headers(message: bytes | bytearray | memoryview) -> bool:
+    """Whether a record of a batch has headers. Arrow is not asked, and nothing is decoded."""
+    count, null_count = _NODE.unpack_from(message, _HEADERS_AT)
+    return bool(null_count != count)
+
+
 def ids_in(message: bytes | bytearray | memoryview) -> Found:
     """Find the ids of a batch. Of a repeated header the first counts; an empty id is none. The CRC is not checked."""
     none = Found([], np.zeros(0, np.int64), np.zeros(0, np.int64), b"")
-    count, null_count = _NODE.unpack_from(message, _HEADERS_AT)
-    if null_count == count:  # most batches: Arrow is not asked
+    if not has_headers(message):  # most batches
         return none
     rows = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
     headers = rows.column("headers")

@@ -60,6 +60,11 @@ class Memory:
         self.growing: Growing | None = None
         self.end = 0
 
+    @property
+    def is_of_messages_alone(self) -> bool:
+        """Whether `learn` brings all of it further: it does not note subjects."""
+        return self.subjects is None and self.growing is None
+
     @classmethod
     def restore(cls, sections: Mapping[str, bytes], settings: LogSettings, log_end_offset: int) -> Memory:
         """What a state file says, as far as the settings mind it. None of its records is above the log end."""

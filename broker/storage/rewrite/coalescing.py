@@ -133,7 +133,7 @@ class Known:
         return self.end - self.segment.base_offset
 
 
-Memory = MutableMapping[int, Known]
+KnownSegments = MutableMapping[int, Known]
 """What was found out about the segments of one log, by `Segment.serial`. Whoever calls keeps it."""
 
 
@@ -160,7 +160,7 @@ class CoalescingReport:
 def coalesce(
     log: PartitionLog,
     settings: CoalescingSettings,
-    memory: Memory,
+    memory: KnownSegments,
     *,
     now_us: int,
     throttle: Callable[[int], None] = lambda _: None,
@@ -221,7 +221,7 @@ def next_join(found: Sequence[Known], settings: CoalescingSettings) -> tuple[int
     return None
 
 
-def _candidates(log: PartitionLog, settings: CoalescingSettings, memory: Memory, now_us: int) -> list[Known]:
+def _candidates(log: PartitionLog, settings: CoalescingSettings, memory: KnownSegments, now_us: int) -> list[Known]:
     """The segments that may be written anew, without gaps between them."""
     sealed = log.sealed_segments()
     for serial in memory.keys() - {segment.serial for segment, _ in sealed}:

@@ -219,6 +219,8 @@ class _Pass:
             return None
         if self.log.lost_ranges:
             return CompactionReport(cleaned_to=state.cleaned_to, uncleanable="some of its records are lost")
+        if not self.log.settings.is_sole_replica:
+            self.log.log.checkpoint()  # `handover.H4`
         limit = segments[-1][1]
         self.end = self._fill(segments, min(state.cleaned_to, limit), limit)
         rewritten = gone = before = after = 0
@@ -249,6 +251,7 @@ class _Pass:
         with self.log.log.checkpoint_lock:  # a truncation lowers the state under it
             if self.log.log.cuts != cuts:
                 return CompactionReport(cleaned_to=0, uncleanable="records were taken back meanwhile")
+            self.log.log.check_writable()  # `state.L8`
             save_clean_state(self.disk, self.log.folder, state)
             self.log.log.state.note_compacted(state.cleaned_to)
             self._let_wait(state, wanted)

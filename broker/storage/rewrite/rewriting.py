@@ -55,7 +55,7 @@ SYNC_BYTES: Final = 8 << 20
 LARGE_BYTES: Final = 256 << 10
 Mask = npt.NDArray[np.bool_]
 Source = tuple[Segment, IndexView]
-_NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
+_NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

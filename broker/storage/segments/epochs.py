@@ -45,8 +45,9 @@ class Epochs:
             self.items.pop()
 
     def trimmed(self, log_start_offset: int) -> Epochs:
-        """Without the epochs whose records are all below the log start."""
-        return Epochs(self.items[max(0, self._at(log_start_offset)) :])
+        """Without the epochs whose records are all below the log start, but for that of the record before it: a
+        follower whose log ends there asks for it, and would begin anew if nobody knew it."""
+        return Epochs(self.items[max(0, self._at(log_start_offset - 1)) :])
 
     def epoch_of(self, offset: int) -> int:
         """The epoch that wrote `offset`; -1 when that is not known any more."""

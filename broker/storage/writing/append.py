@@ -186,7 +186,14 @@ class Appender:
 
     # --- a follower's ---------------------------------------------------------------------------------------
 
-    def append_stored(self, data: ReadableBuffer, *, leader_epoch: int, now_us: int) -> int:
+    def append_stored(
+        self,
+        data: ReadableBuffer,
+        *,
+        leader_epoch: int,
+        now_us: int,
+        look: Callable[[BatchHeader, memoryview], None] | None = None,
+    ) -> int:
         """Append what the leader has stored, as it is: compressed or compacted, of several epochs and groups.
 
         Segments are this replica's own: it rolls by its own size, between commit groups. The last group may come in
@@ -196,6 +203,7 @@ class Appender:
             data: n >= 0 whole messages, the first of them at the log end.
             leader_epoch: That of `follow`.
             now_us: Decides the age of a new segment.
+            look: Is shown each message before any is written.
         Returns:
             The log end.
         Raises:
@@ -208,6 +216,9 @@ class Appender:
             self._state.check_writable()
             self._epochs.check_follows(leader_epoch)
             self._check_continues(messages, leader_epoch)
+            if look is not None:
+                for message in messages:
+                    look(*message)
             begin = 0
             while begin < len(messages):
                 with self._state.guarded("append"):

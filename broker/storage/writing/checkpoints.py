@@ -63,6 +63,8 @@ class Checkpoints:
         """
         with self._state.checkpoint_lock, self._state.guarded("checkpoint"):
             with self._state.lock:
+                if self._state.is_closed:
+                    self._state.check_writable()
                 point = self.point(clean=clean and self._state.durable_end == self._state.log_end_offset)
             found = self.written
             if clean or withdraw or found is None or point != replace(found, clean_boot_id=None):
@@ -83,7 +85,13 @@ class Checkpoints:
         )
 
     def write(self, point: Checkpoint, *, frees: bool = False) -> None:
-        """Write it, unless the file says so already. OSError passes through; the old one stands."""
+        """Write it, unless the file says so already. OSError passes through; the old one stands.
+
+        Raises:
+            StorageFailed: the log is closed (`state.L8`).
+        """
+        if self._state.is_closed:
+            self._state.check_writable()
         if point != self.written:
             self._state.disk.replace_file(f"{self._state.folder}/{CHECKPOINT_FILE}", point.encode(), frees=frees)
             self.note(point)

@@ -3,6 +3,10 @@
 L6  Leader epochs never go down along a log. Once somebody has told it whom it follows or leads as,
     another epoch is refused.
 
+L7  Where the file says another epoch of a record than its batch, the batch is right: a reset that was
+    killed leaves the file of the log that was to be, beside the records of the one that was. Believed,
+    it would take another leader's records for those of an epoch that the new leader has.
+
 The epochs of the records are in the file `epochs`, which can be derived from the batches. Whom it
 follows is told anew after each open.
 """
@@ -50,6 +54,10 @@ class LeaderEpochs:
         for epoch, first_offset in found.new_epochs:
             if epoch > epochs.latest:
                 epochs.begin(epoch, first_offset)
+        start = found.log_start_offset
+        if any(epochs.epoch_of(max(first, start)) != epoch for epoch, first in found.new_epochs):  # L7
+            epochs = state.ask(derive_epochs)
+            epochs.cut(found.log_end_offset)
         self.put(epochs)
         return epochs.items != (stored.items if stored is not None else [])
 

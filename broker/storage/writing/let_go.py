@@ -23,26 +23,27 @@ def let_go(state: LogState, checkpoints: Checkpoints, start: int) -> int:
     Raises:
         StorageFailed, DiskFull: nothing has gone.
     """
-    with state.lock:
-        if state.failure is not None:
-            return state.log_start_offset
-        if start > state.log_start_offset:
-            if start == state.log_end_offset and state.chain.tail is None:
-                with state.guarded("roll"):
-                    state.chain.begin(start, frees=True)  # its name keeps the next offset
-            state.log_start_offset = start
-            state.lost_ranges = merge_ranges(state.lost_ranges, log_start_offset=start)
-        start, known = state.log_start_offset, checkpoints.written
-    if start > (known.log_start_offset if known is not None else 0):
-        with state.checkpoint_lock, state.guarded("checkpoint"):
-            with state.lock:
-                point = checkpoints.point()
-            checkpoints.write(
-                point, frees=True
-            )  # `checkpoint.K3`; also for an earlier call that could not write it down
-    with state.lock:
-        gone = state.chain.drop_below(start)
-    for segment in gone:
-        with suppress(OSError):  # tried again at the next open
-            segment.unlink(state.disk)
-    return start
+    with state.checkpoint_lock:  # `state.L8`
+        with state.lock:
+            if state.failure is not None or start > state.high_watermark:  # the latter: it was cut meanwhile
+                return state.log_start_offset
+            if start > state.log_start_offset:
+                if start == state.log_end_offset and state.chain.tail is None:
+                    with state.guarded("roll"):
+                        state.chain.begin(start, frees=True)  # its name keeps the next offset
+                state.log_start_offset = start
+                state.lost_ranges = merge_ranges(state.lost_ranges, log_start_offset=start)
+            start, known = state.log_start_offset, checkpoints.written
+        if start > (known.log_start_offset if known is not None else 0):
+            with state.guarded("checkpoint"):
+                with state.lock:
+                    point = checkpoints.point()
+                checkpoints.write(
+                    point, frees=True
+                )  # `checkpoint.K3`; also for an earlier call that could not write it down
+        with state.lock:
+            gone = state.chain.drop_below(start)
+        for segment in gone:
+            with suppress(OSError):  # tried again at the next open
+                segment.unlink(state.disk)
+        return start

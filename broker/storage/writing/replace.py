@@ -43,6 +43,7 @@ def replace_segments(
         replaced: File | None = None
         try:
             if end > start:
+                state.check_writable()  # `state.L8`
                 if len(old) > 1:
                     with state.guarded("join"):
                         announce(state.disk, state.folder, start, end)

@@ -15,6 +15,8 @@ L2  log start <= high watermark <= log end, durable end <= log end. None of them
 L3  After a failed fsync, or a write that could not be taken back, the log is failed: it appends and
     syncs nothing until `recover`. Reads go on.
 L4  Locks are taken in this order: checkpoint, sync, append. Whoever holds one may take it again.
+L8  A log that is closed writes nothing into its folder and removes nothing there: another log may have that name by
+    now. Who writes beside appends holds the checkpoint lock, which a close takes, and looks whether the log is failed.
 
 Trouble with files:
 

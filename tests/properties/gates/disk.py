@@ -134,6 +134,6 @@ def gated(patch: pytest.MonkeyPatch) -> Gates:
 
     real = Effects.do
     patch.setattr(OsFile, "sync", lambda file: None)  # the power stays on, and the disk of the machine is slow
-    patch.setattr("broker.runtime.broker.OsDisk", GatedDisk)
+    patch.setattr("broker.runtime.assembled.OsDisk", GatedDisk)
     patch.setattr(Effects, "do", do)
     return gates

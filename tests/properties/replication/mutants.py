@@ -78,7 +78,7 @@ MUTANTS: Final = (
     Mutant("a spurious shrink after a leader change", "insync", "caught_up_ms: int | None = None", "caught_up_ms: int | None = 0"),
     Mutant("never asks anybody out", "insync", "follower.caught_up_ms < worst_ms", "False"),
     Mutant("two changes at a time", "insync", "if self.pending is not None or broker in self.members or", "if broker in self.members or"),
-    Mutant("keeps followers of the leadership before", "insync", "self.followers = {broker: Follower()", "self.followers = {broker: Follower(durable_end=led.high_watermark)"),
+    Mutant("keeps followers of the leadership before", "insync", "self.followers = {broker: KnownFollower()", "self.followers = {broker: KnownFollower(durable_end=led.high_watermark)"),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.storage.log import PartitionLog
 from broker.storage.read import ReadPlan
-from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
+from broker.storage.rewrite.coalescing import CoalescingSettings, KnownSegments, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogSettings
@@ -90,7 +90,7 @@ def test_records_offsets_times_and_stamps_outlive_any_coalescing(steps: list[tup
     disk = SimDisk()
     log = create_log(disk, settings=SMALL)
     model, epoch = Model(), 1
-    memory: Memory = {}
+    memory: KnownSegments = {}
     with ExitStack() as stack:
         held: list[tuple[ReadPlan, bytes]] = []
         for kind, what, number in steps:
@@ -157,7 +157,7 @@ def test_records_offsets_times_and_stamps_outlive_any_coalescing(steps: list[tup
 def scenario(disk: SimDisk, model: Model, ends: list[int]) -> None:
     """Trickling segments joined thrice, the later times with what was joined before; the log start moves once."""
     log = create_log(disk, settings=SMALL)
-    memory: Memory = {}
+    memory: KnownSegments = {}
     shape = BatchShape(batch_records=7, compression="lz4")
     wanted = CoalescingSettings(min_age_ms=0, segment_bytes=20_000, shape=shape)
     for turn in range(3):

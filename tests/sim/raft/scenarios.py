@@ -134,7 +134,10 @@ def cut_journal_of_one_that_had_acknowledged(world: World) -> None:
         for lags in others[:few]:
             world.cut |= {pair for name in world.names for pair in ((name, lags.name), (lags.name, name))}
         before = len(world.acked) + len(world.told)
-        calm(world, 90)
+        for _ in range(5):  # now and then only one of them is slow (seed 19)
+            calm(world, 90)
+            if len(world.acked) + len(world.told) > before:
+                break
         assert len(world.acked) + len(world.told) > before, "nothing was acknowledged meanwhile"
         hit = others[few]
         world.stop(leader, "power")

@@ -14,14 +14,14 @@ import pytest
 
 from broker.api.errors import DiskFull, FolderInUse, FolderNotAllowed, StorageFailed, WrongFolder
 from broker.cli.local.datafolder import LOG_BYTES_KEPT, Record, UpFolder
-from broker.cli.local.processes import Identity
+from broker.cli.local.processes import ProcessIdentity
 from broker.storage import DataFolder
 
 
 def _record() -> Record:
-    me = Identity.of(os.getpid())
+    me = ProcessIdentity.of(os.getpid())
     assert me is not None
-    gone = Identity(pid=me.pid, started_ticks=1, boot_id=me.boot_id, command=me.command)
+    gone = ProcessIdentity(pid=me.pid, started_ticks=1, boot_id=me.boot_id, command=me.command)
     return Record(
         http="127.0.0.1:1",
         grpc="127.0.0.1:2",

@@ -241,6 +241,23 @@ def test_a_broker_that_is_not_ready_says_what_is_missing() -> None:
     assert "nats: not connected" in found["broker"].found
 
 
+@pytest.mark.parametrize("missing", ["missing", ["nats"], 7, {"a": ["b"]}, None])
+def test_reasons_of_another_shape_are_no_fault_of_the_doctor(missing: object) -> None:
+    with _server(_http({"ready": False, "missing": missing}, status=503)) as port:
+        found = _by_name(check_broker(f"127.0.0.1:{port}", in_use=True))
+    assert found["broker"].status == WRONG
+    assert "is not ready" in found["broker"].found
+
+
+@pytest.mark.parametrize("payload", ["1MB", [1], None, {}])
+def test_a_nats_server_whose_limit_is_no_number_is_wrong(payload: object) -> None:
+    info = {"version": "2.11.0", "headers": True, "max_payload": payload}
+    with _server(lambda _: b"INFO " + json.dumps(info).encode() + b"\r\n", greets=True) as port:
+        found = _by_name(check_nats([f"nats://127.0.0.1:{port}"], record_bytes_max=1))
+    assert found["nats"].status == WRONG
+    assert "max_payload" in found["nats"].found
+
+
 @pytest.mark.parametrize("ahead_s, status", [(0.0, OK), (30.0, WRONG), (-30.0, WRONG)])
 def test_the_clocks_are_compared(ahead_s: float, status: str) -> None:
     with _server(_http({"ready": True, "missing": {}}, ahead_s=ahead_s)) as port:
@@ -270,15 +287,21 @@ def test_a_nats_server_is_asked_for_its_limits(info: dict[str, Any], status: str
     assert found["nats"].values["max_payload"] == info["max_payload"]
 
 
-def test_a_server_that_does_not_ask_for_the_tls_of_its_url_is_wrong() -> None:
-    """nats-py goes on in plain text then, and so do the broker and `liftlog publish`."""
-    for scheme, required, statuses in (("tls", False, [WRONG, OK]), ("tls", True, [OK]), ("nats", False, [OK])):
-        info = {"version": "2.11.0", "headers": True, "max_payload": 8 << 20, "tls_required": required}
+def test_a_server_that_does_not_offer_the_tls_of_its_url_is_wrong() -> None:
+    """Broker and `liftlog publish` do not log in there."""
+    offers: list[tuple[str, dict[str, bool], list[str]]] = [
+        ("tls", {"tls_required": False}, [WRONG, OK]),
+        ("tls", {"tls_available": True}, [OK]),
+        ("tls", {"tls_required": True}, [OK]),
+        ("nats", {}, [OK]),
+    ]
+    for scheme, offer, statuses in offers:
+        info = {"version": "2.11.0", "headers": True, "max_payload": 8 << 20, **offer}
         greeting = b"INFO " + json.dumps(info).encode() + b"\r\n"
         with _server(lambda _, greeting=greeting: greeting, greets=True) as port:  # type: ignore[misc]
             found = list(check_nats([f"{scheme}://127.0.0.1:{port}"], record_bytes_max=8 << 20))
         assert [check.status for check in found] == statuses
-    assert "plain text" not in found[0].found
+    assert "TLS" not in found[0].found
 
 
 def test_what_is_no_nats_server_is_wrong() -> None:
@@ -356,6 +379,38 @@ def test_the_environment_that_other_commands_use_is_looked_at_too(
     given = found(0, "--brokers", broker.address, "--nats", nats.url, LIFTLOG_BROKERS="x", LIFTLOG_NATS_URL="y")
     assert given["broker"] == [(OK, f"{broker.address} is ready")]
     assert len(given["nats"]) == 1
+
+
+@pytest.mark.process
+def test_a_default_server_that_nobody_named_is_no_fault_where_another_one_is(
+    pair: tuple[NatsServer, BrokerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole list of servers is looked at: the default, and what the variable names."""
+    nats, _ = pair
+    asked: list[tuple[str, int]] = []
+
+    def greeting(host: str, port: int) -> dict[str, Any] | None:
+        asked.append((host, port))
+        if port == 4222:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return nats_server.greeting(host, port)
+
+    monkeypatch.setattr(checks_network, "greeting", greeting)
+    own = ("--data", str(tmp_path / "d"), "--set", f"http.port={free_port()}")
+
+    def found(code: int, *arguments: str, **env: str) -> list[str]:
+        ended, answer = _doctor(*own, *arguments, env=env)
+        assert ended == code, answer
+        return [check["status"] for check in answer["checks"] if check["name"] == "nats"]
+
+    assert found(0, LIFTLOG_NATS_URL=nats.url) == [WARNING, OK]
+    assert asked == [("127.0.0.1", 4222), ("127.0.0.1", nats.port)]
+    assert found(1) == [WRONG], "nobody named another one"
+    assert found(1, LIFTLOG_NATS_URL="nats://127.0.0.1:1") == [WARNING, WRONG]
+    configured = found(1, "--set", "nats.urls=nats://127.0.0.1:1", LIFTLOG_NATS_URL=nats.url)
+    assert configured == [WRONG, OK], "it is configured, and does not answer"
+    assert found(1, LIFTLOG_NATS_URLS="nats://127.0.0.1:1", LIFTLOG_NATS_URL=nats.url) == [WRONG, OK]
+    assert found(1, "--nats", "nats://127.0.0.1:4222", LIFTLOG_NATS_URL=nats.url) == [WRONG]
 
 
 @pytest.mark.process

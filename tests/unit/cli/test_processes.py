@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.local.processes import Identity, Process, start
+from broker.cli.local.processes import Process, ProcessIdentity, start
 
 pytestmark = pytest.mark.process
 
@@ -38,8 +38,8 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     made.stdout.close()
 
 
-def _identity(pid: int) -> Identity:
-    found = Identity.of(pid)
+def _identity(pid: int) -> ProcessIdentity:
+    found = ProcessIdentity.of(pid)
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def test_an_identity_says_pid_start_boot_and_command(child: subprocess.Popen[byt
     assert found.command == tuple(SLEEPER)
     assert found.started_ticks > 0
     assert found.is_alive()
-    assert Identity.from_dict(found.as_dict()) == found
+    assert ProcessIdentity.from_dict(found.as_dict()) == found
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -65,12 +65,16 @@ class RawServer:
         self._listener = socket.create_server((host, 0), family=family)
         self.port = int(self._listener.getsockname()[1])
         self._host = host
+        self._keeper = socket.socket(family)  # keeps the port from others afterwards: it is bound, and nobody listens
+        self._keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._handler = handler
         self._on_head = on_head  # called instead, before the body is read; the connection ends then
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._stopping = False
+        self._goes_on = threading.Event()
+        self._goes_on.set()
         self.requests: list[Request] = []
         self.connection_count = 0
         self.failures: list[BaseException] = []
@@ -85,6 +89,7 @@ class RawServer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.stop_listening()
+        self._keeper.close()
         self.drop_connections()
         for thread in self._threads:
             thread.join(60)
@@ -94,10 +99,23 @@ class RawServer:
 
     def stop_listening(self) -> None:
         """New connections are refused from now on; open ones live. Idempotent."""
+        if self._stopping:
+            return
         self._stopping = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        with contextlib.suppress(OSError):
+            self._keeper.bind((self._host, self.port))
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """As a process that was stopped: the kernel takes connections and bytes, nobody reads them."""
+        self._goes_on.clear()
+        try:
+            yield
+        finally:
+            self._goes_on.set()
 
     def drop_connections(self) -> None:
         """Close every open connection from the server's side."""
@@ -130,11 +148,17 @@ class RawServer:
         try:
             with sock, sock.makefile("rb") as lines:
                 while not reply.closed and (line := lines.readline()):
+                    self._goes_on.wait()
                     method, target, _ = line.decode().split()
                     headers = {}
                     while (header := lines.readline().strip()) != b"":
                         name, _, value = header.decode().partition(":")
                         headers[name.lower()] = value.strip()
+                    if target == "/livez":
+                        with self._lock:
+                            self.connection_count -= 1
+                        reply.answer()
+                        return
                     if self._on_head is not None:
                         self._on_head(reply)
                         return

@@ -21,10 +21,12 @@ from broker.api.errors import (
     NotReady,
     Overloaded,
     Unavailable,
+    UnknownSink,
     UnknownStream,
 )
+from broker.client.client import connect
 from broker.client.http.address import Address, parse_address
-from broker.client.http.brokers import Brokers, leader_of
+from broker.client.http.brokers import OTHERS_MAX, Brokers, Down, leader_of
 from broker.client.http.calls import Calls, path
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.outages import Outages
@@ -159,6 +161,114 @@ def test_the_leader_is_asked_first_and_forgotten_when_it_cannot_be_reached() -> 
         assert brokers.candidates(key) == [parse_address(configured.address)]
         brokers.note_leader(key, "no address at all")
         assert brokers.candidates(key) == [parse_address(configured.address)]
+
+
+def test_a_broker_that_is_gone_costs_one_try_for_all_partitions_and_is_asked_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Address] = []
+    exchange = Pool.exchange
+    monkeypatch.setattr(
+        Pool, "exchange", lambda self, to, *how, **more: (tried.append(to), exchange(self, to, *how, **more))[1]
+    )
+    with RawServer(answers(b"{}")) as alive:
+        gone = parse_address(f"127.0.0.1:{free_port()}")
+        brokers = Brokers([str(gone), alive.address])
+        monkeypatch.setattr("broker.client.http.brokers.DOWN_S", 3600.0)
+        for partition in range(5):  # each has its own idea of who leads
+            brokers.note_leader(("orders", partition), gone)
+        for partition in range(5):
+            brokers.exchange(ASKED, key=("orders", partition)).close()
+        assert tried.count(gone) == 1
+        monkeypatch.setattr("broker.client.http.brokers.DOWN_S", 0.0)
+        brokers._down[gone] = Down(-3600.0, 3600.0)  # its time is over: one call finds out
+        brokers.note_leader(("orders", 9), gone)
+        brokers.exchange(ASKED, key=("orders", 9)).close()
+        assert tried.count(gone) == 2
+
+
+def test_while_one_call_finds_out_whether_a_broker_is_back_others_go_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def slow(request: Request, reply: Reply) -> None:
+        arrived.set()
+        go_on.wait(60)
+        reply.answer(200, b"{}")
+
+    monkeypatch.setattr("broker.client.http.brokers.DOWN_S", 3600.0)
+    with RawServer(slow) as back, RawServer(answers(b"{}")) as alive:
+        brokers = Brokers([back.address, alive.address])
+        brokers._down[parse_address(back.address)] = Down(-3600.0, 3600.0)  # it was gone, and may be back
+        first = threading.Thread(target=lambda: brokers.exchange(ASKED).close())
+        first.start()
+        assert arrived.wait(60)
+        brokers.exchange(ASKED).close()
+        assert (len(back.requests), len(alive.requests)) == (1, 1)
+        go_on.set()
+        first.join(60)
+        assert brokers.candidates()[0] == parse_address(back.address)  # it has answered
+
+
+def test_a_leader_that_is_gone_is_not_tried_again_because_somebody_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.client.http.brokers.DOWN_S", 3600.0)
+    gone = f"127.0.0.1:{free_port()}"
+    with RawServer(problem(NotLeader("the election is not over", leader=gone))) as other:
+        brokers = Brokers([gone, other.address])
+        for _ in range(3):
+            with pytest.raises(NotLeader):
+                brokers.exchange(ASKED, key=("orders", 0))
+        assert len(other.requests) == 3
+        assert brokers.candidates(("orders", 0)) == [parse_address(other.address), parse_address(gone)]
+
+
+def test_a_lone_broker_is_asked_however_often_it_was_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.client.http.brokers.DOWN_S", 3600.0)
+    with RawServer(answers(b"{}")) as server:
+        brokers = Brokers(server.address)
+        brokers._down[parse_address(server.address)] = Down(time.monotonic(), 3600.0)
+        brokers.exchange(ASKED).close()
+        assert not brokers._down
+
+
+def test_the_other_brokers_of_a_cluster_are_asked_when_those_that_were_given_are_gone() -> None:
+    with RawServer(answers(b"{}")) as other:
+        with RawServer(answers(b"{}", **{"Liftlog-Brokers": f"127.0.0.1:1,{other.address},,no address"})) as given:
+            brokers = Brokers(given.address)
+            brokers.exchange(ASKED).close()
+            known = [parse_address(each) for each in (given.address, "127.0.0.1:1", other.address)]
+            assert brokers.candidates() == known
+        brokers.exchange(ASKED).close()
+        assert len(other.requests) == 1
+
+
+def test_so_many_other_brokers_are_remembered_and_no_more() -> None:
+    named = ",".join(f"10.0.0.1:{port}" for port in range(1, 200))
+    with RawServer(answers(b"{}", **{"Liftlog-Brokers": named})) as server:
+        brokers = Brokers(server.address)
+        brokers.exchange(ASKED).close()
+        assert len(brokers.candidates()) == 1 + OTHERS_MAX
+
+
+def test_calls_about_consumers_and_sinks_go_to_the_leaders_of_their_streams() -> None:
+    def leads(request: Request, reply: Reply) -> None:
+        if request.path.startswith("/v1/sinks"):
+            problem(UnknownSink("no sink"))(request, reply)
+        else:
+            reply.answer(200, b'{"consumers": []}')
+
+    def elsewhere(request: Request, reply: Reply) -> None:
+        problem(NotLeader("not here", leader=leader.address))(request, reply)
+
+    with RawServer(leads) as leader, RawServer(elsewhere) as asked:
+        client = connect(asked.address)
+        for _ in range(3):
+            assert client.consumers() == []
+            assert not client.sink("s").delete(missing_ok=True)
+        assert (len(asked.requests), len(leader.requests)) == (2, 6)
+        for stream in ("__offsets", "__commits"):
+            assert client.brokers.candidates((stream, 0))[0] == parse_address(leader.address)
 
 
 @pytest.mark.parametrize(

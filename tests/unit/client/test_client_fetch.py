@@ -252,6 +252,39 @@ def test_a_moved_leader_is_followed_and_remembered() -> None:
             assert len(follower.requests) == 1
 
 
+def test_a_read_does_not_go_back_to_a_leader_that_was_deposed() -> None:
+    """The new leader has 30 records. The old one, which comes first again, has lost the last ten and wrote others."""
+    asked: list[str | None] = []
+
+    def of(epoch: int, log: Log, obeys: bool) -> Handler:
+        def handler(request: Request, reply: Reply) -> None:
+            known = request.query.get("epoch")
+            asked.append(known)
+            if obeys and known is not None and int(known) > epoch:
+                problem(reply, NotReady(f"the leader epoch here is {epoch}", leader_epoch=epoch))
+                return
+            data, headers = log.answer(int(request.query["offset"]), min(int(request.query["end"]), 20))
+            reply.answer(200, data, {**headers, http.LEADER_EPOCH: str(epoch)})
+
+        return handler
+
+    for obeys in (True, False):
+        asked.clear()
+        with (
+            RawServer(of(7, Log.of(30, per_batch=10), obeys)) as new,
+            RawServer(of(5, Log.of(40, per_batch=10), obeys)) as old,
+        ):
+            session = FetchSession([old.address])
+            fetch = PartitionFetch(session, "orders", 0, 0, deadline_s=0)
+            session.brokers.note_leader(("orders", 0), new.address)
+            assert sum(batch.num_rows for batch in fetch.answer(30)) == 20
+            session.brokers.note_leader(("orders", 0), old.address)
+            with pytest.raises(NotReady):
+                list(fetch.answer(40))
+            assert fetch.position == 20
+        assert asked == [None, "7"]
+
+
 def test_two_brokers_that_send_each_other_are_not_followed_for_ever() -> None:
     addresses: list[str] = []
 

@@ -17,7 +17,7 @@ from broker.api.batch import HEADER_BYTES, BatchHeader, seal
 from broker.api.errors import BadBatch, LiftlogError, Unavailable, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
 from broker.client.reading.frames import ReadInto, read_batches, read_messages
-from broker.client.reading.reused_memory import Memory
+from broker.client.reading.reused_memory import ReusedMemory
 from tests.unit.client.logs import body, message, rows
 
 
@@ -83,7 +83,7 @@ def test_passing_messages_are_right_until_the_next_is_asked_for(seed: int) -> No
     most, buffer_bytes = rng.choice([7, 1000, 1 << 20]), rng.choice([4096, 32768, 1 << 20])
     found, kept = [], []
     for there in read_messages(
-        reader(data, lambda: rng.randint(1, most)), len(data), buffer_bytes=buffer_bytes, memory=Memory()
+        reader(data, lambda: rng.randint(1, most)), len(data), buffer_bytes=buffer_bytes, memory=ReusedMemory()
     ):
         assert there.is_passing == (len(there.data) <= buffer_bytes)
         found.append(bytes(there.data))

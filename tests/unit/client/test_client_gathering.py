@@ -33,7 +33,7 @@ from broker.api.schema import SCHEMA
 from broker.client.reading import gathering as gathering_module
 from broker.client.reading.frames import Message, read_messages
 from broker.client.reading.gathering import PureGathering, Shape
-from broker.client.reading.reused_memory import KEPT_MAX, Memory
+from broker.client.reading.reused_memory import KEPT_MAX, ReusedMemory
 from tests.support.rows import random_rows
 from tests.unit.client.logs import body, message
 
@@ -72,7 +72,7 @@ def random_shape(rng: random.Random) -> Shape:
     return Shape(columns, schema, constants)
 
 
-def received(data: bytes, rng: random.Random, memory: Memory | None, buffer_bytes: int) -> Iterator[Message]:
+def received(data: bytes, rng: random.Random, memory: ReusedMemory | None, buffer_bytes: int) -> Iterator[Message]:
     at = 0
 
     def readinto(view: memoryview) -> int:
@@ -100,7 +100,7 @@ def test_gathered_rows_are_those_that_were_written(implementation: Any, seed: in
         start, end = 0, 1 << 40
     shape = random_shape(rng)
     rows_max, bytes_enough = rng.choice([1, 7, 64, 65536]), rng.choice([1, 3000, 50_000, 1 << 20])
-    gathering = implementation(shape, rows_max=rows_max, bytes_enough=bytes_enough, memory=Memory())
+    gathering = implementation(shape, rows_max=rows_max, bytes_enough=bytes_enough, memory=ReusedMemory())
     found: list[pa.RecordBatch] = []
     for there in received(body(*messages), rng, gathering.memory, rng.choice([2048, 10_000, 1 << 20])):
         found += gathering.add(there, start, end)
@@ -123,7 +123,7 @@ def test_gathered_rows_are_those_that_were_written(implementation: Any, seed: in
 
 @each
 def test_what_was_handed_out_does_not_change_while_more_is_gathered(implementation: Any) -> None:
-    memory, rng = Memory(), random.Random(1)
+    memory, rng = ReusedMemory(), random.Random(1)
     data = body(*[message(first, first + 10, value_bytes=300) for first in range(0, 3000, 10)])
     gathering = implementation(Shape(["value", "offset"]), rows_max=100, bytes_enough=1 << 20, memory=memory)
     kept: list[pa.RecordBatch] = []
@@ -136,7 +136,7 @@ def test_what_was_handed_out_does_not_change_while_more_is_gathered(implementati
 
 @each
 def test_short_batches_are_gathered_and_long_ones_handed_out_as_they_are(implementation: Any) -> None:
-    gathering = implementation(Shape(["value"]), rows_max=65536, bytes_enough=100_000, memory=Memory())
+    gathering = implementation(Shape(["value"]), rows_max=65536, bytes_enough=100_000, memory=ReusedMemory())
     long = stored(message(60, 160, value_bytes=2000))
     sizes = [batch.num_rows for i in range(60) for batch in gathering.add(stored(message(i, i + 1)), 0, 1000)]
     assert len(sizes) <= 1
@@ -161,7 +161,7 @@ def test_no_header_that_lies_touches_other_memory_or_what_was_gathered(implement
         lie = rng.choice([-1, 1, 8, -(1 << 63), (1 << 63) - 1 - max(was, 0), rng.randrange(1 << 20)])
         struct.pack_into("<q", damaged, place, was + lie)
         seal(damaged)
-        gathering = implementation(Shape(SCHEMA.names), rows_max=1 << 16, bytes_enough=1 << 20, memory=Memory())
+        gathering = implementation(Shape(SCHEMA.names), rows_max=1 << 16, bytes_enough=1 << 20, memory=ReusedMemory())
         found = gathering.add(stored(message(-10 + 10, 5)), 0, 5)
         try:
             lied = gathering.add(stored(bytes(damaged)), 0, 30)
@@ -185,7 +185,7 @@ def test_a_number_of_rows_that_overflows_as_bytes_is_refused(implementation: Any
     for place in (ROWS_AT, NODES_AT):
         struct.pack_into("<q", damaged, place, (1 << 61) + 1)
     seal(damaged)
-    gathering = implementation(Shape(SCHEMA.names), rows_max=1 << 16, bytes_enough=1 << 20, memory=Memory())
+    gathering = implementation(Shape(SCHEMA.names), rows_max=1 << 16, bytes_enough=1 << 20, memory=ReusedMemory())
     with pytest.raises(BadBatch):
         gathering.add(stored(bytes(damaged)), 3, 40)
 
@@ -220,7 +220,7 @@ def test_blocks_are_used_again_only_when_the_last_view_of_a_batch_is_dropped(kep
     assert lent <= memory.given
 
 
-class TakenAndGiven(Memory):
+class TakenAndGiven(ReusedMemory):
     """Says which blocks were taken, and which of them came back at some time."""
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ def stored_passing(rows: pa.RecordBatch) -> tuple[BatchHeader, memoryview, bool]
 
 
 def test_no_more_than_a_few_blocks_of_a_size_are_kept() -> None:
-    memory = Memory()
+    memory = ReusedMemory()
     blocks = [memory.take(4096) for _ in range(3 * KEPT_MAX)]
     for block in blocks:
         memory.give(block)

@@ -100,7 +100,13 @@ def test_without_acks_messages_are_only_handed_to_nats(cluster: Cluster, client:
 
 
 def test_what_no_stream_stores_is_counted_by_its_reason(cluster: Cluster, client: Client) -> None:
-    report = publish(cluster[0].url, "nobody.listens", [b"a", b"b"])
+    waits: list[float] = []
+    report = publish(
+        cluster[0].url, "nobody.listens", [b"a"] * 700, window=7, ack_timeout_s=0.5, on_nobody=waits.append
+    )
+    assert waits == [0.5], "the time is over once, not for each window"
+    assert (report.errors, report.published) == ({"no_responders": 700}, 700)
+    report = publish(cluster[0].url, "nobody.listens", [b"a", b"b"], ack_timeout_s=0.1)
     assert report.errors == {"no_responders": 2}
     assert report.examples == {"no_responders": "no stream captures nobody.listens"}
     assert (report.acked, report.failed) == (0, 2)
@@ -109,6 +115,30 @@ def test_what_no_stream_stores_is_counted_by_its_reason(cluster: Cluster, client
     assert (report.published, report.acked, report.failed) == (4, 2, 2)
     assert report.errors == {"record_too_large": 2}, "whatever number stands in the text"
     assert "size exceeds maximum allowed: 2" in report.examples["record_too_large"]
+
+
+def test_what_nobody_takes_is_sent_again_until_somebody_does(cluster: Cluster, client: Client) -> None:
+    client.create_stream("moved", subject="moved")
+    client.pause("moved")
+    payloads = [b"%d" % number for number in range(500)]
+    report = publish(
+        cluster[0].url, "moved", payloads, window=50, ack_timeout_s=60, on_nobody=lambda _: client.resume("moved")
+    )
+    assert (report.published, report.acked, report.errors, report.examples) == (500, 500, {}, {})
+    assert report.bytes == sum(map(len, payloads))
+    stored = client.read("moved", columns=["value"]).to_table().column("value").to_pylist()
+    assert sorted(stored) == sorted(payloads), "each once"
+
+
+def test_a_publish_that_waits_for_somebody_and_is_interrupted_counts_all(cluster: Cluster) -> None:
+    def interrupt(_: float) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(PublishInterrupted) as caught:
+        publish(cluster[0].url, "nobody.listens", [b"x"] * 20, window=5, ack_timeout_s=60, on_nobody=interrupt)
+    report = caught.value.report
+    assert report.published == report.failed + report.unanswered <= 5
+    assert report.acked == 0
 
 
 def test_expectations_that_fail_are_one_reason_whatever_sequence_they_missed(cluster: Cluster, client: Client) -> None:

@@ -1,12 +1,13 @@
 """The verbs of the scripts in tests/golden/catalog: commands of the cluster, on one stream `s` with one partition.
 
-register a [sound=yes] [behind=yes] [after=3]    with its folder, or without
-renew a b, fail a, stop a, remove a
-create 3 min=2, delete, confirm a
+register a [sound=yes] [behind=yes] [after=3] [seen=9]    with its folder, or without
+renew a b, fail a [renewal=0], stop a, remove a
+create 3 min=2, delete, confirm a [0]
 add-partitions 2, confirm-partitions a [of=2] [epoch=3], raise 3 [min=2], settings fsync=interval
-opened a, elect-first, preferred, unclean a, min-insync 1, reassign a,b,d [min=2]
+opened a, elect-first, preferred, unclean a [seen=9], min-insync 1, reassign a,b,d [min=2]
 alter a add=b | remove=b [epoch=1] [pe=2] [incarnation=1,0]
 report b at=100, step-out a why=damage
+                        who names itself may say registration=3, step-outs=1: of an earlier life
 form, begin-rescue [last=5], logs a [seen=9] 0=3:7 (epoch:end), excuse a [0], end-rescue [a b c]
 """
 
@@ -43,8 +44,9 @@ class Scenario:
         state = self.catalog.cluster.partitions.get(AT)
         broker = words[0] if words else ""
         info = self.catalog.brokers.get(broker)
-        by = {"broker_id": broker, "registration": info.registration if info else 0}
-        step_outs = state.step_outs_of(broker) if state else 0
+        registration = int(values.get("registration", info.registration if info else 0))
+        by = {"broker_id": broker, "registration": registration}
+        step_outs = int(values.get("step-outs", state.step_outs_of(broker) if state else 0))
         match verb:
             case "register":
                 optional: dict[str, Any] = {"after": int(values["after"])} if "after" in values else {}
@@ -59,12 +61,20 @@ class Scenario:
                     "grpc": f"{broker}:9292",
                     "rack": values.get("rack", ""),
                     **optional,
+                    **({"epoch_seen": int(values["seen"])} if "seen" in values else {}),
                 }
             case "renew":
                 known = self.catalog.brokers
-                return {"kind": "renew_sessions", "renewals": {word: known[word].registration for word in words}}
+                return {
+                    "kind": "renew_sessions",
+                    "renewals": {word: int(values.get("registration", known[word].registration)) for word in words},
+                }
             case "fail":
-                return {"kind": "fail_broker", **by, **({"renewal": int(values["renewal"])} if values else {})}
+                return {
+                    "kind": "fail_broker",
+                    **by,
+                    **({"renewal": int(values["renewal"])} if "renewal" in values else {}),
+                }
             case "stop":
                 return {"kind": "stop_broker", **by}
             case "remove":
@@ -111,6 +121,7 @@ class Scenario:
                 return {"kind": "delete_stream", "name": "s"}
             case "confirm":
                 left = sorted(n for _, n in self.catalog.cluster.leftovers.get(broker, ()))
+                left = [int(word) for word in words[1:]] or left
                 return {"kind": "confirm_deleted", "broker_id": broker, "partitions": {"i1": left}}
             case "opened":
                 own = sorted(at for at, s in self.catalog.cluster.partitions.items() if broker in s.replicas)
@@ -122,7 +133,8 @@ class Scenario:
             case "preferred":
                 return {"kind": "elect_preferred", **ALL}
             case "unclean":
-                return {"kind": "elect_unclean", **PARTITION, "broker_id": broker}
+                seen = {"epoch_seen": int(values["seen"])} if "seen" in values else {}
+                return {"kind": "elect_unclean", **PARTITION, "broker_id": broker, **seen}
             case "min-insync":
                 return {"kind": "set_min_insync", "stream": "i1", "min_insync_replicas": int(words[0])}
             case "reassign":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from broker.metadata import broker_commands
 from broker.metadata.catalog import PRODUCER_NAMES_MAX, SINCE, Catalog
 from broker.metadata.journal import decode_lines, encode_line
 from broker.metadata.overlap import overlaps
+from broker.metadata.partition import PartitionState
 
 
 def create(name: str, subject: str | None = None, **settings: Any) -> dict[str, Any]:
@@ -72,6 +74,16 @@ def test_request_id_is_applied_once() -> None:
     assert Catalog.restore(json.loads(json.dumps(catalog.snapshot()))).apply(command) == catalog.apply(command)
 
 
+def test_a_deletion_that_names_an_incarnation_takes_no_other() -> None:
+    catalog = Catalog()
+    catalog.apply(create("a"))
+    command = {"v": 1, "kind": "delete_stream", "name": "a"}
+    assert catalog.apply({**command, "incarnation": "former"})["error"]["reason"] == "stale_incarnation"
+    assert catalog.apply({**command, "incarnation": 7})["error"]["reason"] == "invalid_request"
+    assert "a" in catalog.streams
+    assert "ok" in catalog.apply({**command, "incarnation": "inc-a"})
+
+
 def test_a_refused_request_is_judged_again() -> None:
     """It is in no journal, so nobody who replays one knows of it."""
     catalog = Catalog()
@@ -93,6 +105,13 @@ def test_deleted_incarnations_are_remembered_until_somebody_says_that_they_are_g
     assert catalog.deleted == {"inc-b": "b"}
 
 
+def _nested(times: int) -> Any:
+    value: Any = 0
+    for _ in range(times):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -108,6 +127,19 @@ def test_deleted_incarnations_are_remembered_until_somebody_says_that_they_are_g
         {"kind": "add_partitions", "name": "a", "partitions": 0},
         {"kind": "alter_stream", "name": "a", "settings": []},
         {"kind": "create_stream", "name": "c", "settings": {}},
+        *(
+            {"kind": "create_stream", "name": "c", "incarnation": "i", "settings": {}, "created_us": value}
+            for value in (float("nan"), 1.5, "x", None, [], -1, 1 << 63)
+        ),
+        {"kind": "create_stream", "name": "c", "incarnation": "half \ud800", "settings": {}, "created_us": 1},
+        {"kind": "form_cluster", "cluster_id": "half \ud800"},
+        {"kind": "register_producer", "request_id": 7},
+        {"kind": "register_producer", "request_id": _nested(32)},
+        {"kind": "register_producer", "unknown": _nested(970)},
+        *(
+            {"kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g", "epoch_seen": n}
+            for n in ((1 << 63) - 1, 1 << 32)
+        ),
         {},
     ],
 )
@@ -282,3 +314,60 @@ def test_a_trial_leaves_the_known_subjects_alone_and_a_restore_knows_them() -> N
         assert each.apply(create("third", "orders.>"))["ok"]["stream"]["reply_acks_effective"] is False
         each.apply({"v": 1, "kind": "delete_stream", "name": "first"})
         assert each.apply(create("fourth", "orders.eu"))["ok"]["stream"]["reply_acks_effective"] is True
+
+
+def test_a_report_does_not_take_the_last_member_out_of_another_partition() -> None:
+    """`cluster.C3`: of the second one a alone has all records; without it nobody would lead."""
+    catalog = Catalog()
+    numbers = {}
+    for broker in "abc":
+        named = {"broker_id": broker, "incarnation": "p", "http": "h", "grpc": "g"}
+        numbers[broker] = catalog.apply({"v": 1, "kind": "register_broker", **named})["ok"]["registration"]
+    led = PartitionState(
+        replicas=("a", "b", "c"), isr=("a", "b", "c"), leader="a", leader_incarnation=(numbers["a"], 0), leader_epoch=3
+    )
+    catalog.cluster.partitions |= {("i", 0): led, ("i", 1): replace(led, isr=("a",))}
+    for broker in "bc":
+        by = {"broker_id": broker, "registration": numbers[broker], "at_ms": 1, "window_ms": 9}
+        of = {"stream": "i", "partition": 0, "leader_epoch": 3}
+        told = catalog.apply({"v": 1, "kind": "report_leader", **by, **of})["ok"]
+        if told["moved"]:
+            break
+    assert told["moved"] == [["i", 0, "b"]]
+    assert catalog.cluster.partitions["i", 1].leader == "a"
+    assert catalog.cluster.partitions["i", 1].isr == ("a",)
+
+
+def test_the_stream_of_a_streams_stages_goes_with_it() -> None:
+    """M9; nobody deletes it by itself, and it may grow."""
+    catalog = Catalog()
+    catalog.apply(create("a"))
+    stages = {**create("__stages.inc-a"), "internal": True, "incarnation": "inc-stages", "settings": {"subject": None}}
+    assert catalog.apply(stages)["ok"]["created"] is True
+    refused = catalog.apply({"v": 1, "kind": "delete_stream", "name": "__stages.inc-a"})["error"]
+    assert refused["reason"] == "invalid_request"
+    grown = catalog.apply({"v": 1, "kind": "add_partitions", "name": "__stages.inc-a", "partitions": 3})
+    assert grown["ok"]["stream"]["settings"]["partitions"] == 3
+    catalog.apply({"v": 1, "kind": "delete_stream", "name": "a"})
+    assert not catalog.streams
+    assert catalog.deleted == {"inc-a": "a", "inc-stages": "__stages.inc-a"}
+
+
+def test_fsync_by_intervals_is_refused_while_any_partition_has_several_replicas() -> None:
+    """One partition was moved to a single broker: only the first was looked at, and only where it was to be moved to.
+    The others committed what their leader had not fsynced."""
+    catalog = Catalog()
+    for broker in ("a", "b"):
+        named = {"broker_id": broker, "incarnation": "i", "http": "h", "grpc": "g"}
+        catalog.apply({"v": 1, "kind": "register_broker", **named})
+    catalog.apply({**create("s", partitions=2), "replication_factor": 2})
+    altered = {"v": 1, "kind": "alter_stream", "name": "s", "settings": {"fsync": "interval"}}
+    places = sorted(catalog.cluster.partitions)
+    for at in places:
+        assert catalog.apply(altered)["error"]["key"] == "fsync"
+        catalog.cluster.partitions[at] = replace(catalog.cluster.partitions[at], target=("a",))
+    assert catalog.apply(altered)["error"]["key"] == "fsync", "they are moved, and count still"
+    for at in places:
+        assert catalog.apply(altered)["error"]["key"] == "fsync"
+        catalog.cluster.partitions[at] = PartitionState(replicas=("a",))
+    assert "ok" in catalog.apply(altered)

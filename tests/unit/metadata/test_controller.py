@@ -353,3 +353,17 @@ def test_what_a_deposed_controller_submitted_changes_nothing_that_is_newer(kind:
     before = bench.catalog.snapshot()
     assert "ok" in bench.apply(kind, **named[kind])
     assert bench.catalog.snapshot() == before
+
+
+def test_no_more_replicas_are_asked_for_in_a_rescue() -> None:
+    """It would be refused each time, and be asked for again at once."""
+    bench = Bench("a", "b", "c")
+    bench.create(1, 1, name="__offsets", internal=True)
+    bench.open("a", "b", "c")
+    bench.apply("form_cluster", cluster_id="x")
+    begun = bench.apply("begin_rescue", cluster_id="x", epoch_last=bench.catalog.epoch_last)["ok"]
+    assert bench.run(2 * CALM_MS) == []
+    for broker in "abc":
+        bench.apply("excuse_replicas", broker_id=broker, rescue=begun["rescue"])
+    assert "ok" in bench.apply("end_rescue", rescue=begun["rescue"], brokers=["a"])
+    assert "raise_replication" in {command["kind"] for _, command in bench.run(CALM_MS)}

@@ -36,6 +36,8 @@ class Group:
                 self.me = core.journal.base.node_id
 
             def send(self, node: Node, message: dict[str, Any]) -> bool:
+                journal = self._core.journal  # type: ignore[attr-defined]
+                assert journal._synced == journal._end, "A1: what is sent promises what is not on the disk"
                 if (self.me[0], node.id[0]) in cut:
                     return False
                 net.append((self.me, node.id, Codec.loads(Codec.dumps(message))))

@@ -131,3 +131,44 @@ def test_without_room_for_a_snapshot_the_old_file_goes_on() -> None:
     journal.add(b"\x00{}", 6, 4)
     journal.sync()
     assert Journal.open(disk.after_crash("lost"), PATH).entries == journal.entries
+
+
+def test_term_and_vote_outlive_a_snapshot() -> None:
+    """Or a voter would vote twice in a term: their records go with the file that the snapshot replaces."""
+    disk, journal = made()
+    journal.setCurrentTerm(9, "c@c")
+    assert journal.renew({"state": 1}, ("a@a",), journal.entries[1:])
+    again = Journal.open(disk.after_crash("lost"), PATH)
+    assert (again.term, again.vote) == (9, "c@c")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "path"),
+    [("sync_dir", errno.ENOSPC, "/raft"), ("sync_dir", errno.EIO, "/raft"), ("write", errno.EIO, PATH)],
+)
+def test_after_a_snapshot_that_failed_nobody_knows_which_file_is_there(call: str, error: int, path: str) -> None:
+    """J2. The new file may have the name by then: what is written into the old one would be read by nobody."""
+    disk, journal = made()
+    disk.fail(call, error, path=path)
+    with pytest.raises(StorageFailed):
+        journal.renew({"state": "x" * 100}, ("a@a",), journal.entries[1:])
+    with pytest.raises(StorageFailed):
+        journal.add(b"\x00{}", 6, 4)
+    with pytest.raises(StorageFailed):
+        journal.sync()
+
+
+def test_a_torn_mark_does_not_hide_those_after_it() -> None:
+    """J3: without the later ones damage would look like the torn end of a write."""
+    for lost in range(1, 20):
+        disk, _ = made()
+        marks = disk.open(f"{PATH}.marks")
+        marks.truncate(marks.size() - lost)
+        marks.sync()
+        journal = Journal.open(disk, PATH)
+        for index in (6, 7):
+            journal.add(b"\x00{}", index, 4)
+            journal.sync()
+        disk.flip(PATH, 8 * (disk.size(PATH) - 1))
+        with pytest.raises(CorruptLog):
+            Journal.open(disk.after_crash("lost"), PATH)

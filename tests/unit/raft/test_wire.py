@@ -11,10 +11,21 @@ from typing import Any
 
 import pytest
 from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 
 from broker.api.errors import InvalidRequest
+from broker.raft import wire
 from broker.raft.node import RaftNode, configuration, form
-from broker.raft.wire import Codec, GuardedTcp, Voter, check_secret
+from broker.raft.wire import (
+    MESSAGE_BYTES_MAX,
+    READS_AT_ONCE,
+    STRANGERS_MAX,
+    Bounded,
+    Codec,
+    GuardedTcp,
+    Voter,
+    check_secret,
+)
 from broker.storage.disk import OsDisk
 
 SECRET = "of at least sixteen bytes"
@@ -35,14 +46,14 @@ def listening(port: int) -> set[str]:
 
 
 @contextlib.contextmanager
-def group(tmp_path: Path, secrets: list[str | None]) -> Iterator[list[RaftNode]]:
+def group(tmp_path: Path, secrets: list[str | None], *, observers: int = 0) -> Iterator[list[RaftNode]]:
     addresses = [f"127.0.0.1:{port}" for port in ports(len(secrets))]
     ids = tuple(f"n{i}@{address}" for i, address in enumerate(addresses))
-    nodes = []
+    voters, nodes = ids[: len(ids) - observers], []
     for i, secret in enumerate(secrets):
         folder = tmp_path / f"n{i}"
         folder.mkdir()
-        journal = form(OsDisk(), str(folder / "raft.log"), node_id=ids[i], voters=ids, cluster_id="x")
+        journal = form(OsDisk(), str(folder / "raft.log"), node_id=ids[i], voters=voters, cluster_id="x")
         conf = configuration(secret=secret, bind=addresses[i])
         nodes.append(RaftNode(journal, transport=GuardedTcp, node=Voter, conf=conf, clock=time.monotonic, life=f"{i}"))
     try:
@@ -62,7 +73,7 @@ def until(nodes: list[RaftNode], reached: Callable[[], Any]) -> None:
 
 def test_three_brokers_on_loopback_carry_out_what_any_of_them_is_told(tmp_path: Path) -> None:
     with group(tmp_path, [SECRET] * 3) as nodes:
-        until(nodes, lambda: any(node.is_controller for node in nodes) and all(node.controller for node in nodes))
+        until(nodes, lambda: any(node.has_begun for node in nodes) and all(node.controller for node in nodes))
         results: list[Any] = []
         follower = next(node for node in nodes if not node.is_controller)
         follower.submit({"v": 1, "kind": "register_producer", "name": "p", "request_id": "r"}, results.append)
@@ -75,6 +86,18 @@ def test_three_brokers_on_loopback_carry_out_what_any_of_them_is_told(tmp_path: 
         assert follower.catalog.producers == {"p": (1, 0)}
         port = int(follower.node_id.rpartition(":")[2])
         assert listening(port) == {"0100007F"}, "127.0.0.1 and nothing else"
+
+
+def test_one_without_a_vote_hears_of_all_and_does_not_listen(tmp_path: Path) -> None:
+    """W5. Seen before: each broker that came back with an empty folder ended, as it has no socket to look after."""
+    with group(tmp_path, [SECRET] * 3, observers=1) as nodes:
+        *voters, observer = nodes
+        until(nodes, lambda: all(node.controller is not None for node in nodes))
+        results: list[Any] = []
+        voters[0].submit({"v": 1, "kind": "register_producer", "name": "p", "request_id": "r"}, results.append)
+        until(nodes, lambda: results and observer.catalog.producers)
+        assert observer.catalog.producers == {"p": (1, 0)}
+        assert not listening(int(observer.node_id.rpartition(":")[2]))
 
 
 def test_who_has_another_secret_takes_no_part(tmp_path: Path) -> None:
@@ -154,3 +177,104 @@ def test_messages_are_json_and_keep_bytes() -> None:
     assert back == {"entries": [[b"\x00\xff", 1, 2]], "data": [b"", True, False], "n": None}
     with pytest.raises(TypeError):
         Codec.dumps({"x": object()})
+
+
+def test_who_never_stops_sending_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W6. Seen before: one call of `tick` took 13 s, as long as somebody without the secret went on sending."""
+    with group(tmp_path, [SECRET]) as nodes:
+        until(nodes, lambda: nodes[0].is_controller)
+        port = int(nodes[0].node_id.rpartition(":")[2])
+        reads = 0
+
+        def read(conn: Any) -> bool:
+            nonlocal reads
+            reads += 1
+            assert reads < 10_000, "it reads on and on"
+            return True
+
+        monkeypatch.setattr(TcpConnection, "_TcpConnection__processRead", read)
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(b"x" * 1_000)
+            until(nodes, lambda: reads)
+        assert reads <= READS_AT_ONCE
+        monkeypatch.undo()
+        results: list[Any] = []
+        nodes[0].submit({"v": 1, "kind": "register_producer"}, results.append)
+        until(nodes, lambda: results)
+
+
+def test_connections_of_strangers_are_few_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W5. They say nothing, as those of a scanner, or of a machine that is gone."""
+    with group(tmp_path, [SECRET]) as nodes, contextlib.ExitStack() as stack:
+        until(nodes, lambda: nodes[0].is_controller)
+        transport = nodes[0].core._SyncObj__transport
+        port = int(nodes[0].node_id.rpartition(":")[2])
+        for _ in range(STRANGERS_MAX + 3):
+            before = len(transport._unknownConnections)
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            until(nodes, lambda before=before: len(transport._unknownConnections) > min(before, STRANGERS_MAX - 1))
+        assert len(transport._unknownConnections) == STRANGERS_MAX
+        monkeypatch.setattr(wire, "STRANGER_S", 0.0)
+        until(nodes, lambda: not transport._unknownConnections)
+
+
+def test_who_does_not_take_a_call_is_called_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W7. By itself the kernel would repeat a call that nobody takes after 1, 2, 4 and up to 64 s."""
+    monkeypatch.setattr(wire, "CALL_S", 0.1)
+    with group(tmp_path, [SECRET] * 2) as nodes:
+        first, caller = sorted(nodes, key=lambda node: node.node_id)
+        transport = caller.core._SyncObj__transport
+        calls: list[float] = []
+        connect = TcpConnection.connect
+
+        def count(conn: Any, *where: Any) -> Any:
+            calls.append(time.monotonic())
+            return connect(conn, *where)
+
+        monkeypatch.setattr(TcpConnection, "connect", count)
+        until([caller], lambda: len(calls) >= 8)  # nobody ticks the other one: its kernel takes calls, then none
+        until(nodes, lambda: first.controller is not None and caller.controller is not None)
+        known = list(transport._connections.values())
+        until(nodes, lambda: all(each.state == CONNECTION_STATE.CONNECTED for each in known))
+        told = len(calls)
+        until(nodes, lambda: time.monotonic() > calls[-1] + 5 * wire.CALL_S)
+        assert len(calls) == told, "a connection that is there is kept"
+
+
+def test_the_former_connection_of_a_voter_is_closed(tmp_path: Path) -> None:
+    """W8. Seen before: it was kept for ever if the cable had been cut meanwhile."""
+    import struct
+    import zlib
+
+    with group(tmp_path, [None] * 2) as nodes:
+        first, caller = sorted(nodes, key=lambda node: node.node_id)
+        until(nodes, lambda: first.controller is not None and caller.controller is not None)
+        former = next(iter(first.core._SyncObj__transport._connections.values()))
+        data = zlib.compress(Codec.dumps(caller.node_id))
+        with socket.create_connection(("127.0.0.1", int(first.node_id.rpartition(":")[2]))) as sock:
+            sock.sendall(struct.pack("i", len(data)) + data)
+            until([first], lambda: former.state == CONNECTION_STATE.DISCONNECTED)
+            assert [conn.state for conn in first.core._SyncObj__transport._connections.values()] == [
+                CONNECTION_STATE.CONNECTED
+            ]
+
+
+def test_without_descriptors_it_listens_again_later(tmp_path: Path) -> None:
+    """W5. pysyncobj closes the socket that it listens on when nothing can be accepted."""
+    with group(tmp_path, [SECRET] * 2) as nodes:
+        until(nodes, lambda: any(node.is_controller for node in nodes))
+        port = int(nodes[0].node_id.rpartition(":")[2])
+        nodes[0].core._SyncObj__transport._server.unbind()
+        assert not listening(port)
+        until(nodes, lambda: listening(port))
+
+
+def test_a_message_that_is_longer_than_it_looks_is_refused() -> None:
+    """W4."""
+    text = b"a" * (MESSAGE_BYTES_MAX + 1)
+    with pytest.raises(ValueError, match="more than"):
+        Bounded.decompress(Bounded.compress(text))
+    assert Bounded.decompress(Bounded.compress(text[:-1])) == text[:-1]
+    for damaged in (b"", Bounded.compress(b"text")[:-1], Bounded.compress(b"text") + b"more"):
+        with pytest.raises(ValueError, match="less than"):
+            Bounded.decompress(damaged)

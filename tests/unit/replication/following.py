@@ -10,7 +10,7 @@ records 3 hw=3 start=0 rewritten=0 state=5, diverged, starts-above 9 last=1, fen
                                                         fetch that is answered, else the latest
 inside 3 from=1 last=1                                  3 is in a batch from 1 on, after epoch 1
 compacted 3 waits=2                                     a pass has ended; mark=, waits= in `holds` too
-synced 3 generation=1, sync-failed, tick 500, unreachable, unfollowed
+synced 3 generation=1, sync-failed generation=1, tick 500, unreachable, unfollowed
 epoch=, incarnation=                                    of an answer; unless given, those that are followed
 """
 
@@ -119,7 +119,7 @@ class Following:
             case "synced":
                 return Synced(int(values.get("generation", core.generation)), int(words[0]))
             case "sync-failed":
-                return SyncFailed(core.generation, "EIO")
+                return SyncFailed(int(values.get("generation", core.generation)), "EIO")
             case "tick":
                 return Tick(now_ms=int(words[0]))
             case "unreachable":

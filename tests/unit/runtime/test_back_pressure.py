@@ -5,6 +5,7 @@ What is not read stays there."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,29 @@ async def test_while_the_server_does_not_take_our_acks_we_do_not_read(pool: Held
         assert not driver._is_held_up()
         await until(lambda: transport.write_buffer_bytes() == 0, "all is sent")
     driver._loop.close()
+
+
+def test_a_stop_amid_the_connecting_ends_the_connection(monkeypatch: pytest.MonkeyPatch, pool: HeldPool) -> None:
+    """Seen before: `asyncio.wait_for` lost the cancellation, the stop took 5 s, and tasks outlived their loop."""
+
+    class Connecting:
+        is_asked = is_closed = is_connected = False
+        connected_url = None
+
+        async def connect(self, **_: Any) -> None:
+            self.is_asked = True
+            with contextlib.suppress(asyncio.CancelledError):  # as `wait_for` does
+                await asyncio.sleep(3600)
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    client = Connecting()
+    monkeypatch.setattr(intake, "make_client", lambda *_, **__: client)
+    driver = IntakeDriver(load(None, {}), pool)
+    driver.start()
+    eventually(lambda: client.is_asked)
+    driver.stop(60)
+    assert client.is_closed
+    assert driver._main is not None
+    assert driver._main.done()

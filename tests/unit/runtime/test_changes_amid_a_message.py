@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -22,6 +23,7 @@ from broker.api.batch import decode_batch
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
+from broker.runtime.intake.captures import Attachment
 from broker.runtime.intake.driver import IntakeDriver
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -159,6 +161,145 @@ CHANGES: dict[str, tuple[Callable[[Broker], None], str]] = {
     "pause and resume": (Broker.pause_and_resume, ""),
     "delete": (Broker.delete, "unknown_stream"),
 }
+
+
+# -- partitions that are captured one by one (captures.py)
+
+
+class Led(Broker):
+    """Of `s`, partitions 0 and 1 of 3 are led here, each captured by itself."""
+
+    def __init__(self, implementation: str, appender: ThreadPoolExecutor, pool: SyncPool) -> None:
+        super().__init__(implementation, appender, pool)
+        self.detach()
+        self.change(partitions=3)
+        self.partitions["s"] += [self.partition("s", number) for number in (1, 2)]
+        for number in (0, 1):
+            self.begin(number)
+        self.driver._route(3, self.attachment.slots, self.attachment.info)
+        self.attachment.sids.append(3)
+
+    @property
+    def attachment(self) -> Attachment:
+        return self.driver._streams["s"]
+
+    def until_stored(self) -> None:
+        self.run(until(lambda: self.driver._flusher._pending_bytes == 0, "bytes are under way"))
+
+    def begin(self, number: int) -> None:
+        self.run(self.driver._captures.begin(self.infos["s"], self.partitions["s"][number]))
+
+    def end(self, *numbers: int) -> None:
+        for number in numbers:
+            self.run(self.driver._captures.end(self.partitions["s"][number]))
+
+    def end_and_begin(self, *numbers: int) -> None:
+        self.end(*numbers)
+        for number in numbers:
+            self.begin(number)
+
+    def alter_all(self) -> None:
+        self.change(linger_ms=3)
+        for number in (0, 1):
+            self.begin(number)
+
+
+LED_CHANGES: dict[str, Callable[[Led], None]] = {
+    "one comes": lambda b: b.begin(2),
+    "one goes": lambda b: b.end(1),
+    "the other goes": lambda b: b.end(0),
+    "both go": lambda b: b.end(0, 1),
+    "one goes and comes": lambda b: b.end_and_begin(1),
+    "both go and come": lambda b: b.end_and_begin(0, 1),
+    "altered": Led.alter_all,
+}
+
+
+@pytest.mark.parametrize("change", LED_CHANGES.values(), ids=LED_CHANGES)
+@pytest.mark.parametrize("key", [b"a", b"b", b"c", b"d", b"e"])
+def test_partitions_come_and_go_in_the_midst_of_a_message(
+    implementation: str, key: bytes, change: Callable[[Led], None]
+) -> None:
+    """Whatever partition it is of: one that is led throughout gets it; of the others it is stored once, or is not."""
+    wire = hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3, reply="half")
+    stored: set[tuple[int, int]] = set()
+    pool = SyncPool(1)
+    with ThreadPoolExecutor(1) as appender:
+        for cut in range(1, len(wire)):
+            broker = Led(implementation, appender, pool)
+            broker.receive(wire[:cut])
+            change(broker)
+            broker.receive(wire[cut : cut + 5])
+            broker.receive(wire[cut + 5 :])
+            broker.receive(msg("t.1", b"behind", sid=2, reply="behind"))
+            broker.until_answered(b"behind")
+            for slot in broker.driver._flusher._intake.dirty():
+                broker.driver._flusher._flush(slot.tag, force=True)
+            broker.until_stored()
+            found = [(p.partition, p.log.log_end_offset) for p in broker.partitions["s"] if p.log.log_end_offset]
+            assert sum(count for _, count in found) <= 1
+            if found:
+                assert broker.value_at(broker.until_answered(b"half")) == VALUE
+            stored |= set(found)
+            broker.loop.close()
+        pool.close()
+    assert len(stored) <= 1, "of one partition"
+
+
+@pytest.mark.parametrize("key", [b"a", b"b", b"c", b"d", b"e"])
+def test_a_message_amid_another_number_of_partitions_is_sorted_by_the_new_one_or_refused(
+    implementation: str, key: bytes
+) -> None:
+    """E5: what gathers, is half received, or comes later. By the former number another broker would store it, too."""
+    wire = hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3, reply="half")
+    gathered = hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3)
+    pool = SyncPool(1)
+    refused = 0
+    with ThreadPoolExecutor(1) as appender:
+        for cut in range(1, len(wire)):
+            broker = Led(implementation, appender, pool)
+            broker.change(partitions=3, linger_ms=10_000)
+            for number in (0, 1):
+                broker.begin(number)
+            broker.receive(gathered + wire[:cut])
+            broker.change(partitions=5)
+            for number in (0, 1):
+                broker.begin(number)
+            broker.receive(wire[cut:])
+            broker.receive(msg("t.1", b"behind", sid=2, reply="behind"))
+            broker.until_answered(b"behind")
+            for slot in broker.driver._flusher._intake.dirty():
+                broker.driver._flusher._flush(slot.tag, force=True)
+            broker.until_stored()
+            found = [p.partition for p in broker.partitions["s"] if p.log.log_end_offset]
+            assert found in ([], [crc32(key) % 5])
+            answer = broker.answers().get(b"half")
+            if answer is not None and "error" in answer:
+                refused += 1
+                assert "[not_ready]" in answer["error"]["description"]
+                assert not found
+            broker.loop.close()
+        pool.close()
+    assert (refused > 0) == (crc32(key) % 3 in (0, 1)), "sorted to one that is led here before its key was whole"
+
+
+def test_what_hashes_to_a_partition_that_is_led_elsewhere_is_passed_over_in_silence(implementation: str) -> None:
+    pool = SyncPool(1)
+    with ThreadPoolExecutor(1) as appender:
+        broker = Led(implementation, appender, pool)
+        for number in range(40):
+            broker.receive(hmsg("s.1", VALUE, ("Liftlog-Key", f"k{number}"), sid=3, reply=f"r{number}"))
+        broker.until_stored()
+        ends = [p.log.log_end_offset for p in broker.partitions["s"]]
+        assert ends[2] == 0
+        assert 0 < ends[0] + ends[1] == len(broker.answers()) < 40
+        broker.loop.close()
+        pool.close()
+
+
+@pytest.fixture(params=TWIN_IDS)
+def implementation(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(params=TWIN_IDS)

@@ -10,7 +10,7 @@ import pytest
 
 from broker.api.stream import settings_from
 from broker.metadata.catalog import StreamInfo
-from broker.runtime.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, Turns
+from broker.runtime.background.cleaner import LITTLE_BYTES, REST_ROUNDS, SLICE, Cleaner, DueReplicas
 from broker.runtime.config.configuration import load
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -33,7 +33,7 @@ def partitions(count: int) -> list[Replica]:
 def test_what_moved_comes_at_once_and_everything_in_turn() -> None:
     """2.5 slices: three rounds go through all, and none is longer than a slice and what moved."""
     all_of_them = partitions(SLICE * 5 // 2)
-    turns = Turns()
+    turns = DueReplicas()
     turns.note(all_of_them[-2:])
     rounds = [turns.take(all_of_them) for _ in range(3)]
     assert set(rounds[0]) == {*all_of_them[:SLICE], *all_of_them[-2:]}
@@ -44,7 +44,7 @@ def test_what_moved_comes_at_once_and_everything_in_turn() -> None:
 
 def test_a_few_are_all_looked_at_each_time_and_each_once() -> None:
     few = partitions(3)
-    turns = Turns()
+    turns = DueReplicas()
     for _ in range(3):
         turns.note(few[:1])
         assert sorted(map(id, turns.take(few))) == sorted(map(id, few))
@@ -52,7 +52,7 @@ def test_a_few_are_all_looked_at_each_time_and_each_once() -> None:
 
 def test_a_removed_one_that_moved_does_not_come_back() -> None:
     few = partitions(2)
-    turns = Turns()
+    turns = DueReplicas()
     turns.note(few)
     few[0].removed = True
     assert turns.take(few[1:]) == few[1:]
@@ -72,7 +72,7 @@ class Rounds:
     """Rounds of checkpoints of one partition that is always in motion, 5 s apart."""
 
     def __init__(self, partition: Partition) -> None:
-        self.partition, self.turns, self.now_s = partition, Turns(), 1000.0
+        self.partition, self.turns, self.now_s = partition, DueReplicas(), 1000.0
         self.cleaner = Cleaner(load(None, {}), lambda: [partition], moved=set)
 
     def append(self, size: int) -> None:

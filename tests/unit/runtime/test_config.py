@@ -21,7 +21,7 @@ from broker.runtime.config.configuration import (
     load,
     without_credentials,
 )
-from broker.runtime.config.settings import annotated
+from broker.runtime.config.table import annotated
 
 CONF = Path(__file__).parents[3] / "conf"
 SECRETS = {"LIFTLOG_NATS_USER": "ann", "LIFTLOG_NATS_PASSWORD": "hunter2"}

@@ -50,18 +50,18 @@ class Intake:
             identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
             log = PartitionLog.create(self.disk, f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
             self.hub = ChangeHub(self.loop, version=0)
-            partition = Partition(
-                info,
-                Replica(info, 0, log, appender=appender, hub=self.hub),
-                leader_epoch=1,
-                pool=pool,
-                appender=appender,
-            )
+            replica = Replica(info, 0, log, appender=appender, hub=self.hub)
+            partition = self.partition(info, replica, pool=pool, appender=appender)
             self.partitions.append(partition)
             slot = self.flusher.add(info, partition)
             self.builders.append(slot.builder)
             self.version = self.hub.version
             self.parser.route(sid, [slot.builder], partition_by="subject_suffix")
+
+    def partition(
+        self, info: StreamInfo, replica: Replica, *, pool: SyncPool, appender: ThreadPoolExecutor
+    ) -> Partition:
+        return Partition(info, replica, leader_epoch=1, pool=pool, appender=appender)
 
     def send(self, blob: bytes) -> None:
         log = self.partitions[-1].log

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.api.answers import Vote
 from tests.unit.serving.server import Api, Server
 
 
@@ -13,8 +15,44 @@ def test_the_cluster_says_where_its_brokers_are(server: Server, api: Api) -> Non
         "feature_level": 1,
         "controller": "broker-0",
         "version": "0.0.0",
-        "brokers": [{"id": "broker-0", "http": f"127.0.0.1:{server.port}", "grpc": ""}],
+        "brokers": [
+            {
+                "id": "broker-0",
+                "http": f"127.0.0.1:{server.port}",
+                "grpc": "",
+                "live": True,
+                "rack": "",
+                "stopping": False,
+            }
+        ],
+        "voters": ["broker-0"],
+        "votes": [{"broker": "broker-0", "valid": True, "live": True}],
+        "answered_by": "broker-0",
     }
+
+
+def test_a_vote_that_went_with_a_disk_makes_nobody_a_voter(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def votes() -> list[Vote]:
+        return [Vote(broker=b, valid=b != "c", live=b == "a") for b in "abc"]
+
+    monkeypatch.setattr(server.backend, "votes", votes)
+    said = api.get("/v1/cluster").json()
+    assert said["voters"] == ["a", "b"]
+    assert said["votes"][2] == {"broker": "c", "valid": False, "live": False}
+
+
+def test_each_answer_names_the_brokers_of_a_cluster_and_a_lone_one_none(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Liftlog-Brokers" not in api.get("/v1/cluster").headers
+    rest = {"grpc": "", "live": True, "rack": "", "stopping": False}
+    known = [{"id": f"b{n}", "http": f"10.0.0.{n}:9293", **rest} for n in (1, 2)]
+    monkeypatch.setattr(server.backend, "brokers", lambda: known)
+    api.create("orders")
+    for path in ("/v1/cluster", "/v1/streams/orders/partitions/0/records", "/metrics", "/v1/streams/nothing"):
+        assert api.get(path).headers["Liftlog-Brokers"] == "10.0.0.1:9293,10.0.0.2:9293", path
 
 
 def test_a_living_broker_may_not_be_ready(server: Server, api: Api) -> None:
@@ -48,3 +86,14 @@ def test_the_page_links_what_there_is(api: Api) -> None:
     for link in ("/v1/streams", "/metrics", "/openapi.json", "/v1/streams/orders/partitions/0/records?format=json"):
         assert link in page.body.decode()
         assert api.get(link).status == 200
+
+
+def test_a_rescue_is_not_for_a_lone_broker_and_costs_nothing_by_accident(api: Api) -> None:
+    assert api.get("/v1/cluster/rescue").json()["rescue"] is None
+    refused = api.post("/v1/cluster/rescue/excuse", {"broker": "b"})
+    assert (refused.status, refused.reason, refused.problem["field"]) == (400, "invalid_request", "accept_loss")
+    refused = api.post("/v1/cluster/rescue/excuse", {"broker": "b", "partition": 0, "accept_loss": True})
+    assert (refused.reason, refused.problem["field"]) == ("invalid_request", "stream")
+    assert api.post("/v1/cluster/rescue/excuse", {"broker": "b", "accept_loss": True}).reason == "not_supported"
+    assert api.post("/v1/cluster/rescue/end", {"brokers": ["a"]}).reason == "not_supported"
+    assert api.post("/v1/cluster/rescue/end", {"brokers": []}).status == 400

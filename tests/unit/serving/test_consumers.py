@@ -42,6 +42,7 @@ def test_a_committed_offset_is_told_with_its_lag(orders: Api) -> None:
         "offset": 10,
         "high_watermark": 10,
         "lag": 0,
+        "unknown": False,
         "leader_epoch": 1,
         "incarnation": orders.get("/v1/streams/orders").json()["incarnation"],
         "metadata": "batch 7",

@@ -49,6 +49,7 @@ def test_without_a_version_the_state_comes_at_once(api: Api) -> None:
                 "0": {"log_start_offset": 0, "high_watermark": 0, "leader_epoch": epoch, "leader": leader},
                 "1": {"log_start_offset": 0, "high_watermark": 5, "leader_epoch": epoch, "leader": leader},
             },
+            "unknown": [],
         }
     }
 

@@ -24,8 +24,9 @@ from broker.api.errors import (
 )
 from broker.replication.events import Appended
 from broker.runtime.sinks import commits_log
+from broker.runtime.sinks.settling import append_durable
 from broker.runtime.sinks.stage_log import StageLog
-from broker.runtime.sinks.stages import StageLimits, StageStore, append_durable
+from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import Commit, Ledger, NamedStage
 from broker.sinks.notes import PartStored, StagePinned
 from broker.sinks.state import SinkState

@@ -6,9 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.api.errors import SinkFenced, UnknownSink
+from broker.api.errors import (
+    CorruptLog,
+    LiftlogError,
+    NotLeader,
+    NotReady,
+    SinkFenced,
+    StorageFailed,
+    UnknownSink,
+)
 from broker.runtime.sinks.commits_log import Removed
-from broker.runtime.sinks.stages import StageLimits
+from broker.runtime.sinks.stages import StageLimits, StageStore
 from tests.support.simdisk import SimDisk
 from tests.support.sinks import SINK, Driver, Rig, World
 
@@ -147,6 +155,32 @@ def test_what_a_superseded_run_sends_late_is_refused_at_the_partition(rig: Rig) 
     with pytest.raises(SinkFenced):
         old.stage(world.attempt(1))
     assert not any(store.staged().stages for store in rig.stores())
+
+
+@pytest.mark.parametrize(
+    "error,level",
+    [
+        (NotReady("s/0: nobody leads it now"), "WARNING"),
+        (NotLeader("another one does"), "WARNING"),
+        (StorageFailed("write: I/O error"), "ERROR"),
+        (CorruptLog("damaged", path="x"), "ERROR"),
+    ],
+)
+def test_a_failover_is_a_warning_and_a_fault_is_an_error(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: LiftlogError, level: str
+) -> None:
+    driver = job(rig)
+    pin_all(driver)
+
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageStore, "sweep", fail)
+        rig.rounds.sweep()
+    told = [record for record in caplog.records if record.getMessage().startswith("sink.sweep_failed")]
+    assert {record.levelname for record in told} == {level}
+    assert all("tries again" in record.getMessage() for record in told)
 
 
 def test_locks_of_sinks_are_not_kept(rig: Rig) -> None:

@@ -80,7 +80,7 @@ def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | 
 @pytest.mark.parametrize(
     "given, says",
     [
-        ({"readFrom": "nearest"}, "option readFrom='nearest': there is one broker"),
+        ({"readFrom": "local"}, "option readFrom='local': files of a broker are not read"),
         ({"payload": "json"}, r"option 'payload': .*from_json"),
         ({"mode": "table"}, "option 'mode': a stream is not read as a table"),
     ],
@@ -94,7 +94,8 @@ def test_subjects_and_the_time_for_a_log_to_catch_up_are_read() -> None:
     found = source_options(
         {"stream": "s", "subjects": "a.*, b.>", "truncationTimeoutMs": "0", "readFrom": "Leader"}, "stream"
     )
-    assert (found.subjects, found.truncation_timeout_s) == (("a.*", "b.>"), 0)
+    assert (found.subjects, found.truncation_timeout_s, found.from_nearest) == (("a.*", "b.>"), 0, False)
+    assert source_options({"stream": "s", "readFrom": "Nearest"}, "batch").from_nearest
     assert source_options({"stream": "s"}, "stream").truncation_timeout_s == 5
     with pytest.raises(InvalidSubject, match="has an empty token"):
         source_options({"stream": "s", "subjects": "ok,a..b"}, "batch")

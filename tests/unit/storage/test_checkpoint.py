@@ -135,7 +135,8 @@ def test_epochs_answer_who_wrote_what() -> None:
     assert [epochs.epoch_of(offset) for offset in (0, 9, 10, 19, 20, 99)] == [1, 1, 3, 3, 7, 7]
     assert [epochs.end_of(epoch, 30) for epoch in (0, 1, 2, 3, 4, 7, 8)] == [0, 10, 10, 20, 20, 30, 30]
     assert epochs.trimmed(15).items == [(3, 10), (7, 20)]
-    assert epochs.trimmed(20).items == [(7, 20)]
+    assert epochs.trimmed(20).items == [(3, 10), (7, 20)]  # that of the record before is kept
+    assert epochs.trimmed(21).items == [(7, 20)]
     epochs.cut(20)
     assert epochs.latest == 3
 

@@ -20,7 +20,14 @@ from broker.api.stream import StreamSettings
 from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.inspect.repair import repair
 from broker.storage.log import PartitionLog
-from broker.storage.rewrite.coalescing import CoalescingReport, CoalescingSettings, Known, Memory, coalesce, next_join
+from broker.storage.rewrite.coalescing import (
+    CoalescingReport,
+    CoalescingSettings,
+    Known,
+    KnownSegments,
+    coalesce,
+    next_join,
+)
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.rewrite.rewriting import BatchShape
 from broker.storage.segments.checkpoint import LogSettings
@@ -60,7 +67,7 @@ def trickled(
     return log
 
 
-def settle(log: PartitionLog, settings: CoalescingSettings = SETTINGS, memory: Memory | None = None) -> int:
+def settle(log: PartitionLog, settings: CoalescingSettings = SETTINGS, memory: KnownSegments | None = None) -> int:
     """Coalesce until nothing is due. Returns how many files were written."""
     memory = {} if memory is None else memory
     for count in range(20):
@@ -233,7 +240,7 @@ def test_compression_alone_joins_nothing_and_keeps_stamps_decisions_and_groups()
 
 def test_a_compressed_log_comes_to_rest_and_is_not_compressed_anew_for_another_codec() -> None:
     log = trickled(300, segments=2)
-    memory: Memory = {}
+    memory: KnownSegments = {}
     assert settle(log, compressed("lz4", batch_records=40), memory) >= 1
     assert settle(log, compressed("lz4", batch_records=40)) == 0
     assert settle(log, compressed("zstd", batch_records=40), memory) == 0
@@ -242,7 +249,7 @@ def test_a_compressed_log_comes_to_rest_and_is_not_compressed_anew_for_another_c
 
 def test_a_log_that_was_left_plain_is_compressed_when_its_stream_is_altered() -> None:
     log = trickled(300)
-    memory: Memory = {}
+    memory: KnownSegments = {}
     assert settle(log, memory=memory) == 1
     before = log.byte_count
     assert settle(log, compressed("zstd"), memory) == 1
@@ -399,7 +406,7 @@ def test_retention_by_age_bytes_and_records_works_on_joined_segments() -> None:
 def test_a_log_that_nothing_is_appended_to_comes_to_rest() -> None:
     disk = SimDisk()
     log = trickled(20, segments=4, disk=disk)
-    memory: Memory = {}
+    memory: KnownSegments = {}
     assert settle(log, memory=memory) == 1
     steps = disk.steps
     assert settle(log, memory=memory) == settle(log) == 0
@@ -413,7 +420,7 @@ def test_small_batches_that_cannot_be_joined_are_read_once_and_left_alone() -> N
         log.append([row_batch([b"a"]), row_batch([b"b"])], leader_epoch=1, now_us=0)
     commit(log)
     log.roll_if_due(NOW_US)
-    memory: Memory = {}
+    memory: KnownSegments = {}
     assert settle(log, memory=memory) == 0
     assert all(known.settled_for for known in memory.values())
 
@@ -560,7 +567,7 @@ def test_a_disk_that_fails_at_any_call_loses_nothing(call: str) -> None:
         disk = SimDisk()
         log = trickled(20, segments=3, disk=disk)
         records = verified_records(log)
-        memory: Memory = {}
+        memory: KnownSegments = {}
         disk.fail(call, errno.EIO, after=after)
         with suppress(StorageFailed):
             coalesce(log, SETTINGS, memory, now_us=NOW_US)

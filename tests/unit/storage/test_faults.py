@@ -369,10 +369,12 @@ def test_a_trim_that_the_full_disk_refused_is_not_done_until_it_is_written_down(
     for _ in range(3):
         with pytest.raises(DiskFull):
             log.trim(5)
+        assert log.kept_start_offset == open_log(disk.after_kill(), settings=SMALL).log_start_offset == 0
     disk.heal()
     if again == "checkpoint, trim":
         log.checkpoint()
     assert (log.apply_retention(now_us=0) if again == "retention" else log.trim(5)) == 5
+    assert log.kept_start_offset == 5
     assert len(disk.listdir(log.folder)) < files, "and its room is back"
     reopened = open_log(disk, settings=SMALL)
     assert reopened.log_start_offset == 5

@@ -351,6 +351,30 @@ def test_whoever_leads_cuts_a_group_of_which_it_has_a_part(leader: PartitionLog,
     check_log(log, disk if not is_durable else log.disk)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_opened", [False, True])
+@pytest.mark.parametrize("part", [3, 4])
+def test_a_follower_that_is_left_alone_cuts_a_group_of_which_it_has_a_part(
+    leader: PartitionLog, part: int, is_opened: bool
+) -> None:
+    """All others were taken from it: with `is_sole_replica` it kept the part, and committed it as a group."""
+    first = leader.log_end_offset
+    append(leader, b"g", epoch=3, group=4)
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3, end=first + part)
+    log.sync()
+    log.advance_high_watermark(first)
+    alone = replace(SETTINGS, is_sole_replica=True)
+    if is_opened:
+        log.checkpoint()
+        log = open_log(disk.after_kill(), settings=alone, boot_id="next")
+    log.update_settings(alone)
+    assert log.lead(4) == (first if part < 4 else first + 4)
+    append(log, b"mine", epoch=4)
+    assert values(log)[-1] == b"mine"
+    check_log(log, log.disk)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("how", ["", "rolled by age", "rolled and killed"])
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_whoever_leads_cuts_a_group_that_has_outgrown_a_segment(leader: PartitionLog, how: str, is_whole: bool) -> None:
@@ -416,6 +440,21 @@ def test_a_group_that_goes_on_after_an_open_does_not_end_where_the_open_found_th
     assert log.log.state.open_groups() == (0, (first + 8, first + 9))
 
 
+def test_the_epoch_of_the_record_before_the_log_start_is_known_as_long_as_somebody_may_end_there() -> None:
+    """All was let go of, and other epochs have begun since: a follower that ends there agrees, and is not reset."""
+    _, log = new_log()
+    log.lead(5)
+    append(log, b"a", b"b", epoch=5)
+    log.advance_high_watermark(log.sync())
+    assert log.trim(2) == 2
+    for epoch in (6, 7, 8):
+        log.lead(epoch)
+        append(log, b"%d" % epoch, epoch=epoch)
+    log.sync()
+    assert (log.log_start_offset, log.end_of_epoch(5), log.epoch_of(1)) == (2, (5, 2), 5)
+    assert log.end_of_epoch(4) == (-1, 0)
+
+
 # --- truncate, reset ------------------------------------------------------------------------------------------------
 
 
@@ -460,13 +499,45 @@ def test_a_truncation_lowers_everything_that_names_an_offset(leader: PartitionLo
     log.advance_high_watermark(log.sync())
     log.checkpoint()
     save_clean_state(disk, FOLDER, CleanState(cleaned_to=14, horizons=((4, 10), (14, 20)), tombstones_to=9))
+    log.log.state.lost_ranges = ((5, 6), (7, 12), (13, 14))
+    before = Checkpoint.decode(disk.read_file(f"{FOLDER}/checkpoint"), where="")
+    assert before is not None
+    assert before.tail is not None
+    assert before.tail.base_offset >= 8
     log.truncate(8)
     found = Checkpoint.decode(disk.read_file(f"{FOLDER}/checkpoint"), where="")
     assert found is not None
     assert (found.high_watermark, found.recovery_point) == (8, 8)
+    assert (found.lost_ranges, log.lost_ranges) == (((5, 6), (7, 8)), ((5, 6), (7, 8)))
+    assert found.tail is None
     assert load_clean_state(disk, FOLDER) == CleanState(cleaned_to=8, horizons=((4, 10), (8, 20)), tombstones_to=8)
     assert log.log.group_ends == []
     assert (log.high_watermark, log.durable_end, log.log_end_offset) == (8, 8, 8)
+
+
+@pytest.mark.parametrize("how", ["kill", "lost", "close"])
+def test_the_epochs_that_were_cut_do_not_come_back_behind_records_of_an_earlier_one(
+    leader: PartitionLog, how: str
+) -> None:
+    """No epoch begins with what is appended after the cut, so their file is not written then."""
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.sync()
+    log.checkpoint()
+    _, other = new_log()
+    for number in range(12):
+        append(other, b"%d" % number, epoch=1, group=1 + (number % 3 == 2))
+    log.truncate(leader.epoch_end(1))
+    log.follow(4)
+    copy(other, log, epoch=4)
+    log.sync()
+    if how == "close":
+        log.close()
+    again = open_log(disk.after_crash("lost") if how == "lost" else disk.after_kill(), settings=SETTINGS)
+    assert again.log_end_offset == other.log_end_offset
+    assert again.leader_epoch == 1
+    assert {again.epoch_of(offset) for offset in range(again.log_end_offset)} == {1}
 
 
 def test_a_state_file_goes_with_the_records_that_it_tells_of() -> None:
@@ -795,3 +866,17 @@ def test_only_what_a_committed_state_file_tells_may_be_compacted_away() -> None:
     assert log.rewritable_end() == 0
     log.advance_high_watermark(log.log_end_offset)
     assert log.rewritable_end() == log.log_end_offset
+
+
+@pytest.mark.parametrize("asked", [3, 5])
+def test_what_a_leader_of_another_epoch_has_sent_is_not_appended(leader: PartitionLog, asked: int) -> None:
+    """It was asked for before the log began to follow this one: the logs may part below."""
+    _, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3, end=6)
+    log.follow(4)
+    with pytest.raises(NotLeader):
+        copy(leader, log, epoch=asked)
+    assert log.log_end_offset == 6
+    copy(leader, log, epoch=4)
+    assert log.log_end_offset == leader.log_end_offset

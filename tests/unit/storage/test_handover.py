@@ -7,15 +7,20 @@ the leader's log begins. The state file goes over in pieces, whole, damaged, lat
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.api.errors import DiskFull
+from broker.replication.events import Led
+from broker.replication.leader import Leader
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import list_states, state_name
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.compacting import keyed_batch
 from tests.support.logs import FOLDER, create_log, open_log, plan_bytes, stamped
+from tests.support.published import batch_from_nats, with_id
 from tests.support.simdisk import SimDisk
 
 SETTINGS = LogSettings(segment_bytes=3_000, is_sole_replica=False)
@@ -205,3 +210,109 @@ def test_a_sole_replica_that_gets_company_says_at_once_that_nobody_was_told_anyt
     log.update_settings(SETTINGS)
     assert list_states(disk, FOLDER) == [1]
     assert not log.handover.lacks
+
+
+NOW_US = 10_000_000
+
+
+def publish(log: PartitionLog, epoch: int, number: int, key: str) -> bool:
+    """A message with an id and a key; whether it was there already."""
+    end = log.log_end_offset
+    batch = batch_from_nats([(b"x" * 300, (*with_id(f"id-{number}"), ("Liftlog-Key", key)))], NOW_US)
+    return log.append([batch], leader_epoch=epoch, now_us=NOW_US).next_offset == end
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_was_copied_of_an_earlier_leader_is_told_by_a_file_of_this_leadership(is_committed: bool) -> None:
+    """The earlier leader has let go of a record, whose id its own state file told. This one still has the record, and
+    an older state file: to the copy of the other's log that one says nothing of the id.
+    """
+    settings = replace(SETTINGS, dedup_window_ms=3_600_000)
+    first, second, log = (create_log(SimDisk(), settings=settings) for _ in range(3))
+    first.lead(1)
+    second.follow(1)
+    log.follow(1)
+    for number in range(12):
+        publish(first, 1, number, "same" if number in (0, 3) else f"other-{number}")
+    first.advance_high_watermark(first.sync())
+    copy(first, second)
+    report = compact(first, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=NOW_US + 1)
+    assert report is not None
+    assert report.records_gone
+    assert first.handover.rewritten_to() > 8
+    copy(first, log, is_rewritten=True, end=8)
+    assert log.handover.lacks
+    second.advance_high_watermark(12 if is_committed else 2)
+    core = Leader("b")
+    second.lead(2)
+    log.follow(2)
+    core.step(
+        Led(
+            epoch=2,
+            replicas=("a", "b", "c"),
+            isr=("a", "b"),
+            partition_epoch=1,
+            high_watermark=second.high_watermark,
+            durable_end=12,
+            log_end=12,
+        )
+    )
+    assert second.handover.offered(core.state_from(0), log.durable_end) == -1, "it has not copied all of that yet"
+    with second.read(8, stored=True, max_bytes=WHOLE) as plan:
+        log.append_stored(plan_bytes(plan), leader_epoch=2, now_us=0)
+    log.sync()
+    offset = second.handover.offered(core.state_from(0), log.durable_end)
+    assert offset == 12
+    found = second.handover.piece(offset, 0, WHOLE)
+    assert found is not None
+    assert log.handover.take(offset, 0, *found)
+    log.lead(3)
+    assert publish(log, 3, 0, "same"), "its record is gone here, and its id is not"
+    assert publish(log, 3, 11, "same")
+    assert not publish(log, 3, 12, "same")
+
+
+def compacted(*, high_watermark: int = 12) -> tuple[SimDisk, PartitionLog]:
+    """A log of twelve messages that has let go of the first, with no checkpoint of its own since."""
+    disk = SimDisk()
+    log = create_log(disk, settings=replace(SETTINGS, dedup_window_ms=3_600_000))
+    log.checkpoint()
+    log.lead(1)
+    for number in range(12):
+        publish(log, 1, number, "same" if number in (0, 3) else f"other-{number}")
+    log.sync()
+    log.advance_high_watermark(high_watermark)
+    report = compact(log, CompactionSettings(min_cleanable_dirty_percent=0), map_bytes=1 << 16, now_us=NOW_US + 1)
+    assert report is not None
+    assert report.records_gone
+    return disk, log
+
+
+def test_after_a_power_cut_it_is_known_how_far_records_may_have_gone() -> None:
+    """Or who copies them would take its tables for whole."""
+    disk, log = compacted()
+    wanted = log.handover.rewritten_to()
+    assert wanted > 8
+    found = open_log(disk.after_crash("lost"), settings=log.settings, boot_id="next")
+    found.lead(2)
+    assert found.handover.rewritten_to() >= wanted
+
+
+def test_so_it_is_where_they_were_copied() -> None:
+    """The state file that came tells of more than is committed."""
+    _, first = compacted()
+    disk = SimDisk()
+    log = create_log(disk, settings=first.settings)
+    log.checkpoint()
+    log.follow(1)
+    copy(first, log, is_rewritten=True, end=8)
+    log.advance_high_watermark(8)
+    copy(first, log)
+    offset = first.handover.offered(12, log.durable_end)
+    found = first.handover.piece(offset, 0, WHOLE)
+    assert found is not None
+    assert log.handover.take(offset, 0, *found)
+    for each in (log, open_log(disk.after_crash("lost"), settings=first.settings, boot_id="next")):
+        if each is not log:
+            each.lead(2)
+        assert 8 <= each.handover.rewritten_to() <= each.high_watermark

@@ -13,7 +13,7 @@ import pytest
 
 from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
-from broker.storage.rewrite.coalescing import CoalescingSettings, Memory, coalesce
+from broker.storage.rewrite.coalescing import CoalescingSettings, KnownSegments, coalesce
 from broker.storage.rewrite.compaction import CompactionSettings, compact
 from broker.storage.segments.index import footer_of, sealed_entries
 from broker.storage.writing.state import LogState
@@ -109,7 +109,7 @@ def test_compaction_keeps_them(forged: PartitionLog) -> None:
 
 def test_coalescing_keeps_them(forged: PartitionLog) -> None:
     settings = CoalescingSettings(min_age_ms=0, segment_bytes=1 << 20)
-    memory: Memory = {}
+    memory: KnownSegments = {}
     for _ in range(20):
         coalesce(forged, settings, memory, now_us=1 << 60)
     assert len(forged.log.view().segments) < SEGMENTS, "they were joined"

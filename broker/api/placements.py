@@ -1,0 +1,171 @@
+"""Answers about who keeps what in a cluster, and what came of an operator's command, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from broker.api.answers import Count, LeaderEpoch, Name, Offset, PartitionNumber
+from broker.api.validation import Rule
+
+Health = Literal["ok", "under_replicated", "below_minimum", "offline"]
+"""From good to bad: all replicas in sync; some are not; it takes no records; nobody leads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One partition as the catalog has it.
+
+    Attributes:
+        replicas: The preferred leader first. While replicas are moved: the former ones and the coming ones.
+        isr: Those in sync.
+        last_isr: Left the ISR while fewer than the minimum remained: they may lead if nobody of the ISR is there.
+        target: What `replicas` will be when all of these are in sync; None: nothing is moved.
+        unclean_epoch: The last epoch whose leader was chosen although it may lack committed records; 0: none.
+    """
+
+    stream: Name
+    partition: PartitionNumber
+    leader: str | None
+    leader_epoch: LeaderEpoch
+    replicas: tuple[str, ...]
+    isr: tuple[str, ...]
+    last_isr: tuple[str, ...] = ()
+    min_insync_replicas: int = 1
+    target: tuple[str, ...] | None = None
+    unclean_epoch: Annotated[int, Rule(limit=(0, (1 << 32) - 1))] = 0
+
+    @property
+    def health(self) -> Health:
+        """How it is."""
+        if self.leader is None:
+            return "offline"
+        if len(self.isr) < self.min_insync_replicas:
+            return "below_minimum"
+        wanted = self.replicas if self.target is None else self.target
+        return "ok" if set(wanted) <= set(self.isr) else "under_replicated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placements:
+    """Partitions, by stream and number. `answered_by`: the broker whose catalog it is."""
+
+    partitions: tuple[Placement, ...]
+    answered_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaEnd:
+    """Where one broker's copy of a partition ends.
+
+    Attributes:
+        last_epoch: The leader epoch of its last record; -1: it has none.
+        log_end_offset: The offset behind it. Of two copies the one with the greater (last_epoch, log_end_offset) has
+            more.
+    """
+
+    broker: str
+    stream: Name
+    partition: PartitionNumber
+    last_epoch: LeaderEpoch
+    log_end_offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaEnds:
+    """Copies of partitions."""
+
+    replicas: tuple[ReplicaEnd, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elected:
+    """What an election has changed.
+
+    Attributes:
+        moved: The partitions that have another leader, as they are now.
+        passed: Those that were asked for and stay: their preferred replica leads already, or may not lead now.
+    """
+
+    moved: tuple[Placement, ...]
+    passed: tuple[Placement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """What a broker still keeps, after its replicas were told to move.
+
+    Attributes:
+        moving: Partitions that others are taking over. Done when there are none: ask again.
+        stuck: Those that cannot move: nobody but this broker could give their records to another one.
+    """
+
+    broker: str
+    moving: tuple[Placement, ...]
+    stuck: tuple[Placement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedBroker:
+    """A broker that belongs to the cluster no more."""
+
+    removed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescuedReplica:
+    """What one broker may have of a partition. `stream`: its name, or the incarnation of one that nobody knows."""
+
+    broker: str
+    stream: Name
+    partition: PartitionNumber
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescueState:
+    """How far a rescue is.
+
+    Attributes:
+        rescue: Its number; None: none is under way.
+        partitions: So many it has to decide about.
+        reported: The brokers that have said where their logs end.
+        excused: Brokers that are given up as a whole. excused_replicas: And single replicas.
+        missing: The brokers that have neither reported nor been excused.
+        missing_replicas: Replicas that the catalog knows, and that their broker did not report.
+    """
+
+    rescue: int | None
+    partitions: Count = 0
+    reported: tuple[str, ...] = ()
+    excused: tuple[str, ...] = ()
+    excused_replicas: tuple[RescuedReplica, ...] = ()
+    missing: tuple[str, ...] = ()
+    missing_replicas: tuple[RescuedReplica, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescuedPartition:
+    """What a rescue has decided.
+
+    Attributes:
+        leader: None: the chosen one does not live now, or nobody has a log.
+        log_end_offset: Where the log ends that goes on; 0: nobody has one.
+        is_lost: Nobody has a log. is_whole: every replica that the catalog knew has reported, so no committed record is
+            lost.
+    """
+
+    stream: Name
+    partition: PartitionNumber
+    leader: str | None
+    log_end_offset: Offset
+    is_lost: bool
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescueEnded:
+    """What came of a rescue. `unknown`: logs that the catalog does not know; their brokers keep them, unused."""
+
+    rescue: int
+    partitions: tuple[RescuedPartition, ...]
+    unknown: tuple[RescuedReplica, ...] = ()

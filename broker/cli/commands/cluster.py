@@ -1,0 +1,248 @@
+"""`liftlog cluster …`: which brokers there are, who keeps what; moving replicas, electing leaders, removing brokers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+
+from broker.api.errors import DeadlineExceeded, InvalidRequest
+from broker.cli.arguments import Argument, Option
+from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json
+from broker.cli.output import json_out, note, pairs, table
+
+if TYPE_CHECKING:
+    from broker.api.answers import ClusterDescription
+    from broker.api.placements import Placement
+    from broker.client.client import Client
+
+WAIT_S = 60.0
+LOOK_S = 0.3
+
+BrokerId = Annotated[str, Argument(metavar="BROKER", help="Id of a broker.")]
+Place = Annotated[str, Argument(metavar="STREAM[/PARTITION]", help="A stream, or one partition of it.")]
+Wait = Annotated[
+    float,
+    Option("--wait-s", metavar="S", min=0, max=86_400, help="So long it waits for the end. It goes on without, too."),
+]
+
+
+def status(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> None:
+    """Show the brokers of the cluster, and who decides, as one knows."""
+    with client_of(ctx, brokers) as client:
+        cluster = client.cluster()
+    if is_json(ctx, json):
+        json_out(asdict(cluster))
+        return
+    pairs(
+        [
+            ("cluster", cluster.cluster_id),
+            ("controller", cluster.controller or "none now"),
+            ("votes", _votes(cluster)),
+            ("feature level", cluster.feature_level),
+            ("release", cluster.version),
+            ("answered by", cluster.answered_by),
+        ]
+    )
+    table(
+        ["broker", "state", "vote", "rack", "http", "grpc"],
+        [
+            (
+                broker.id,
+                "dead" if not broker.live else "stopping" if broker.stopping else "live",
+                broker.id in cluster.voters,
+                broker.rack or None,
+                broker.http,
+                broker.grpc,
+            )
+            for broker in cluster.brokers
+        ],
+    )
+
+
+def partitions(
+    ctx: click.Context,
+    stream: Annotated[str | None, Option("--stream", metavar="STREAM", help="Only of this stream.")] = None,
+    unhealthy: Annotated[bool, Option("--unhealthy", help="Only those that are not ok, or are being moved.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Show who keeps, leads and follows each partition. Internal streams are included."""
+    with client_of(ctx, brokers) as client:
+        found = client.placements(stream)
+    if unhealthy:
+        found = [each for each in found if each.health != "ok" or each.target is not None]
+    _show(ctx, json, found)
+
+
+def reassign(
+    ctx: click.Context,
+    place: Place,
+    replicas: Annotated[
+        str, Option("--replicas", metavar="A,B,C", help="Ids of the brokers, the preferred leader first.")
+    ],
+    min_insync_replicas: Annotated[
+        int | None, Option("--min-insync-replicas", metavar="N", min=1, help="When they have moved [as it is].")
+    ] = None,
+    wait_s: Wait = WAIT_S,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Have other brokers keep a partition. They copy it first; then the old ones go. Of a whole stream each partition
+    begins the list one broker later. Naming the former brokers takes a move back."""
+    stream, partition = _place(place)
+    wanted = [each.strip() for each in replicas.split(",")]
+    with client_of(ctx, brokers) as client:
+        asked = client.reassign(stream, wanted, partition=partition, min_insync_replicas=min_insync_replicas)
+        numbers = {each.partition for each in asked}
+
+        def moving() -> list[Placement]:
+            return [p for p in client.placements(stream) if p.partition in numbers and p.target is not None]
+
+        if any(each.target is not None for each in asked):
+            _wait(client, wait_s, moving)
+        found = [each for each in client.placements(stream) if each.partition in numbers]
+    note(f"{place} is kept by {', '.join(wanted)}")
+    _show(ctx, json, found)
+
+
+def elect(
+    ctx: click.Context,
+    place: Annotated[
+        str | None, Argument(metavar="STREAM[/PARTITION]", help="A stream, or one partition of it [all].")
+    ] = None,
+    unclean: Annotated[
+        bool, Option("--unclean", help="Of one partition that nobody can lead: a replica that may lack records.")
+    ] = False,
+    broker: Annotated[
+        str | None, Option("--broker", metavar="ID", help="With --unclean: this one [the longest copy].")
+    ] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="With --unclean: what only others have may be lost.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Have preferred replicas lead, or one that may lack records. The former where they are in sync; the latter,
+    `--unclean`, where nobody can lead any more: without `--yes` it says what may be lost, and does nothing."""
+    stream, partition = (None, None) if place is None else _place(place)
+    if not unclean and (broker is not None or yes):
+        raise click.BadParameter("only with --unclean", param_hint="--broker" if broker else "--yes")
+    with client_of(ctx, brokers) as client:
+        if unclean:
+            if stream is None or partition is None:
+                raise click.BadParameter("--unclean needs one partition: STREAM/PARTITION", param_hint="place")
+            chosen = client.elect_unclean(stream, partition, broker=broker, accept_loss=yes)
+            note(f"{place} is led by {chosen.leader}; what only others had is lost")
+            _show(ctx, json, [chosen])
+            return
+        found = client.elect_preferred(stream, partition)
+    note(f"{len(found.moved)} have another leader, {len(found.passed)} stay as they are")
+    _show(ctx, json, found.moved)
+
+
+def drain(
+    ctx: click.Context,
+    broker: BrokerId,
+    fewer_replicas: Annotated[
+        bool, Option("--fewer-replicas", help="Where no other broker can take its place, have one replica less.")
+    ] = False,
+    wait_s: Wait = WAIT_S,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Have other brokers keep what a broker keeps. It may be there or gone. Then it can be removed."""
+    with client_of(ctx, brokers) as client:
+        found = client.drain(broker, fewer_replicas=fewer_replicas)
+        if found.moving:
+            _wait(client, wait_s, lambda: client.drain(broker, fewer_replicas=fewer_replicas).moving)
+        stuck = client.drain(broker, fewer_replicas=fewer_replicas).stuck
+    if stuck:
+        named = ", ".join(f"{each.stream}/{each.partition}" for each in stuck)
+        raise InvalidRequest(
+            f"only broker {broker} has the records of {named}: start it again, or delete these streams", stuck=named
+        )
+    answer(ctx, json, {"broker": broker, "drained": True}, f"broker {broker} keeps nothing any more")
+
+
+def remove_broker(
+    ctx: click.Context, broker: BrokerId, yes: Yes = False, brokers: Brokers = None, json: Json = False
+) -> None:
+    """Give up a broker for good. It must be stopped, and keep nothing (`drain`). Its vote goes, and its data folder is
+    refused from then on; with an empty folder it may join again."""
+    confirm(yes, f"remove broker {broker} for good?")
+    with client_of(ctx, brokers) as client:
+        client.remove_broker(broker)
+    answer(ctx, json, {"removed": broker}, f"broker {broker} is removed")
+
+
+def _votes(cluster: ClusterDescription) -> str:
+    if not cluster.votes:
+        return "not known now"
+    text = f"{cluster.votes_there} of {len(cluster.votes)} are there, {cluster.votes_needed} are needed"
+    lost = sorted(vote.broker for vote in cluster.votes if not vote.valid)
+    if lost:
+        text += f"; lost with a disk, to be replaced: {', '.join(lost)}"
+    if cluster.votes_to_spare < 0:
+        return f"{text}: nothing can be decided now"
+    if cluster.votes_to_spare == 0 and len(cluster.votes) > 1:
+        return f"{text}: keep those brokers running, none may be lost now"
+    return text
+
+
+def _place(text: str) -> tuple[str, int | None]:
+    stream, slash, number = text.rpartition("/")
+    if not slash:
+        return text, None
+    if not (stream and number.isascii() and number.isdigit()):
+        raise click.BadParameter(f"{text!r}: must be STREAM or STREAM/PARTITION", param_hint="place")
+    return stream, int(number)
+
+
+def _wait(client: Client, wait_s: float, moving: Callable[[], Iterable[Placement]]) -> None:
+    """Until nothing moves. Says how many do, as that changes. Raises DeadlineExceeded: it goes on without us."""
+    end_s, told = time.monotonic() + wait_s, -1
+    while True:
+        left = list(moving())
+        if len(left) != told and left:
+            told = len(left)
+            note(f"{told} partitions are being moved, such as {left[0].stream}/{left[0].partition}")
+        if not left:
+            return
+        if time.monotonic() >= end_s:
+            waits = sorted({b for each in left for b in (each.target or ()) if b not in each.isr})
+            raise DeadlineExceeded(
+                f"{len(left)} partitions are still being moved, and will be as soon as {', '.join(waits)} have copied"
+                " them: liftlog cluster partitions --unhealthy",
+                sent=True,
+            )
+        time.sleep(LOOK_S)
+
+
+def _show(ctx: click.Context, json: bool, found: Iterable[Placement]) -> None:
+    found = list(found)
+    if is_json(ctx, json):
+        json_out([_as_json(each) for each in found])
+        return
+    table(
+        ["partition", "state", "leader", "epoch", "replicas", "in sync", "min", "moves to"],
+        [
+            (
+                f"{p.stream}/{p.partition}",
+                p.health.replace("_", " ") + (", unclean" if p.unclean_epoch else ""),
+                p.leader,
+                p.leader_epoch,
+                ",".join(p.replicas),
+                ",".join(p.isr) or None,
+                p.min_insync_replicas,
+                None if p.target is None else ",".join(p.target),
+            )
+            for p in found
+        ],
+        empty="nothing to show",
+    )
+
+
+def _as_json(each: Placement) -> dict[str, Any]:
+    return {**asdict(each), "health": each.health}

@@ -1,0 +1,77 @@
+"""What an operator of a cluster may ask, where there is one broker: it has nobody to give anything to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from broker.api.errors import NotSupported
+from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState
+from broker.runtime.partitions.leader import Partition
+
+ALONE: Final = "this broker is alone: there is no other one to give a partition to"
+
+
+class AloneAdmin:
+    """Implements `contract.backend.AdminView`.
+
+    Args:
+        partitions: All, of streams that are online.
+    """
+
+    def __init__(self, me: str, partitions: Callable[[], Sequence[Partition]]) -> None:
+        self._me = me
+        self._partitions = partitions
+
+    def placements(self) -> list[Placement]:
+        """Each partition is here."""
+        ids = (self._me,)
+        return [
+            Placement(
+                stream=each.stream,
+                partition=each.partition,
+                leader=self._me,
+                leader_epoch=each.leader_epoch,
+                replicas=ids,
+                isr=ids,
+            )
+            for each in self._partitions()
+        ]
+
+    def ends(self) -> list[ReplicaEnd]:
+        """Nobody asks."""
+        return []
+
+    async def reassign(
+        self, stream: str, partition: int | None, replicas: Sequence[str], min_insync_replicas: int | None
+    ) -> list[Placement]:
+        """Raises NotSupported."""
+        raise NotSupported(ALONE)
+
+    async def drain(self, broker: str, *, fewer_replicas: bool) -> Drained:
+        """Raises NotSupported."""
+        raise NotSupported(ALONE)
+
+    async def remove_broker(self, broker: str) -> None:
+        """Raises NotSupported."""
+        raise NotSupported(ALONE)
+
+    async def elect_preferred(self, stream: str | None, partition: int | None) -> Elected:
+        """It leads everything."""
+        return Elected(moved=())
+
+    async def elect_unclean(self, stream: str, partition: int, broker: str, epoch_seen: int) -> Placement:
+        """Raises NotSupported."""
+        raise NotSupported(ALONE)
+
+    async def rescue(self) -> RescueState:
+        """It needs none."""
+        return RescueState(rescue=None)
+
+    async def excuse(self, broker: str, stream: str | None, partition: int | None) -> RescueState:
+        """Raises NotSupported."""
+        raise NotSupported(ALONE)
+
+    async def end_rescue(self, brokers: Sequence[str]) -> RescueEnded:
+        """Raises NotSupported."""
+        raise NotSupported(ALONE)

@@ -1,0 +1,332 @@
+"""What every broker has, alone or one of several: its folder, threads, HTTP and intake; how they start and stop.
+
+    control loop (main thread)   streams: create, alter, delete; signals
+    data plane (thread, loop)    HTTP
+    intake (thread, loop)        NATS
+    fsync pool, appenders, cleaner (threads)
+
+A form of broker (`broker.Broker` alone, `cluster.broker.ClusterBroker` with others) opens the streams in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import broker
+from broker.api.answers import Vote
+from broker.api.http import host_port
+from broker.metadata.catalog import Catalog, StreamInfo
+from broker.runtime import metrics
+from broker.runtime.background.cleaner import Cleaner
+from broker.runtime.background.compactor import Chores, Compactor
+from broker.runtime.background.disk_reserve import Room
+from broker.runtime.background.doubted_clock import DoubtedClock
+from broker.runtime.background.scrubber import Scrubber
+from broker.runtime.config.configuration import Config
+from broker.runtime.config.nats_options import checked_options
+from broker.runtime.dataplane import DataPlane
+from broker.runtime.intake.driver import IntakeDriver
+from broker.runtime.metrics import Sample
+from broker.runtime.partitions.catalog_store import spare_bytes
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
+from broker.serving.contract.backend import AdminView, OffsetsView, PartitionHandle, SinksView, Whereabouts
+from broker.serving.http.app import build_app
+from broker.serving.http.connections import ConnectionLimits
+from broker.storage.disk import OsDisk
+from broker.storage.disk.spare_files import Spares, sizes_with
+from broker.storage.folder import DataFolder
+
+log = logging.getLogger(__name__)
+
+APPENDER_THREADS = 2
+DRAIN_TIMEOUT_S = 20.0
+
+
+class Lookup(Protocol):
+    """The streams, as this broker has them. Answers from memory."""
+
+    def infos(self, *, internal: bool = False) -> list[StreamInfo]: ...
+
+    def info(self, name: str) -> StreamInfo: ...
+
+    def partition(self, stream: str, partition: int) -> Partition:
+        """One that is led here. Raises UnknownStream, UnknownPartition, NotLeader, NotReady."""
+        ...
+
+    def partitions(self, stream: str) -> list[Partition]:
+        """Those that are led here. Raises UnknownStream, or why the stream is offline."""
+        ...
+
+    def reader(self, stream: str, partition: int) -> PartitionHandle:
+        """One whose records are handed out here. Raises as `partition`."""
+        ...
+
+    def nearest(self, stream: str, partition: int, rack: str) -> str | None:
+        """As `Backend.nearest`."""
+        ...
+
+    def whereabouts(self, stream: str) -> list[Whereabouts]: ...
+
+    def all_partitions(self) -> list[Partition]:
+        """Of all streams, led here or not."""
+        ...
+
+    def chores(self) -> Iterator[Chores]: ...
+
+
+class Changes(Protocol):
+    """What changes streams; the calls are those of `partitions.control.Control`."""
+
+    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]: ...
+
+    async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo: ...
+
+    async def set_stream_state(
+        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
+    ) -> StreamInfo: ...
+
+    async def add_partitions(self, name: str, partitions: int) -> StreamInfo: ...
+
+    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]: ...
+
+    async def register_producer(self, name: str | None) -> tuple[int, int]: ...
+
+    async def delete_stream(self, name: str) -> None: ...
+
+    def begin(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Assembled:
+    """The backend that the HTTP API serves (`broker.serving.contract.backend.Backend`). See the module.
+
+    Args:
+        cluster_id: As `DataFolder.open` takes it.
+    """
+
+    offsets: OffsetsView
+    sinks: SinksView
+    admin: AdminView
+
+    def __init__(self, config: Config, *, cluster_id: str | None = None) -> None:
+        self.config = config
+        self.version = broker.__version__
+        self.broker_id = config.broker_id
+        if config.intake.enabled:
+            checked_options(config.nats)  # an error here, not in a log line at each try to connect
+        self._folder = DataFolder.open(config.data_dir, broker_id=config.broker_id, cluster_id=cluster_id)
+        self._catalog_path = str(Path(config.data_dir) / "catalog.log")
+        self._disk = OsDisk(Spares(self._folder.path, sizes=sizes_with(spare_bytes(self._catalog_path))))
+        self.cluster_id = self._folder.cluster_id
+        self._pool = SyncPool(config.fsync.threads)
+        self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
+        self._dataplane = DataPlane()
+        self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
+        self._intake = IntakeDriver(config, self._pool) if config.intake.enabled else None
+        self._room = Room(config.data_dir, config.limits.disk_reserve_bytes)
+        files = raise_limit()
+        self._connections_max = connections_within(config.http.connections_max, files)
+        self._open_logs = OpenLogs(
+            files_within(config.limits.open_files_max, files - self._connections_max), self._pool
+        )
+        self._started = False
+        self._threads: list[Callable[[], None]] = []  # how those are stopped that have begun
+        self.http_address = ""
+
+    def _assemble(self, streams: Lookup, control: Changes, *, scrub_stages: Callable[[Partition], Any]) -> None:
+        """Answer what the HTTP API asks by these, and look after them in the background."""
+        config = self.config
+        self.streams, self.stream = streams.infos, streams.info
+        self.partitions, self.partition, self.whereabouts = streams.partitions, streams.partition, streams.whereabouts
+        self.reader, self.nearest = streams.reader, streams.nearest
+        self.delete_stream, self.trim_stream = control.delete_stream, control.trim_stream
+        self.set_stream_state, self.add_partitions = control.set_stream_state, control.add_partitions
+        self.register_producer = control.register_producer
+        self._changes = control
+        self._clock = DoubtedClock()
+        self._cleaner = Cleaner(
+            config, streams.all_partitions, moved=self._hub.take_moved, also=self._each_round, clock=self._clock
+        )
+        self._compactor = Compactor(config, streams.chores, also=self._expire_offsets, clock=self._clock)
+        self._scrubber = Scrubber(config, self._disk, streams.all_partitions, stages=scrub_stages)
+
+    # --- what a form of broker does by itself -----------------------------------------------------------------
+
+    @property
+    def _catalog(self) -> Catalog:
+        """As known here."""
+        raise NotImplementedError
+
+    async def _open(self) -> None:
+        """Open the streams; have them led and served."""
+        raise NotImplementedError
+
+    def _closing(self) -> tuple[Callable[[], None], ...]:
+        """What is closed at the end, step by step, before the data folder is."""
+        raise NotImplementedError
+
+    def _each_round(self) -> None:
+        """Of the cleaner."""
+        raise NotImplementedError
+
+    def _expire_offsets(self) -> None:
+        """Before each round of the compactor."""
+        raise NotImplementedError
+
+    def _samples(self) -> Iterable[Sample]:
+        """For /metrics."""
+        raise NotImplementedError
+
+    def _missing(self) -> dict[str, str]:
+        """What does not work of the streams."""
+        raise NotImplementedError
+
+    # --- start and stop -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open everything; returns when requests are answered. (NATS may come later: /readyz tells.)"""
+        begun = time.monotonic()
+        port = await asyncio.to_thread(self._bind)
+        self.http_address = self.config.http.advertised or host_port(self.config.http.host, port)
+        await self._open()
+        for background in (self._compactor, self._scrubber, self._cleaner):
+            background.start()
+            self._threads.append(background.stop)
+        self._started = True
+        self._changes.begin()
+        log.info(
+            "broker.started id=%s http=%s streams=%d partitions=%d intake=%s start_ms=%d",
+            self.broker_id,
+            self.http_address,
+            len(self._catalog.streams),
+            sum(info.settings.partitions for info in list(self._catalog.streams.values())),
+            self._intake.implementation if self._intake else "off",
+            (time.monotonic() - begun) * 1000,
+        )
+
+    def _bind(self) -> int:
+        http = self.config.http
+        limits = ConnectionLimits(
+            connections_max=self._connections_max,
+            header_timeout_s=http.header_timeout_ms / 1000,
+            body_timeout_s=http.body_timeout_ms / 1000,
+            idle_timeout_s=http.idle_timeout_ms / 1000,
+        )
+        app = build_app(self, body_bytes_max=http.body_bytes_max, limits=limits)
+        return self._dataplane.bind(app, http.host, http.port)
+
+    def _start_intake(self) -> None:
+        if self._intake is not None:
+            self._intake.start()
+            self._threads.append(partial(self._intake.stop, DRAIN_TIMEOUT_S))
+
+    def interrupt(self) -> None:
+        """Let a start end that waits for others."""
+
+    async def stop(self) -> None:
+        """Drain, make durable, mark clean, close. A step that fails is told, and the next one taken."""
+        log.info("broker.stopping id=%s", self.broker_id)
+        await self._changes.close()
+        for step in (*self._threads, self._dataplane.stop, *self._closing(), self._folder.close):
+            try:
+                await asyncio.to_thread(step)
+            except Exception:
+                log.exception("broker.stop_failed step=%s", step)
+        log.info("broker.stopped id=%s", self.broker_id)
+
+    # --- what the HTTP API reads ----------------------------------------------------------------------------
+
+    @property
+    def version_now(self) -> int:
+        """Counts every change of a high watermark, a log start or the set of streams."""
+        return self._hub.version
+
+    async def wait_for_change(self, since: int, timeout_s: float) -> int:
+        """Return the version as soon as it is past `since` (a version of the future counts as past), or at time-out."""
+        if since <= self._hub.version:
+            await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
+        return self._hub.version
+
+    async def look_for(self, stream: str) -> None:
+        """Return when this broker knows of a stream, if the cluster does. Alone, it knows all."""
+
+    async def controller(self) -> str | None:
+        """The id of the broker that decides about streams: this one, where it is alone."""
+        return self.broker_id
+
+    @property
+    def feature_level(self) -> int:
+        """What all brokers of the cluster know."""
+        return self._catalog.cluster.feature_level
+
+    async def votes(self) -> list[Vote]:
+        """Of the brokers that keep the catalog: this one, where it is alone."""
+        return [Vote(broker=self.broker_id, valid=True, live=True)]
+
+    def note_elsewhere(self) -> None:
+        """Something has changed at another broker: wake who waits for any change."""
+        self._hub.note("elsewhere")
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        """Raises UnknownProducer, ProducerFenced."""
+        self._catalog.check_producer(producer_id, epoch)
+
+    def brokers(self) -> list[dict[str, Any]]:
+        """The registered brokers."""
+        known = dict(self._catalog.brokers)
+        return [
+            {
+                "id": b.broker_id,
+                "http": b.http,
+                "grpc": b.grpc,
+                "live": b.is_live,
+                "rack": b.rack,
+                "stopping": b.is_stopping,
+            }
+            for _, b in sorted(known.items())
+        ]
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        """Whether all works, and what does not."""
+        missing = {} if self._started else {"broker": "starting"}
+        if self._intake is not None and self._intake.state != "connected":
+            missing["nats"] = self._intake.state
+        missing |= self._missing()
+        return not missing, missing
+
+    def metrics(self) -> bytes:
+        """Prometheus text."""
+        return metrics.render(self._all_samples() if self._started else ())
+
+    def _all_samples(self) -> Iterable[Sample]:
+        yield from self._samples()
+        yield from self._compactor.samples()
+        yield from self._scrubber.samples()
+        yield from self._room.samples()
+
+    # --- what the HTTP API changes ----------------------------------------------------------------------------
+
+    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+        """Create a stream, or find that it exists with the same settings."""
+        try:
+            return await self._changes.create_stream(name, values)
+        finally:
+            self._cleaner.syncs.look()
+
+    async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
+        """Change settings of a live stream."""
+        try:
+            return await self._changes.alter_stream(name, values)
+        finally:
+            self._cleaner.syncs.look()

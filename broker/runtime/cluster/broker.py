@@ -1,0 +1,325 @@
+"""One broker of several, assembled.
+
+    data folder ─► HTTP answers (/readyz says what is waited for) ─► gRPC port, NATS ─► the group, the catalog
+               ─► logs that are there ─► registration: it names what is sound ─► roles ─► a session
+
+Stop: leaderships are handed over first; then what was taken in is made durable, everything closes, and the catalog is
+told at the end.
+
+Y1  Nothing is led, followed or answered before the registration: until then every partition is "not ready".
+Y2  A process that may not act under its id any more ends at once, without a clean mark (`give_up`). The next start
+    looks at the disk.
+Y3  The stream of consumer offsets is made once as many brokers are there as it is to have replicas (`own_streams.py`).
+
+Design: docs/explain/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+from broker.api.answers import Vote
+from broker.api.errors import LiftlogError, NotReady, Retryable, WrongFolder
+from broker.api.http import host_port
+from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
+from broker.groups.offsets import ConsumerOffset
+from broker.metadata.catalog import Catalog, StreamInfo
+from broker.runtime.assembled import Assembled
+from broker.runtime.background.expiry import expire_offsets
+from broker.runtime.cluster.control import PlacedControl
+from broker.runtime.cluster.folders import Folders
+from broker.runtime.cluster.link.link import ReplicaLink
+from broker.runtime.cluster.offsets import PlacedConsumers
+from broker.runtime.cluster.operating.admin import ClusterAdmin
+from broker.runtime.cluster.operating.samples import cluster_samples
+from broker.runtime.cluster.own_streams import OwnStream
+from broker.runtime.cluster.plane.identity import Identity
+from broker.runtime.cluster.plane.plane import Addresses, Plane
+from broker.runtime.cluster.replicas import Replicas
+from broker.runtime.cluster.sinks.beside import Companions
+from broker.runtime.cluster.sinks.service import PlacedSinks
+from broker.runtime.cluster.streams import PlacedStreams
+from broker.runtime.cluster.wiring import Host
+from broker.runtime.config.configuration import Config
+from broker.runtime.metrics import Sample
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.streams import COMMITS_SETTINGS, OFFSETS_SETTINGS
+from broker.runtime.samples import consumer_samples, sink_samples
+from broker.runtime.sinks.stages import StageLimits
+from broker.storage.folder import STREAMS_FOLDER
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+LOOKING: Final = 2
+"""Names that nobody knows are looked for by so many at a time."""
+STATUS_S: Final = 0.5
+"""So long /metrics waits for the Raft thread."""
+WORKERS: Final = 8
+COMMANDS: Final = 16
+"""Questions to the catalog that may be under way at the same time; each may take as long as the controller does."""
+
+
+class ClusterBroker(Assembled):
+    """See the module."""
+
+    offsets: PlacedConsumers
+    sinks: PlacedSinks
+
+    def __init__(self, config: Config, identity: Identity) -> None:
+        super().__init__(config, cluster_id=identity.cluster_id)
+        if self._disk.exists(self._catalog_path):
+            raise WrongFolder(
+                f"data folder {config.data_dir} is of a broker that is alone, and cannot join a cluster: take another",
+                path=self._folder.path,
+            )
+        self._plane = plane = Plane(
+            identity,
+            disk=self._disk,
+            folder=self._folder.path,
+            give_up=give_up,
+            session_changed=self._session_changed,
+            tell=self._told,
+        )
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="role")
+        self._commands = ThreadPoolExecutor(COMMANDS, thread_name_prefix="command")
+        self._link = ReplicaLink(
+            me=config.broker_id,
+            process=plane.process,
+            cluster_id=identity.cluster_id,
+            secret=(identity.secret or "").encode(),
+            service=plane.service,
+            report=plane.report_leader,
+            sync_pool=self._pool,
+            settings=config.replication,
+        )
+        ours = config.producers
+        host = Host(
+            me=config.broker_id,
+            folders=Folders(
+                self._disk,
+                f"{self._folder.path}/{STREAMS_FOLDER}",
+                identity.cluster_id,
+                self._folder.boot_id(),
+                LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max),
+            ),
+            service=plane.service,
+            has_session=plane.has_session,
+            wiring=self._link,
+            capture=self._intake,
+            make_replica=self._make_replica,
+            sync_pool=self._pool,
+            appender=self._appender,
+            workers=self._workers,
+            commands=self._commands,
+            give_up=give_up,
+        )
+        self._replicas = Replicas(host, plane.process)
+        self._streams = PlacedStreams(
+            config.broker_id, lambda: plane.service.catalog, self._replicas, has_session=plane.has_session
+        )
+        self._control = PlacedControl(
+            config,
+            plane.service,
+            self._streams,
+            loop=self._dataplane.loop,
+            on_change=lambda: self._hub.note("catalog"),
+        )
+        self._own = {
+            name: OwnStream(plane.service, name, settings, voters=len(identity.named), executor=self._commands)
+            for name, settings in ((OFFSETS_STREAM, OFFSETS_SETTINGS), (COMMITS_STREAM, COMMITS_SETTINGS))
+        }
+        self.offsets = PlacedConsumers(self._streams.partition, self._commands, self._own[OFFSETS_STREAM].why_missing)
+        self.admin = ClusterAdmin(config.broker_id, plane.service, open_here=self._replicas.partitions)
+        self._waits_for = "its start"
+        self._looking = asyncio.Semaphore(LOOKING)
+        self._assemble(self._streams, self._control, scrub_stages=lambda partition: None)
+        self.sinks = PlacedSinks(
+            config.broker_id,
+            self._streams,
+            plane.service,
+            Companions(config.broker_id, plane.service, self._replicas.partition),
+            loop=self._dataplane.loop,
+            limits=StageLimits(**asdict(config.sinks)),
+            clock=self._clock.now_us,
+            sweep_s=config.cleaner.interval_ms / 1000,
+            why_missing=self._own[COMMITS_STREAM].why_missing,
+        )
+
+    def _make_replica(self, info: StreamInfo, number: int, opened: PartitionLog) -> Replica:
+        replica = Replica(
+            info,
+            number,
+            opened,
+            appender=self._appender,
+            hub=self._hub,
+            room=None if info.internal else self._room,
+            open_logs=self._open_logs,
+        )
+        if not info.internal:
+            replica.floor = partial(self.sinks.floor, info.incarnation, number)
+        return replica
+
+    @property
+    def _catalog(self) -> Catalog:
+        catalog: Catalog = self._plane.service.catalog
+        return catalog
+
+    # --- start and stop -------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Y1."""
+        grpc = self.config.grpc
+        await asyncio.to_thread(self._dataplane.serve)
+        port = await asyncio.to_thread(self._link.start, grpc.host, grpc.port)
+        self._start_intake()
+        self._waits_for = "the other brokers: a majority of the voters has to be there"
+        await asyncio.to_thread(self._plane.start)
+        self._waits_for = "its logs"
+        found = await asyncio.to_thread(self._replicas.open_found)
+        self._replicas.start()
+        self._waits_for = "its registration"
+        addresses = Addresses(
+            http=self.http_address,
+            grpc=grpc.advertised or host_port(grpc.host, port),
+            rack=self.config.cluster.rack or "",
+        )
+        await asyncio.to_thread(self._plane.register, addresses, sound=found.sound, epoch_seen=found.epoch_seen)
+        for own in self._own.values():
+            own.begin()
+        self.sinks.start()
+        self._waits_for = ""
+
+    def _told(self, waits_for: str) -> None:
+        self._waits_for = waits_for
+
+    def interrupt(self) -> None:
+        """Let a start end that waits for other brokers."""
+        self._plane.stop()
+
+    async def stop(self) -> None:
+        """Hand over, then as every broker."""
+        if self._started:
+            await asyncio.to_thread(self._plane.hand_over)
+            self._replicas.leave()
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.sinks.end_asking(), self._dataplane.loop))
+        await super().stop()
+
+    def _closing(self) -> tuple[Callable[[], None], ...]:
+        return (
+            self.sinks.close,
+            self._replicas.stop,
+            self._link.stop,
+            self._plane.stop,
+            lambda: self._commands.shutdown(cancel_futures=True),
+            self._workers.shutdown,
+            self._appender.shutdown,
+            self._pool.close,
+        )
+
+    def _session_changed(self, is_open: bool) -> None:
+        """On the Raft thread."""
+        self._replicas.look()
+        self._hub.note("session")
+
+    # --- what the HTTP API reads ------------------------------------------------------------------------------
+
+    async def look_for(self, stream: str) -> None:
+        """A stream that is not known here may have been made by another broker just now: then the catalog is asked to
+        have all that was acknowledged before. Where nobody can tell, `PlacedStreams.info` says that."""
+        if stream in self._catalog.streams or not self._plane.has_session():
+            return
+        async with self._looking:
+            if stream not in self._catalog.streams:
+                with suppress(LiftlogError):
+                    await asyncio.to_thread(self._plane.service.read, timeout_s=LOOK_S)
+
+    async def controller(self) -> str | None:
+        """As this broker knows."""
+        try:
+            found = (await asyncio.to_thread(self._plane.status))["controller"]
+        except NotReady:
+            return None
+        return None if found is None else str(found)
+
+    async def votes(self) -> list[Vote]:
+        """As this broker knows; none while its Raft thread gives no answer."""
+        try:
+            found = (await asyncio.to_thread(self._plane.status))["voters"]
+        except NotReady:
+            return []
+        return [
+            Vote(broker=each["broker_id"], valid=each["is_registered"], live=each["is_live"] and each["is_registered"])
+            for each in found
+        ]
+
+    def check_producer(self, producer_id: int, epoch: int) -> None:
+        """As `Assembled.check_producer`; one that another broker has just given out is not known here yet. Nor is the
+        epoch of one that has just registered again under its name."""
+        catalog = self._catalog
+        if producer_id > 0 and not catalog.knows_producer(producer_id, epoch):
+            raise NotReady(f"producer {producer_id}, epoch {epoch} is not known here yet")
+        catalog.check_producer(producer_id, epoch)
+
+    def _missing(self) -> dict[str, str]:
+        """Of others nothing is asked but what this broker needs to serve: a session, and for that a majority."""
+        if not self._waits_for and self._plane.has_session():
+            return {}
+        missing = f"waits for {self._waits_for}" if self._waits_for else "no session with the controller"
+        return {"cluster": ": ".join(each for each in (missing, self._plane.obstacle()) if each)}
+
+    # --- in the background ------------------------------------------------------------------------------------
+
+    def _each_round(self) -> None:
+        """Nothing besides."""
+
+    def _expire_offsets(self) -> None:
+        """Where the stream of offsets is led."""
+        before_us = self._clock.now_us() - self.config.cleaner.offsets_retention_ms * 1000
+        with suppress(Retryable):  # another broker leads it, or fewer are in sync than must be: there is time
+            expire_offsets(self.offsets.here(), self._streams.look, self._dataplane.loop, before_us=before_us)
+
+    def _samples(self) -> Iterable[Sample]:
+        yield from cluster_samples(
+            self.config.broker_id,
+            self._catalog,
+            self._streams,
+            self._intake,
+            started=self._started,
+            has_session=self._plane.has_session(),
+            connections=self._link.counts,
+            refused=dict(self._link.server.refused),
+            raft_refused=self._plane.refusals,
+            group=self._group(),
+        )
+        yield from sink_samples(self.sinks.counts)
+        with suppress(Retryable):
+            yield from consumer_samples(self.offsets.here(), self._log_of)
+
+    def _log_of(self, row: ConsumerOffset) -> PartitionLog | None:
+        found = self._streams.look(row)
+        return None if isinstance(found, bool) else found
+
+    def _group(self) -> dict[str, Any] | None:
+        """What the Raft thread says of it; None: it says nothing in time, or has not begun."""
+        try:
+            return self._plane.status(timeout_s=STATUS_S) if self._started else None
+        except NotReady:
+            return None
+
+
+def give_up(reason: str) -> Any:
+    """Y2."""
+    log.critical("broker.gave_up reason=%s", reason)
+    logging.shutdown()
+    os._exit(70)

@@ -1,0 +1,232 @@
+"""Messages between replicas as bytes of the wire (`broker/api/proto/replica.proto`), and back.
+
+C1  What comes back is a message of `broker.replication.messages` whose numbers are in their range, or `BadFrame`.
+C2  A head stands under a CRC. TCP lets flipped bits through, and a high watermark, unlike a batch, has no other check.
+C3  Stored bytes pass as they are: nothing here looks into them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Final, NamedTuple, get_args
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from broker.api.errors import InvalidRequest
+from broker.api.proto import replica_pb2 as pb
+from broker.metadata.partition import Place
+from broker.replication.messages import (
+    AskEnd,
+    AskState,
+    Diverged,
+    End,
+    Fenced,
+    Fetch,
+    Inside,
+    Records,
+    Reply,
+    StartsAbove,
+    State,
+)
+
+Question = Fetch | AskEnd | AskState
+PLACE_BYTES_MAX: Final = 256
+"""Of the incarnation of a stream, and of a broker's name."""
+NUMBER_MAX: Final = 1 << 62
+
+_QUESTIONS: Final = {"fetch": Fetch, "ask_end": AskEnd, "ask_state": AskState}
+_ANSWERS: Final = {
+    "records": Records,
+    "inside": Inside,
+    "state": State,
+    "end": End,
+    "diverged": Diverged,
+    "starts_above": StartsAbove,
+    "fenced": Fenced,
+}
+_NAMES: Final[dict[type, str]] = {cls: name for name, cls in (*_QUESTIONS.items(), *_ANSWERS.items())}
+_FIELDS: Final = {cls: tuple(field.name for field in fields(cls)) for cls in _NAMES}
+_MAY_BE_UNKNOWN: Final = frozenset({"epoch", "last_epoch", "start_epoch", "found_epoch", "state_offset"})
+"""These may be -1."""
+assert {*get_args(Question), *get_args(Reply)} == _NAMES.keys()
+
+
+class BadFrame(InvalidRequest):
+    """Bytes that are no message between replicas. (Never told to a client: the connection that brought them ends.)"""
+
+
+class Hello(NamedTuple):
+    """As in the proto."""
+
+    version: int
+    cluster_id: str
+    broker_id: str
+    registration: int
+    to: str
+    nonce: bytes
+
+
+class Challenge(NamedTuple):
+    """As in the proto."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(NamedTuple):
+    """As in the proto."""
+
+    proof: bytes
+
+
+class Welcome(NamedTuple):
+    """As in the proto."""
+
+
+class Asked(NamedTuple):
+    """A question about a partition."""
+
+    place: Place
+    question: Question
+
+
+class Answered(NamedTuple):
+    """An answer about a partition, and the bytes that come with it."""
+
+    place: Place
+    answer: Reply
+    data: bytes = b""
+
+
+Said = Hello | Challenge | Proof | Welcome | Asked | Answered
+
+
+def encode(said: Said) -> pb.Frame:
+    """As it travels (C2)."""
+    head, data = pb.Head(), b""
+    if isinstance(said, Asked):
+        _put_place(head.asked.place, said.place)
+        _put(getattr(head.asked, _NAMES[type(said.question)]), said.question)
+    elif isinstance(said, Answered):
+        _put_place(head.answered.place, said.place)
+        _put(getattr(head.answered, _NAMES[type(said.answer)]), said.answer)
+        data = said.data
+        head.data_bytes = len(data)
+    else:
+        into = getattr(head, type(said).__name__.lower())
+        into.SetInParent()
+        for name, value in zip(said._fields, said, strict=True):
+            setattr(into, name, value)
+    text = head.SerializeToString()
+    return pb.Frame(head=text, head_crc=crc32c(text), data=data)
+
+
+def decode(frame: pb.Frame) -> Said:
+    """What was said.
+
+    Raises:
+        BadFrame: C1, C2; or there are more or less bytes than it says.
+    """
+    if crc32c(frame.head) != frame.head_crc:
+        raise BadFrame("the CRC of a frame's head does not fit")
+    head = pb.Head()
+    try:
+        head.ParseFromString(frame.head)
+    except DecodeError as error:
+        raise BadFrame("the head of a frame cannot be read") from error
+    data: bytes = frame.data
+    if head.data_bytes != len(data):
+        raise BadFrame(f"a frame says {head.data_bytes} bytes and has {len(data)}")
+    what = head.WhichOneof("what")
+    if what == "answered":
+        return _answered(head.answered, data)
+    if data:
+        raise BadFrame(f"no bytes go with {what}")
+    match what:
+        case "asked":
+            name = head.asked.WhichOneof("question")
+            if name is None:
+                raise BadFrame("a question that this release does not know")
+            return Asked(_place(head.asked), _taken(_QUESTIONS[name], getattr(head.asked, name)))
+        case "hello":
+            hello = head.hello
+            _check_text("cluster_id", hello.cluster_id)
+            _check_text("broker_id", hello.broker_id)
+            _check_text("to", hello.to)
+            _check_number("registration", hello.registration, 0)
+            return Hello(hello.version, hello.cluster_id, hello.broker_id, hello.registration, hello.to, hello.nonce)
+        case "challenge":
+            return Challenge(head.challenge.nonce, head.challenge.proof)
+        case "proof":
+            return Proof(head.proof.proof)
+        case "welcome":
+            return Welcome()
+    raise BadFrame("a frame that this release does not know")
+
+
+def decode_bytes(data: bytes) -> Said:
+    """As `decode`, of the bytes of a frame."""
+    frame = pb.Frame()
+    try:
+        frame.ParseFromString(data)
+    except DecodeError as error:
+        raise BadFrame("no frame") from error
+    return decode(frame)
+
+
+def _answered(said: pb.Answered, data: bytes) -> Answered:
+    name = said.WhichOneof("answer")
+    if name is None:
+        raise BadFrame("an answer that this release does not know")
+    answer: Any = _taken(_ANSWERS[name], getattr(said, name))
+    if data and name not in ("records", "state"):
+        raise BadFrame(f"no bytes go with {name}")
+    if name == "state" and answer.length != len(data):
+        raise BadFrame(f"a piece of {answer.length} bytes came with {len(data)}")
+    return Answered(_place(said), answer, data)
+
+
+def _place(said: pb.Asked | pb.Answered) -> Place:
+    _check_text("incarnation", said.place.incarnation)
+    return said.place.incarnation, said.place.partition
+
+
+def _put_place(into: pb.Place, place: Place) -> None:
+    into.incarnation, into.partition = place
+
+
+def _put(into: Any, message: Any) -> None:
+    for name in _FIELDS[type(message)]:
+        value = getattr(message, name)
+        if name == "incarnation":
+            into.incarnation.registration, into.incarnation.step_outs = value
+        else:
+            setattr(into, name, value)
+
+
+def _taken(cls: type, said: Any) -> Any:
+    """C1."""
+    values: dict[str, Any] = {}
+    for name in _FIELDS[cls]:
+        value = getattr(said, name)
+        if name == "incarnation":
+            _check_number("registration", value.registration, -1)
+            _check_number("step_outs", value.step_outs, 0)
+            value = (value.registration, value.step_outs)
+        elif name == "follower":
+            _check_text(name, value)
+        elif name != "lacks_state":
+            _check_number(name, value, -1 if name in _MAY_BE_UNKNOWN else 0)
+        values[name] = value
+    return cls(**values)
+
+
+def _check_number(name: str, value: int, least: int) -> None:
+    if not least <= value <= NUMBER_MAX:
+        raise BadFrame(f"{name}={value} is outside [{least}, {NUMBER_MAX}]")
+
+
+def _check_text(name: str, value: str) -> None:
+    if not 0 < len(value.encode()) <= PLACE_BYTES_MAX:
+        raise BadFrame(f"{name} has {len(value.encode())} bytes, not 1 to {PLACE_BYTES_MAX}")

@@ -1,0 +1,330 @@
+"""What changes streams where there are several brokers: a command for the controller, then a wait until it is done.
+
+    call ─► judge what this release cannot do ─► execute (controller, majority) ─► applied here ─► opened, led
+
+X1  A change is answered when this broker's own catalog has it: whoever asks it next sees what he has changed.
+X2  A new stream is answered when it is led and all its replicas have opened it whose brokers live, or after
+    `SETTLE_S`. It exists in either case; a warning says what is missing. A client hears it before its patience ends.
+X3  What would lose messages in silence is refused by name: a queue group gives each broker a share of all messages, so
+    a partition that is chosen by key, subject or token would miss those that went to the others.
+X4  A trim is answered once no replica that may lead begins below it (`trims.T2`).
+X5  Added partitions are answered when they count: every leader has confirmed them (`growth.G1`). Until then the stream
+    has as many as before, and says how many there will be. To ask again is to wait again.
+X6  A broker without a session changes nothing: one that stood still finds requests that others have carried out since,
+    and a stream may have been deleted, and made again, behind them. A deletion is of the stream that this broker knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.api.errors import DeadlineExceeded, InvalidRequest, InvalidSetting, NotReady, StaleIncarnation
+from broker.api.stream import StreamSettings, replication_of, settings_from
+from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.info import info_from
+from broker.runtime.cluster.own_streams import replicas_default
+from broker.runtime.cluster.streams import PlacedStreams
+from broker.runtime.cluster.wiring import CatalogService
+from broker.runtime.config.configuration import Config
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replicated import ReplicatedPartition
+
+log = logging.getLogger(__name__)
+
+SETTLE_S: Final = 8.0
+"""A client that hears nothing for 10 s asks again. A broker that dies is failed in 2 s, and the first election waits
+5 s for a replica that is not opened (`controller.py`)."""
+APPLIED_S: Final = 8.0
+
+
+class PlacedControl:
+    """See the module. Coroutines run on the data plane's loop.
+
+    Args:
+        on_change: Called after each command that was applied here, on the catalog's thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        service: CatalogService,
+        streams: PlacedStreams,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._service = service
+        self._streams = streams
+        self._loop = loop
+        self._on_change = on_change
+        self._applied = asyncio.Event()
+        self._is_closed = False
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Hear of what is applied. From any thread."""
+        self._service.subscribe(self._changed)
+
+    async def close(self) -> None:
+        """Refuse all further changes."""
+        self._is_closed = True
+
+    def _changed(self) -> None:
+        """On the catalog's thread."""
+        self._on_change()
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:  # the broker stops
+            return
+
+    def _wake(self) -> None:
+        before, self._applied = self._applied, asyncio.Event()
+        before.set()
+
+    async def _until(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until it holds after a command was applied here; returns whether it does."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    applied = self._applied  # before looking
+                    if done():
+                        return True
+                    await applied.wait()
+        except TimeoutError:
+            return done()
+
+    async def execute(self, kind: str, **values: Any) -> Any:
+        """Have a command carried out. Raises as `CatalogService.execute`; NotReady: the broker stops, or X6."""
+        if self._is_closed:
+            raise NotReady("the broker is stopping")
+        self._streams.check_session()
+        command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
+        return await asyncio.to_thread(self._service.execute, command)
+
+    # --- streams --------------------------------------------------------------------------------------------
+
+    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+        """Create a stream, or find that it exists with the same settings (X2).
+
+        Raises:
+            StreamExists: with other settings: `differences`.
+            NotReady: there are fewer brokers than replicas.
+        """
+        settings, factor, least = replication_of(values)
+        defaults = {k: v for k, v in self._config.defaults.as_dict().items() if k not in ("subject", "group")}
+        merged = {**defaults, **settings}
+        self._check(settings_from(merged))
+        self._check_room(name, int(merged.get("partitions", 1)))
+        known = len(self._service.catalog.brokers)
+        said = await self.execute(
+            "create_stream",
+            name=name,
+            incarnation=uuid.uuid4().hex,
+            created_us=time.time_ns() // 1000,
+            settings=merged,
+            internal=False,
+            replication_factor=factor or replicas_default(len(self._config.cluster.voters), known),
+            **({} if least is None else {"min_insync_replicas": least}),
+        )
+        info, is_new = info_from(said["stream"]), bool(said["created"])
+        missing = await self._settled(info)
+        if is_new:
+            of = info.settings
+            log.info("stream.created stream=%s subject=%s partitions=%d", name, of.subject, of.partitions)
+        if missing:
+            text = f"partitions {missing} have no leader yet, or not all of their replicas"
+            info = replace(info, warnings=(*info.warnings, text))
+        return info, is_new
+
+    async def _settled(self, info: StreamInfo) -> list[int]:
+        """Wait for X2. Returns the partitions that are not there yet."""
+
+        def missing(*, of_live: bool = False) -> list[int]:
+            now = self._service.catalog
+            live = {broker_id for broker_id, broker in now.brokers.items() if broker.is_live}
+            found = {n: now.cluster.partitions.get((info.incarnation, n)) for n in range(info.settings.partitions)}
+            return [
+                n
+                for n, s in found.items()
+                if s is None or s.leader is None or {*s.replicas} & (live if of_live else {*s.replicas}) - {*s.opened}
+            ]
+
+        await self._until(lambda: not missing(of_live=True) or self._is_gone(info), SETTLE_S)
+        return missing()
+
+    def _is_gone(self, info: StreamInfo) -> bool:
+        now = self._service.catalog
+        return info.incarnation in now.deleted
+
+    async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo:
+        """Change settings of a live stream; its minimum in sync and the number of its replicas too."""
+        settings, factor, least = replication_of(values)
+        info = self._streams.info(name)
+        if factor is not None and not self._is_raised(info, factor):
+            factor = None
+        if settings:
+            self._check(settings_from(settings, base=info.settings))
+            info = info_from((await self.execute("alter_stream", name=name, settings=settings))["stream"])
+        if factor is not None:
+            more = {} if least is None else {"min_insync_replicas": least}
+            await self.execute("raise_replication", name=name, replication_factor=factor, **more)
+        elif least is not None:
+            await self.execute("set_min_insync", stream=info.incarnation, min_insync_replicas=least)
+        log.info("stream.altered stream=%s settings=%s", name, json.dumps(dict(values)))
+        await self._until(lambda: self._is_replicated(info, factor, least) or self._is_gone(info), APPLIED_S)
+        return await self._seen(info)
+
+    async def set_stream_state(
+        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
+    ) -> StreamInfo:
+        """Pause, resume, make read-only or writable; None leaves as it is. Raises UnknownStream."""
+        values = {key: value for key, value in (("paused", paused), ("read_only", read_only)) if value is not None}
+        info = info_from((await self.execute("set_state", name=name, **values))["stream"])
+        log.info("stream.state stream=%s paused=%s read_only=%s", name, info.paused, info.read_only)
+        return await self._seen(info)
+
+    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
+        """Raise the number of partitions. Answered when all leaders sort by it, or after `SETTLE_S` with a warning that
+        says that it is under way (X5).
+
+        Raises:
+            InvalidSetting: there would be fewer, or too many; or X3.
+        """
+        info = self._streams.info(name)
+        self._check(settings_from({"partitions": partitions}, base=info.settings))
+        self._check_room(name, partitions)
+        said = await self.execute("add_partitions", name=name, partitions=partitions)
+        asked = info_from(said["stream"])
+
+        def is_done() -> bool:
+            now = self._streams_info(asked)
+            is_other = now is not None and now.incarnation != asked.incarnation
+            return is_other or self._is_gone(asked) or (now is not None and now.settings.partitions >= partitions)
+
+        if await self._until(is_done, SETTLE_S):
+            log.info("stream.partitions_added stream=%s partitions=%d", name, partitions)
+        else:
+            log.warning("stream.partitions_pending stream=%s partitions=%d", name, partitions)
+        return self._streams.info(name)
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete a stream and its records. Its brokers remove the folders by themselves.
+
+        Raises:
+            NotReady: the stream has been made anew, and this broker does not know of it yet.
+        """
+        info = self._streams.info(name)
+        try:
+            await self.execute("delete_stream", name=name, incarnation=info.incarnation)
+        except StaleIncarnation as error:
+            raise NotReady(str(error)) from error
+        await self._until(lambda: self._incarnation(name) != info.incarnation, APPLIED_S)
+        log.info("stream.deleted stream=%s incarnation=%s", name, info.incarnation)
+
+    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Let go of the records below an offset of each named partition, which are led here (X4).
+
+        Raises:
+            NotLeader, NotReady: of the first partition that is not led here; none of them was trimmed.
+            DeadlineExceeded: a replica in sync has not followed yet; it will.
+        """
+        partitions = {number: self._streams.partition(name, number) for number in sorted(before)}
+        self._streams.info(name).check_incarnation(incarnation)
+        asked = {number: _trim(partition, before[number]) for number, partition in partitions.items()}
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await asyncio.gather(*map(asyncio.wrap_future, asked.values()))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"trim {name}: not every replica in sync has followed yet; each will", sent=True
+            ) from None
+        starts = {number: partition.log.log_start_offset for number, partition in partitions.items()}
+        log.info("stream.trimmed stream=%s log_start_offsets=%s", name, starts)
+        return starts
+
+    async def register_producer(self, name: str | None) -> tuple[int, int]:
+        """An id and an epoch for an idempotent producer; under a name the same id again, and the next epoch."""
+        said = await self.execute("register_producer", name=name)
+        producer_id, epoch = said["producer_id"], said["epoch"]
+        await self._until(lambda: self._service.catalog.knows_producer(producer_id, epoch), APPLIED_S)
+        if name is not None:
+            log.info("producer.registered name=%s epoch=%d", name, epoch)
+        return producer_id, epoch
+
+    # --- helpers --------------------------------------------------------------------------------------------
+
+    def _check_room(self, name: str, partitions: int) -> None:
+        """Whether a stream may have so many partitions. Raises InvalidRequest."""
+        limits, streams = self._config.limits, dict(self._service.catalog.streams)
+        own = streams.pop(name, None)
+        if own is None and sum(not info.internal for info in streams.values()) >= limits.streams_max:
+            raise InvalidRequest(f"limits.streams_max={limits.streams_max}: so many exist", limit=limits.streams_max)
+        total = sum(max(info.settings.partitions, info.partitions_next) for info in streams.values()) + partitions
+        if total > limits.partitions_max and (own is None or partitions > own.settings.partitions):
+            raise InvalidRequest(
+                f"limits.partitions_max={limits.partitions_max}: there would be {total}", limit=limits.partitions_max
+            )
+
+    def _check(self, settings: StreamSettings) -> None:
+        """X3."""
+        if settings.group is not None and settings.partitions > 1 and settings.partition_by != "subject_suffix":
+            raise InvalidSetting(
+                f"group={settings.group!r} with partition_by={settings.partition_by} and {settings.partitions}"
+                " partitions: in a cluster each leader would get a share of all messages, and pass over those of other"
+                " partitions; use partition_by=subject_suffix, one partition, or no group",
+                key="group",
+                value=settings.group,
+            )
+
+    async def _seen(self, info: StreamInfo) -> StreamInfo:
+        """X1."""
+        await self._until(lambda: self._streams_info(info) == info or self._is_gone(info), APPLIED_S)
+        return self._streams.info(info.name)
+
+    def _is_replicated(self, info: StreamInfo, factor: int | None, least: int | None) -> bool:
+        """Whether this broker's catalog has what was asked of the replicas, done or under way (X1)."""
+        states = self._service.catalog.cluster.partitions
+        found = [states.get((info.incarnation, number)) for number in range(info.settings.partitions)]
+        if factor is not None:
+            return all(state is not None and len(state.target or state.replicas) >= factor for state in found)
+        return all(state is not None and state.min_insync_replicas == least for state in found) or least is None
+
+    def _is_raised(self, info: StreamInfo, factor: int) -> bool:
+        """Whether some partition gets other replicas besides; False: all have as many.
+
+        Raises:
+            InvalidSetting: one has more.
+        """
+        states = self._service.catalog.cluster.partitions
+        places = ((info.incarnation, number) for number in range(info.settings.partitions))
+        counts = [len(state.target or state.replicas) for at in places if (state := states.get(at)) is not None]
+        if max(counts, default=0) > factor:
+            raise InvalidSetting(
+                f"replication_factor={factor}: a partition has {max(counts)} replicas; `liftlog cluster reassign` says"
+                " which of them stay",
+                key="replication_factor",
+                value=factor,
+            )
+        return min(counts, default=0) < factor
+
+    def _streams_info(self, info: StreamInfo) -> StreamInfo | None:
+        return self._service.catalog.streams.get(info.name)
+
+    def _incarnation(self, name: str) -> str | None:
+        info = self._service.catalog.streams.get(name)
+        return None if info is None else info.incarnation
+
+
+def _trim(partition: Partition, before: int) -> Future[None]:
+    assert isinstance(partition, ReplicatedPartition), "all are, in a cluster"
+    return partition.trim(before)

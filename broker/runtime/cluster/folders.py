@@ -1,0 +1,136 @@
+"""The folders of placed partitions: opened, made, moved aside, removed.
+
+    streams/<name>/<incarnation>/<number>/            a replica's log
+    streams/<name>/<incarnation>/<number>.aside/      what was damaged, until the others are in sync again
+
+D1  A folder is made durable with its names before it is said to be there.
+D2  What is damaged is moved away as a whole, by one rename; what was moved away before goes first.
+D3  A folder goes only when the catalog says that this broker is to delete it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from broker.api.errors import LiftlogError, UnknownFormatVersion
+from broker.api.stream import StreamSettings
+from broker.metadata.catalog import StreamInfo
+from broker.storage.disk import Disk, disk_errors
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, read_identity
+
+ASIDE = ".aside"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Of one data folder.
+
+    Args:
+        root: The folder `streams`.
+        settings: What logs have of the broker's own settings.
+    """
+
+    disk: Disk
+    root: str
+    cluster_id: str
+    boot_id: str
+    settings: LogSettings
+
+    def path(self, name: str, incarnation: str, number: int) -> str:
+        """Where a replica is."""
+        return f"{self.root}/{name}/{incarnation}/{number}"
+
+    def log_settings(self, settings: StreamSettings, *, is_sole: bool = False) -> LogSettings:
+        """Of a log. `is_sole`: nobody else keeps it, by the catalog (`placed.V10`)."""
+        return replace(LogSettings.of(settings, self.settings), is_sole_replica=is_sole)
+
+    def found(self) -> Iterator[LogIdentity]:
+        """The replicas of this cluster that have a folder whose identity can be read. OSError passes through.
+
+        Raises:
+            UnknownFormatVersion: a later release has written a folder.
+        """
+        disk = self.disk
+        for name in _entries(disk, self.root):
+            for incarnation in _entries(disk, f"{self.root}/{name}"):
+                for number in _entries(disk, f"{self.root}/{name}/{incarnation}"):
+                    folder = f"{self.root}/{name}/{incarnation}/{number}"
+                    if not number.isdecimal() or not disk.exists(f"{folder}/{PARTITION_FILE}"):
+                        continue
+                    try:
+                        identity = read_identity(disk, folder)
+                    except UnknownFormatVersion:
+                        raise
+                    except LiftlogError:
+                        continue
+                    said = (identity.cluster_id, identity.stream, identity.incarnation, str(identity.partition))
+                    if said == (self.cluster_id, name, incarnation, number):
+                        yield identity
+
+    def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
+        """Open the log that is there. Raises LiftlogError: it is damaged, or the disk refuses."""
+        folder = self.path(identity.stream, identity.incarnation, identity.partition)
+        return PartitionLog.open(self.disk, folder, settings, boot_id=self.boot_id, now_us=_now_us(), expected=identity)
+
+    def create(self, info: StreamInfo, number: int) -> PartitionLog:
+        """A new, empty log where none may be (D1, D2).
+
+        Raises:
+            DiskFull, StorageFailed: there is none.
+        """
+        folder = self.path(info.name, info.incarnation, number)
+        with disk_errors(f"make {folder}"):
+            if self.disk.exists(folder):
+                self.move_aside(folder)
+        identity = LogIdentity(
+            cluster_id=self.cluster_id, stream=info.name, incarnation=info.incarnation, partition=number
+        )
+        settings = self.log_settings(info.settings)
+        log = PartitionLog.create(self.disk, folder, identity, settings, boot_id=self.boot_id, now_us=_now_us())
+        try:
+            with disk_errors(f"make {folder}"):
+                for path in (PurePath(folder).parent, PurePath(folder).parent.parent, PurePath(self.root)):
+                    self.disk.sync_dir(str(path))
+        except LiftlogError:
+            log.close(clean=False)
+            raise
+        return log
+
+    def move_aside(self, folder: str) -> None:
+        """Take a folder out of the way, durably (D2). OSError passes through."""
+        self.disk.remove_tree(folder + ASIDE)
+        self.disk.rename(folder, folder + ASIDE)
+        self.disk.sync_dir(str(PurePath(folder).parent))
+
+    def remove(self, name: str, incarnation: str, number: int) -> None:
+        """Remove a replica's folder, and what was moved aside, durably (D3). OSError passes through."""
+        folder = self.path(name, incarnation, number)
+        self.disk.remove_tree(folder)
+        self.remove_aside(name, incarnation, number)
+        for path in (PurePath(folder).parent, PurePath(folder).parent.parent):
+            if self.disk.exists(str(path)):
+                self.disk.sync_dir(str(path))
+                with suppress(OSError):  # another replica is in it
+                    self.disk.remove_folder(str(path))
+
+    def remove_aside(self, name: str, incarnation: str, number: int) -> None:
+        """What was damaged is not needed any more. OSError passes through."""
+        folder = self.path(name, incarnation, number) + ASIDE
+        if self.disk.exists(folder):
+            self.disk.remove_tree(folder)
+
+
+def _entries(disk: Disk, path: str) -> list[str]:
+    try:
+        return sorted(disk.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,23 @@
+"""Replicas of several brokers over gRPC: who follows asks, who leads answers. `ReplicaLink` (link.py) is all of it.
+
+    link = ReplicaLink(me=…, process=…, cluster_id=…, secret=…, service=catalog_service, report=…, sync_pool=…,
+                       settings=config.replication)
+    port = link.start(config.grpc.host, config.grpc.port)    before the registration: it names the port
+    replicas = Replicas(Host(…, wiring=link, …), process)    each replica gets its two drivers from the link
+    …
+    replicas.stop()
+    link.stop()
+
+`report(at, leader_epoch)` tells the controller (`controller.ReportArrived`) and must not wait. Importing this loads
+grpc: a single broker does not.
+
+link.py       Its server and its connections, and `Wiring` for replicas.
+handshake.py  Who is there: secret, cluster, name and registration.
+directory.py  Who the brokers are, and where.
+server.py     The leader's side: a stream for each broker that follows.
+answering.py  The leader's driver: questions of followers to the core, its answers with stored bytes to their streams.
+outbox.py     What one stream has to say next.
+pace.py       How fast replicas that are not in sync may be filled.
+connection.py The follower's side: a stream to each broker that leads.
+following.py  The follower's driver: answers to the core, what it wants to the log.
+"""

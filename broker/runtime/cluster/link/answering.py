@@ -1,0 +1,434 @@
+"""Answers those who fetch from a partition that is led here: the driver of the leader's core, as far as followers go.
+
+    stream's reader ─ asked ─► looks into the log ─► core ─ Send ─► slot of that follower ─┐
+    append, commit ─ on_news ──────────────────────────────────────► is there news for it? ├─► the stream's outbox
+    0.2 s have passed ─────────────────────────────────────────────────────────────────────┘        │
+                                              stream's sender ─ compose ─► reads the log ─► bytes ◄─┘
+
+A slot has what one follower is to be told: the answer to its last fetch, and others. Of two answers to fetches the
+later one is as good as both, so nothing here grows.
+
+Q1  `Records` without news wait, for `wait_s` at most: news are a record that it lacks, another high watermark or
+    another log start than it was told on this stream. A follower that was told last that there is none is calm: it
+    waits for `CALM_S`, and knows by the stream's heartbeat that this broker is there. So what is idle costs little.
+    Another high watermark alone waits for `COMMIT_S`: the next record takes it along, where they come one by one.
+Q2  An answer goes out only while its epoch is led still, looked up after its bytes were read. They were read while it
+    led, then: nobody else has written there.
+Q3  Bytes go once for each offset that is fetched, unless they are asked for again after `AGAIN_S`. (Each fsync of a
+    follower is told by another fetch, while the bytes for the one before it are on their way.) Before they go again
+    they are checked: if a follower refuses what is stored here, this disk may be why.
+Q4  A question of a leadership that is not known here yet waits, one for each follower, until it is. So does one about a
+    partition that is not open here yet (`server.E4`).
+Q5  Who is not in sync is filled at a limited pace (`pace.py`), one who is, is not.
+
+The model is `tests/sim/leading.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, Protocol
+
+from broker.api.errors import BadBatch, LiftlogError
+from broker.metadata.partition import Place
+from broker.replication.events import EndAsked, FetchArrived, Send, StateAsked
+from broker.replication.messages import AskEnd, AskState, End, Fetch, Incarnation, Records, Reply, State
+from broker.runtime.cluster.codec import Answered, Question, encode
+from broker.runtime.cluster.link.pace import Pace
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.serving.http.connections import RateLimitedLog
+from broker.storage.log import PartitionLog
+from broker.storage.read import verified_messages
+
+log = logging.getLogger(__name__)
+
+AGAIN_S: Final = 0.25
+"""Less than a follower takes to ask again."""
+CALM_S: Final = 10.0
+COMMIT_S: Final = 0.005
+"""Of Q1. A commit that is told by itself costs an answer and a question for each follower."""
+STATE_PIECE_BYTES: Final = 1 << 20
+
+
+class AnswerStream(Protocol):
+    """What an answer needs of the stream that it goes to."""
+
+    @property
+    def broker(self) -> str:
+        """Who asks on it."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing goes out on it any more."""
+        ...
+
+    def ready(self, slot: FollowerSlot) -> None:
+        """The slot is to be composed."""
+        ...
+
+    def later(self, slot: FollowerSlot, at_s: float) -> None:
+        """At that time, if it was not before."""
+        ...
+
+
+class Sent(NamedTuple):
+    """Bytes that went to a follower: for which fetches, and when."""
+
+    epoch: int
+    incarnation: Incarnation
+    offset: int
+    at_s: float
+
+
+@dataclass(eq=False)
+class FollowerSlot:
+    """What one follower of one partition is to be told, on one stream.
+
+    Attributes:
+        records: The answer to its last fetch; `since_s`: when it came.
+        others: Answers of other kinds, one of each.
+        told: High watermark and log start as it was told last.
+        commit_due_s: When it is to hear of another high watermark at the latest; 0: there is none.
+        lacks_state: As its last fetch had it. It is not calm then.
+        calm: In which epoch, and as whom, it was told last that there is nothing; None: it was told something else.
+        early: A question that waits for Q4.
+    """
+
+    answering: Answering
+    stream: AnswerStream
+    records: Records | None = None
+    since_s: float = 0.0
+    others: dict[type, Reply] = field(default_factory=dict)
+    told: tuple[int, int] | None = None
+    commit_due_s: float = 0.0
+    sent: Sent | None = None
+    calm: tuple[int, Incarnation] | None = None
+    lacks_state: bool = False
+    early: Question | None = None
+
+
+class Answering:
+    """See the module: `wiring.Followers` of one partition. Thread-safe.
+
+    Args:
+        bytes_max: Of one answer; a single batch may be larger.
+        closed: Called once it is of no use any more.
+    """
+
+    def __init__(
+        self,
+        at: Place,
+        partition: ReplicatedPartition,
+        *,
+        bytes_max: int,
+        wait_s: float,
+        pace: Pace,
+        closed: Callable[[], None],
+    ) -> None:
+        self.at = at
+        self._partition = partition
+        self._log = partition.log
+        self._bytes_max = bytes_max
+        self._wait_s = wait_s
+        self._pace = pace
+        self._closed = closed
+        self._lock = threading.Condition()
+        self._slots: dict[str, FollowerSlot] = {}
+        self._reading = 0
+        self._is_closed = False
+        self._unanswered_log, self._unread_log = RateLimitedLog(), RateLimitedLog()
+        partition.replica.on_news = self.on_news
+
+    def close(self) -> None:
+        """As `Followers.close`."""
+        self._partition.replica.on_news = None
+        self._closed()
+        with self._lock:
+            self._is_closed = True
+            self._slots.clear()
+            while self._reading:
+                self._lock.wait()
+
+    def left(self, slot: FollowerSlot) -> None:
+        """Its stream has ended."""
+        with self._lock:
+            if self._slots.get(slot.stream.broker) is slot:
+                del self._slots[slot.stream.broker]
+
+    # -- questions (on the stream's reader) -------------------------------------------------------------------
+
+    def asked(self, stream: AnswerStream, question: Question) -> FollowerSlot | None:
+        """A follower asks. Returns what its answers will be in; None: nobody answers any more."""
+        with self._lock:
+            if self._is_closed or stream.is_over:  # another one may have its place already
+                return None
+            slot = self._slots.get(stream.broker)
+            if slot is None or slot.stream is not stream:
+                slot = self._slots[stream.broker] = FollowerSlot(self, stream)
+            self._reading += 1
+        try:
+            self._ask(slot, question)
+        except LiftlogError as error:
+            self._complain(stream.broker, error)
+        finally:
+            self._has_read()
+        return slot
+
+    def ask_early(self, stream: AnswerStream, question: Question) -> FollowerSlot | None:
+        """It was asked before this was made: ask now, on the stream's sender. Does not wait."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            slot = self._slots[stream.broker] = FollowerSlot(self, stream, early=question)
+        stream.ready(slot)
+        return slot
+
+    def _ask(self, slot: FollowerSlot, question: Question) -> None:
+        partition = self._partition
+        leads = partition.leads
+        if not leads or question.epoch > partition.leader_epoch:  # Q4
+            slot.early = question
+            if not partition.leads or question.epoch > partition.leader_epoch:
+                return  # else it leads since: whether `on_news` came before or after, it is asked
+        slot.early = None
+        match question:
+            case Fetch():
+                state_offset, slot.lacks_state = -1, question.lacks_state
+                if question.lacks_state:
+                    slot.calm = None
+                if question.lacks_state:
+                    state_offset = self._log.handover.offered(
+                        partition.state_from(question.log_start), question.durable_end
+                    )
+                partition.step_by(lambda: self._fetch_arrived(question, state_offset))
+            case AskEnd():
+                partition.step_by(lambda: self._end_asked(question))
+            case AskState():
+                piece = self._log.handover.piece(question.offset, question.at, STATE_PIECE_BYTES)
+                length, size = (len(piece[0]), piece[1]) if piece is not None else (0, 0)
+                partition.step(StateAsked(ask=question, length=length, size=size))
+
+    def _fetch_arrived(self, fetch: Fetch, state_offset: int) -> FetchArrived:
+        opened = self._log
+        start = self._first_stored(opened)
+        within = opened.batch_start(fetch.offset) if fetch.offset < opened.high_watermark else -1
+        return FetchArrived(
+            fetch=fetch,
+            epoch_before=opened.epoch_of(fetch.offset - 1) if fetch.offset else -1,
+            log_start=start,
+            start_epoch=opened.epoch_of(start - 1) if start else -1,
+            rewritten_to=opened.handover.rewritten_to(),  # whatever the settings are now: what is gone stays gone
+            state_offset=state_offset,
+            batch_start=within,
+            batch_epoch=opened.epoch_of(within - 1) if within > 0 else -1,
+            compacted_to=opened.compacted_to,
+            waits_to=opened.waits_to,
+        )
+
+    def _end_asked(self, ask: AskEnd) -> EndAsked:
+        opened = self._log
+        start, found = self._first_stored(opened), opened.end_of_epoch(ask.last_epoch)
+        before = opened.epoch_of(start - 1) if start else -1
+        return EndAsked(ask=ask, found_epoch=found.epoch, end=found.end_offset, log_start=start, start_epoch=before)
+
+    @staticmethod
+    def _first_stored(opened: PartitionLog) -> int:
+        """Where the batch begins that holds the log start."""
+        start = opened.log_start_offset
+        return start if start in (0, opened.log_end_offset) else opened.batch_start(start)
+
+    # -- what is to be said (any thread) ----------------------------------------------------------------------
+
+    def send(self, effect: Send) -> None:
+        """As `Followers.send`."""
+        message, now_s = effect.message, time.monotonic()
+        with self._lock:
+            slot = self._slots.get(effect.to)
+            if slot is None:
+                return
+            if isinstance(message, Records):
+                slot.records, slot.since_s = message, now_s
+                if not self._has_news(slot, now_s):
+                    slot.stream.later(slot, self._due_s(slot, message, now_s))
+                    return
+            else:
+                slot.others[type(message)] = message
+                if not isinstance(message, (End, State)):
+                    slot.records = None  # it answers a later fetch
+            slot.stream.ready(slot)
+
+    def on_news(self) -> None:
+        """Something was appended or committed here, or the leadership has changed. Waits for nobody's disk."""
+        if not self._slots:
+            return
+        now_s = time.monotonic()
+        with self._lock:
+            for slot in self._slots.values():
+                if slot.early is not None:
+                    slot.stream.ready(slot)
+                elif slot.records is not None:
+                    was_due_s = slot.commit_due_s
+                    if self._has_news(slot, now_s):
+                        slot.stream.ready(slot)
+                    elif slot.commit_due_s != was_due_s:
+                        slot.stream.later(slot, self._due_s(slot, slot.records, now_s))
+
+    def _due_s(self, slot: FollowerSlot, records: Records, now_s: float) -> float:
+        """When it is answered at the latest (Q1)."""
+        is_calm = slot.calm == (records.epoch, records.incarnation)
+        due_s = slot.since_s + (max(CALM_S, self._wait_s) if is_calm else self._wait_s)
+        return min(due_s, slot.commit_due_s) if slot.commit_due_s else due_s
+
+    def _has_news(self, slot: FollowerSlot, now_s: float) -> bool:
+        """Whether something is to be told now (Q1). Notes when a commit will be."""
+        opened = self._log
+        assert slot.records is not None
+        if slot.told is None or slot.told[1] != opened.log_start_offset or self._lacks(slot, slot.records, now_s):
+            return True
+        if slot.told[0] == opened.high_watermark:
+            return False
+        if not slot.commit_due_s:
+            slot.commit_due_s = now_s + COMMIT_S
+        return now_s >= slot.commit_due_s
+
+    def _lacks(self, slot: FollowerSlot, records: Records, now_s: float) -> bool:
+        """Whether there are bytes to be sent (Q3)."""
+        if records.offset >= self._log.log_end_offset:
+            return False
+        sent = slot.sent
+        return sent is None or sent[:3] != _of(records) or now_s - sent.at_s >= AGAIN_S
+
+    # -- what is said (on the stream's sender) ----------------------------------------------------------------
+
+    def compose(self, slot: FollowerSlot) -> list[bytes]:
+        """The frames that this follower is told now."""
+        with self._lock:
+            if self._is_closed or self._slots.get(slot.stream.broker) is not slot:
+                return []
+            self._reading += 1
+            others, slot.others = slot.others, {}
+            early = slot.early
+        try:
+            if early is not None:
+                self._ask(slot, early)
+            frames = [self._frame(message) for message in others.values() if self._is_of_now(message)]
+            if frames:
+                slot.calm = None
+            records = slot.records
+            if records is not None:
+                frames += self._records(slot, records)
+            return frames
+        except LiftlogError as error:
+            self._complain(slot.stream.broker, error)
+            slot.stream.later(slot, time.monotonic() + self._wait_s)
+            return []
+        finally:
+            self._has_read()
+
+    def _has_read(self) -> None:
+        with self._lock:
+            self._reading -= 1
+            self._lock.notify_all()
+
+    def _is_of_now(self, message: Reply) -> bool:
+        """Q2. `Fenced` names the epoch of whoever refuses."""
+        epoch, _, _ = self._partition.leadership()
+        return message.epoch == epoch
+
+    def _frame(self, message: Reply, data: bytes = b"") -> bytes:
+        if isinstance(message, State) and message.length:
+            piece = self._log.handover.piece(message.offset, message.at, message.length)
+            data = piece[0] if piece is not None and len(piece[0]) == message.length else b""
+            if not data:
+                message = replace(message, length=0, size=0)  # it is gone: `state_files`
+        return bytes(encode(Answered(self.at, message, data)).SerializeToString())
+
+    def _records(self, slot: FollowerSlot, records: Records) -> list[bytes]:
+        now_s, opened = time.monotonic(), self._log
+        has_news = self._has_news(slot, now_s)
+        due_s = self._due_s(slot, records, now_s)
+        is_due = now_s >= due_s
+        if not (is_due or has_news):
+            slot.stream.later(slot, due_s)
+            return []
+        epoch, _, in_sync = self._partition.leadership()
+        if epoch != records.epoch:
+            self._done(slot, records)
+            return []
+        data = b""
+        if self._lacks(slot, records, now_s):
+            is_catching_up = slot.stream.broker not in in_sync
+            wait_s = self._pace.wait_s() if is_catching_up else 0.0
+            if wait_s > 0 and not is_due:  # Q5
+                slot.stream.later(slot, min(due_s, now_s + wait_s))
+                return []
+            if wait_s == 0:
+                is_repeat = slot.sent is not None and slot.sent[:3] == _of(records)
+                data = self._read(records.offset, is_repeat)
+                if is_catching_up:
+                    self._pace.take(len(data))
+        epoch, high_watermark, _ = self._partition.leadership()  # Q2
+        news = high_watermark, opened.log_start_offset
+        if epoch != records.epoch:
+            self._done(slot, records)
+            return []
+        if not data and news == slot.told and not is_due:  # it cannot be read
+            slot.calm = None
+            slot.stream.later(slot, slot.since_s + self._wait_s)
+            return []
+        self._done(slot, records)
+        slot.told, slot.commit_due_s = news, 0.0
+        slot.calm = None if data or slot.lacks_state else (records.epoch, records.incarnation)
+        if data:
+            slot.sent = Sent(*_of(records), now_s)
+        rewritten_to = max(records.rewritten_to, opened.handover.rewritten_to())  # duty 6: the bytes are of before
+        said = replace(records, high_watermark=news[0], log_start=news[1], rewritten_to=rewritten_to)
+        return [self._frame(said, data)]
+
+    def _done(self, slot: FollowerSlot, records: Records) -> None:
+        with self._lock:
+            if slot.records is records:
+                slot.records = None
+            elif slot.records is not None:  # another fetch has come meanwhile
+                slot.stream.ready(slot)
+
+    def _read(self, offset: int, is_repeat: bool) -> bytes:
+        """Stored batches from `offset` on, as they are; nothing if none begins there any more, or it is damaged."""
+        opened = self._log
+        start = max(offset, opened.log_start_offset)  # which may be within the first batch
+        try:
+            with opened.read(start, max_bytes=self._bytes_max, stored=True) as plan:
+                if not plan.ranges or plan.first_offset != offset:
+                    return b""  # joined, or let go: the next fetch is told so
+                pieces = []
+                for place, (segment, file) in zip(plan.ranges, plan.sources, strict=True):
+                    if is_repeat:  # Q3
+                        try:
+                            for _ in verified_messages(file, place):
+                                pass
+                        except BadBatch:
+                            opened.repair_segment(segment)  # what is lost is noted: `placed.tick` sees it
+                            return b""
+                    pieces.append(file.pread(place.length, place.position))
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        except (LiftlogError, OSError) as error:
+            count = self._unread_log.due()
+            if count:
+                log.warning(
+                    "replica.not_read partition=%s offset=%d count=%d error=%s", self._partition, offset, count, error
+                )
+            return b""
+
+    def _complain(self, to: str, error: LiftlogError) -> None:
+        count = self._unanswered_log.due()
+        if count:
+            log.warning("replica.not_answered partition=%s to=%s count=%d error=%s", self._partition, to, count, error)
+
+
+def _of(records: Records) -> tuple[int, Incarnation, int]:
+    return records.epoch, records.incarnation, records.offset

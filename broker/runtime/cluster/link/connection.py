@@ -1,0 +1,348 @@
+"""The follower's side of the link: one gRPC stream to each broker that leads something for this one.
+
+    somebody follows ─► connect (a bare TCP one first) ─► handshake ─► questions out, answers in ─► it breaks ─┐
+          ▲                                                                                                     │
+          └──────────────── a pause: 0.05 s, twice as long each time, 1 s at most ◄────────────────────────────┘
+
+N1  One attempt at a time. To connect takes `CONNECT_S` at most, to greet `GREETING_S`. A broker that registers anew, or
+    elsewhere, is tried at once.
+N2  Where nobody listens each follower is told so at once; so is one whose stream has been silent for `SILENT_S`, while
+    questions were open and this side did listen.
+N3  The last question of each partition is open until another one replaces it. A new stream begins with all of them.
+N4  Silence counts only while this side listens: the time in which the reader is at work, for whichever partition,
+    counts for nobody (`heard_to`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import grpc
+
+from broker.metadata.partition import Place
+from broker.replication.messages import AskState, Reply
+from broker.runtime.cluster.codec import Answered, Asked, BadFrame, Question, decode_bytes, encode
+from broker.runtime.cluster.link.directory import Directory, Entry
+from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, Refused
+from broker.runtime.cluster.link.outbox import Outbox
+from broker.runtime.cluster.link.server import GREETING_S, HEARTBEAT, KEEPALIVE_MS, METHOD, SERVICE
+from broker.serving.http.connections import RateLimitedLog
+from broker.storage.segments.scan import MESSAGE_BYTES_MAX
+
+log = logging.getLogger(__name__)
+
+CONNECT_S: Final = 1.0
+SILENT_S: Final = 2.5
+"""Ten heartbeats. (Who waits for something is told by his own core, after a second.)"""
+CUT_S: Final = 5.0
+"""A stream that has been silent for so long is ended."""
+PAUSE_FIRST_S, PAUSE_LAST_S = 0.05, 1.0
+STEADY_S: Final = 5.0
+"""A stream that has lasted for so long was a good one: the next pause is short."""
+ANSWER_BYTES_MAX: Final = MESSAGE_BYTES_MAX + (1 << 20)
+OPTIONS: Final = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+Key = tuple[Place, bool]
+"""A question: of which partition, and whether it is the one that is open there (else one for a state file)."""
+
+
+class Asker(Protocol):
+    """Who follows a partition over this stream."""
+
+    def arrived(self, answer: Reply, data: bytes) -> None:
+        """The leader has answered."""
+        ...
+
+    def unreachable(self) -> None:
+        """The leader cannot be asked."""
+        ...
+
+    def begun(self) -> None:
+        """There is another stream: what was answered on the last one counts for nothing. Must not wait."""
+        ...
+
+
+class LeaderStream:
+    """One attempt at a stream to a leader. `welcomed_s`: when it was let in; 0: not yet."""
+
+    def __init__(self, entry: Entry, own: Peer) -> None:
+        self.entry = entry
+        self.own = own
+        self.begun_s = time.monotonic()
+        self.welcomed_s = 0.0
+        self.call: Any = None
+        self.outbox: Outbox[Key] = Outbox()
+        self.greetings: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def end(self) -> None:
+        """From any thread; does not wait."""
+        self.outbox.close()
+        self.greetings.put(None)
+        call = self.call
+        if call is not None:
+            call.cancel()
+
+
+class Connection:
+    """To one broker. Thread-safe.
+
+    Args:
+        to: Its name.
+        counts: What happens is counted here.
+
+    Attributes:
+        rested_s: How long the reader had nothing to do before the answer that it is at.
+    """
+
+    def __init__(self, to: str, directory: Directory, *, cluster_id: str, key: bytes, counts: Counter[str]) -> None:
+        self.to = to
+        self._directory = directory
+        self._cluster_id = cluster_id
+        self._key = key
+        self._counts = counts
+        self._lock = threading.Condition()
+        self._askers: dict[Place, Asker] = {}
+        self._open: dict[Key, Question] = {}
+        self._stream: LeaderStream | None = None
+        self._is_closed = self._is_hurried = False
+        self._log_lost, self._log_refused = RateLimitedLog(), RateLimitedLog()
+        self._heard_s = self._silence_told_s = time.monotonic()
+        self._busy_s = 0.0  # in all
+        self._busy_since_s = 0.0  # 0: it listens
+        self.rested_s = self._ended_s = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"link-to-{to}", daemon=True)
+        self._thread.start()
+
+    # -- who follows -----------------------------------------------------------------------------------------
+
+    def add(self, at: Place, asker: Asker) -> None:
+        """Somebody follows."""
+        with self._lock:
+            self._askers[at] = asker
+            self._lock.notify_all()
+
+    def remove(self, at: Place, asker: Asker) -> None:
+        """Not any more."""
+        with self._lock:
+            if self._askers.get(at) is asker:
+                del self._askers[at]
+                for key in ((at, True), (at, False)):
+                    self._open.pop(key, None)
+
+    def ask(self, at: Place, question: Question) -> None:
+        """Ask, now or when there is a stream; does not wait."""
+        key = at, not isinstance(question, AskState)
+        with self._lock:
+            self._open[key] = question
+            stream = self._stream
+        if stream is not None:
+            stream.outbox.ready(key)
+
+    @property
+    def is_live(self) -> bool:
+        """There is a stream, as far as is known."""
+        stream = self._stream
+        return stream is not None and stream.welcomed_s > 0
+
+    def heard_to(self, now_s: float) -> float:
+        """A clock that stands still while the reader is at work (N4)."""
+        since_s = self._busy_since_s
+        return now_s - self._busy_s - (max(0.0, now_s - since_s) if since_s else 0.0)
+
+    def look(self) -> None:
+        """A broker has come, gone, moved or registered anew (N1). Does not wait."""
+        with self._lock:
+            stream = self._stream
+            self._is_hurried = True
+            self._lock.notify_all()
+        if stream is not None and (stream.entry, stream.own) != (self._directory.entry(self.to), self._directory.own):
+            stream.end()
+
+    def check(self, now_s: float) -> None:
+        """Time passes (N1, N2)."""
+        stream = self._stream
+        if stream is None:
+            return
+        if not stream.welcomed_s:
+            if now_s - stream.begun_s > GREETING_S:
+                stream.end()
+            return
+        now_s = self.heard_to(now_s)
+        silent_s = now_s - max(self._heard_s, self._silence_told_s)
+        if not self._open or silent_s < SILENT_S:
+            return
+        self._silence_told_s = now_s
+        self._counts["silent"] += 1
+        self._tell_unreachable()
+        if now_s - self._heard_s > CUT_S:
+            stream.end()
+
+    def close(self) -> None:
+        """For good."""
+        with self._lock:
+            self._is_closed = True
+            stream = self._stream
+            self._lock.notify_all()
+        if stream is not None:
+            stream.end()
+        self._thread.join()
+
+    # -- a thread of its own ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = PAUSE_FIRST_S
+        while self._waits_for_somebody():
+            begun_s = time.monotonic()
+            try:
+                self._attempt()
+            except Exception:
+                log.exception("replica.link_bug to=%s", self.to)
+            if time.monotonic() - begun_s > STEADY_S:
+                pause_s = PAUSE_FIRST_S
+            with self._lock:
+                self._stream = None
+                if not (self._is_closed or self._is_hurried):
+                    self._lock.wait_for(lambda: self._is_closed or self._is_hurried, pause_s * random.uniform(0.8, 1.2))
+                pause_s = PAUSE_FIRST_S if self._is_hurried else min(PAUSE_LAST_S, 2 * pause_s)
+                self._is_hurried = False
+
+    def _waits_for_somebody(self) -> bool:
+        with self._lock:
+            self._lock.wait_for(lambda: self._is_closed or self._askers)
+            return not self._is_closed
+
+    def _attempt(self) -> None:
+        entry, own = self._directory.entry(self.to), self._directory.own
+        if entry is None or own is None:
+            return
+        self._counts["attempts"] += 1
+        try:
+            host, port = host_and_port(entry.address)
+            socket.create_connection((host, port), CONNECT_S).close()
+        except ConnectionRefusedError:
+            self._lost(f"nobody listens at {entry.address}")
+            self._tell_unreachable()  # N2
+            return
+        except (OSError, ValueError) as error:
+            self._lost(f"{entry.address}: {error}")
+            return
+        stream = LeaderStream(entry, own)
+        caller = Caller(own, self._cluster_id, self.to, self._key, os.urandom(NONCE_BYTES))
+        with grpc.insecure_channel(entry.address, options=OPTIONS) as channel:
+            method = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+            stream.call = method(self._questions(stream, caller))
+            with self._lock:
+                self._stream = stream
+                if self._is_closed:
+                    stream.end()
+            try:
+                self._exchange(stream, caller)
+            except Refused as error:
+                self._not_let_in(error.reason, error.text)
+            except grpc.RpcError as error:
+                self._broken(stream, error)
+            finally:
+                stream.end()
+
+    def _questions(self, stream: LeaderStream, caller: Caller) -> Iterator[bytes]:
+        """What goes out: the handshake, then what is to be asked, when the stream can take it."""
+        yield caller.hello()
+        proof = stream.greetings.get()
+        if proof is None:
+            return
+        yield proof
+        while (key := stream.outbox.next()) is not None:
+            question = self._open.get(key)
+            if question is not None:
+                yield bytes(encode(Asked(key[0], question)).SerializeToString())
+
+    def _exchange(self, stream: LeaderStream, caller: Caller) -> None:
+        answers = iter(stream.call)
+        stream.greetings.put(caller.challenge(next(answers)))
+        caller.welcome(next(answers))
+        now_s = time.monotonic()
+        with self._lock:
+            self._busy_since_s = 0.0
+            self._heard_s = self._silence_told_s = self.heard_to(now_s)
+            stream.welcomed_s = now_s
+            keys = list(self._open)
+            askers = list(self._askers.values())
+        log.info("replica.stream_begun to=%s at=%s", self.to, stream.entry.address)
+        for asker in askers:
+            asker.begun()
+        for key in keys:  # N3
+            stream.outbox.ready(key)
+        for data in answers:
+            if data == HEARTBEAT:
+                self._heard_s = self.heard_to(time.monotonic())
+                continue
+            self._busy_since_s = begun_s = time.monotonic()
+            self.rested_s = begun_s - self._ended_s
+            try:
+                self._take(data)
+            finally:
+                now_s = time.monotonic()
+                self._busy_s, self._busy_since_s = self._busy_s + now_s - begun_s, 0.0
+                self._heard_s = self.heard_to(now_s)
+                self._ended_s = now_s
+
+    def _take(self, data: bytes) -> None:
+        try:
+            said = decode_bytes(data)
+        except BadFrame as error:
+            raise Refused("DATA_LOSS", "bad_frame", error.message) from error
+        if not isinstance(said, Answered):
+            raise Refused("DATA_LOSS", "bad_frame", f"no answer: {type(said).__name__}")
+        asker = self._askers.get(said.place)
+        if asker is not None:
+            asker.arrived(said.answer, said.data)
+
+    # -- what goes wrong -------------------------------------------------------------------------------------
+
+    def _tell_unreachable(self) -> None:
+        for asker in list(self._askers.values()):
+            asker.unreachable()
+
+    def _lost(self, why: str) -> None:
+        self._counts["lost"] += 1
+        count = self._log_lost.due()
+        if count:
+            log.warning("replica.stream_lost to=%s count=%d error=%s", self.to, count, why)
+
+    def _not_let_in(self, reason: str, why: str) -> None:
+        self._counts["refused"] += 1
+        count = self._log_refused.due()
+        if count:
+            log.error("replica.not_let_in to=%s reason=%s count=%d error=%s", self.to, reason, count, why)
+
+    def _broken(self, stream: LeaderStream, error: Any) -> None:
+        if self._is_closed:
+            return
+        code, details = error.code(), error.details()
+        if not stream.welcomed_s and code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            self._not_let_in(code.name.lower(), details)
+        else:
+            self._lost(f"{code.name}: {details}")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of `host:port`, or `[address]:port`. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)

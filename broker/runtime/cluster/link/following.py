@@ -1,0 +1,381 @@
+"""Drives the core of a follower over one log (`broker.replication.follower`): `wiring.Follower`.
+
+    connection's reader ─ arrived ─► core ─► append, cut, begin anew ─► Holds ─► core ─► next question ─► connection
+    turn ─ follow, rest, close ─────► core                                        │
+    clock ─ tick ───────────────────► core ◄─ Synced ─ a thread of the pool ◄── Sync
+
+U1  One lock over the core and what it wants done. Clocks do not wait for it: a log that is being cut has no time.
+U2  What arrives is applied at once or never: after `rest` or another `follow` it meets a core that does not mind it,
+    and a log that refuses it.
+U3  An fsync is the pool's (but for U7). Whatever was appended until it begins is durable by it; meanwhile records go on
+    coming.
+U4  A log that refuses without having failed (a full disk, bytes that do not fit) is asked again after a while. One that
+    has failed has the replica step out.
+U5  Time stands still while the connection's reader is at work (`connection.N4`). While the stream lives it hardly
+    passes where the leader has said last that there is nothing: it has the next question, and its heartbeat tells that
+    it is there. It passes slowly where this leader has said nothing yet: it may have a thousand others to begin with,
+    and to report it would give them to somebody who has as many.
+U6  The log is told to agree with its leader's from the moment that the core has found it so, until the core wants it
+    cut or follows another leader: before the cut is begun.
+U7  What comes alone is fsynced by the connection's reader: to wake a thread and to ask twice takes longer than a quick
+    fsync, and somebody waits for his ack. It comes alone if the reader had nothing to do before it for longer than the
+    last fsync took. That fsync was quick, the bytes are few, and the pool has nothing of this log.
+
+The model is `tests/sim/following.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from broker.api.errors import LiftlogError, OffsetOutOfRange
+from broker.metadata.partition import Place
+from broker.replication import events as e
+from broker.replication import following as f
+from broker.replication.follower import Follower, Phase
+from broker.replication.messages import End, Incarnation, Records, Reply
+from broker.runtime.cluster.link.connection import Connection
+from broker.runtime.metrics import FSYNC_SECONDS
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.partitions.sync import SyncPool
+from broker.serving.http.connections import RateLimitedLog
+from broker.storage.log import AppendResult
+from broker.storage.read import group_start
+
+log = logging.getLogger(__name__)
+
+QUICK_S: Final = 0.002
+HERE_BYTES_MAX: Final = 64 << 10
+"""Of U7, both."""
+FRESH_SLOWER: Final = 10
+"""So much slower passes time before the first answer in an epoch: the leader is reported after 10 s."""
+CALM_SLOWER: Final = 50
+"""So much slower passes the time of a calm one: it asks again after 15 s, if the leader has not answered after 10."""
+
+
+class Following:
+    """See the module. Thread-safe.
+
+    Args:
+        connect: To a broker.
+        report: The leader of this epoch does not answer: which partition, epoch, leader. Must not wait.
+        step_out: As `PlacedReplica.step_out`.
+        closed: Called once it is of no use any more.
+    """
+
+    def __init__(
+        self,
+        at: Place,
+        partition: ReplicatedPartition,
+        *,
+        me: str,
+        connect: Callable[[str], Connection],
+        report: Callable[[Place, int, str], None],
+        step_out: Callable[[str], None],
+        pool: SyncPool,
+    ) -> None:
+        self.at = at
+        self._partition = partition
+        self._replica = partition.replica
+        self._log = partition.log
+        self._core = Follower(me)
+        self._connect = connect
+        self._report = report
+        self._step_out = step_out
+        self._pool = pool
+        self._lock = threading.Condition(threading.RLock())
+        self._connection: Connection | None = None
+        self._data = b""  # that came with the answer which the core has now
+        self._sync_of = 0  # generation
+        self._is_queued = self._is_syncing = self._is_closed = False
+        self._whole_to = self._whole_from = 0  # a group is known to end there; of a log that ended there
+        self._clock_s = 0.0  # what `_passed` has seen last
+        self._time_ms = 0.0
+        self._is_calm = False
+        self._is_fresh = True
+        self._refused_log = RateLimitedLog()
+        self.agreed_epoch = -1
+
+    def __str__(self) -> str:
+        return str(self._partition)
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def follow(self, epoch: int, leader: str, incarnation: Incarnation) -> None:
+        """As `Follower.follow`."""
+        connection = self._connect(leader)
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._connection is not None and self._connection is not connection:
+                self._connection.remove(self.at, self)
+            self._connection, self._clock_s = connection, 0.0
+            self._is_calm, self._is_fresh = False, True
+            connection.add(self.at, self)
+            self._look_for_groups()
+            self._step(f.Followed(epoch=epoch, leader=leader, incarnation=incarnation, log=self._holds()))
+
+    def rest(self) -> None:
+        """As `Follower.rest`."""
+        with self._lock:
+            self._leave()
+            self._step(f.Unfollowed())
+
+    def close(self) -> None:
+        """As `Follower.close`."""
+        with self._lock:
+            self._is_closed = True
+            self._leave()
+            self._step(f.Unfollowed())
+            while self._is_syncing:
+                self._lock.wait()
+
+    def _leave(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.remove(self.at, self)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """As `Follower.tick` (U1, U5)."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._passed()
+                self._step(e.Tick(now_ms=int(self._time_ms)))
+            finally:
+                self._lock.release()
+
+    def _passed(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        now_s = connection.heard_to(time.monotonic())
+        passed_ms = max(0.0, now_s - self._clock_s) * 1_000 if self._clock_s else 0.0
+        self._clock_s = max(self._clock_s, now_s)
+        slower = 1
+        if connection.is_live:
+            is_calm = self._is_calm and not self._core.log.lacks_state
+            slower = CALM_SLOWER if is_calm else FRESH_SLOWER if self._is_fresh else 1
+        self._time_ms += passed_ms / slower
+
+    # -- the connection ----------------------------------------------------------------------------------------
+
+    def arrived(self, answer: Reply, data: bytes) -> None:
+        """As `Asker.arrived` (U2)."""
+        with self._lock:
+            if self._is_closed or self._core.phase is Phase.IDLE:
+                return
+            self._data = data
+            core = self._core
+            if (answer.epoch, answer.incarnation) == (core.epoch, core.incarnation):
+                self._is_calm, self._is_fresh = isinstance(answer, Records) and not data, False
+            try:
+                own = self._log.epoch_end(answer.found_epoch) if isinstance(answer, End) else 0
+                self._step(f.Answered(answer, own))
+            except LiftlogError as error:
+                self._refuse(error)
+            finally:
+                self._data = b""
+
+    def unreachable(self) -> None:
+        """As `Asker.unreachable` (U1)."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._is_calm = False
+                self._step(f.Unreachable())
+            finally:
+                self._lock.release()
+
+    def begun(self) -> None:
+        """As `Asker.begun`."""
+        self._is_calm, self._is_fresh = False, True
+
+    # -- what the core wants -----------------------------------------------------------------------------------
+
+    def _step(self, event: f.Event) -> None:
+        """With the lock held (U6)."""
+        core = self._core
+        effects = core.step(event)
+        self.agreed_epoch = core.epoch if core.phase is Phase.FETCHING else -1
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: f.Effect) -> None:
+        opened = self._log
+        match effect:
+            case f.Ask(_, message):
+                if self._connection is not None:
+                    self._connection.ask(self.at, message)
+            case f.Append(epoch, is_rewritten):
+                self._on_disk(lambda: self._append(epoch, is_rewritten))
+            case f.TakeState(offset, at, size):
+                self._take_state(offset, at, size)
+            case f.Truncate(to):
+                log.info("replica.truncates partition=%s from=%d to=%d", self, opened.log_end_offset, to)
+                self._on_disk(lambda: self._cut(to))
+            case f.Reset(to, last_epoch):
+                log.warning("replica.begins_anew partition=%s from=%d at=%d", self, opened.log_end_offset, to)
+                self._on_disk(lambda: self._reset(to, last_epoch))
+            case f.StartAt(start):
+                self._on_disk(lambda: self._start_at(start))
+            case f.Report():
+                self._report(self.at, effect.epoch, effect.leader)
+            case e.Commit(high_watermark):
+                opened.advance_high_watermark(high_watermark)
+                self._replica.note_change()
+            case e.Sync(generation):
+                self._sync_of = generation
+                if not self._is_queued:
+                    self._is_queued = True
+                    self._pool.submit(self)
+            case e.StepOut():
+                self._step_out("fsync")
+
+    def _on_disk(self, act: Callable[[], None]) -> None:
+        """Do something to the log that is followed by what it holds (U4)."""
+        try:
+            act()
+        except LiftlogError as error:
+            self._refuse(error)
+            if self._log.failure is None:
+                self._step(self._holds(is_refused=True))
+            return
+        self._step(self._holds())
+
+    def _refuse(self, error: LiftlogError) -> None:
+        """Something was not done; if the log has failed, that is the end of it (`follower.F7`)."""
+        self._is_calm = False
+        count = self._refused_log.due()
+        if count:
+            log.warning("replica.refuses partition=%s count=%d error=%s", self, count, error)
+        if self._log.failure is not None and self._core.phase is not Phase.IDLE:
+            self._step(e.SyncFailed(self._core.generation, error))
+
+    def _append(self, epoch: int, is_rewritten: bool) -> None:
+        data, opened = self._data, self._log
+        if not data:
+            return
+        before = opened.log_end_offset
+        try:
+            now_us = time.time_ns() // 1_000
+            opened.append_stored(data, leader_epoch=epoch, now_us=now_us, is_rewritten=is_rewritten)
+        finally:
+            end = opened.log_end_offset
+            if end > before:
+                self._replica.appended(AppendResult(before, end, len(data)))
+        if self._may_sync_here(len(data)):
+            synced = self._replica.sync()
+            if not isinstance(synced, int):
+                log.error("partition.sync_failed partition=%s error=%s", self, synced)
+                raise synced
+            FSYNC_SECONDS.observe(self._replica.sync_took_s)
+
+    def _may_sync_here(self, byte_count: int) -> bool:
+        """U7."""
+        connection = self._connection
+        took_s = self._replica.sync_took_s
+        return (
+            connection is not None
+            and took_s <= QUICK_S
+            and byte_count <= HERE_BYTES_MAX
+            and not (self._core.is_syncing or self._is_queued)
+            and connection.rested_s > took_s
+        )
+
+    def _cut(self, to: int) -> None:
+        self._whole_from = -1
+        self._log.truncate(to)
+        self._whole_to = self._log.log_end_offset
+        self._replica.note_change()
+
+    def _reset(self, to: int, last_epoch: int) -> None:
+        self._log.reset(to, last_epoch=last_epoch)
+        self._whole_to, self._whole_from = to, -1
+        self._replica.note_change()
+
+    def _start_at(self, start: int) -> None:
+        with self._replica.letting_go:
+            self._log.trim(start)
+
+    def _take_state(self, offset: int, at: int, size: int) -> None:
+        try:
+            is_there = self._log.handover.take(offset, at, self._data, size)
+        except LiftlogError as error:
+            self._refuse(error)
+            if self._log.failure is not None:
+                return
+            is_there = False
+        self._step(f.StateTaken(not is_there))
+
+    # -- what the log holds ------------------------------------------------------------------------------------
+
+    def _look_for_groups(self) -> None:
+        """Where the last whole group ends. (A log that was opened takes all that it found for one group.)"""
+        opened = self._log
+        self._whole_from = opened.log_end_offset
+        try:
+            self._whole_to = opened.log.ask(group_start)
+        except (OffsetOutOfRange, LiftlogError):
+            self._whole_to = opened.high_watermark
+
+    def _holds(self, *, is_refused: bool = False) -> f.Holds:
+        opened, state = self._log, self._replica.state
+        end, high_watermark = opened.log_end_offset, opened.high_watermark
+        group_ends = state.group_ends
+        whole = group_ends[-1] if group_ends and group_ends[-1] != self._whole_from else self._whole_to
+        return f.Holds(
+            log_start=opened.kept_start_offset,
+            log_end=end,
+            durable_end=min(opened.durable_end, end),
+            last_epoch=opened.leader_epoch,
+            high_watermark=high_watermark,
+            group_end=min(max(whole, high_watermark), end),
+            is_refused=is_refused,
+            lacks_state=opened.handover.lacks,
+            compacted_to=opened.compacted_to,
+            waits_to=opened.waits_to,
+        )
+
+    # -- fsync (a thread of the pool) --------------------------------------------------------------------------
+
+    def run_sync(self) -> bool:
+        """One fsync, and what comes of it. Returns whether there is more to do already (U3)."""
+        with self._lock:
+            if self._is_closed:
+                self._is_queued = False
+                return False
+            generation, self._is_syncing = self._sync_of, True
+        synced = self._replica.sync()
+        with self._lock:
+            self._is_syncing = False
+            self._lock.notify_all()
+            if self._is_closed:
+                self._is_queued = False
+                return False
+            if isinstance(synced, int):
+                FSYNC_SECONDS.observe(self._replica.sync_took_s)
+                event: e.Synced | e.SyncFailed = e.Synced(generation, synced)
+            else:
+                log.error("partition.sync_failed partition=%s error=%s", self, synced)
+                event = e.SyncFailed(generation, synced)
+            self._sync_of = -1
+            self._step(event)
+            self._is_queued = self._sync_of >= 0
+            return self._is_queued
+
+    # -- compaction --------------------------------------------------------------------------------------------
+
+    def compacted(self) -> None:
+        """A pass of compaction has ended here, or has found that tombstones wait."""
+        with self._lock:
+            if not self._is_closed:
+                self._step(f.Compacted(self._log.compacted_to, self._log.waits_to))
+
+    def marks(self) -> tuple[int, int]:
+        """For a pass of compaction: tombstones may go below the former, all is to be compacted up to the latter."""
+        return self._core.tombstones_below, self._core.compact_to

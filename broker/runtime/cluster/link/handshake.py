@@ -1,0 +1,180 @@
+"""Who is there: what a follower's broker and a leader's broker say before anything else. Bytes in, bytes out.
+
+    Caller (follower)                             Doorkeeper (leader)
+       | -- Hello: who I am, whom I want, nonce -----> |   another version, cluster, broker: refused
+       | <-- Challenge: nonce, proof ----------------- |   the leader knows the secret
+       | -- Proof -----------------------------------> |   the follower does; and the catalog knows this process of it
+       | <-- Welcome --------------------------------- |
+
+A proof is an HMAC-SHA-256 over both nonces, both names, the registration, the cluster and the side that gives it, each
+with its length. The secret itself does not travel.
+
+K1  A side believes nothing before the other one's proof. A proof holds for one side, one pair of nonces and one pair of
+    names: what was heard, or said by ourselves, opens no other stream.
+K2  A leader lets in the present process of a broker that its catalog knows, and nobody else: what an earlier one says
+    may not be so any more.
+K3  Who is refused hears why, by a status and a text that say nothing which is not his.
+
+There is no encryption here, and what follows on the stream is not authenticated: that is what TLS will be for (ADR 81).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from broker.runtime.cluster.codec import (
+    BadFrame,
+    Challenge,
+    Hello,
+    Proof,
+    Said,
+    Welcome,
+    decode_bytes,
+    encode,
+)
+
+VERSION: Final = 1
+NONCE_BYTES: Final = 32
+GREETING_BYTES_MAX: Final = 4_096
+"""Of each message before the welcome: so much is read of a stranger."""
+
+
+class Refused(Exception):
+    """The other side is not let in, or does not let us in.
+
+    Attributes:
+        status: Name of a gRPC status.
+        reason: One word, for counters and logs.
+    """
+
+    def __init__(self, status: str, reason: str, text: str) -> None:
+        super().__init__(status, reason, text)
+        self.status, self.reason, self.text = status, reason, text
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.text}"
+
+
+class Peer(NamedTuple):
+    """A broker that has proven that it belongs here: its name, and which of its processes."""
+
+    broker_id: str
+    registration: int
+
+
+def key_of(secret: bytes) -> bytes:
+    """What proofs are made with: of the cluster's secret, and for this alone. Without a secret everybody has it."""
+    return hmac.new(secret, b"liftlog.v1.Replica", hashlib.sha256).digest()
+
+
+class Doorkeeper:
+    """The leader's side of one handshake.
+
+    Args:
+        registration_of: Of a broker, as the applied catalog has it; None: it knows no such broker.
+        nonce: Fresh for each.
+    """
+
+    def __init__(
+        self, me: str, cluster_id: str, key: bytes, registration_of: Callable[[str], int | None], nonce: bytes
+    ) -> None:
+        self._me = me
+        self._cluster_id = cluster_id
+        self._key = key
+        self._registration_of = registration_of
+        self._nonce = nonce
+        self._hello: Hello | None = None
+
+    def hello(self, data: bytes) -> bytes:
+        """Take the first message. Returns the challenge. Raises Refused."""
+        said = _said(data)
+        if not isinstance(said, Hello):
+            raise Refused("INVALID_ARGUMENT", "bad_greeting", "the first message of a stream is a hello")
+        if said.version != VERSION:
+            raise Refused("FAILED_PRECONDITION", "version", f"this broker speaks version {VERSION} of the replica link")
+        if len(said.nonce) != NONCE_BYTES:
+            raise Refused("INVALID_ARGUMENT", "bad_greeting", f"a nonce has {NONCE_BYTES} bytes, not {len(said.nonce)}")
+        if said.cluster_id != self._cluster_id:
+            raise Refused("FAILED_PRECONDITION", "cluster", "this broker belongs to another cluster")
+        if said.to != self._me:
+            raise Refused("FAILED_PRECONDITION", "address", "another broker answers at this address")
+        if said.broker_id == self._me:
+            raise Refused("FAILED_PRECONDITION", "own_name", f"two brokers are called {self._me}")
+        self._hello = said
+        proof = _proof(self._key, b"leader", said, self._nonce)
+        return _bytes(Challenge(self._nonce, proof))
+
+    def proof(self, data: bytes) -> tuple[Peer, bytes]:
+        """Take the second message. Returns who is there, and the welcome. Raises Refused."""
+        said, hello = _said(data), self._hello
+        assert hello is not None, "a hello comes first"
+        if not isinstance(said, Proof):
+            raise Refused("INVALID_ARGUMENT", "bad_greeting", "the second message of a stream is a proof")
+        if not hmac.compare_digest(said.proof, _proof(self._key, b"follower", hello, self._nonce)):  # K1
+            raise Refused("UNAUTHENTICATED", "secret", "the secret of the cluster is another one")
+        known = self._registration_of(hello.broker_id)  # K2
+        if known is None:
+            raise Refused("PERMISSION_DENIED", "unknown_broker", f"the catalog knows no broker {hello.broker_id}")
+        if hello.registration != known:
+            says = f"{hello.broker_id} is registered as {known} here, not as {hello.registration}"
+            raise Refused("PERMISSION_DENIED", "registration", says)
+        return Peer(hello.broker_id, hello.registration), _bytes(Welcome())
+
+
+class Caller:
+    """The follower's side of one handshake. Raises Refused where the other side is not whom we want."""
+
+    def __init__(self, me: Peer, cluster_id: str, to: str, key: bytes, nonce: bytes) -> None:
+        self._hello = Hello(VERSION, cluster_id, me.broker_id, me.registration, to, nonce)
+        self._key = key
+
+    def hello(self) -> bytes:
+        """The first message."""
+        return _bytes(self._hello)
+
+    def challenge(self, data: bytes) -> bytes:
+        """Take the answer to it. Returns the proof."""
+        said = _said(data)
+        if not isinstance(said, Challenge) or len(said.nonce) != NONCE_BYTES:
+            raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a challenge")
+        if not hmac.compare_digest(said.proof, _proof(self._key, b"leader", self._hello, said.nonce)):  # K1
+            raise Refused("UNAUTHENTICATED", "secret", f"{self._hello.to} has another secret")
+        return _bytes(Proof(_proof(self._key, b"follower", self._hello, said.nonce)))
+
+    def welcome(self, data: bytes) -> None:
+        """Take the answer to that."""
+        if not isinstance(_said(data), Welcome):
+            raise Refused("INVALID_ARGUMENT", "bad_greeting", f"{self._hello.to} does not answer with a welcome")
+
+
+def _bytes(said: Said) -> bytes:
+    return bytes(encode(said).SerializeToString())
+
+
+def _said(data: bytes) -> Said:
+    if len(data) > GREETING_BYTES_MAX:
+        text = f"a greeting has at most {GREETING_BYTES_MAX} bytes, not {len(data)}"
+        raise Refused("INVALID_ARGUMENT", "bad_greeting", text)
+    try:
+        return decode_bytes(data)
+    except BadFrame as error:
+        raise Refused("INVALID_ARGUMENT", "bad_greeting", error.message) from error
+
+
+def _proof(key: bytes, side: bytes, hello: Hello, leaders_nonce: bytes) -> bytes:
+    parts = (
+        side,
+        str(hello.version).encode(),
+        hello.cluster_id.encode(),
+        hello.broker_id.encode(),
+        str(hello.registration).encode(),
+        hello.to.encode(),
+        hello.nonce,
+        leaders_nonce,
+    )
+    text = b"".join(struct.pack(">I", len(part)) + part for part in parts)
+    return hmac.new(key, text, hashlib.sha256).digest()

@@ -1,0 +1,166 @@
+"""The link of one broker: what replicas are wired with (`wiring.Wiring`), its server and its connections."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from broker.metadata.partition import Place
+from broker.runtime.cluster.link.answering import Answering
+from broker.runtime.cluster.link.connection import Connection
+from broker.runtime.cluster.link.directory import Directory
+from broker.runtime.cluster.link.following import Following
+from broker.runtime.cluster.link.handshake import key_of
+from broker.runtime.cluster.link.pace import Pace
+from broker.runtime.cluster.link.server import Server
+from broker.runtime.cluster.wiring import CatalogService
+from broker.runtime.config.settings import ReplicationConfig
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.partitions.sync import SyncPool
+from broker.serving.http.connections import RateLimitedLog
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 0.1
+
+
+class ReplicaLink:
+    """See the package. Thread-safe.
+
+    Args:
+        me, process: This broker, and what its registration calls this process (as of `Replicas`).
+        secret: Of the cluster; empty: none, where all addresses are loopback.
+        report: A follower cannot fetch: tells the controller that the leader of this epoch does not answer. Must not
+            wait.
+
+    Attributes:
+        counts: What has happened to connections: `attempts`, `lost`, `refused`, `silent`, `reports`.
+        server: Its `refused` counts who was not let in.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        process: str,
+        cluster_id: str,
+        secret: bytes,
+        service: CatalogService,
+        report: Callable[[Place, int], None],
+        sync_pool: SyncPool,
+        settings: ReplicationConfig,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._me = me
+        self._cluster_id = cluster_id
+        self._key = key_of(secret)
+        self._report = report
+        self._pool = sync_pool
+        self._settings = settings
+        self._pace = Pace(settings.catch_up_bytes_per_s)
+        self._lock = threading.Lock()
+        self._answering: dict[Place, Answering] = {}
+        self._connections: dict[str, Connection] = {}
+        self._silent_log: dict[str, RateLimitedLog] = {}
+        self._is_stopping = threading.Event()
+        self._directory = Directory(service, me, process)
+        self._directory.subscribe(self._look)
+        self.server = Server(self._directory, me=me, cluster_id=cluster_id, key=self._key, find=self._answering.get)
+        self._thread = threading.Thread(target=self._run, name="link-clock", daemon=True)
+
+    def start(self, host: str, port: int) -> int:
+        """Listen. Returns the port, which may be registered then.
+
+        Raises:
+            PortInUse: somebody else listens there.
+        """
+        bound = self.server.start(host, port)
+        self._thread.start()
+        return bound
+
+    def stop(self) -> None:
+        """End all streams. Replicas may be closed before or after."""
+        self._is_stopping.set()
+        self.server.stop()
+        for connection in self.connections():
+            connection.close()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # -- `wiring.Wiring` -------------------------------------------------------------------------------------
+
+    def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> Following:
+        """As `Wiring.follower`."""
+        return Following(
+            at,
+            partition,
+            me=self._me,
+            connect=self._connection,
+            report=self._silent,
+            step_out=step_out,
+            pool=self._pool,
+        )
+
+    def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
+        """As `Wiring.followers`."""
+
+        def closed() -> None:
+            with self._lock:
+                if self._answering.get(at) is made:
+                    del self._answering[at]
+
+        made = Answering(
+            at,
+            partition,
+            bytes_max=self._settings.fetch_bytes_max,
+            wait_s=self._settings.wait_ms / 1_000,
+            pace=self._pace,
+            closed=closed,
+        )
+        with self._lock:
+            self._answering[at] = made
+        self.server.opened(at)
+        return made
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def connections(self) -> list[Connection]:
+        """To those whom somebody here follows, or has followed."""
+        with self._lock:
+            return list(self._connections.values())
+
+    def _connection(self, to: str) -> Connection:
+        with self._lock:
+            found = self._connections.get(to)
+            if found is None:
+                found = self._connections[to] = Connection(
+                    to, self._directory, cluster_id=self._cluster_id, key=self._key, counts=self.counts
+                )
+            return found
+
+    def _silent(self, at: Place, epoch: int, leader: str) -> None:
+        with self._lock:
+            self.counts["reports"] += 1
+            count = self._silent_log.setdefault(leader, RateLimitedLog()).due()
+        if count:
+            says = "replica.leader_silent leader=%s count=%d partition=%s/%d epoch=%d"
+            log.warning(says, leader, count, *at, epoch)
+        self._report(at, epoch)
+
+    def _look(self) -> None:
+        for connection in self.connections():
+            connection.look()
+
+    def _run(self) -> None:
+        while not self._is_stopping.wait(CHECK_S):
+            now_s = time.monotonic()
+            try:
+                self.server.check(now_s)
+                for connection in self.connections():
+                    connection.check(now_s)
+            except Exception:
+                log.exception("replica.link_bug at=clock")

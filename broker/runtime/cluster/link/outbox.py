@@ -1,0 +1,97 @@
+"""What one stream has to say next: who has something to say is in it once, and says it when the stream can take it.
+
+    somebody ── ready ──► [ a  c  b ] ──► next ──► the stream's thread asks `a` what it has to say now
+    somebody ── later ──► (at 0.2 s: d) ─┘
+
+O1  It holds sources, never bytes: what is said is made when the stream has taken what came before. So a slow reader
+    holds up one stream, with one answer in memory, and what it hears is not old.
+O2  There are as many entries as sources, and for each one time at most that counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """See the module. Thread-safe. Sources are compared by identity or value, and hashed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._ready: deque[T] = deque()
+        self._queued: set[T] = set()
+        self._due: dict[T, float] = {}
+        self._timers: list[tuple[float, int, T]] = []
+        self._number = 0
+        self.is_closed = False
+
+    def ready(self, source: T) -> None:
+        """It has something to say."""
+        with self._lock:
+            if source not in self._queued:
+                self._queued.add(source)
+                self._due.pop(source, None)
+                self._ready.append(source)
+                self._lock.notify()
+
+    def later(self, source: T, at_s: float) -> None:
+        """It has, by `time.monotonic`, then; or earlier, if it is said to be ready. A later call replaces this one."""
+        with self._lock:
+            if source not in self._queued and self._due.get(source) != at_s:
+                self._due[source] = at_s
+                self._number += 1
+                heapq.heappush(self._timers, (at_s, self._number, source))
+                if self._timers[0][2] is source:
+                    self._lock.notify()
+
+    def forget(self, source: T) -> None:
+        """It has nothing to say any more."""
+        with self._lock:
+            self._due.pop(source, None)
+            if source in self._queued:
+                self._queued.discard(source)
+                self._ready.remove(source)
+
+    def next(self, wait_s: float = 3_600.0) -> T | None:
+        """Wait for one; None: there was none for so long, or it is closed."""
+        until_s = time.monotonic() + wait_s
+        with self._lock:
+            while not self.is_closed:
+                due_s = self._fire()
+                if self._ready:
+                    source = self._ready.popleft()
+                    self._queued.discard(source)
+                    return source
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return None
+                self._lock.wait(left_s if due_s is None else min(due_s, left_s))
+            return None
+
+    def _fire(self) -> float | None:
+        """Those whose time has come are ready. Returns how long until the next one."""
+        now_s = time.monotonic()
+        while self._timers:
+            at_s, _, source = self._timers[0]
+            if self._due.get(source) != at_s:  # replaced
+                heapq.heappop(self._timers)
+            elif at_s <= now_s:
+                heapq.heappop(self._timers)
+                del self._due[source]
+                self._queued.add(source)
+                self._ready.append(source)
+            else:
+                return at_s - now_s
+        return None
+
+    def close(self) -> None:
+        """Nothing is said any more."""
+        with self._lock:
+            self.is_closed = True
+            self._lock.notify_all()

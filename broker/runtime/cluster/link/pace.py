@@ -1,0 +1,31 @@
+"""How fast replicas that are not in sync may be filled: bytes per second, of all that this broker leads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+BURST_S: Final = 0.1
+"""So much of what was not used is kept."""
+
+
+class Pace:
+    """See the module. Thread-safe. What is taken may be owed: who comes next waits for it."""
+
+    def __init__(self, bytes_per_s: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._free_s = now_s()  # from then on something may be taken
+
+    def wait_s(self) -> float:
+        """How long until something may be taken; 0: now."""
+        with self._lock:
+            return max(0.0, self._free_s - self._now_s())
+
+    def take(self, count: int) -> None:
+        """So many bytes go."""
+        with self._lock:
+            self._free_s = max(self._free_s, self._now_s() - BURST_S) + count / self._bytes_per_s

@@ -1,0 +1,8 @@
+"""What an operator sees of a cluster, and does to it by hand.
+
+    liftlog cluster ... ─► HTTP, any broker ─► admin.py: judge, say what it would cost ─► a command for the controller
+
+admin.py    Replicas are moved, leaders elected, brokers drained and removed.
+rescuing.py A rescue of the catalog, as an operator sees it.
+samples.py  What /metrics says of a broker of several.
+"""

@@ -1,0 +1,72 @@
+"""What /metrics says of a broker of several, read when scraped. Names and meanings: docs/guides/operations.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from broker.metadata.catalog import Catalog
+from broker.runtime.cluster.streams import PlacedStreams
+from broker.runtime.intake.driver import IntakeDriver
+from broker.runtime.metrics import Sample
+from broker.runtime.samples import PARTITION_LABELS, common_samples, partition_samples
+
+
+def cluster_samples(
+    me: str,
+    catalog: Catalog,
+    streams: PlacedStreams,
+    intake: IntakeDriver | None,
+    *,
+    started: bool,
+    has_session: bool,
+    connections: Mapping[str, int],
+    refused: Mapping[str, int],
+    raft_refused: int,
+    group: Mapping[str, Any] | None,
+) -> Iterator[Sample]:
+    """All samples of one broker. Of a partition its leader tells the numbers; each replica tells its log.
+
+    Args:
+        connections, refused: As the link counts them.
+        group: As of `plane.status`; None: the Raft thread gives no answer.
+    """
+    yield from common_samples(intake, started=started)
+    yield "liftlog_session_open", "1 while this broker may lead", (), (), float(has_session)
+    states = dict(catalog.cluster.partitions)
+    led = [state for state in states.values() if state.leader == me]
+    yield "liftlog_partitions_led", "Partitions that this broker leads", (), (), len(led)
+    few = sum(len(state.isr) < len(state.replicas) for state in led)
+    yield "liftlog_partitions_under_replicated", "Of these, those with replicas out of sync", (), (), few
+    below = sum(len(state.isr) < state.min_insync_replicas for state in led)
+    yield "liftlog_partitions_below_minimum", "Of these, those that take no records", (), (), below
+    nobody = sum(state.leader is None for state in states.values())
+    yield "liftlog_partitions_without_leader", "Partitions of the cluster that nobody leads", (), (), nobody
+    for partition in streams.led():
+        at = (partition.stream, str(partition.partition))
+        state = states.get((partition.incarnation, partition.partition))
+        isr = 0 if state is None else len(state.isr)
+        yield "liftlog_partition_in_sync_replicas", "Replicas in sync", PARTITION_LABELS, at, isr
+        for broker, lag in sorted(partition.lags().items()):
+            text = "Offsets that a follower has not told to be on its disk"
+            yield "liftlog_replica_lag", text, (*PARTITION_LABELS, "broker"), (*at, broker), lag
+    for kept in streams.all_partitions():
+        yield from partition_samples(kept, (kept.stream, str(kept.partition)))
+    for what, count in sorted(connections.items()):
+        yield "liftlog_replica_connections_total", "Connections to leaders", ("what",), (what,), count
+    for reason, count in sorted(refused.items()):
+        yield "liftlog_replica_refused_total", "Brokers and strangers not let in", ("reason",), (reason,), count
+    yield "liftlog_raft_refused_total", "Connections to the Raft port that were cut", (), (), raft_refused
+    if group is not None:
+        yield from _votes(me, group)
+
+
+def _votes(me: str, group: Mapping[str, Any]) -> Iterator[Sample]:
+    """What this broker knows of the group that keeps the catalog."""
+    votes = group["voters"]
+    there = sum(each["is_registered"] and each["is_live"] for each in votes)
+    spare = there - len(votes) // 2 - 1
+    yield "liftlog_controller", "1 while this broker is the controller", (), (), float(group["controller"] == me)
+    yield "liftlog_votes", "Votes in the group that keeps the catalog", (), (), len(votes)
+    yield "liftlog_votes_there", "Of these, those that can be given now", (), (), there
+    yield "liftlog_votes_to_spare", "So many more may be lost before nothing can be decided", (), (), spare

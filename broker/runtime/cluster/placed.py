@@ -1,0 +1,493 @@
+"""One replica under the catalog: leader, follower or resting, as the applied state of its partition says.
+
+    catalog's thread ──tell──► newest state ─┐
+    leader's core ─────AskIsr, Trim, StepOut─┼─► a turn on a thread of the pool ──► log, Partition, Follower, Capture
+    follower ──────────step_out──────────────┤
+    clock ─────────────tick──────────────────┘
+
+The cores decide and the catalog decides. This opens and makes the log, and moves the replica from one role to the next.
+
+V1  Nobody who tells it something waits for a disk or for another broker. It is done in turns (turns.py): one at a time,
+    in order, and of several states the newest.
+V2  A state counts only if this process is registered. A leadership counts only under the replica's own incarnation.
+V3  A replica that was removed gives up its log, also if it is wanted again by the time that it has a turn: the others
+    have forgotten it. Its folder is gone before the catalog is told so.
+V4  After a failed fsync it does nothing but ask for a step-out. Another incarnation in the applied catalog is the
+    answer: then the log recovers, and the replica follows. A log that cannot be recovered ends the process.
+V5  A damaged replica leads on, or rests, until it has stepped out: it follows nobody, as it would report a durable end
+    that is not so. Then its files are moved aside, and it begins anew. They go when all replicas are in sync.
+V6  A leader reads from NATS while it has a session, and answers clients once the server has confirmed that it does.
+V7  A leader that is told of another leadership answers nobody from then on, also before its turn.
+V8  A log that a process finds at its start is the replica's only if the catalog knows one there. Else it is moved
+    aside: the replica has stepped out of it for damage, and the former process did not live to see that; or it was
+    moved away, its broker was removed, and the others have let go since of what would come back with it.
+V9  A fault of ours in a turn is followed by another turn. A log that was found stays found until it is taken: with a
+    new log in its place an in-sync replica would lead with nothing, and the others would cut all that they have.
+V10  A replica that the catalog knows no other of does with its log what a broker does that is alone: what is damaged is
+    lost, and told; acknowledged records behind it stay, with their offsets; and they are read. It stops doing so before
+    it leads, or follows, in the epoch in which there are others.
+V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
+    in the order in which they were begun, and the stream of that name may be another one by now.
+
+Design: docs/explain/replication.md. The model is `tests/sim/replica.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from broker.api.errors import DiskFull, LiftlogError, NotLeader
+from broker.metadata.catalog import StreamInfo
+from broker.metadata.partition import PartitionState, Place
+from broker.replication.messages import NO_INCARNATION, Incarnation
+from broker.runtime.cluster.turns import Turns
+from broker.runtime.cluster.wants import Wants
+from broker.runtime.cluster.wiring import FollowerDriver, Host
+from broker.runtime.metrics import LEADERSHIP_START_SECONDS
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.storage.log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+AGAIN_MS: Final = 300
+"""What a disk or the catalog has refused is tried again after so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the applied catalog says of one replica of this broker.
+
+    Attributes:
+        registration: Of this process.
+        leader_at: Where the leader answers HTTP.
+        was_left: This broker has not confirmed yet that a former replica of the partition is deleted.
+    """
+
+    info: StreamInfo
+    state: PartitionState
+    registration: int
+    leader_at: str | None = None
+    was_left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """A step-out that is asked for. `why`: `fsync` or `damage`; of this incarnation; since when."""
+
+    why: str
+    incarnation: Incarnation
+    since_ms: int
+
+
+class PlacedReplica:
+    """See the module. Thread-safe.
+
+    Args:
+        name: Of the stream.
+        found: Its log, if the start of this process has found one.
+        woken: Called when it wants to step out.
+
+    Attributes:
+        partition: None: there is no log at the moment.
+        stepping: None: it is not about to step out.
+        is_damaged: Something that was fsynced cannot be read.
+        is_fresh: Its log was made while the catalog still waited for a former one to be deleted.
+        is_gone: It was removed, and so was its folder.
+        knows: Under what it takes in messages: (its epoch, how many partitions its stream is about to have, 0 for no
+            others). It only grows (`growth.G1`).
+    """
+
+    def __init__(self, host: Host, at: Place, name: str, found: PartitionLog | None, woken: Callable[[], None]) -> None:
+        self.at = at
+        self.partition: ReplicatedPartition | None = None
+        self.stepping: Stepping | None = None
+        self.is_damaged = self.is_fresh = self.is_gone = False
+        self.knows = (-1, 0)
+        self._host = host
+        self._name = name
+        self._found = found
+        self._woken = woken
+        self._turns = Turns(host.workers, self._work)
+        self._wants = Wants(host, at, ask_turn=self._turns.ask, step_out=self.step_out)
+        self._lock = threading.Lock()  # over what others leave for the next turn
+        self._told: Told | None = None
+        self._was_removed = False
+        self._wants_out: str | None = None
+        # of turns alone
+        self._follower: FollowerDriver | None = None
+        self._info: StreamInfo | None = None
+        self._incarnation: Incarnation = NO_INCARNATION
+        self._following: tuple[int, Incarnation] | None = None
+        self._captured: tuple[ReplicatedPartition, int, StreamInfo] | None = None
+        self._is_unsettled = False
+        self._settle_ms = 0
+        self._taking_over: tuple[int, int] | None = None  # a leadership that has not served yet, and since when (ms)
+
+    def __str__(self) -> str:
+        return f"{self._name}/{self.at[1]}"
+
+    # -- from other threads ----------------------------------------------------------------------------------
+
+    @property
+    def agreed_epoch(self) -> int:
+        """As `FollowerDriver.agreed_epoch`, of a log that may be read."""
+        follower = self._follower
+        is_well = follower is not None and self.stepping is None and not self.is_damaged
+        return follower.agreed_epoch if follower is not None and is_well else -1
+
+    def tell(self, told: Told | None) -> None:
+        """What the catalog says now; None: this broker has no such replica any more."""
+        with self._lock:
+            before, self._told = self._told, told
+            self._was_removed |= told is None
+        is_new = before is None or told is None or before.state.leader_epoch != told.state.leader_epoch
+        if told is not None and is_new and told.state.leader == self._host.me:
+            self._taking_over = told.state.leader_epoch, self._host.now_ms()
+        partition = self.partition
+        if partition is not None:  # V7
+            epoch = told.state.leader_epoch if told is not None else partition.leader_epoch + 1
+            is_ours = told is not None and told.state.leader == self._host.me
+            partition.retire(epoch if is_ours else epoch + 1)
+        self._turns.ask()
+
+    def step_out(self, why: str) -> None:
+        """Ask for another incarnation of this replica. Damage is told even while a failed fsync is."""
+        with self._lock:
+            if self._wants_out != "fsync":
+                self._wants_out = why
+        self._turns.ask()
+
+    def step_out_refused(self, why: str) -> None:
+        """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody."""
+        stepping = self.stepping
+        if why == "damage" and stepping is not None and stepping.why == why:
+            self.stepping = None
+
+    def damaged(self, why: str) -> None:
+        """A record that was fsynced cannot be read (V5)."""
+        if not self.is_damaged:
+            self.is_damaged = True
+            log.error("replica.damaged partition=%s why=%s", self, why)
+            self._turns.ask()
+
+    def tick(self, now_ms: int, *, may_go: bool = False) -> None:
+        """Time passes. `may_go`: another replica could lead without a loss."""
+        partition, follower, told = self.partition, self._follower, self._told
+        if partition is not None and follower is not None and told is not None:
+            if partition.log.lost_ranges:  # whoever has found it: a read, the scrub, compaction
+                self.damaged(f"lost {partition.log.lost_ranges}")
+            partition.tick(now_ms)
+            follower.tick(now_ms)
+            if partition.log.lost_ranges and not self.is_damaged:
+                self.damaged(f"{partition.log.lost_ranges} cannot be read")
+            if self.stepping is None and not partition.replica.is_closed:  # a log that is closed looks failed
+                if partition.log.failure is not None and (partition.has_followers or not partition.leads):
+                    self.step_out("fsync")
+                elif self.is_damaged and may_go:
+                    self.step_out("damage")
+            if self._wants_capture(partition, told) != (self._captured is not None):
+                self._turns.ask()
+        if self._is_unsettled and now_ms - self._settle_ms >= AGAIN_MS:
+            self._settle_ms = now_ms
+            self._turns.ask()
+
+    def marks(self) -> tuple[int, int]:
+        """For a pass of compaction: tombstones may go below the former, all is to be compacted up to the latter."""
+        partition, follower = self.partition, self._follower
+        if partition is not None and partition.leads:
+            return partition.marks()
+        return (0, 0) if follower is None else follower.marks()
+
+    def compacted(self) -> None:
+        """A pass has ended, or has found that tombstones wait. A leader's core asks for that by itself."""
+        partition, follower = self.partition, self._follower
+        if partition is not None and follower is not None and not partition.leads:
+            follower.compacted()
+
+    def close(self) -> None:
+        """The broker stops. The log is marked clean."""
+        self._turns.end()
+        self._close(clean=True)
+
+    # -- a turn ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._turn()
+        except Exception:  # V9
+            self._is_unsettled = True
+            raise
+
+    def _turn(self) -> None:
+        with self._lock:
+            told, was_removed, self._was_removed = self._told, self._was_removed, False
+            wants_out, self._wants_out = self._wants_out, None
+            self._is_unsettled = False
+        if was_removed or (told is not None and told.was_left and not self.is_fresh):  # V3
+            try:
+                self._leave()
+            except OSError as error:
+                log.warning("replica.folder_left partition=%s error=%s", self, error)
+                with self._lock:
+                    self._was_removed = self._is_unsettled = True
+                return
+        if told is None:
+            return
+        self.is_gone = False
+        self.is_fresh &= told.was_left
+        if not self._adopt(told):
+            self._is_unsettled = True
+        if wants_out is not None:
+            self._begin_step_out(wants_out)
+        if not self._wants.trim():
+            self._is_unsettled = True
+        self._see_to_capture(told)
+
+    def _adopt(self, told: Told) -> bool:
+        """Take the role that the state gives. Returns whether nothing has to be tried again."""
+        state, me = told.state, self._host.me
+        self._incarnation = told.registration, state.step_outs_of(me)
+        stepping = self.stepping
+        if stepping is not None and self._incarnation > stepping.incarnation:
+            self._stepped_out(stepping.why)
+        partition = self.partition or self._open(told)
+        if partition is None:
+            return False
+        if told.info is not self._info:
+            partition.alter(told.info)
+            self._info = told.info
+        if not self._note_others(partition, state):
+            return False
+        is_opened = me in state.opened
+        if not is_opened:
+            self._wants.say_opened(self._incarnation)
+        partition.leader_at = None if state.leader == me else told.leader_at
+        if self.stepping is not None and self.stepping.why == "fsync":  # V4
+            return is_opened
+        if state.leader == me:
+            is_led = state.leader_incarnation != self._incarnation or self._lead(partition, state)  # V2
+            return is_opened and is_led
+        if state.leader is None:
+            self._rest(partition)
+        else:
+            self._follow(partition, state, state.leader)
+        if set(state.replicas) == set(state.isr):
+            self._forget_aside()
+        return is_opened
+
+    def _note_others(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
+        """V10. Returns whether it is done."""
+        settings, is_sole = partition.log.settings, state.replicas == (self._host.me,)
+        if settings.is_sole_replica != is_sole:
+            try:
+                partition.log.update_settings(replace(settings, is_sole_replica=is_sole))
+            except LiftlogError as error:
+                log.warning("replica.not_told_of_others partition=%s error=%s", self, error)
+                return False
+        return True
+
+    def _lead(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
+        epoch = state.leader_epoch
+        if partition.leader_epoch == epoch:
+            if partition.leads:  # else it has asked for a step-out
+                partition.isr_answered(state)
+            return True
+        self._rest_follower()
+        try:
+            partition.lead(epoch, state)
+        except DiskFull as error:
+            log.warning("replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
+            return False
+        except LiftlogError as error:
+            log.error("replica.cannot_lead partition=%s epoch=%d error=%s", self, epoch, error)
+            self._begin_step_out("fsync")
+            return True
+        log.info("replica.leads partition=%s epoch=%d isr=%s", self, epoch, ",".join(state.isr))
+        return True
+
+    def _rest(self, partition: ReplicatedPartition) -> None:
+        if partition.leads:
+            partition.depose()
+            log.info("replica.rests partition=%s", self)
+        self._rest_follower()
+
+    def _rest_follower(self) -> None:
+        self._following = None
+        if self._follower is not None:
+            self._follower.rest()
+
+    def _follow(self, partition: ReplicatedPartition, state: PartitionState, leader: str) -> None:
+        if partition.leads:
+            partition.depose()
+        if self.is_damaged:  # V5
+            self._rest_follower()
+            return
+        following = state.leader_epoch, self._incarnation
+        if self._following == following or self._follower is None:
+            return
+        try:
+            partition.log.follow(state.leader_epoch)
+        except NotLeader as error:  # an epoch of the log is not the catalog's: a folder was restored
+            log.error("replica.cannot_follow partition=%s error=%s", self, error)
+            return
+        self._follower.follow(state.leader_epoch, leader, self._incarnation)
+        self._following = following
+        log.info("replica.follows partition=%s epoch=%d leader=%s", self, state.leader_epoch, leader)
+
+    # -- the log ---------------------------------------------------------------------------------------------
+
+    def _open(self, told: Told) -> ReplicatedPartition | None:
+        """The log that was found, or a new one: the registration did not list any other."""
+        host, number = self._host, self.at[1]
+        found, self._found = self._found, None
+        try:
+            if found is not None and not told.state.knows_log_of(host.me):  # V8
+                log.warning("replica.disowned partition=%s end=%d", self, found.log_end_offset)
+                found.close(clean=False)
+                found = None
+            opened = found or host.folders.create(told.info, number)
+        except LiftlogError as error:
+            log.warning("replica.not_made partition=%s error=%s", self, error)
+            return None
+        try:
+            partition = self._take(told, opened, is_new=found is None)
+        except Exception:  # V9
+            log.exception("replica.turn_bug partition=%s", self)
+            self._found = opened
+            return None
+        self.partition = partition
+        return partition
+
+    def _take(self, told: Told, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
+        host = self._host
+        self.is_fresh = is_new and told.was_left
+        self.is_damaged = bool(opened.lost_ranges)
+        is_sole = told.state.replicas == (host.me,)
+        opened.update_settings(host.folders.log_settings(told.info.settings, is_sole=is_sole))
+        partition = ReplicatedPartition(
+            told.info,
+            host.make_replica(told.info, self.at[1], opened),
+            me=host.me,
+            has_session=host.has_session,
+            to_others=self._wants.do,
+            pool=host.sync_pool,
+            appender=host.appender,
+        )
+        self._info = told.info
+        self._follower = host.wiring.follower(self.at, partition, self.step_out)
+        self._wants.begin(partition, host.wiring.followers(self.at, partition))
+        return partition
+
+    def _close(self, *, clean: bool) -> None:
+        partition, self.partition = self.partition, None
+        self._end_capture()
+        if partition is not None:
+            partition.depose()
+            partition.replica.note_closed()
+        if self._follower is not None:
+            self._follower.close()
+        self._follower = self._following = None
+        self._wants.end()
+        opened = self._found if partition is None else partition.log
+        self._found = None
+        if opened is not None:
+            try:
+                opened.close(clean=clean)
+            except (LiftlogError, OSError) as error:
+                log.info("partition.close_failed partition=%s error=%s", self, error)
+
+    def _leave(self) -> None:
+        """No replica is to be here any more (V3). OSError passes through."""
+        self._close(clean=False)
+        self.stepping, self.is_damaged, self.is_fresh = None, False, False
+        self._host.folders.remove(self._name, *self.at)
+        self.is_gone = True
+        log.info("replica.left partition=%s", self)
+
+    def _forget_aside(self) -> None:
+        try:
+            self._host.folders.remove_aside(self._name, *self.at)
+        except OSError as error:
+            log.warning("replica.aside_left partition=%s error=%s", self, error)
+
+    # -- step-out --------------------------------------------------------------------------------------------
+
+    def _begin_step_out(self, why: str) -> None:
+        stepping, partition = self.stepping, self.partition
+        if partition is None or (stepping is not None and (why == "damage" or stepping.why == "fsync")):
+            return
+        if why == "fsync":
+            partition.look_at_failure()
+            self._rest_follower()
+        self.stepping = Stepping(why, self._incarnation, self._host.now_ms())
+        log.error("replica.steps_out partition=%s why=%s incarnation=%s", self, why, self._incarnation)
+        self._woken()
+
+    def _stepped_out(self, why: str) -> None:
+        """The catalog has it: from now on this replica is another one, that catches up."""
+        self.stepping = None
+        log.warning("replica.stepped_out partition=%s why=%s incarnation=%s", self, why, self._incarnation)
+        if why == "damage":
+            self._close(clean=False)  # `_open` moves its files aside
+            self.is_damaged = False
+            return
+        partition = self.partition
+        try:
+            if partition is not None:
+                partition.depose()
+                partition.log.recover(time.time_ns() // 1000)
+        except LiftlogError as error:
+            self._host.give_up(f"{self}: the log cannot be recovered: {error}")
+
+    # -- messages (V6) ---------------------------------------------------------------------------------------
+
+    def _wants_capture(self, partition: ReplicatedPartition, told: Told) -> bool:
+        return partition.leads and not told.info.paused and self._host.has_session()
+
+    def _see_to_capture(self, told: Told) -> None:
+        partition, host = self.partition, self._host
+        if partition is None:
+            return
+        epoch = partition.leader_epoch
+        if not self._wants_capture(partition, told):
+            self._end_capture()
+        elif self._captured != (partition, epoch, told.info):
+            self._captured = partition, epoch, told.info
+            if host.capture is not None:
+                with suppress(RuntimeError):  # the broker stops
+                    with self._lock:  # V11
+                        if self._was_removed:
+                            return
+                        begun = host.capture.begin(told.info, partition)
+                    begun.add_done_callback(lambda done: self._serve(partition, epoch, told.info, done))
+        if partition.leads and (host.capture is None or told.info.paused):
+            self._serve(partition, epoch, told.info)
+
+    def _serve(
+        self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None] | None = None
+    ) -> None:
+        """Messages are taken in under what was told, or there are none."""
+        error = None if done is None else done.exception()
+        if error is not None:
+            log.error("replica.not_captured partition=%s error=%r", partition, error)
+        partition.serve(epoch)
+        if (taking := self._taking_over) is not None and taking[0] == epoch:
+            self._taking_over = None
+            LEADERSHIP_START_SECONDS.observe((self._host.now_ms() - taking[1]) / 1000)
+        with self._lock:
+            self.knows = max(self.knows, (epoch, info.partitions_next))
+        if info.partitions_next:
+            self._woken()
+
+    def _end_capture(self) -> None:
+        captured, self._captured = self._captured, None
+        if captured is not None and self._host.capture is not None:
+            with suppress(RuntimeError):  # the broker stops, and has taken in what there was
+                self._host.capture.end(captured[0])

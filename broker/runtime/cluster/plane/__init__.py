@@ -1,0 +1,24 @@
+"""The metadata plane: this broker's part in the cluster's catalog, on a thread of its own.
+
+    identity = identity_from(config)  # None: this broker is alone; open the data folder with identity.cluster_id
+    plane = Plane(identity, disk=disk, folder=data_dir, give_up=give_up)   # imports pysyncobj: import it late
+    plane.start()                     # forms, joins or comes back; the catalog is caught up when it returns
+    found = replicas.open_found()     # reads plane.service.catalog; Replicas(host, plane.process)
+    plane.register(Addresses(http=..., grpc=...), sound=found.sound, epoch_seen=found.epoch_seen)
+    replicas.start()                  # Host(service=plane.service, has_session=plane.has_session, ...)
+    ...
+    plane.hand_over()                 # a clean stop: leaderships go to others; then drain, close replicas
+    plane.stop()
+
+plane.py       The metadata plane of one broker, put together.
+thread.py      The thread that owns the Raft node.
+service.py     The catalog for other threads: `execute`, `read`, `subscribe`. Implements `wiring.CatalogService`.
+heart.py       This broker's session: heartbeats, and whether it has one.
+duties.py      What the controller does by itself: drives `metadata/controller.py` and `metadata/voting.py`.
+forming.py     The way into the group: the first voters form it, others join it, members come back.
+membership.py  What the folder says of that: `raft.json`.
+rescue.py      What becomes of the folders when a majority of the voters is lost for good. No broker runs meanwhile.
+status.py      What one broker knows of the cluster, for people.
+identity.py    Who this broker is to be, and whom it knows: from its configuration.
+clock.py       The clocks.
+"""

@@ -1,0 +1,179 @@
+"""The catalog, for the other threads of this broker: carried out by the controller, applied here.
+
+    execute ─► Raft thread ─► controller: judge, log, replicate ─► answer ─► back to who waits
+    applied here, by the Raft thread ─► every subscriber, in order, before the next command is applied
+
+V1  `execute` returns a result, or raises an error whose field `sent` says whether it may have been carried out. What is
+    refused has `sent` false.
+V2  What certainly was not carried out is tried again, until the time is up: nobody leads for a second or two when the
+    controller dies. What may have been carried out is tried again only under a request id (`catalog.M4`).
+V3  Subscribers are called on the Raft thread, one after the other: nothing is applied meanwhile. They must not wait. An
+    error of one is logged, and is none of the others' business.
+V4  A catalog that was replaced by a snapshot is seen as such: `catalog` is another object, and everybody is called. One
+    that is put together anew from the journal is shown when it has all that the former one had (`node.N6`).
+V5  Renewals of sessions that change nothing else are told to nobody: several come each second.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, from_problem
+from broker.metadata.catalog import Catalog
+from broker.raft.node import RaftNode
+from broker.runtime.cluster.plane.thread import RaftThread
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 5.0
+TRY_S: Final = 2.0
+"""So long one try waits for its answer, if another may follow."""
+PAUSE_S: Final = 0.1
+
+
+class Catalogs:
+    """See the module. Implements `wiring.CatalogService`."""
+
+    def __init__(self, thread: RaftThread, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._thread = thread
+        self._clock = clock
+        self._catalog = Catalog()
+        self._callbacks: tuple[Callable[[], None], ...] = ()
+        self._live: list[str] = []
+        self._closing = threading.Event()
+
+    # -- what other threads call ------------------------------------------------------------------------------
+
+    @property
+    def catalog(self) -> Catalog:
+        """As applied here. To be read in a callback of `subscribe`, where it stands still; or a value at a time."""
+        return self._catalog
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call back after each change that was applied here, in order, on the Raft thread; and once soon, for what is
+        there. It must not wait (V3)."""
+        self._callbacks = (*self._callbacks, callback)
+        self._thread.do(lambda _: self._call(callback))
+
+    def execute(self, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> Any:
+        """Have a command carried out by whoever is the controller. Waits. Not for the Raft thread.
+
+        Returns:
+            The catalog's answer. It may have been given by a catalog that is ahead of this broker's: `read` waits.
+        Raises:
+            LiftlogError: it was refused, or it is not known whether it was carried out (V1).
+        """
+        may_repeat = "request_id" in command
+        result = self._until(
+            timeout_s,
+            lambda node, done, left_s: node.submit(
+                command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s
+            ),
+            may_repeat=may_repeat,
+        )
+        return result["ok"]
+
+    def read(self, *, timeout_s: float = TIMEOUT_S) -> Catalog:
+        """The catalog, once it has all that was acknowledged before this call.
+
+        Raises:
+            LiftlogError: no controller has answered in time.
+        """
+        self._until(
+            timeout_s, lambda node, done, left_s: node.read(done, timeout_s=min(left_s, TRY_S)), may_repeat=True
+        )
+        return self._catalog
+
+    def change_voters(self, change: str, node_id: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Have a voter added (`add`) or removed (`rem`); one that is there, or gone, already is answered at once."""
+        self._until(timeout_s, lambda node, done, _: node.change_voters(change, node_id, done), may_repeat=True)
+
+    def close(self) -> None:
+        """Try nothing again."""
+        self._closing.set()
+
+    def _until(
+        self,
+        timeout_s: float,
+        submit: Callable[[RaftNode, Callable[[Any], None], float], None],
+        *,
+        may_repeat: bool,
+    ) -> dict[str, Any]:
+        assert not self._thread.is_current(), "the Raft thread would wait for itself"
+        deadline_s = self._clock() + timeout_s
+        may_have_been = False
+        while True:
+            try:
+                return self._once(submit, deadline_s)
+            except _Refused as refused:
+                error = refused.error
+                error.fields["sent"] = may_have_been  # an earlier try may still be carried out, late
+                if refused.is_final:
+                    raise error from None
+            except LiftlogError as error_now:
+                error = error_now
+                may_have_been = may_have_been or bool(error.fields.get("sent"))
+                error.fields["sent"] = may_have_been
+                if error.fields["sent"] and not may_repeat:
+                    raise
+            if self._clock() + PAUSE_S >= deadline_s or self._closing.wait(PAUSE_S):
+                raise error
+
+    def _once(
+        self, submit: Callable[[RaftNode, Callable[[Any], None], float], None], deadline_s: float
+    ) -> dict[str, Any]:
+        future: Future[Any] = Future()
+
+        def call(node: RaftNode) -> None:
+            if future.set_running_or_notify_cancel():
+                submit(node, future.set_result, max(0.0, deadline_s - self._clock()))
+
+        def lost() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(NotReady("this broker is stopping", sent=False))
+
+        self._thread.do(call, lost)
+        try:
+            result = future.result(max(0.0, deadline_s - self._clock()) + 0.5)
+        except TimeoutError:
+            was_made = not future.cancel()
+            raise DeadlineExceeded("this broker's Raft thread gives no answer in time", sent=was_made) from None
+        if isinstance(result, LiftlogError):
+            raise result
+        if "error" in result:
+            problem = from_problem(result["error"])
+            raise _Refused(problem, is_final=not problem.fields.pop("again", False))
+        return dict(result)
+
+    # -- what the Raft thread calls ---------------------------------------------------------------------------
+
+    def applied(self, catalog: Catalog, command: Mapping[str, Any] | None) -> None:
+        """A command was applied, or the catalog is another one (None)."""
+        self._catalog = catalog
+        live = [broker for broker, info in catalog.brokers.items() if info.is_live]
+        before, self._live = self._live, live
+        if command is not None and command.get("kind") == "renew_sessions" and live == before:
+            return  # V5
+        for callback in self._callbacks:
+            self._call(callback)
+
+    @staticmethod
+    def _call(callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:  # V3
+            log.exception("catalog.subscriber_bug callback=%s", callback)
+
+
+class _Refused(Exception):
+    """What the catalog, or who was taken for the controller, has answered. `is_final`: it was the catalog."""
+
+    def __init__(self, error: LiftlogError, *, is_final: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.is_final = is_final

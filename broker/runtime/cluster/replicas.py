@@ -1,0 +1,417 @@
+"""All replicas of this broker: what the catalog says goes to each of them, and what they want together is asked for.
+
+    start:   folders ─► open_found ─► register ─► start ─► told ─► lead, follow, rest
+    runs:    catalog's thread: `_changed`; a thread of its own: ticks, step-outs, deletions
+
+G1  Before the registration everything that has a folder is open, and the registration lists what is sound. Nobody is
+    told anything before the catalog has this process.
+G2  The catalog's thread compares and passes on. It touches no disk, and takes no lock that is held over one.
+G3  One disk that fails has many logs fail: those that want to step out within `GATHER_MS` do so by one command.
+G4  A step-out after a failed fsync that does not come through within `GIVE_UP_MS` ends the process: nobody knows what
+    its logs hold, and the catalog may take it for well.
+G5  A deletion is confirmed when the folder is gone, durably.
+G6  A folder that the catalog does not know is left alone, and named: it may be somebody's only copy.
+G7  While the catalog is rescued, no log that was found is taken, moved aside or deleted: what an older catalog says of
+    a replica may be no longer so, and the log may be the one that has every committed record (`rescue.Q3`).
+G8  A log is not lost because this process cannot open it for now: on a full disk, or with a release that is too old, or
+    where the disk refuses and nobody else could lead. Then the start fails before the catalog is told anything.
+G9  A leader confirms that its stream is about to have more partitions once it takes in messages under that knowledge,
+    in its present epoch; again until the catalog shows it (`growth.G1`).
+G10  While a broker stops, the end of its session is the end of what it leads: who waits for an ack is told at once that
+    it is not known. No other broker may be there whose answer could be waited for.
+G11  While the catalog is rescued, this broker reports what was found, until the catalog shows that it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from broker.api.errors import DiskFull, LiftlogError, StorageFailed, UnknownFormatVersion
+from broker.api.stream import settings_from
+from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.partition import Place
+from broker.runtime.cluster.placed import PlacedReplica, Stepping, Told
+from broker.runtime.cluster.wiring import Host
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.storage.log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+TICK_MS: Final = 200
+GATHER_MS: Final = 30
+ASK_AGAIN_MS: Final = 400
+GIVE_UP_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class Found:
+    """What the disks hold. `sound`: the numbers of the replicas that are whole, by incarnation of the stream."""
+
+    sound: dict[str, list[int]] = field(default_factory=dict)
+    epoch_seen: int = -1
+
+
+class Replicas:
+    """See the module.
+
+    Args:
+        process: What the registration calls this process (`incarnation` of `register_broker`).
+    """
+
+    def __init__(self, host: Host, process: str) -> None:
+        self._host = host
+        self._process = process
+        self._now_ms = host.now_ms
+        self._replicas: dict[Place, PlacedReplica] = {}
+        self._found: dict[Place, tuple[str, PartitionLog]] = {}
+        self._seen: dict[Place, Told | None] = {}  # what each was told last
+        self._leftovers: frozenset[Place] = frozenset()
+        self._registration = 0
+        self._asked_ms: dict[tuple[Place, Stepping], int] = {}  # step-outs, and when they were asked for last
+        self._asking: set[str] = set()  # why; under way to the catalog
+        self._knowing: set[str] = set()  # streams whose coming partitions are being confirmed
+        self._is_confirming = self._has_given_up = self._is_due = self._is_reporting = False
+        self._has_named_unknown = False
+        self._stepper = ThreadPoolExecutor(2, thread_name_prefix="step-out")  # not behind other commands
+        self._wake = threading.Event()
+        self._is_stopping = self._is_leaving = False
+        self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
+
+    # -- start and stop --------------------------------------------------------------------------------------
+
+    def open_found(self) -> Found:
+        """Open what has a folder (G1). Touches the disk.
+
+        Raises:
+            OSError: the folders cannot be listed.
+            DiskFull, UnknownFormatVersion, StorageFailed: a log cannot be opened for now (G8).
+        """
+        found, folders = Found(), self._host.folders
+        catalog = self._host.service.catalog
+        infos = {info.incarnation: info for info in list(catalog.streams.values())}
+        for identity in list(folders.found()):
+            at = identity.incarnation, identity.partition
+            info = infos.get(identity.incarnation)
+            if info is not None and not catalog.cluster.places_of(identity.incarnation):
+                continue  # of a stream that is not placed
+            state = catalog.cluster.partitions.get(at)
+            settings = folders.log_settings(
+                info.settings if info is not None else settings_from({}),
+                is_sole=state is not None and state.replicas == (self._host.me,),
+            )
+            try:
+                opened = folders.open(identity, settings)
+            except (DiskFull, UnknownFormatVersion):
+                raise
+            except LiftlogError as error:  # the catalog takes it for lost, and it begins anew
+                who = catalog.cluster.who()
+                if isinstance(error, StorageFailed) and state is not None and state.needs(self._host.me, who):
+                    raise
+                log.error("replica.cannot_open partition=%s/%d error=%s", identity.stream, identity.partition, error)
+                continue
+            self._found[at] = identity.stream, opened
+            found.sound.setdefault(identity.incarnation, []).append(identity.partition)
+            found.epoch_seen = max(found.epoch_seen, opened.leader_epoch)
+        return found
+
+    def start(self) -> None:
+        """Take roles as the catalog says, now and from now on. The registration was sent before, or will be."""
+        self._host.service.subscribe(self._changed)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more roles: close all logs, marked clean."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:  # else the start has failed
+            self._thread.join()
+        self._stepper.shutdown(wait=False, cancel_futures=True)
+        for replica in list(self._replicas.values()):
+            try:
+                replica.close()
+            except Exception:  # the others are to be marked clean all the same
+                log.exception("replica.close_bug partition=%s", replica)
+        for _, opened in self._found.values():
+            try:
+                opened.close(clean=True)
+            except (LiftlogError, OSError) as error:
+                log.info("partition.close_failed partition=%s error=%s", opened.folder, error)
+
+    def leave(self) -> None:
+        """The broker is about to stop: see G10."""
+        self._is_leaving = True
+        self.look()
+
+    def look(self) -> None:
+        """Something else has changed, such as the session: look at all replicas soon."""
+        self._is_due = True
+        self._wake.set()
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def partition(self, at: Place) -> ReplicatedPartition | None:
+        """The replica of a partition that is open here; led or not."""
+        replica = self._replicas.get(at)
+        return None if replica is None else replica.partition
+
+    def partitions(self) -> Iterator[ReplicatedPartition]:
+        """All that are open here."""
+        for replica in self.replicas():
+            if (partition := replica.partition) is not None:
+                yield partition
+
+    def replicas(self) -> list[PlacedReplica]:
+        """All, with a log or without."""
+        return list(self._replicas.values())
+
+    def replica(self, at: Place) -> PlacedReplica | None:
+        """Likewise, and what it is about."""
+        return self._replicas.get(at)
+
+    # -- the catalog's thread (G2) ---------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        catalog, me = self._host.service.catalog, self._host.me
+        own = catalog.brokers.get(me)
+        if own is None or own.incarnation != self._process:
+            return  # G1
+        cluster = catalog.cluster
+        self._registration = own.registration
+        self._leftovers = cluster.leftovers.get(me, frozenset())
+        infos = {info.incarnation: info for info in catalog.streams.values()}
+        kept = set()
+        for at, state in cluster.partitions.items():
+            if me not in state.replicas:
+                continue
+            kept.add(at)
+            if cluster.rescue is not None and at not in self._replicas:  # G7
+                continue
+            leader = catalog.brokers.get(state.leader) if state.leader is not None else None
+            told = Told(
+                info=infos[at[0]],  # a placed partition is of a stream
+                state=state,
+                registration=own.registration,
+                leader_at=leader.http if leader is not None else None,
+                was_left=at in self._leftovers,
+            )
+            if not _is_same(self._seen.get(at), told):
+                self._tell(at, told.info.name, told)
+        for at in (self._leftovers | self._replicas.keys()) - kept:
+            known = infos[at[0]].name if at[0] in infos else catalog.deleted.get(at[0])
+            if cluster.rescue is not None and at not in self._replicas:  # G7
+                continue
+            is_told = at in self._seen and self._seen[at] is None
+            if not is_told and (at in self._replicas or known is not None):
+                self._tell(at, known or "", None)
+        self._drop_gone(kept)
+        if not self._has_named_unknown and cluster.rescue is None:
+            self._has_named_unknown = True
+            self._name_unknown()
+
+    def _name_unknown(self) -> None:
+        """G6."""
+        if self._found:
+            names = [f"{name}/{number}" for (_, number), (name, _) in self._found.items()]
+            log.warning("replica.unknown count=%d partitions=%s", len(names), names)
+
+    def _tell(self, at: Place, name: str, told: Told | None) -> None:
+        replica = self._replicas.get(at)
+        if replica is None:
+            found_name, found = self._found.pop(at, (name, None))
+            replica = self._replicas[at] = PlacedReplica(self._host, at, found_name, found, self._wake.set)
+        self._seen[at] = told
+        replica.tell(told)
+
+    def _drop_gone(self, kept: set[Place]) -> None:
+        for at, replica in list(self._replicas.items()):
+            if at not in kept and replica.is_gone and at not in self._leftovers:
+                del self._replicas[at], self._seen[at]
+
+    # -- a thread of its own ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ticked_ms = self._now_ms()
+        while not self._is_stopping:
+            now_ms = self._now_ms()
+            if now_ms - ticked_ms >= TICK_MS or self._is_due:
+                self._is_due = False
+                ticked_ms = now_ms
+                self._tick(now_ms)
+            try:
+                is_gathering = self._step_out(now_ms)
+                self._confirm_deleted()
+                self._confirm_partitions()
+                self._report_logs()
+            except Exception:
+                log.exception("replica.round_bug")
+                is_gathering = False
+            self._wake.wait((GATHER_MS if is_gathering else max(0, TICK_MS - (now_ms - ticked_ms))) / 1000)
+            self._wake.clear()
+
+    def _tick(self, now_ms: int) -> None:
+        is_over = self._is_leaving and not self._host.has_session()
+        for replica in list(self._replicas.values()):
+            try:
+                partition = replica.partition
+                if is_over and partition is not None and partition.leads:  # G10
+                    partition.depose()
+                replica.tick(now_ms, may_go=replica.is_damaged and self._may_go(replica.at))
+            except Exception:
+                log.exception("replica.tick_bug partition=%s", replica)
+
+    def _may_go(self, at: Place) -> bool:
+        """Whether another member could lead without a loss (`partition.P8`)."""
+        cluster = self._host.service.catalog.cluster
+        state = cluster.partitions.get(at)
+        try:
+            return state is not None and not state.needs(self._host.me, cluster.who())
+        except RuntimeError:  # brokers were added meanwhile: at the next tick
+            return False
+
+    def _step_out(self, now_ms: int) -> bool:
+        """Ask for the step-outs that are due (G3). Returns whether some are being gathered."""
+        waiting = {(r.at, r.stepping): str(r) for r in list(self._replicas.values()) if r.stepping is not None}
+        self._asked_ms = {key: ms for key, ms in self._asked_ms.items() if key in waiting}
+        late = [name for (_, s), name in waiting.items() if s.why == "fsync" and now_ms - s.since_ms > GIVE_UP_MS]
+        if late and not self._has_given_up:  # G4
+            self._has_given_up = True
+            self._host.give_up(f"the step-out of {', '.join(late)} does not come through")
+        for why in ("fsync", "damage"):
+            keys = [key for key in waiting if key[1].why == why]
+            new_ms = [step.since_ms for at, step in keys if (at, step) not in self._asked_ms]
+            asked_ms = [self._asked_ms[key] for key in keys if key in self._asked_ms]
+            is_due = (new_ms and now_ms - min(new_ms) >= GATHER_MS) or (
+                asked_ms and now_ms - min(asked_ms) >= ASK_AGAIN_MS
+            )
+            if is_due and why not in self._asking:
+                self._asking.add(why)
+                self._asked_ms.update(dict.fromkeys(keys, now_ms))
+                asked = [[*at, step.incarnation[1]] for at, step in keys]
+                self._stepper.submit(self._ask_step_out, why, asked)
+        return len(self._asked_ms) < len(waiting)
+
+    def _ask_step_out(self, why: str, asked: list[list[Any]]) -> None:
+        command = {
+            "v": COMMAND_VERSION,
+            "kind": "step_out",
+            "broker_id": self._host.me,
+            "registration": self._registration,
+            "why": why,
+            "replicas": asked,
+        }
+        try:
+            said = self._host.service.execute(command)
+        except LiftlogError as error:
+            log.error("replica.step_out_failed why=%s replicas=%d error=%s", why, len(asked), error)
+            return
+        finally:
+            self._asking.discard(why)
+        for incarnation, number in said.get("refused", ()):
+            replica = self._replicas.get((incarnation, number))
+            if replica is not None:
+                replica.step_out_refused(why)
+
+    def _confirm_deleted(self) -> None:
+        if self._is_confirming:
+            return
+        gone: dict[str, list[int]] = {}
+        for at in self._leftovers:
+            replica = self._replicas.get(at)
+            if replica is not None and (replica.is_gone or replica.is_fresh):
+                gone.setdefault(at[0], []).append(at[1])
+        if gone:
+            self._is_confirming = True
+            self._host.commands.submit(self._confirm, gone)
+
+    def _confirm_partitions(self) -> None:
+        """G9."""
+        catalog = self._host.service.catalog
+        if not any(info.partitions_next for info in list(catalog.streams.values())):
+            return
+        due: dict[str, list[list[int]]] = {}
+        infos: dict[str, StreamInfo] = {}
+        confirmed = catalog.cluster.confirmed
+        for at, told in list(self._seen.items()):
+            if told is None or not told.info.partitions_next or told.state.leader != self._host.me:
+                continue
+            replica, count, epoch = self._replicas.get(at), told.info.partitions_next, told.state.leader_epoch
+            if replica is not None and replica.knows == (epoch, count) and confirmed.get(at) != count:
+                infos[at[0]] = told.info
+                due.setdefault(at[0], []).append([at[1], epoch])
+        for incarnation, leaders in due.items():
+            if incarnation not in self._knowing:
+                self._knowing.add(incarnation)
+                self._host.commands.submit(self._say_known, infos[incarnation], leaders)
+
+    def _say_known(self, info: StreamInfo, leaders: list[list[int]]) -> None:
+        command = {
+            "v": COMMAND_VERSION,
+            "kind": "confirm_partitions",
+            "name": info.name,
+            "incarnation": info.incarnation,
+            "partitions": info.partitions_next,
+            "broker_id": self._host.me,
+            "registration": self._registration,
+            "leaders": leaders,
+        }
+        try:
+            self._host.service.execute(command)
+        except LiftlogError as error:  # it may be done by now; else it is said again
+            log.info("replica.partitions_not_confirmed stream=%s leaders=%s error=%s", info.name, leaders, error)
+        finally:
+            self._knowing.discard(info.incarnation)
+
+    def _report_logs(self) -> None:
+        """G11."""
+        rescue, me = self._host.service.catalog.cluster.rescue, self._host.me
+        if rescue is not None and self._registration and me not in rescue.logs and not self._is_reporting:
+            self._is_reporting = True
+            self._host.commands.submit(self._say_logs, rescue.number, self._registration)
+
+    def _say_logs(self, rescue: int, registration: int) -> None:
+        logs = [(at, opened, opened.log_end_offset) for at, (_, opened) in list(self._found.items())]
+        command = {
+            "v": COMMAND_VERSION,
+            "kind": "report_logs",
+            "broker_id": self._host.me,
+            "registration": registration,
+            "rescue": rescue,
+            "epoch_seen": max((opened.leader_epoch for _, opened, _ in logs), default=-1),
+            "logs": [[*at, opened.epoch_of(end - 1) if end else -1, end] for at, opened, end in logs],
+        }
+        try:
+            self._host.service.execute(command)
+            log.info("replica.logs_reported rescue=%d partitions=%d", rescue, len(logs))
+        except LiftlogError as error:  # it may be done by now; else it is said again
+            log.info("replica.logs_not_reported rescue=%d error=%s", rescue, error)
+        finally:
+            self._is_reporting = False
+
+    def _confirm(self, gone: dict[str, list[int]]) -> None:
+        command = {
+            "v": COMMAND_VERSION,
+            "kind": "confirm_deleted",
+            "broker_id": self._host.me,
+            "partitions": {incarnation: sorted(numbers) for incarnation, numbers in gone.items()},
+        }
+        try:
+            self._host.service.execute(command)
+        except LiftlogError as error:
+            log.info("replica.not_confirmed partitions=%s error=%s", gone, error)
+        finally:
+            self._is_confirming = False
+
+
+def _is_same(before: Told | None, told: Told) -> bool:
+    """Whether nothing is new: the catalog makes another object of what changes."""
+    return before is not None and (
+        before.info is told.info
+        and before.state is told.state
+        and (before.registration, before.leader_at, before.was_left)
+        == (told.registration, told.leader_at, told.was_left)
+    )

@@ -1,0 +1,97 @@
+"""The hidden log of one partition's stages where others keep it too: in an internal partition of its own.
+
+    notes, parts ─► companion, led here ─► followers ─► committed: answered
+
+Q1  The table is read under one leadership of the partition and one of the companion, once all that the companion holds
+    is committed (`settling.W1`). Another epoch of either, and it is read anew. So it is when the log of the companion
+    was recovered in place, which the only replica does (`placed.V10`): what it held may be cut.
+Q2  What was appended counts in the table at once, and is answered when it is committed (`stage_log.G1`). If it is not,
+    the leadership is over, and so is the table.
+Q3  A broker that may not answer for the partition, or for its companion, answers nothing about stages.
+Q4  Who asks what may be let go (`floor`) waits for no other broker: he is told that nothing may, and asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.api.errors import NotReady, StorageFailed
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.sinks.settling import SETTLE_S, Awaited, check_whole, settle
+from broker.runtime.sinks.stage_log import HiddenLog, read_table
+from broker.sinks.stages import StageTable
+from broker.storage.disk import disk_errors
+from broker.storage.log import AppendResult, PartitionLog, StoredGroup
+
+
+class ReplicatedStageLog(HiddenLog):
+    """See the module.
+
+    Args:
+        main: The partition.
+        companion: Has its stages.
+    """
+
+    floor_wait_s = 0.5  # Q4: a large part is made durable under the lock, which waits for the other replicas
+
+    def __init__(self, main: ReplicatedPartition, companion: ReplicatedPartition, *, clock: Callable[[], int]) -> None:
+        super().__init__(main, clock=clock)
+        self._replicated = main
+        self.companion = companion
+        self._companion_epoch = -1
+        self._recoveries = -1  # of the companion's log, when the table was read
+        self._last: Awaited | None = None
+
+    def open(self) -> PartitionLog:
+        """As `HiddenLog.open`."""
+        return self.companion.log
+
+    def ready(self, *, wait_s: float = SETTLE_S) -> StageTable:
+        """As `HiddenLog.ready` (Q1, Q3)."""
+        self._main.check_open(decided=True)
+        for partition in (self._replicated, self.companion):
+            if not partition.serves:
+                raise NotReady(f"{partition}: this broker does not lead it, or not yet")
+        if self.companion.log.failure is not None:
+            self._distrust()
+            self.companion.commit_all()  # recovers it, if there is no other replica
+        if self._recoveries != self.companion.generation:
+            self._distrust()
+        epochs = self._main.leader_epoch, self.companion.leader_epoch
+        if epochs != (self.leader_epoch, self._companion_epoch):
+            self._distrust()
+            self.leader_epoch, self._companion_epoch = epochs
+        if self._table is None:
+            settle(self.companion, wait_s)
+            recoveries = self.companion.generation
+            with disk_errors(f"reading the stages of {self._main}"):
+                table = read_table(self.companion.log)
+            check_whole(self.companion)
+            if (*epochs, recoveries) != self._now():
+                raise NotReady(f"{self._main}: it has another leader epoch since, or its stages were recovered")
+            self._table, self._recoveries = table, recoveries
+        return self._table
+
+    def _now(self) -> tuple[int, int, int]:
+        return self._main.leader_epoch, self.companion.leader_epoch, self.companion.generation
+
+    def _distrust(self) -> None:
+        super()._distrust()
+        self._last = None
+
+    def make_durable(self, generation: int) -> None:
+        """As `HiddenLog.make_durable`: on the disks of all that are in sync (Q2)."""
+        last = self._last
+        if last is not None:
+            last.wait(self.companion)
+        if generation != self.generation or self._recoveries != self.companion.generation:
+            raise StorageFailed(f"{self._main}: its stages are led anew; the request may have been done")
+
+    def _append_group(self, group: StoredGroup) -> AppendResult:
+        awaited = Awaited()
+        result = self.companion.append_now(group, awaited, decided=True, leader_epoch=self._companion_epoch)
+        self._last = awaited
+        return result
+
+    def _let_go(self, before: int) -> None:
+        self.companion.trim(before)

@@ -1,0 +1,349 @@
+"""Sinks as the HTTP API sees them where there are several brokers.
+
+    open, commit, ... ─► the coordinator: whoever leads `__commits` ─┬─► the stages of partitions that are led here
+                                                                     └─► over HTTP those of the others
+    a part of a stage ─► the leader of its partition ─► may this epoch stage? ─► the coordinator
+
+K1  What drivers and people ask is answered by the leader of `__commits` alone; who else is asked names him.
+K2  What was decided is finished by whoever leads `__commits`: looked at every `ROUND_S`, without anybody asking.
+K3  Nothing is let go of a partition that has a companion while its pins are not known here (`floor`).
+K4  A stream is gone for a decision if a catalog says so that has all that was acknowledged before. This broker's own
+    may be behind: of a stream that was made again it may know the former one.
+K5  Who is asked by a coordinator asks nobody: pins, groups and checks wait for replicas, and never for each other.
+K6  An epoch that may stage may for `CHECKED_S`, unasked: a commit judges again (`ledger.D4`), and what nobody may
+    commit expires.
+K7  One leadership has one table of stages, and one ledger: a thread that has looked long ago does not bring back what
+    was there before. Stages of a partition that are found anew, as their companion was opened again, share the lock
+    under which groups are appended with those from before (`stages.G3`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+from broker.api.errors import LiftlogError, NotLeader, NotReady, StaleIncarnation, UnknownPartition, UnknownStream
+from broker.api.stream import COMMITS_STREAM
+from broker.metadata.catalog import Catalog
+from broker.metadata.partition import Place
+from broker.runtime.cluster.plane.service import Catalogs
+from broker.runtime.cluster.sinks.beside import WAIT_S, Companions
+from broker.runtime.cluster.sinks.hidden import ReplicatedStageLog
+from broker.runtime.cluster.sinks.questions import RemoteStages, answer, question_of
+from broker.runtime.cluster.streams import PlacedStreams
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.sinks.coordinator import Sinks, Stages
+from broker.runtime.sinks.rounds import SinkRounds
+from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.serving.http.peers import Peers
+from broker.storage.rows import RowBatch
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CALL_THREADS: Final = 8
+PEER_THREADS: Final = 8
+PARTITION_THREADS: Final = 8
+ROUND_S: Final = 2.0
+LOOK_S: Final = 0.5
+CHECKED_S: Final = 1.0
+CHECK_TIMEOUT_S: Final = 5.0
+READ_S: Final = 5.0
+REMEMBERED: Final = 10_000
+COMMITS: Final = (COMMITS_STREAM, 0)
+
+
+class PlacedSinks:
+    """See the module. Implements `SinksView` and `coordinator.Stores`.
+
+    Args:
+        companions: Finds the stages of a partition that is led here.
+        loop: Of the data plane, for questions to other brokers.
+        clock: Microseconds since 1970 UTC.
+        sweep_s: So often stages and sinks are looked after.
+        why_missing: Why there is no `__commits` yet.
+
+    Attributes:
+        counts: Calls by their outcome, of all the times that this broker led `__commits`.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        streams: PlacedStreams,
+        service: Catalogs,
+        companions: Companions,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        limits: StageLimits,
+        clock: Callable[[], int],
+        sweep_s: float,
+        why_missing: Callable[[], str],
+    ) -> None:
+        self._me = me
+        self._streams = streams
+        self._service = service
+        self._companions = companions
+        self._loop = loop
+        self._limits = limits
+        self._clock = clock
+        self._sweep_s = sweep_s
+        self._why_missing = why_missing
+        self._peers = Peers(me)
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self._coordinators: dict[Partition, Sinks] = {}
+        self._stores: dict[Place, dict[tuple[ReplicatedPartition, ReplicatedPartition], StageStore]] = {}  # K7
+        self._checked: dict[tuple[str, int], float] = {}
+        self._calls = ThreadPoolExecutor(CALL_THREADS, thread_name_prefix="sink")
+        self._answers = ThreadPoolExecutor(PEER_THREADS, thread_name_prefix="sink-peer")  # K5
+        self._spread = ThreadPoolExecutor(PARTITION_THREADS, thread_name_prefix="sink-partition")
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sinks", daemon=True)
+        self.open, self.states = self._ask_sinks(Sinks.open), self._ask_sinks(Sinks.states)
+        self.describe, self.commit = self._ask_sinks(Sinks.describe), self._ask_sinks(Sinks.commit)
+        self.abort, self.reset = self._ask_sinks(Sinks.abort), self._ask_sinks(Sinks.reset)
+        self.adopt, self.delete = self._ask_sinks(Sinks.adopt), self._ask_sinks(Sinks.delete)
+        self.stage = self._in_thread(self._calls, self._stage)
+        self.ask, self.check = self._in_thread(self._answers, self._answer), self._in_thread(self._answers, self._check)
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to finish what was decided (K2)."""
+        self._thread.start()
+
+    async def end_asking(self) -> None:
+        """Ask other brokers nothing more. On the data plane's loop."""
+        await self._peers.close()
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._is_stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for executor in (self._calls, self._answers, self._spread):
+            executor.shutdown(wait=True)
+
+    def coordinator(self) -> Sinks:
+        """The coordinator, if this broker leads `__commits` (K1).
+
+        Raises:
+            NotLeader: another broker does: `leader`. NotReady: nobody does yet, or this one not yet.
+        """
+        try:
+            partition = self._streams.partition(*COMMITS)
+        except UnknownStream:
+            raise NotReady(self._why_missing()) from None
+        with self._lock:
+            found = self._coordinators.get(partition)
+            if found is None:
+                found = Sinks(
+                    partition,
+                    self,
+                    clock=self._clock,
+                    executor=self._spread,
+                    limits=self._limits,
+                    counts=self.counts,
+                )
+                kept = {each: sinks for each, sinks in self._coordinators.items() if not each.replica.is_closed}
+                self._coordinators = {**kept, partition: found}
+            return found
+
+    def _run(self) -> None:
+        swept_s = time.monotonic()
+        while not self._is_stopping.wait(ROUND_S):
+            try:
+                sinks = self.coordinator()
+                rounds = SinkRounds(sinks)
+                if sinks.commits.ledger().unfinished():
+                    rounds.recover()
+                if time.monotonic() - swept_s >= self._sweep_s:
+                    swept_s = time.monotonic()
+                    rounds.sweep()
+            except (NotLeader, NotReady):
+                continue
+            except LiftlogError as error:
+                log.warning("sink.round_failed error=%s", error)
+            except Exception:
+                log.exception("sink.round_bug at=cluster")
+
+    # --- the stages of every partition (`coordinator.Stores`) ------------------------------------------------
+
+    def store(self, stream: str, partition: int) -> Stages:
+        """Raises UnknownStream, UnknownPartition, NotReady."""
+        info = self._streams.info(stream)
+        if not 0 <= partition < info.settings.partitions:
+            raise UnknownPartition(f"stream {stream!r} has no partition {partition}", stream=stream)
+        return self._stages(stream, info.incarnation, partition)
+
+    def stores(self) -> Sequence[Stages]:
+        """Those that have a companion."""
+        found: list[Stages] = []
+        for info in self._streams.infos():
+            companion = self._companions.known(info.incarnation)
+            for number in range(0 if companion is None else companion.settings.partitions):
+                found.append(self._stages(info.name, info.incarnation, number))
+        return found
+
+    def is_gone(self, stream: str, incarnation: str) -> bool:
+        """As `Stores.is_gone` (K4)."""
+        if self._is_there(self._service.catalog, stream, incarnation):
+            return False
+        try:
+            return not self._is_there(self._service.read(timeout_s=READ_S), stream, incarnation)
+        except LiftlogError as error:
+            raise NotReady(f"whether stream {stream!r} was deleted is not known now: {error}") from error
+
+    def _is_there(self, catalog: Catalog, stream: str, incarnation: str) -> bool:
+        info = catalog.streams.get(stream)
+        return info is not None and info.incarnation == incarnation
+
+    def _stages(self, stream: str, incarnation: str, partition: int) -> RemoteStages:
+        """Asked wherever they are led by then, here too: leaders change."""
+        return RemoteStages(stream, incarnation, partition, partial(self._ask_leader, stream, incarnation, partition))
+
+    def _ask_leader(
+        self, stream: str, incarnation: str, partition: int, act: str, what: dict[str, Any], timeout_s: float
+    ) -> Any:
+        state = self._service.catalog.cluster.partitions.get((incarnation, partition))
+        leader = None if state is None else state.leader
+        if leader == self._me:
+            return self._answer(stream, partition, incarnation, act, what)
+        body = {"incarnation": incarnation, "act": act, "what": what}
+        target = f"/v1/streams/{stream}/partitions/{partition}/stages/ask"
+        try:
+            return self._ask_broker(leader, f"{stream}/{partition}", target, body, timeout_s)
+        except StaleIncarnation as error:  # that broker does not know of this one yet, or of the next one already
+            raise NotReady(str(error)) from error
+
+    def _ask_broker(self, broker: str | None, what: str, target: str, body: Any, timeout_s: float) -> Any:
+        known = None if broker is None else self._service.catalog.brokers.get(broker)
+        if known is None:
+            raise NotReady(f"{what}: nobody leads it now")
+        query = {"timeout_ms": str(int(timeout_s * 1000))}
+        asked = self._peers.ask(known.http, "POST", target, query=query, body=body, timeout_s=timeout_s)
+        try:
+            return self._waited(asyncio.run_coroutine_threadsafe(asked, self._loop))
+        except NotLeader as error:  # its leader has changed, and this broker has not heard of it, or that one has not
+            raise NotReady(f"{what}: {error}") from error
+        except (RuntimeError, CancelledError) as error:
+            asked.close()
+            raise NotReady(f"{what}: the broker stops") from error
+
+    def _waited(self, answer: Future[Any]) -> Any:
+        """The answer; the loop may end meanwhile, and answer nobody."""
+        while True:
+            try:
+                return answer.result(LOOK_S)
+            except TimeoutError:
+                if answer.done():
+                    raise
+                if self._is_stopping.is_set():
+                    answer.cancel()
+
+    # --- what is led here -----------------------------------------------------------------------------------
+
+    def floor(self, incarnation: str, partition: int) -> int | None:
+        """From which offset on nothing is let go of a partition that is led here (K3)."""
+        if self._companions.known(incarnation) is None:
+            return None
+        with self._lock:
+            known = list(self._stores.get((incarnation, partition), {}).items())
+        stores = [store for (_, companion), store in known if not companion.replica.is_closed]
+        if not stores:  # made when somebody asks, and its coordinator will: it sweeps
+            return 0
+        return min((floor for store in stores if (floor := store.floor()) is not None), default=None)
+
+    def _store_of(self, stream: str, partition: int, *, wait_s: float = 0.0) -> StageStore:
+        """The stages of a partition that is led here.
+
+        Raises:
+            UnknownStream, UnknownPartition, NotLeader, NotReady.
+        """
+        main = self._streams.partition(stream, partition)
+        assert isinstance(main, ReplicatedPartition), "in a cluster each is"
+        companion = self._companions.of(main, wait_s=wait_s)
+        at = main.incarnation, main.partition
+        with self._lock:
+            known = self._stores.get(at, {})
+            found = known.get((main, companion))
+            if found is None:
+                hidden = ReplicatedStageLog(main, companion, clock=self._clock)
+                finishing = next((store.finishing for (each, _), store in known.items() if each is main), None)
+                found = StageStore(main, hidden, self._limits, clock=self._clock, finishing=finishing)
+                kept = {pair: store for pair, store in known.items() if not any(of.replica.is_closed for of in pair)}
+                self._stores[at] = {**kept, (main, companion): found}
+                closed = [place for place, each in self._stores.items() if all(of.replica.is_closed for of, _ in each)]
+                for gone in closed:
+                    del self._stores[gone]
+            return found
+
+    def _stage(
+        self,
+        stream: str,
+        partition: int,
+        batches: Sequence[RowBatch],
+        *,
+        sink: str,
+        epoch: int,
+        stage: str,
+        part: int,
+        is_last: bool,
+    ) -> bool:
+        """As `SinksView.stage`. Committed when it returns."""
+        self._may_stage(sink, epoch)
+        store = self._store_of(stream, partition, wait_s=WAIT_S)
+        return store.store(batches, sink=sink, epoch=epoch, stage=stage, part=part, is_last=is_last)
+
+    def _may_stage(self, sink: str, epoch: int) -> None:
+        """K6. Raises UnknownSink, SinkFenced; Retryable: nobody can tell now."""
+        now_s = time.monotonic()
+        if self._checked.get((sink, epoch), 0.0) > now_s:
+            return
+        try:
+            self._check(sink, epoch)
+        except NotLeader:
+            state = self._streams.whereabouts(COMMITS_STREAM)[0]
+            leader = None if state.leader is None else state.leader.id
+            self._ask_broker(leader, "sinks", f"/v1/sinks/{sink}/check", {"epoch": epoch}, CHECK_TIMEOUT_S)
+        with self._lock:
+            if len(self._checked) >= REMEMBERED:
+                self._checked.clear()
+            self._checked[sink, epoch] = now_s + CHECKED_S
+
+    # --- what other brokers ask (K5) -------------------------------------------------------------------------
+
+    def _check(self, sink: str, epoch: int) -> None:
+        """As `SinksView.check`."""
+        self.coordinator().check_stage(sink, epoch)
+
+    def _answer(self, stream: str, partition: int, incarnation: str, act: str, what: Mapping[str, Any]) -> Any:
+        """As `SinksView.ask`."""
+        asked = question_of(act, what)
+        store = self._store_of(stream, partition)
+        if store.incarnation != incarnation:
+            raise StaleIncarnation(f"{store.place}: incarnation {incarnation} is not led here", stream=stream)
+        return answer(store, asked)
+
+    # --- threads --------------------------------------------------------------------------------------------
+
+    def _ask_sinks(self, act: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+        """A call of the coordinator (K1) as a coroutine."""
+        return self._in_thread(self._calls, lambda *args, **options: act(self.coordinator(), *args, **options))
+
+    def _in_thread(self, pool: Executor, act: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+        async def call(*args: Any, **options: Any) -> T:
+            return await asyncio.get_running_loop().run_in_executor(pool, partial(act, *args, **options))
+
+        return call

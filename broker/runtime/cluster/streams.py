@@ -1,0 +1,203 @@
+"""The streams of the cluster, as this broker has them: what it leads is served, of the rest it says who leads it.
+
+    catalog (applied here) ─► streams, who keeps and leads each partition
+    replicas.py            ─► what is open here, led or followed
+
+U1  A partition that this broker leads by the catalog, and does not serve yet or any more, is not ready. One that
+    another broker leads is that broker's. Both are retriable, and neither says that the partition is gone.
+U2  That a stream is not there is said only by a broker that has a session: the catalog of another one may be old.
+U3  The catalog is read a value at a time: another thread applies commands meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from broker.api.answers import LeaderAddress
+from broker.api.errors import NotLeader, NotReady, UnknownPartition, UnknownStream
+from broker.groups.offsets import ConsumerOffset
+from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.partition import PartitionState
+from broker.runtime.background.compactor import Chores
+from broker.runtime.cluster.replicas import Replicas
+from broker.runtime.partitions.follower_read import FollowerRead
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.serving.contract.backend import Whereabouts
+from broker.storage.log import PartitionLog
+from broker.storage.rewrite.coalescing import CoalescingSettings
+from broker.storage.rewrite.compaction import CompactionSettings
+
+
+class PlacedStreams:
+    """See the module. Thread-safe.
+
+    Args:
+        catalog: As applied here.
+        has_session: Whether this broker has one now.
+    """
+
+    def __init__(
+        self, me: str, catalog: Callable[[], Catalog], replicas: Replicas, *, has_session: Callable[[], bool]
+    ) -> None:
+        self._has_session = has_session
+        self._me = me
+        self._catalog = catalog
+        self._replicas = replicas
+
+    def infos(self, *, internal: bool = False) -> list[StreamInfo]:
+        """All streams by name; internal ones only if asked for. Raises NotReady (U2)."""
+        self.check_session()
+        live = dict(self._catalog().streams)
+        return [live[name] for name in sorted(live) if internal or not live[name].internal]
+
+    def info(self, name: str) -> StreamInfo:
+        """One stream. Raises UnknownStream; NotReady: whether there is one is not known here (U2)."""
+        info = self._catalog().streams.get(name)
+        if info is None:
+            self.check_session()
+            raise UnknownStream(f"no stream {name!r}", stream=name)
+        return info
+
+    def check_session(self) -> None:
+        """Raise NotReady if this broker has none."""
+        if not self._has_session():
+            raise NotReady("this broker has no session: what it knows of the cluster may be old")
+
+    def partition(self, stream: str, partition: int) -> Partition:
+        """One that is led and served here (U1).
+
+        Raises:
+            UnknownStream, UnknownPartition: not there.
+            NotLeader: another broker leads it: `leader`; or nobody does now.
+            NotReady: this broker has just begun to lead, or has no session.
+        """
+        info, count = self.info(stream), self.info(stream).settings.partitions
+        if not 0 <= partition < count:
+            raise UnknownPartition(
+                f"stream {stream!r} has no partition {partition}, it has {count}",
+                stream=stream,
+                partition=partition,
+                partitions=count,
+            )
+        state = self._catalog().cluster.partitions.get((info.incarnation, partition))
+        if state is None:
+            raise NotReady(f"{stream}/{partition}: it is not known here who keeps it")
+        if state.leader != self._me:
+            raise self._elsewhere(stream, partition, state)
+        found = self._replicas.partition((info.incarnation, partition))
+        if found is None or not found.serves:
+            raise NotReady(
+                f"{stream}/{partition}: this broker leads it in epoch {state.leader_epoch}, and does not serve it"
+                " yet, or has lost its session",
+                leader_epoch=state.leader_epoch,
+            )
+        return found
+
+    def reader(self, stream: str, partition: int) -> Partition | FollowerRead:
+        """One whose records are handed out here: as `partition`, or as an in-sync follower. Raises likewise."""
+        try:
+            return self.partition(stream, partition)
+        except NotLeader:
+            found = self._followed(stream, partition)
+            if found is None:
+                raise
+            return found
+
+    def _followed(self, stream: str, partition: int) -> FollowerRead | None:
+        """None: this broker is no in-sync follower of it whose log may be read (`follower_read.X1`)."""
+        at = self.info(stream).incarnation, partition
+        placed = self._replicas.replica(at)
+        opened = None if placed is None else placed.partition
+        if placed is None or opened is None:
+            return None
+
+        def epoch_now() -> int:
+            state, agreed = self._catalog().cluster.partitions.get(at), placed.agreed_epoch
+            is_followed = state is not None and state.leader not in (None, self._me) and self._me in state.isr
+            is_open = placed.partition is opened and not opened.removed
+            may = is_followed and is_open and self._has_session()
+            return agreed if may and state is not None and agreed == state.leader_epoch else -1
+
+        def elsewhere(why: str) -> NotLeader:
+            state = self._catalog().cluster.partitions.get(at) or PartitionState(replicas=())
+            error = self._elsewhere(stream, partition, state)
+            return NotLeader(f"{error}; {why}", **error.fields)
+
+        epoch = epoch_now()
+        return None if epoch < 0 else FollowerRead(opened.replica, epoch, epoch_now, elsewhere)
+
+    def nearest(self, stream: str, partition: int, rack: str) -> str | None:
+        """As `Backend.nearest`."""
+        catalog = self._catalog()
+        known, state = catalog.brokers, catalog.cluster.partitions.get((self.info(stream).incarnation, partition))
+        me = known.get(self._me)
+        if state is None or state.leader != self._me or me is None or me.rack == rack:
+            return None
+        there = [known[b].http for b in state.isr if b != self._me and b in known and known[b].rack == rack]
+        return random.choice(there) if there else None
+
+    def partitions(self, stream: str) -> list[Partition]:
+        """Those that are led and served here, in order. Raises UnknownStream."""
+        info = self.info(stream)
+        found = (self._replicas.partition((info.incarnation, n)) for n in range(info.settings.partitions))
+        return [partition for partition in found if partition is not None and partition.serves]
+
+    def whereabouts(self, stream: str) -> list[Whereabouts]:
+        """Who keeps the partitions of a stream, as the catalog says. Raises UnknownStream."""
+        info = self.info(stream)
+        return [self._where(info, number) for number in range(info.settings.partitions)]
+
+    def _where(self, info: StreamInfo, number: int) -> Whereabouts:
+        state = self._catalog().cluster.partitions.get((info.incarnation, number)) or PartitionState(replicas=())
+        return Whereabouts(
+            partition=number,
+            leader=self._address(state.leader),
+            replicas=state.replicas,
+            isr=state.isr,
+            leader_epoch=state.leader_epoch or -1,
+            replication_factor=len(state.target or state.replicas),
+            min_insync_replicas=state.min_insync_replicas,
+        )
+
+    def _address(self, broker: str | None) -> LeaderAddress | None:
+        known = None if broker is None else self._catalog().brokers.get(broker)
+        return None if known is None else LeaderAddress(id=known.broker_id, http=known.http)
+
+    def _elsewhere(self, stream: str, partition: int, state: PartitionState) -> NotLeader:
+        leader = self._address(state.leader)
+        where = f"broker {leader.id} at {leader.http} leads it" if leader is not None else "nobody leads it now"
+        named = {} if leader is None else {"leader": {"id": leader.id, "http": leader.http}}
+        return NotLeader(f"{stream}/{partition}: {where}", leader_epoch=state.leader_epoch, **named)
+
+    def look(self, row: ConsumerOffset) -> PartitionLog | bool:
+        """The log of what a consumer reads, as this broker's replica has it; as `expiry.Look`."""
+        info = self._catalog().streams.get(row.stream)
+        is_there = info is not None and row.incarnation in ("", info.incarnation)
+        if info is None or not is_there or row.partition >= info.settings.partitions:
+            return False
+        found = self._replicas.partition((info.incarnation, row.partition))
+        return True if found is None else found.log
+
+    # --- for the background -----------------------------------------------------------------------------------
+
+    def all_partitions(self) -> list[Partition]:
+        """All replicas that are open here, led or not."""
+        return list(self._replicas.partitions())
+
+    def led(self) -> list[ReplicatedPartition]:
+        """Those that are led here."""
+        return [partition for partition in self._replicas.partitions() if partition.leads]
+
+    def chores(self) -> Iterator[Chores]:
+        """The partitions whose sealed segments are written anew, and how: each replica looks after its own."""
+        streams = dict(self._catalog().streams)
+        for replica in self._replicas.replicas():
+            partition = replica.partition
+            info = None if partition is None else streams.get(partition.stream)
+            if partition is None or info is None or info.incarnation != partition.incarnation:
+                continue
+            compaction, coalescing = CompactionSettings.of(info.settings), CoalescingSettings.of(info.settings)
+            if compaction is not None or coalescing is not None:
+                yield Chores(partition, compaction, coalescing, replica.marks, replica.compacted)

@@ -1,0 +1,68 @@
+"""One thing at a time for each owner, on the threads of a pool. Who asks for a turn never waits.
+
+    asked ─► (nobody is at it) ─► a thread of the pool: work ─► asked meanwhile? ─► work ...
+
+T1  At most one thread works for an owner at a time. Whatever was asked before it begins to work is seen by that work.
+T2  A turn that is asked for while one is under way comes after it; ten of them are one.
+T3  An error in the work is logged, and ends neither the thread nor the turns to come.
+T4  After `end` no work begins. `end` returns when none is under way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+log = logging.getLogger(__name__)
+
+
+class Turns:
+    """Of one owner. Thread-safe.
+
+    Args:
+        work: Done in a turn; looks by itself at what there is to do.
+    """
+
+    def __init__(self, pool: Executor, work: Callable[[], None]) -> None:
+        self._pool = pool
+        self._work = work
+        self._lock = threading.Condition()
+        self._is_asked = self._is_running = self._has_ended = False
+
+    def ask(self) -> None:
+        """Let there be a turn from now on."""
+        with self._lock:
+            self._is_asked = True
+            if self._is_running or self._has_ended:
+                return
+            self._is_running = True
+        try:
+            self._pool.submit(self._run)
+        except RuntimeError:  # the broker stops
+            with self._lock:
+                self._is_running = False
+                self._lock.notify_all()
+
+    def end(self) -> None:
+        """No more turns. Not to be called by the work itself."""
+        with self._lock:
+            self._has_ended = True
+            while self._is_running:
+                self._lock.wait()
+
+    def _run(self) -> None:
+        while self._begins():
+            try:
+                self._work()
+            except Exception:
+                log.exception("replica.turn_bug work=%s", self._work)
+
+    def _begins(self) -> bool:
+        with self._lock:
+            self._is_running = self._is_asked and not self._has_ended
+            self._is_asked = False
+            if not self._is_running:
+                self._lock.notify_all()
+            return self._is_running

@@ -1,0 +1,151 @@
+"""What one replica wants of the catalog and of its followers: asked in threads that may wait, one question at a time.
+
+W1  A question that is under way is not asked again: the first try may take as long as the controller does.
+W2  An answer to `AskIsr` brings the state that it was judged by, also a refusal (`insync.I1`). Without a state the
+    question is asked again at a tick.
+W3  A trim is done in the replica's turn. One that the disk refuses is tried again, in the same leadership only: who
+    asked for it is told when that ends, and nothing is deleted behind his back when this broker leads again.
+W4  A request is named by its number and its leader epoch. A log that was made since counts from the beginning: its
+    leader would take a refusal of the former one's request for one of its own, and would no longer count whom the
+    catalog is about to add.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from broker.api.errors import LiftlogError
+from broker.metadata.catalog import COMMAND_VERSION
+from broker.metadata.partition import Place, state_from
+from broker.replication.events import AskIsr, Effect, Send, StartMoved, StepOut, Trim
+from broker.replication.messages import Incarnation
+from broker.runtime.cluster.wiring import Followers, Host
+from broker.runtime.partitions.replicated import ReplicatedPartition
+
+log = logging.getLogger(__name__)
+
+
+class Wants:
+    """Of one replica. Thread-safe.
+
+    Args:
+        ask_turn: Lets the replica have a turn.
+        step_out: As `PlacedReplica.step_out`.
+    """
+
+    def __init__(self, host: Host, at: Place, *, ask_turn: Callable[[], None], step_out: Callable[[str], None]) -> None:
+        self._host = host
+        self._at = at
+        self._ask_turn = ask_turn
+        self._step_out = step_out
+        self._lock = threading.Lock()
+        self._open: tuple[ReplicatedPartition, Followers] | None = None
+        self._trim_to = (-1, 0)  # leader epoch, log start
+        self._isr_asked: tuple[int, int] | None = None
+        self._says_opened = False
+
+    def begin(self, partition: ReplicatedPartition, followers: Followers) -> None:
+        """The log is open."""
+        self._open, self._trim_to = (partition, followers), (-1, 0)
+
+    def end(self) -> None:
+        """It is about to be closed."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened[1].close()
+
+    def do(self, effect: Effect) -> None:
+        """Do what the leader's core wants of others."""
+        opened = self._open
+        match effect:
+            case Send():
+                if opened is not None:
+                    opened[1].send(effect)
+            case AskIsr():
+                self._ask_isr(effect)
+            case StepOut():
+                self._step_out("fsync")
+            case Trim(start) if opened is not None:
+                with self._lock:
+                    self._trim_to = max(self._trim_to, (opened[0].leader_epoch, start))
+                self._ask_turn()
+
+    def trim(self) -> bool:
+        """In a turn: do a trim that is wanted. Returns whether nothing is left to do (W3)."""
+        opened, (epoch, start) = self._open, self._trim_to
+        if opened is None:
+            return True
+        partition = opened[0]
+        if not partition.leads or epoch != partition.leader_epoch or start <= partition.log.kept_start_offset:
+            return True
+        try:
+            partition.replica.trim(start)
+        except LiftlogError as error:
+            log.warning("replica.not_trimmed partition=%s error=%s", partition, error)
+            partition.look_at_failure()
+            return False
+        partition.step(StartMoved(partition.log.kept_start_offset))
+        return True
+
+    # -- the catalog -----------------------------------------------------------------------------------------
+
+    def _ask_isr(self, ask: AskIsr) -> None:
+        with self._lock:
+            if self._isr_asked == (ask.epoch, ask.request):  # W1, W4
+                return
+            self._isr_asked = ask.epoch, ask.request
+        self._submit(self._ask_isr_now, ask)
+
+    def _ask_isr_now(self, ask: AskIsr) -> None:
+        change = {"add": [ask.add, *ask.incarnation]} if ask.add is not None else {"remove": ask.remove}
+        said: Any
+        try:
+            said = self._execute(
+                "alter_isr",
+                stream=self._at[0],
+                partition=self._at[1],
+                leader_epoch=ask.epoch,
+                partition_epoch=ask.partition_epoch,
+                **change,
+            )
+        except LiftlogError as error:
+            said = error.fields
+            log.info("replica.isr_refused partition=%s change=%s error=%s", self._at, change, error)
+        finally:
+            with self._lock:
+                if self._isr_asked == (ask.epoch, ask.request):
+                    self._isr_asked = None
+        opened = self._open
+        if opened is not None and isinstance(said, dict) and isinstance(said.get("state"), dict):  # W2
+            state = state_from(said["state"])
+            opened[0].isr_answered(state, ask.request if state.leader_epoch == ask.epoch else None)  # W4
+
+    def say_opened(self, incarnation: Incarnation) -> None:
+        """Tell the catalog that the folder of this replica is there."""
+        with self._lock:
+            if self._says_opened:  # W1
+                return
+            self._says_opened = True
+        self._submit(self._say_opened_now, incarnation)
+
+    def _say_opened_now(self, incarnation: Incarnation) -> None:
+        registration, step_outs = incarnation
+        try:
+            self._execute("report_opened", registration=registration, replicas=[[*self._at, step_outs]])
+        except LiftlogError as error:
+            log.info("replica.not_reported partition=%s error=%s", self._at, error)
+        finally:
+            with self._lock:
+                self._says_opened = False
+
+    def _execute(self, kind: str, **values: Any) -> Any:
+        command = {"v": COMMAND_VERSION, "kind": kind, "broker_id": self._host.me, **values}
+        return self._host.service.execute(command)
+
+    def _submit(self, act: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the broker stops
+            self._host.commands.submit(act, *args)

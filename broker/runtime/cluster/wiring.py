@@ -1,0 +1,138 @@
+"""What a replica needs of others: the catalog, a session, followers, the capture of messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.partition import Place
+from broker.replication.events import Send
+from broker.replication.messages import Incarnation
+from broker.runtime.cluster.folders import Folders
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.runtime.partitions.sync import SyncPool
+from broker.storage.log import PartitionLog
+
+
+class CatalogService(Protocol):
+    """The catalog of the cluster, as this broker has applied it."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """To be read in a callback of `subscribe`: nobody applies anything meanwhile."""
+        ...
+
+    def execute(self, command: Mapping[str, Any]) -> Any:
+        """Have a command carried out by whoever is the controller. Waits.
+
+        Raises:
+            LiftlogError: it was refused, or it is not known whether it was carried out.
+        """
+        ...
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call back after each command that was applied, in order, on a thread that must not wait for a disk."""
+        ...
+
+
+class FollowerDriver(Protocol):
+    """Drives the core of a follower over one log. Each call but `tick` comes from one turn at a time.
+
+    Attributes:
+        agreed_epoch: Of the leader with whose log this one agrees, as far as this one goes; -1: that is not known, or
+            the log is being cut. From any thread.
+    """
+
+    agreed_epoch: int
+
+    def follow(self, epoch: int, leader: str, incarnation: Incarnation) -> None:
+        """Follow this leader from now on. The log takes this epoch's records alone already."""
+        ...
+
+    def rest(self) -> None:
+        """There is nobody to follow. What still arrives is for nobody."""
+        ...
+
+    def tick(self, now_ms: int) -> None:
+        """Time passes."""
+        ...
+
+    def marks(self) -> tuple[int, int]:
+        """What the leader last said to compaction; zeros: nothing in this leadership. From any thread."""
+        ...
+
+    def compacted(self) -> None:
+        """The log's mark of compaction has moved, or tombstones wait: the leader is to know. From any thread."""
+        ...
+
+    def close(self) -> None:
+        """For good. Returns when nothing of it touches the log any more."""
+        ...
+
+
+class Followers(Protocol):
+    """Answers those who fetch from a partition that is led here."""
+
+    def send(self, effect: Send) -> None:
+        """Tell one of them; does not wait."""
+        ...
+
+    def close(self) -> None:
+        """For good. Returns when nothing of it reads the log any more."""
+        ...
+
+
+class Capture(Protocol):
+    """Takes in messages for the partitions that are led here."""
+
+    def begin(self, info: StreamInfo, partition: ReplicatedPartition) -> Future[None]:
+        """Done when the server has confirmed the subscription."""
+        ...
+
+    def end(self, partition: ReplicatedPartition) -> Future[None]:
+        """Take no more for it. Done when what was taken in was given to the partition."""
+        ...
+
+
+class Wiring(Protocol):
+    """Makes what a replica needs beside its log."""
+
+    def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> FollowerDriver:
+        """Of a log that has just been opened. `step_out`: as `PlacedReplica.step_out`."""
+        ...
+
+    def followers(self, at: Place, partition: ReplicatedPartition) -> Followers:
+        """Likewise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the replicas of one broker share.
+
+    Attributes:
+        make_replica: Of a log that was just opened: stream, number, log.
+        workers: For turns.
+        commands: For what is asked of the catalog: each call may take as long as the controller does.
+        give_up: Ends the process, and says why.
+        now_ms: A clock that never goes back.
+    """
+
+    me: str
+    folders: Folders
+    service: CatalogService
+    has_session: Callable[[], bool]
+    wiring: Wiring
+    capture: Capture | None
+    make_replica: Callable[[StreamInfo, int, PartitionLog], Replica]
+    sync_pool: SyncPool
+    appender: Executor
+    workers: Executor
+    commands: Executor
+    give_up: Callable[[str], None]
+    now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000

@@ -1,0 +1,141 @@
+"""Partitions that are captured one by one, as they are led here; others of the same stream are captured elsewhere.
+
+    partition_by = subject_suffix    a subject, a subscription and an attachment for each partition: `name/number`
+    otherwise                        one subscription for those that are led here; what hashes to another is passed over
+
+E1  `begin` and `end` of one attachment come one after the other, in the order in which they were called: two
+    subscriptions of one subject would bring each message twice.
+E2  A partition that comes or goes swaps no builder of another: a message that is half received goes the way that was
+    decided for it (`flush.N5`), also one of the partition that goes. That one says what becomes of it.
+E3  What was captured before an `end` has been given to the partition when `end` returns.
+E4  Many that begin at the same time are confirmed by one question to the server.
+E5  Where a hash decides, messages are sorted by one number of partitions in each slot: another number means other
+    slots, also for the partitions that stay. What had gathered in the former ones, or was half received, names the
+    number by which it was sorted, and its partition may refuse it (`replicated.P15`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from broker.metadata.catalog import StreamInfo
+from broker.metadata.overlap import subjects_of
+from broker.runtime.intake.flush import Flusher, Slot
+from broker.runtime.partitions.leader import Partition
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One stream's subscriptions, or one partition's: sid -> its slots.
+
+    Attributes:
+        sids: Of those that the present connection has, in order; routed.
+        is_detached: It gets no more of them.
+    """
+
+    info: StreamInfo
+    slots: list[Slot]
+    sids: list[int] = field(default_factory=list)
+    is_detached: bool = False
+
+    @property
+    def subscriptions(self) -> list[tuple[str, list[Slot]]]:
+        """Subject -> the slots that its messages may go to."""
+        settings = self.info.settings
+        subjects = subjects_of(settings)
+        if settings.partition_by != "subject_suffix":
+            return [(subject, self.slots) for subject in subjects]
+        return [(subjects[slot.partition.partition], [slot]) for slot in self.slots]
+
+
+class Captures:
+    """See the module. On the intake thread's loop.
+
+    Args:
+        attachments: All of the driver, by key.
+        renew: Routes the subscriptions of an attachment anew.
+        subscribe: Makes and confirms the subscriptions that are missing.
+        detach: Ends one attachment, by its key.
+    """
+
+    def __init__(
+        self,
+        attachments: dict[str, Attachment],
+        flusher: Flusher,
+        *,
+        renew: Callable[[Attachment, StreamInfo], None],
+        subscribe: Callable[[], Awaitable[None]],
+        detach: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._attachments = attachments
+        self._flusher = flusher
+        self._renew = renew
+        self._subscribe = subscribe
+        self._detach = detach
+        self._keys: weakref.WeakKeyDictionary[Partition, str] = weakref.WeakKeyDictionary()
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._round: asyncio.Task[None] | None = None  # that has not begun
+
+    async def begin(self, info: StreamInfo, partition: Partition) -> None:
+        """Capture a partition; again: under altered settings. Returns when the server has confirmed that."""
+        if info.settings.subject is None or partition.partition >= info.settings.partitions:
+            return  # nothing is sorted to one that is being added
+        is_hashed = info.settings.partition_by != "subject_suffix"
+        key = self._keys[partition] = info.name if is_hashed else f"{info.name}/{partition.partition}"
+        async with self._lock(key):
+            attachment = self._attachments.get(key)
+            if attachment is not None and attachment.info.incarnation != info.incarnation:
+                await self._detach(key)
+                attachment = None
+            if attachment is None:
+                attachment = self._attachments[key] = Attachment(info, [])
+            count = info.settings.partitions if is_hashed else 0
+            gone = [slot for slot in attachment.slots if _is_other(slot, partition)]  # its log was made anew
+            stays = {slot.partition: slot for slot in attachment.slots if slot not in gone}
+            gone += [slot for slot in stays.values() if slot.sorted_by != count]  # E5
+            for each in dict.fromkeys((*stays, partition)):
+                if each not in stays or stays[each].sorted_by != count:
+                    stays[each] = self._flusher.add(info, each, sorted_by=count)
+            attachment.slots = list(stays.values())
+            self._renew(attachment, info)
+            for slot in gone:
+                await self._flusher.remove(slot)
+            if self._round is None:  # E4
+                self._round = asyncio.get_running_loop().create_task(self._confirm())
+            await asyncio.shield(self._round)
+
+    async def end(self, partition: Partition) -> None:
+        """Capture it no more."""
+        key = self._keys.get(partition)
+        if key is None:
+            return
+        async with self._lock(key):
+            attachment = self._attachments.get(key)
+            leaving = [] if attachment is None else [slot for slot in attachment.slots if slot.partition is partition]
+            if attachment is None or not leaving:
+                return
+            if len(leaving) == len(attachment.slots):
+                await self._detach(key)
+                return
+            attachment.slots = [slot for slot in attachment.slots if slot not in leaving]
+            self._renew(attachment, attachment.info)
+            for slot in leaving:
+                await self._flusher.remove(slot)
+
+    def _lock(self, key: str) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()  # lives as long as somebody waits for it
+        return lock
+
+    async def _confirm(self) -> None:
+        await asyncio.sleep(0)  # who comes in the same turn of the loop is part of it
+        self._round = None
+        await self._subscribe()
+
+
+def _is_other(slot: Slot, partition: Partition) -> bool:
+    return slot.partition is not partition and slot.partition.partition == partition.partition

@@ -1,0 +1,356 @@
+"""One partition that several brokers keep, where this one leads it or may: what its driver does besides (leader.py).
+
+    catalog ──lead, depose, isr_answered──► core ──AskIsr, StepOut, Send, Trim──► to_others
+    clock ──────────────────────tick──────► core
+
+P8  Without a session nothing is appended, and nobody is told that something is stored (`metadata.session.S3`). He is
+    told once there is a session again, if this broker leads in the same epoch still; else that another one does. Errors
+    are told at once.
+P9  While fewer are in sync than must be, an append is refused at once: its ack would come when a follower comes back.
+    What was appended before waits for that.
+P10  A log that has failed is not recovered in place: what it had is not known, and others have it. The leadership
+    ends, and the replica steps out (`replication.leader.L6`).
+P11  A leader answers clients once it takes in messages: `serve` says so for each leadership.
+P12  Who hears that the leadership is over says so at once (`retire`): the end of it may have to wait for a thread.
+P13  It tells its core the time by `tick` alone: who syncs by intervals has another clock.
+P14  A new leader tells nobody where the log ends before the high watermark has reached the start of its epoch.
+P15  Records that were sorted by another number of partitions than holds are refused, and none is taken by a partition
+    that does not count yet. So the records of one leader epoch were sorted by one number (`growth.G2`).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, NamedTuple
+
+from broker.api.errors import LiftlogError, NotEnoughReplicas, NotLeader, NotReady, StorageFailed
+from broker.metadata.catalog import StreamInfo
+from broker.metadata.partition import PartitionState
+from broker.replication.events import Deposed, Effect, Event, IsrAnswered, StartMoved, SyncFailed, Tick, TrimAsked
+from broker.replication.leader import LEADING
+from broker.runtime.partitions.effects import OnDurable, gone
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.sync import Outcome, SyncPool
+from broker.storage.log import AppendResult, Encodable, StoredGroup
+
+
+class Bookkeeping:
+    """A callback that tells no publisher anything, and so needs no session (P8)."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: OnDurable) -> None:
+        self._tell = tell
+
+    def __call__(self, result: AppendResult, outcome: Outcome) -> None:
+        self._tell(result, outcome)
+
+
+class Held(NamedTuple):
+    """Somebody who would have been told, had there been a session."""
+
+    epoch: int
+    tell: OnDurable
+    result: AppendResult
+    high_watermark: int
+
+
+class ReplicatedPartition(Partition):
+    """See the module. Thread-safe.
+
+    Args:
+        me: The id of this broker.
+        has_session: Whether it has one now, by its own count.
+        to_others: Does what needs the catalog or other replicas.
+
+    Attributes:
+        leader_at: The HTTP address of the broker that leads it, as far as is known.
+    """
+
+    def __init__(
+        self,
+        info: StreamInfo,
+        replica: Replica,
+        *,
+        me: str,
+        has_session: Callable[[], bool],
+        to_others: Callable[[Effect], None],
+        pool: SyncPool,
+        appender: Executor,
+    ) -> None:
+        super().__init__(info, replica, leader_epoch=-1, pool=pool, appender=appender, to_others=to_others, me=me)
+        replica.may_let_go = lambda: self.serves
+        self.leader_at: str | None = None
+        self._served_epoch = self._least_epoch = -1
+        self._has_session = has_session
+        self._held: list[Held] = []
+        self._held_lock = threading.Lock()
+
+    # -- the catalog -----------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is led here. It may be over by the time that somebody reads this."""
+        return self._core.role is LEADING
+
+    @property
+    def has_followers(self) -> bool:  # type: ignore[override]
+        """As `Partition.has_followers`."""
+        return self._core.in_sync is not None
+
+    def lead(self, leader_epoch: int, state: PartitionState | None = None) -> None:
+        """As `Partition.lead`."""
+        super().lead(leader_epoch, state)
+        self.release()
+
+    def serve(self, leader_epoch: int) -> None:
+        """Answer clients in this leadership from now on (P11). Of an earlier one it may be said late."""
+        self._served_epoch = max(self._served_epoch, leader_epoch)
+        self.release()
+
+    def retire(self, least_epoch: int) -> None:
+        """Answer nobody as the leader of an earlier epoch. Waits for nothing (P12)."""
+        self._least_epoch = max(self._least_epoch, least_epoch)
+
+    @property
+    def serves(self) -> bool:
+        """Whether clients may be answered now: told of ends, and of what was stored."""
+        return self.leads and self._may_answer()
+
+    @property
+    def end(self) -> int | None:
+        """As `Partition.end`: a new leader may know of less than former ones have told (P14)."""
+        end = self._state.high_watermark
+        return end if end >= self._core.epoch_start and self.serves else None
+
+    def _may_answer(self) -> bool:
+        return self._served_epoch == self._core.epoch >= self._least_epoch and self._has_session()
+
+    def depose(self) -> None:
+        """Another broker leads, or none. Who waits is told that it is over."""
+        self.step(Deposed())
+        self.release()
+        self.replica.note_change()
+
+    def isr_answered(self, state: PartitionState, request: int | None = None) -> None:
+        """What the catalog says of the in-sync replicas, by itself, or as an answer to `AskIsr`."""
+        self.step(
+            IsrAnswered(
+                epoch=state.leader_epoch,
+                partition_epoch=state.partition_epoch,
+                isr=state.isr,
+                min_insync_replicas=state.min_insync_replicas,
+                request=request,
+            )
+        )
+
+    def tick(self, now_ms: int) -> None:
+        """Time passes, by a clock that never goes back (P13)."""
+        with self._lock:
+            effects = (*self._news(), *self._core.step(Tick(now_ms=now_ms)))
+        self._effects.do(effects)
+        if self.log.kept_start_offset > self._core.trims.log_start:  # retention has moved it
+            self.step(StartMoved(self.log.kept_start_offset))
+        self.look_at_failure()
+        self.release()
+
+    def step(self, event: Event) -> None:
+        """Tell the core, and do what comes of it."""
+        with self._lock:
+            effects = self._core.step(event)
+        self._effects.do(effects)
+
+    def step_by(self, look: Callable[[], Event]) -> None:
+        """As `step`, with what the log says at that moment (`leader`, duty 6): nothing is appended meanwhile."""
+        with self._lock:
+            effects = self._core.step(look())
+        self._effects.do(effects)
+
+    def leadership(self) -> tuple[int, int, tuple[str, ...]]:
+        """The epoch that is led, -1 for none; how far it is committed; who is in sync."""
+        core = self._core
+        with self._lock:
+            epoch = core.epoch if core.role is LEADING else -1
+            return epoch, core.high_watermark, core.in_sync.members if core.in_sync is not None else (core.me,)
+
+    def lags(self) -> dict[str, int]:
+        """How many offsets each follower has not told to be durable, by its broker; empty: it is not led here."""
+        core = self._core
+        with self._lock:
+            if core.role is not LEADING or core.in_sync is None:
+                return {}
+            followers = core.in_sync.followers.items()
+            return {broker: core.log_end - max(0, one.durable_end) for broker, one in followers}
+
+    def marks(self) -> tuple[int, int]:
+        """For a pass of compaction of this log: as `Leader.tombstones_below` and `Leader.compact_to`. Where nobody else
+        is assigned its own mark is the least of all."""
+        core, own = self._core, self.log.compacted_to
+        with self._lock:
+            if core.role is LEADING and core.in_sync is None:
+                return own, 0
+            return core.tombstones_below(own), core.compact_to()
+
+    def state_from(self, log_start: int) -> int:
+        """As `Leader.state_from`."""
+        return self._core.state_from(log_start)
+
+    def note_removed(self) -> None:
+        """As `Partition.note_removed`."""
+        super().note_removed()
+        self.release()
+
+    def trim(self, before: int) -> Future[None]:
+        """Let go of what lies below an offset. Done once no replica that may lead begins below it (`trims.T2`)."""
+        start, done = min(before, self._state.high_watermark), Future[None]()
+
+        def told(_: AppendResult, outcome: Outcome) -> None:
+            if isinstance(outcome, LiftlogError):
+                done.set_exception(outcome)
+            else:
+                done.set_result(None)
+
+        self.step(TrimAsked(start, (AppendResult(start, start, 0, False), told)))
+        return done
+
+    # -- appends ---------------------------------------------------------------------------------------------
+
+    def append_now(
+        self,
+        batches: Sequence[Encodable] | StoredGroup,
+        on_durable: OnDurable,
+        *,
+        on_leader: Sequence[OnDurable] = (),
+        **options: Any,
+    ) -> AppendResult:
+        """As `Partition.append_now`.
+
+        Raises:
+            NotReady: this broker has no session, or does not serve yet (P8, P11).
+            NotLeader: the leadership is over (P12).
+            NotEnoughReplicas: P9.
+        """
+        core = self._core
+        if core.role is LEADING and not self.removed:
+            self._check_ready()
+        epoch = core.epoch
+        try:
+            return super().append_now(
+                batches,
+                self._kept_back(on_durable, epoch),
+                on_leader=[self._kept_back(o, epoch) for o in on_leader],
+                **options,
+            )
+        except (LiftlogError, OSError):
+            self.look_at_failure()
+            raise
+
+    def _check_ready(self) -> None:
+        if not self._has_session():
+            raise NotReady(f"{self}: this broker has no session with the controller, and may not lead any more")
+        if self._core.epoch < self._least_epoch:
+            raise NotLeader(f"{self}: leader epoch {self._core.epoch} is over", **self._whereabouts())
+        if self._served_epoch != self._core.epoch:
+            raise NotReady(f"{self}: this broker has just begun to lead, and does not take in messages yet")
+        if self.partition >= (count := self._info.settings.partitions):
+            raise NotReady(
+                f"{self}: it is being added, and until every leader knows of it there are {count} partitions"
+            )
+        in_sync, least = self._core.in_sync, self._core.min_insync_replicas
+        if in_sync is not None and len(in_sync.members) < least:
+            members = list(in_sync.members)
+            raise NotEnoughReplicas(
+                f"{self}: in sync are {members}, min_insync_replicas={least}", in_sync=members, limit=least
+            )
+
+    def _refuse(self, leader_epoch: int | None) -> None:
+        try:
+            super()._refuse(leader_epoch)
+        except NotLeader as error:
+            if not self.leads:
+                error.fields |= self._whereabouts()
+            raise
+
+    def _whereabouts(self) -> dict[str, str]:
+        return {} if self.leader_at is None else {"leader": self.leader_at}
+
+    # -- a session (P8) --------------------------------------------------------------------------------------
+
+    def _kept_back(self, tell: OnDurable, epoch: int) -> OnDurable:
+        return tell if type(tell) is Bookkeeping else functools.partial(self._tell_or_hold, tell, epoch)
+
+    def _tell_or_hold(self, tell: OnDurable, epoch: int, result: AppendResult, outcome: Outcome) -> None:
+        if isinstance(outcome, int) and not self._may_answer():
+            with self._held_lock:
+                self._held.append(Held(epoch, tell, result, outcome))
+            if not self.leads:  # it ended since this was decided, and whoever ended it may have looked already
+                self.release()
+        else:
+            tell(result, outcome)
+
+    def release(self) -> None:
+        """Tell who was held back, if he may be told by now."""
+        if not self._held:
+            return
+        with self._held_lock:
+            held, self._held = self._held, []
+        for one in held:
+            self._tell_held(one)
+
+    def _tell_held(self, one: Held) -> None:
+        """Ask anew for each: the session may end meanwhile."""
+        if self.removed:
+            one.tell(one.result, gone(self.replica))
+        elif not self.leads or self._core.epoch != one.epoch:
+            reason = "was stored under a leadership that is over; it is not known whether the records are kept"
+            one.tell(one.result, NotLeader(f"{self}: {reason}"))
+        else:
+            self._tell_or_hold(one.tell, one.epoch, one.result, one.high_watermark)
+
+    # -- the disk (P10) --------------------------------------------------------------------------------------
+
+    def look_at_failure(self) -> None:
+        """If something has failed the log, lead no more, and step out."""
+        failure = self._state.failure
+        if failure is None or self.removed or not self.has_followers:
+            return
+        with self._lock:
+            effects = self._failed(failure) if self.leads else ()
+        self._effects.do(effects)
+
+    def _failed(self, error: LiftlogError) -> tuple[Effect, ...]:
+        """With the lock held."""
+        return self._core.step(SyncFailed(self._core.generation, error))
+
+    def _recover(self, now_us: int) -> tuple[Effect, ...]:
+        if not self.leads:
+            raise NotLeader(f"{self}: this broker does not lead it")
+        if not self.has_followers:
+            return super()._recover(now_us)
+        assert self._state.failure is not None
+        return self._failed(self._state.failure)
+
+    def _caught_up(self) -> tuple[Effect, ...]:
+        if not self.has_followers:
+            return super()._caught_up()
+        with self._lock:
+            if not self.leads or self._state.log_end_offset == self._core.log_end:
+                return ()
+            return self._failed(StorageFailed(f"{self}: what was appended did not reach its core"))
+
+    async def wait_for(self, offset: int, timeout_s: float) -> None:
+        """As `Partition.wait_for`; also when it is not led here any more."""
+        await self.replica.wait(
+            lambda: self.removed or self._state.high_watermark > offset or not self.serves, timeout_s
+        )
+
+    # -- time (P13) ------------------------------------------------------------------------------------------
+
+    @property
+    def minds_time(self) -> bool:
+        """As `Partition.minds_time`."""
+        return False

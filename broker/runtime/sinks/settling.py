@@ -1,0 +1,128 @@
+"""Appends to a partition that are waited for, and reads of all that it holds: for what is exactly once.
+
+    append ─► on the disk, and on those of the others in sync ─► here again
+    settle ─► what the log held is committed ─► a search finds what any former leader has appended
+
+Where this broker alone keeps the partition, its fsync is all there is to wait for. Where others do too, they may be
+away: nobody waits for ever, and whoever gave up has to look again.
+
+W1  After `settle` the log shows all that it held when it was called: what former leaders have left, and what this one
+    has appended. A search that finds nothing then proves that there is nothing.
+W2  Who gives up waiting does not know. What it appended may come to be committed later, under the same leader epoch: it
+    settles, and looks, before it appends the same again.
+W3  Where others keep the partition too, nothing is concluded from a log that lacks something by damage: they have it.
+    It is left to the next leader; the replica is about to step out (`placed.V5`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from broker.api.encodable import Encodable
+from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, StorageFailed
+from broker.runtime.partitions.leader import Outcome, Partition
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.storage.log import AppendResult, StoredGroup
+
+WAIT_S: Final = 20.0
+"""So long the others may take; then whoever asked is told that it is not known."""
+SETTLE_S: Final = 5.0
+LOOK_S: Final = 0.005
+
+
+class Awaited:
+    """A callback of an append, and what it was told."""
+
+    def __init__(self) -> None:
+        self._told: Future[Outcome] = Future()
+
+    def __call__(self, result: AppendResult, outcome: Outcome) -> None:
+        self._told.set_result(outcome)
+
+    def wait(self, what: object, timeout_s: float = WAIT_S) -> None:
+        """Return once it is committed.
+
+        Raises:
+            DeadlineExceeded: it is not known (W2). LiftlogError: as the partition said.
+        """
+        try:
+            outcome = self._told.result(timeout_s)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{what}: not committed within {timeout_s:g} s, and it may still be: the other replicas are away, or"
+                " this broker is",
+                timeout_ms=int(timeout_s * 1000),
+            ) from None
+        if isinstance(outcome, LiftlogError):
+            raise outcome
+
+
+def append_durable(
+    partition: Partition,
+    batches: Sequence[Encodable] | StoredGroup,
+    *,
+    leader_epoch: int,
+    decided: bool = False,
+) -> AppendResult:
+    """Append one commit group and wait until it is committed and on disk, also where `fsync = interval`.
+
+    Raises:
+        DeadlineExceeded: it is not known whether it will be (W2).
+        LiftlogError: as `Partition.append_now`. After StorageFailed the group may be there or not.
+    """
+    if partition.log.failure is not None:
+        partition.commit_all()
+    generation = partition.generation  # before the append: too early is an error too many
+    awaited = Awaited()
+    result = partition.append_now(batches, awaited, decided=decided, leader_epoch=leader_epoch)
+    awaited.wait(partition)
+    if partition.log.durable_end < result.next_offset:
+        partition.log.sync()
+    if generation != partition.generation:
+        raise StorageFailed(f"{partition}: the log had to recover; the group that was appended may be lost")
+    return result
+
+
+def settle(partition: Partition, timeout_s: float = SETTLE_S) -> None:
+    """Return once all that the log held before is committed (W1).
+
+    Raises:
+        NotReady: it was not in time, or this broker does not lead the partition (any more).
+        StorageFailed, DiskFull: it cannot be made durable.
+    """
+    held, until_s = partition.log.log_end_offset, time.monotonic() + timeout_s
+    partition.commit_all()
+    held = min(held, partition.log.log_end_offset)  # a recovery cuts
+    while (end := partition.end) is None or end < held:
+        if time.monotonic() > until_s or partition.removed or _is_led_elsewhere(partition):
+            raise NotReady(
+                f"{partition}: what it holds, up to offset {held}, is not committed"
+                f" ({'this broker does not answer for it' if end is None else f'{end} is'})"
+            )
+        time.sleep(LOOK_S)
+
+
+def check_whole(partition: Partition) -> None:
+    """Raise NotReady if what was read may have passed over something that others have (W3)."""
+    lost = partition.log.lost_ranges
+    if lost and not partition.log.settings.is_sole_replica:
+        raise NotReady(f"{partition}: offsets {lost} are damaged on this broker; another one has to lead")
+
+
+def let_go(partition: Partition, before: int) -> None:
+    """Let go of what lies below an offset; where others keep it too, soon, when they have been told.
+
+    Raises:
+        StorageFailed, DiskFull: it stays.
+    """
+    if isinstance(partition, ReplicatedPartition):
+        partition.trim(before)
+    else:
+        partition.log.trim(before)
+
+
+def _is_led_elsewhere(partition: Partition) -> bool:
+    return isinstance(partition, ReplicatedPartition) and not partition.leads

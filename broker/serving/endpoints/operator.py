@@ -1,0 +1,254 @@
+"""What an operator does to a cluster by hand: move replicas, elect leaders, drain and remove brokers.
+
+Any broker takes these calls: what they decide is a command, which the controller carries out. Each may be sent twice:
+it says what should be. What may cost records is refused until the caller says that he knows (`accept_loss`), and the
+refusal says who may have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.api.errors import InvalidRequest, InvalidSetting, NotReady, NotSupported, UnknownPartition, UnknownStream
+from broker.api.placements import Placement, ReplicaEnd
+from broker.api.stream import NAME_BYTES_MAX
+from broker.api.validation import build
+from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body, text
+from broker.serving.contract.schemas import Drain, Election, Excuse, Reassignment, RescueEnd
+from broker.serving.http.body import refuse_body
+from broker.serving.http.waiting import unbroken
+
+ENDPOINTS: Final = Endpoints()
+ENDS: Final = "/v1/cluster/replicas"
+
+
+_STREAM: Final = text("stream", "Only of this stream.", length_max=NAME_BYTES_MAX)
+
+
+@ENDPOINTS.add(
+    "GET",
+    "/v1/cluster/partitions",
+    "list_partitions",
+    answer("All partitions, internal ones too.", "Placements"),
+    query=(_STREAM,),
+)
+async def placements(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Who keeps, leads and follows each partition, as the answering broker knows. Nobody else is asked."""
+    backend, stream = serving.backend, query["stream"]
+    found = [each for each in backend.admin.placements() if stream in (None, each.stream)]
+    return await serving.json_answer(_placements, found, backend.broker_id)
+
+
+@ENDPOINTS.add("GET", ENDS, "list_replicas", answer("The copies.", "ReplicaEnds"), query=(_STREAM,))
+async def ends(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Where the copies on this broker end, whoever leads them. Of two copies the greater (epoch, offset) has more."""
+    stream = query["stream"]
+    found = [each for each in serving.backend.admin.ends() if stream in (None, each.stream)]
+    return await serving.json_answer(lambda: {"replicas": [asdict(each) for each in found]})
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/cluster/reassign",
+    "reassign",
+    answer("The partitions, as they are now. They are moved when `target` is null.", "Placements"),
+    request=body("Who is to keep it.", "Reassignment"),
+    errors=(UnknownStream, UnknownPartition, InvalidSetting, NotSupported),
+)
+async def reassign(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Have other brokers keep a partition, or all of a stream. The new ones copy it first, then the old ones go."""
+    asked = await serving.asked(request, Reassignment)
+    backend = serving.backend
+    _once(asked.replicas)
+    await backend.look_for(asked.stream)
+    call = backend.admin.reassign(asked.stream, asked.partition, asked.replicas, asked.min_insync_replicas)
+    return await serving.json_answer(_placements, await unbroken(call), backend.broker_id)
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/cluster/elect",
+    "elect_leaders",
+    answer("What has another leader now.", "Elected"),
+    request=body("Which leaders.", "Election"),
+    errors=(UnknownStream, UnknownPartition, NotSupported),
+)
+async def elect(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Give leaderships to preferred replicas; or, where nobody can lead, to one that may lack records."""
+    asked = await serving.asked(request, Election)
+    if asked.stream is not None:
+        await serving.backend.look_for(asked.stream)
+    if asked.unclean:
+        return await _elect_unclean(serving, asked)
+    if asked.broker is not None or asked.accept_loss:
+        raise InvalidRequest("`broker` and `accept_loss` are of an unclean election", field="unclean")
+    if asked.partition is not None and asked.stream is None:
+        raise InvalidRequest("`partition` needs `stream`", field="stream")
+    found = await unbroken(serving.backend.admin.elect_preferred(asked.stream, asked.partition))
+    return await serving.json_answer(asdict, found)
+
+
+async def _elect_unclean(serving: Serving, asked: Election) -> web.StreamResponse:
+    if asked.stream is None or asked.partition is None:
+        raise InvalidRequest("an unclean election is of one partition: `stream` and `partition`", field="stream")
+    now = _placement(serving, asked.stream, asked.partition)
+    if now.leader is not None:
+        raise InvalidRequest(
+            f"{asked.stream}/{asked.partition} is led by {now.leader}: nothing has to be given up",
+            field="unclean",
+            leader=now.leader,
+        )
+    copies = await _copies(serving, now)
+    chosen = _chosen(now, copies, asked.broker)
+    away = sorted({*(now.isr or now.last_isr)} - {each.broker for each in copies})
+    if not asked.accept_loss:
+        others = ", ".join(f"{c.broker} (epoch {c.last_epoch}, offset {c.log_end_offset})" for c in copies)
+        raise InvalidRequest(
+            f"{now.stream}/{now.partition}: {chosen.broker} would lead from offset {chosen.log_end_offset} of epoch"
+            f" {chosen.last_epoch}. Every committed record is on {_joined(away)}, which cannot lead now: what only they"
+            f" have is lost for good. Copies that are there: {others}. To do it, repeat it with accept_loss (--yes)",
+            field="accept_loss",
+            chosen=asdict(chosen),
+            may_have_more=away,
+            copies=[asdict(each) for each in copies],
+        )
+    epoch = max(each.last_epoch for each in copies)
+    call = serving.backend.admin.elect_unclean(now.stream, now.partition, chosen.broker, epoch)
+    return web.json_response({"moved": [asdict(await unbroken(call))], "passed": []})
+
+
+def _placement(serving: Serving, stream: str, partition: int) -> Placement:
+    of_stream = [each for each in serving.backend.admin.placements() if each.stream == stream]
+    found = [each for each in of_stream if each.partition == partition]
+    if not found:
+        count = len(serving.backend.whereabouts(stream))
+        raise UnknownPartition(f"stream {stream!r} has no partition {partition}, it has {count}", partitions=count)
+    return found[0]
+
+
+async def _copies(serving: Serving, now: Placement) -> list[ReplicaEnd]:
+    """The copies of a partition on brokers that answer, the one that has most first."""
+    backend = serving.backend
+    found = backend.admin.ends()
+    others = [
+        each["http"]
+        for each in backend.brokers()
+        if each["id"] in now.replicas and each["live"] and each["id"] != backend.broker_id
+    ]
+    for said in await serving.peers.ask_all(others, "GET", ENDS, query={"stream": now.stream}):
+        found += [build(ReplicaEnd, each, is_open=True) for each in said.get("replicas", ())]
+    copies = [
+        each
+        for each in found
+        if (each.stream, each.partition) == (now.stream, now.partition) and each.broker in now.replicas
+    ]
+    return sorted(copies, key=lambda each: (-each.last_epoch, -each.log_end_offset, each.broker))
+
+
+def _chosen(now: Placement, copies: Sequence[ReplicaEnd], broker: str | None) -> ReplicaEnd:
+    if not copies:
+        raise NotReady(f"{now.stream}/{now.partition}: none of {_joined(now.replicas)} is there with a copy")
+    for each in copies:
+        if broker in (None, each.broker):
+            return each
+    there = [each.broker for each in copies]
+    raise InvalidRequest(
+        f"broker {broker} is not there with a copy; these are: {_joined(there)}", field="broker", value=broker
+    )
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/cluster/brokers/{broker}/drain",
+    "drain_broker",
+    answer("What it still keeps. Ask again until that is nothing.", "Drained"),
+    request=body("How.", "Drain"),
+    errors=(NotSupported,),
+)
+async def drain(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Have other brokers keep what a broker keeps, so that it can be removed. It may be there meanwhile, or gone."""
+    asked = await serving.asked(request, Drain)
+    call = serving.backend.admin.drain(request.match_info["broker"], fewer_replicas=asked.fewer_replicas)
+    return await serving.json_answer(asdict, await unbroken(call))
+
+
+@ENDPOINTS.add(
+    "DELETE",
+    "/v1/cluster/brokers/{broker}",
+    "remove_broker",
+    answer("It is removed.", "RemovedBroker"),
+    errors=(NotSupported,),
+)
+async def remove(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Give up a broker that does not live and keeps nothing, for good: its vote goes, its data folder is refused."""
+    await refuse_body(request)
+    broker = request.match_info["broker"]
+    await unbroken(serving.backend.admin.remove_broker(broker))
+    return web.json_response({"removed": broker})
+
+
+@ENDPOINTS.add(
+    "GET",
+    "/v1/cluster/rescue",
+    "describe_rescue",
+    answer("How far it is.", "RescueState"),
+)
+async def rescue_state(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Whether a rescue of the catalog is under way, and who is missing in it."""
+    return await serving.json_answer(asdict, await serving.backend.admin.rescue())
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/cluster/rescue/excuse",
+    "excuse_replicas",
+    answer("How far the rescue is now.", "RescueState"),
+    request=body("Who is given up.", "Excuse"),
+    errors=(UnknownStream, UnknownPartition, NotSupported),
+)
+async def excuse(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """In a rescue, give up what a broker may have had: all, or of one stream or partition. Records that only it had are
+    lost."""
+    asked = await serving.asked(request, Excuse)
+    if asked.partition is not None and asked.stream is None:
+        raise InvalidRequest("`partition` needs `stream`", field="stream")
+    if not asked.accept_loss:
+        of = "all" if asked.stream is None else asked.stream
+        raise InvalidRequest(
+            f"committed records that only broker {asked.broker} has would be lost for good, of {of}. To do it, repeat"
+            " it with accept_loss (--yes)",
+            field="accept_loss",
+        )
+    found = await unbroken(serving.backend.admin.excuse(asked.broker, asked.stream, asked.partition))
+    return await serving.json_answer(asdict, found)
+
+
+@ENDPOINTS.add(
+    "POST",
+    "/v1/cluster/rescue/end",
+    "end_rescue",
+    answer("Who leads, and up to where.", "RescueEnded"),
+    request=body("Which brokers there were.", "RescueEnd"),
+    errors=(NotSupported,),
+)
+async def end_rescue(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """End a rescue: of each partition the log leads that has most. Refused while somebody is missing."""
+    asked = await serving.asked(request, RescueEnd)
+    return await serving.json_answer(asdict, await unbroken(serving.backend.admin.end_rescue(asked.brokers)))
+
+
+def _placements(found: Sequence[Placement], answered_by: str) -> dict[str, Any]:
+    return {"partitions": [asdict(each) for each in found], "answered_by": answered_by}
+
+
+def _once(replicas: Sequence[str]) -> None:
+    if len(set(replicas)) < len(replicas):
+        raise InvalidRequest("replicas: a broker is named twice", field="replicas", value=list(replicas))
+
+
+def _joined(brokers: Sequence[str]) -> str:
+    return ", ".join(brokers) or "nobody that is known"

@@ -1,0 +1,103 @@
+"""Other brokers of the cluster, asked over their HTTP API for what this one does not know.
+
+    client ─► this broker ─┬─► what is led here
+                           └─► the leaders of the rest, at the same time ─► one answer
+
+E1  One hop: who is asked by a broker (header `Liftlog-Asked-By`) answers what it knows, and asks nobody.
+E2  Who does not answer in time is unknown, and says nothing about what it leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from broker.api import http
+from broker.api.errors import LiftlogError, Unavailable, from_problem
+from broker.api.plain import parse_json
+
+log = logging.getLogger(__name__)
+
+ASK_S: Final = 3.0
+"""A broker that is gone costs a client so long at most."""
+ANSWER_BYTES_MAX: Final = 64 << 20
+
+
+def is_from_peer(request: web.Request) -> bool:
+    """E1."""
+    return http.ASKED_BY in request.headers
+
+
+class Peers:
+    """See the module. On the data plane's loop.
+
+    Args:
+        me: The id of this broker.
+    """
+
+    def __init__(self, me: str) -> None:
+        self._headers = {http.ASKED_BY: me}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(
+        self,
+        address: str,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout_s: float = ASK_S,
+    ) -> Any:
+        """The JSON answer of one broker.
+
+        Raises:
+            Unavailable: it does not answer (E2). LiftlogError: what it answered.
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        try:
+            async with self._session.request(
+                method,
+                f"http://{address}{path}",
+                params=query,
+                json=body,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as answer:
+                data = await answer.content.read(ANSWER_BYTES_MAX)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{address}: {error or type(error).__name__}", address=address, sent=True) from error
+        try:
+            value = parse_json(data) if data else None
+        except ValueError as error:
+            raise Unavailable(f"{address}: not a broker's answer", address=address, sent=True) from error
+        if answer.status >= 300:
+            if isinstance(value, dict) and "reason" in value:
+                raise from_problem(value)
+            raise Unavailable(f"{address}: HTTP status {answer.status}", address=address, sent=True)
+        return value
+
+    async def ask_all(
+        self, addresses: Iterable[str], method: str, path: str, *, query: Mapping[str, str] | None = None
+    ) -> list[Any]:
+        """The answers of those that give one."""
+        asked = [self.ask(address, method, path, query=query) for address in sorted(set(addresses))]
+        found = []
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, LiftlogError):
+                log.info("http.peer_silent path=%s error=%s", path, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        return found
+
+    async def close(self) -> None:
+        """Close idle connections."""
+        if self._session is not None:
+            await self._session.close()

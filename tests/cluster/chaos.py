@@ -1,0 +1,376 @@
+"""Three brokers under load, and everything that happens to processes, by a seed; then an outside judge looks.
+
+    publishers    over NATS, without ids: what becomes of a message is told by its ack, or by whoever reads it
+    readers       over HTTP; they know nothing of liftlog but where a leader is said to be
+    operators     change streams meanwhile, commit, trim, compact, expect (`operators.py`, B1 to B7)
+    faults        one after the other, at any moment: `FAULTS`, and `CUTS` between hosts of their own. The brokers are
+                  those of the soak: calls of their disks fail on demand, and a power cut takes what was not synced
+
+D1  The history has no fault (`tests/history`): nothing that was acknowledged is unseen, moved, doubled or out of order.
+D2  Acks come again within `GO_ON_S` of each fault's end, and within `HEAL_S` all replicas are in sync.
+D3  In the end all replicas have the same records, by pyarrow alone.
+D4  No broker has written a traceback, or ended by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from tests.cluster.operators import Operators
+from tests.history.judge import faults, judge
+from tests.history.ops import read
+from tests.history.record import Recorder
+from tests.history.users import Pollers, Senders, read_to_the_end
+from tests.soak.faults import Faults
+from tests.soak.operator import SEGMENTS, SMALL_FILES
+from tests.support.clusters import IDS, RealCluster
+from tests.support.network import Network, is_allowed
+from tests.support.processes import NatsServer, eventually
+
+STREAM: Final = "told"
+PARTITIONS: Final = 3
+DISK_BYTES: Final = 256 << 20
+GO_ON_S: Final = 60.0
+HEAL_S: Final = 120.0
+SETTINGS: Final = {
+    "name": STREAM,
+    "subject": STREAM,
+    "partitions": PARTITIONS,
+    "partition_by": "subject_suffix",
+    "replication_factor": 3,
+    "min_insync_replicas": 2,
+    "segment_bytes": 1 << 16,
+}
+
+
+@dataclass
+class Run:
+    """What the faults act on."""
+
+    cluster: RealCluster
+    nats: NatsServer
+    network: Network | None
+    rng: random.Random
+    senders: Senders
+    disks: dict[str, Faults]
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def any(self) -> str:
+        return self.rng.choice(sorted(self.cluster.brokers))
+
+    def leader(self) -> str:
+        return self.cluster.leader(STREAM, self.rng.randrange(PARTITIONS))
+
+    def pause(self, most_s: float) -> None:
+        time.sleep(self.rng.uniform(0, most_s))
+
+    def start_if_ended(self, broker: str, why: str) -> None:
+        """It may be about to end."""
+        process = self.cluster.brokers[broker]
+        assert process.process is not None
+        with suppress(subprocess.TimeoutExpired):
+            process.process.popen.wait(1.0)
+            self.seen[why] += 1
+            process.kill9()
+            process.start(wait=False)
+            self.cluster.wait_ready(broker)
+
+    def go_on(self) -> None:
+        """D2: each publisher has had an ack since."""
+        before = self.senders.acked
+        eventually(lambda: self.senders.acked >= before + 10, timeout_s=GO_ON_S, what="publishers get acks")
+
+
+def kill(run: Run, *brokers: str) -> None:
+    """SIGKILL, all at once; started again after a while, perhaps killed once more while they start."""
+    for broker in brokers:
+        run.cluster.brokers[broker].kill9()
+    if len(brokers) == 1 and run.rng.random() < 0.5:
+        run.go_on()  # two are a majority
+    else:
+        run.pause(3.0)
+    for broker in brokers:
+        run.cluster.brokers[broker].start(wait=False)
+    if run.rng.random() < 0.2:
+        run.pause(1.5)
+        run.cluster.brokers[brokers[0]].kill9()
+        run.cluster.brokers[brokers[0]].start(wait=False)
+    for broker in brokers:
+        run.cluster.wait_ready(broker)
+
+
+def freeze(run: Run, *brokers: str) -> None:
+    """SIGSTOP, and SIGCONT: sessions lapse meanwhile, or nearly do."""
+    pids = [run.cluster.brokers[broker].pid for broker in brokers]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(run.rng.choice([0.3, 1.5, 2.2, 3.0, 8.0]) * run.rng.uniform(0.8, 1.2))
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def restart(run: Run, *brokers: str) -> None:
+    """SIGTERM and a start, one after the other: leaderships are handed over."""
+    for broker in brokers:
+        assert run.cluster.brokers[broker].stop() == 0, f"{broker} did not stop cleanly"
+        run.cluster.brokers[broker].start(wait=False)
+        run.cluster.wait_ready(broker)
+
+
+def restart_nats(run: Run) -> None:
+    """Nothing of it is kept: publishers and brokers connect again."""
+    (run.nats.kill9 if run.rng.random() < 0.5 else run.nats.stop)()
+    run.pause(1.0)
+    run.nats.start()
+
+
+def cut_off(run: Run, broker: str) -> None:
+    """No cable to the other two. Publishers and readers still reach it, and NATS does."""
+    assert run.network is not None
+    run.network.cut_off(broker)
+    if run.rng.random() < 0.5:
+        run.go_on()  # two are a majority
+    _cut_for_a_while(run)
+
+
+def cut_one_way(run: Run) -> None:
+    """What some brokers send to some others vanishes; every second time it comes and goes."""
+    assert run.network is not None
+    ways = [(source, target) for source in run.network.hosts for target in run.network.hosts if source != target]
+    for _ in range(run.rng.choice([1, 1, 4])):
+        for source, target in run.rng.sample(ways, run.rng.randint(1, 3)):
+            run.network.cut(source, target)
+        _cut_for_a_while(run)
+
+
+def _cut_for_a_while(run: Run) -> None:
+    assert run.network is not None
+    time.sleep(run.rng.choice([0.3, 1.5, 3.0, 8.0]) * run.rng.uniform(0.8, 1.2))
+    run.network.heal()
+
+
+def fill_the_disk(run: Run, broker: str) -> None:
+    """Not a byte is free for a while. A process whose catalog cannot be written ends, and is started again."""
+    process = run.cluster.brokers[broker]
+    filler = process.folder / "data" / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    time.sleep(run.rng.choice([0.5, 3.0, 8.0]) * run.rng.uniform(0.8, 1.2))
+    filler.unlink()
+    run.start_if_ended(broker, "ended on a full disk")
+
+
+def fail(run: Run, broker: str, call: str) -> None:
+    """Some calls of the disk fail under records, or under whatever is no segment; lost pages are gone at once, or stay.
+    A replica steps out; a process whose catalog or step-out cannot be written ends, and is started again."""
+    match = run.rng.choice([f"/{STREAM}/.*{SEGMENTS}", f"/{STREAM}/.*{SEGMENTS}", SEGMENTS, SMALL_FILES])
+    evict, share = run.rng.random() < 0.7, run.rng.choice([0.3, 1.0])
+    for _ in range(run.rng.choice([1, 3, 10])):
+        with suppress(OSError):  # it has ended
+            count = run.rng.choice([1, 1, 3])
+            run.disks[broker].order("fail", call=call, match=match, count=count, evict=evict, share=share)
+        time.sleep(0.1)
+    run.pause(1.0)
+    with suppress(OSError):
+        run.disks[broker].order("clear")
+    run.start_if_ended(broker, f"ended when a {call} failed")
+
+
+def cut_power(run: Run, *brokers: str) -> None:
+    """What was not synced may be gone, page by page."""
+    for broker in brokers:
+        run.disks[broker].power_cut(run.rng.randrange(1 << 30))
+    kill(run, *brokers)
+
+
+def everybody(run: Run) -> list[str]:
+    """All brokers, in any order."""
+    return run.rng.sample(sorted(run.cluster.brokers), len(run.cluster.brokers))
+
+
+FAULTS: Final[dict[str, Callable[[Run], None]]] = {
+    "kill a leader": lambda run: kill(run, run.leader()),
+    "kill the controller": lambda run: kill(run, run.cluster.controller()),
+    "kill any": lambda run: kill(run, run.any()),
+    "kill two": lambda run: kill(run, *everybody(run)[:2]),
+    "kill all": lambda run: kill(run, *everybody(run)),
+    "freeze a leader": lambda run: freeze(run, run.leader()),
+    "freeze the controller": lambda run: freeze(run, run.cluster.controller()),
+    "freeze two": lambda run: freeze(run, *everybody(run)[:2]),
+    "restart one": lambda run: restart(run, run.any()),
+    "restart all in turns": lambda run: restart(run, *everybody(run)),
+    "restart nats-server": restart_nats,
+    "power cut of a leader": lambda run: cut_power(run, run.leader()),
+    "power cut of all": lambda run: cut_power(run, *everybody(run)),
+    "fsyncs fail": lambda run: fail(run, run.any(), "fsync"),
+    "fsyncs of a leader fail": lambda run: fail(run, run.leader(), "fsync"),
+    "writes fail": lambda run: fail(run, run.any(), "write"),
+    "reads fail": lambda run: fail(run, run.any(), "read"),
+}
+CUTS: Final[dict[str, Callable[[Run], None]]] = {
+    "cut a leader off": lambda run: cut_off(run, run.leader()),
+    "cut the controller off": lambda run: cut_off(run, run.cluster.controller()),
+    "cut one way": cut_one_way,
+    "fill a leader's disk": lambda run: fill_the_disk(run, run.leader()),
+    "fill any disk": lambda run: fill_the_disk(run, run.any()),
+}
+"""Where network namespaces and file systems may be made."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run came to. `operations`: lines of the history."""
+
+    rounds: int
+    acks: int
+    records: int
+    operations: int
+    seconds: float
+    seen: Counter[str]
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{name} {value:,.0f}" for name, value in vars(self).items() if name != "seen")
+        return f"{numbers}; {', '.join(f'{what} {count}' for what, count in sorted(self.seen.items()))}"
+
+
+def run(folder: Path, seed: int, *, rounds: int | None = None, minutes: float = 0.0) -> Figures:
+    """So many faults, or for so long. AssertionError: D1 to D4. The history is `history.jsonl` in the folder."""
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(IDS)) if is_allowed() else None
+        if network is not None:
+            for broker in IDS:
+                stack.enter_context(small_disk(folder / broker / "data"))
+        nats = NatsServer(folder / "nats", host=network.here if network is not None else "127.0.0.1")
+        stack.callback(nats.stop)
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))  # a short path
+        disks = {broker: Faults(sockets / broker) for broker in IDS}
+        cluster = RealCluster(
+            folder,
+            nats.start(),
+            network=network,
+            command=lambda broker: ("tests.soak.broker", "--faults", str(disks[broker].path)),
+        )
+        stack.callback(cluster.stop)
+        with Recorder(folder / "history.jsonl") as recorder:
+            figures = _run(cluster.start(), nats, network, disks, recorder, seed, rounds, minutes)
+        for broker in cluster.brokers:
+            assert cluster.brokers[broker].stop() == 0, f"D4: {broker} did not stop cleanly"
+        with recorder.path.open() as lines:
+            found = judge(read(lines))
+        assert not faults(found), f"D1: {[(name, found[name][:3]) for name in faults(found)]}, see {recorder.path}"
+        for broker, process in cluster.brokers.items():
+            for word in ("Traceback", "_bug"):
+                output = process.output()
+                assert word not in output, f"D4: {broker}: {output[output.index(word) - 2_000 :][:6_000]}"
+        compare(folder, sorted(cluster.brokers))
+    return figures
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A file system of its own, in memory. It is there for as long as the block does not fail."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)], check=True)
+    yield
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _run(
+    cluster: RealCluster,
+    nats: NatsServer,
+    network: Network | None,
+    disks: dict[str, Faults],
+    recorder: Recorder,
+    seed: int,
+    rounds: int | None,
+    minutes: float,
+) -> Figures:
+    rng = random.Random(seed)
+    began_s = time.monotonic()
+    cluster.brokers["a"].request("POST", "/v1/streams", SETTINGS)
+    for partition in range(PARTITIONS):
+        cluster.in_sync(STREAM, len(cluster.brokers), partition)
+    senders = Senders(recorder, nats.url, subject_of=subject_of, partitions=PARTITIONS)
+    pollers = Pollers(recorder, cluster.addresses, STREAM, PARTITIONS, count=2)
+    run = Run(cluster, nats, network, rng, senders, disks)
+    operators = Operators(cluster.addresses, nats.url, seed)
+    done, known = 0, FAULTS | (CUTS if network is not None else {})
+    try:
+        operators.begin()
+        run.go_on()
+        while done < rounds if rounds is not None else time.monotonic() - began_s < minutes * 60:
+            what = rng.choice(sorted(known))
+            print(f"{time.monotonic() - began_s:8.1f} s  {what}", flush=True)
+            run.pause(0.5)  # any moment
+            known[what](run)
+            run.seen[what] += 1
+            done += 1
+            run.go_on()
+            operators.look()
+            if rng.random() < 0.5:  # else the next one comes while replicas catch up
+                _heal(cluster)
+        _heal(cluster)
+        run.seen += operators.stop()
+        senders.stop()
+        pollers.stop()
+    finally:
+        operators.close()
+        senders._stop.set()
+        pollers._stop.set()
+    records = read_to_the_end(recorder, cluster.addresses, STREAM, PARTITIONS)
+    assert records >= senders.acked
+    return Figures(
+        rounds=done,
+        acks=senders.acked,
+        records=records,
+        operations=recorder.count,
+        seconds=time.monotonic() - began_s,
+        seen=run.seen,
+    )
+
+
+def _heal(cluster: RealCluster) -> None:
+    """D2."""
+    for partition in range(PARTITIONS):
+        cluster.in_sync(STREAM, len(cluster.brokers), partition)
+
+
+def subject_of(partition: int) -> str:
+    return f"{STREAM}.{partition}" if partition else STREAM
+
+
+def compare(folder: Path, brokers: list[str]) -> None:
+    """D3. Batches may differ: each replica joins small ones by itself."""
+    for partition in range(PARTITIONS):
+        held = {broker: rows_of(folder / broker / "data", partition) for broker in brokers}
+        first = held[brokers[0]]
+        offsets = first.column("offset").to_pylist()
+        assert offsets == list(range(len(offsets))) != [], f"D3: offsets of partition {partition} have gaps"
+        for broker in brokers[1:]:
+            assert held[broker].equals(first), f"D3: {brokers[0]} and {broker} differ in partition {partition}"
+
+
+def rows_of(data: Path, partition: int) -> pa.Table:
+    """All records of a replica, whatever its segments and batches are."""
+    (path,) = (data / "streams" / STREAM).glob(f"*/{partition}")
+    segments = []
+    for segment in sorted(path.glob("*.arrows")):
+        with pa.ipc.open_stream(segment.read_bytes()) as stream:
+            segments.append(stream.read_all())
+    return pa.concat_tables(segments).combine_chunks()

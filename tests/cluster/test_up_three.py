@@ -1,0 +1,113 @@
+"""Goal: `liftlog up --brokers-count 3` is a cluster that goes on when a broker is killed; another `up` makes it whole.
+
+Method: the installed command line, as `test_cli.py` uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.cli.local.processes import ProcessIdentity
+from tests.cluster.test_cli import Folder, _foreground
+from tests.support.processes import eventually, free_port
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@dataclass
+class Three(Folder):
+    @property
+    def env(self) -> dict[str, str]:
+        brokers = ",".join(f"127.0.0.1:{self.base + 1 + 10 * number}" for number in range(3))
+        return {**super().env, "LIFTLOG_BROKERS": brokers}
+
+    def up_arguments(self, *more: str) -> list[str]:
+        return [*super().up_arguments("--brokers-count", "3"), *more]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Three]:
+    made = Three(tmp_path / "data", free_port(24))
+    yield made
+    made.liftlog("down", "--data", str(made.path), "--force")
+
+
+def test_the_foreground_starts_a_killed_broker_again_and_tells_how_the_cluster_is(
+    folder: Three, tmp_path: Path
+) -> None:
+    log = tmp_path / "up.log"
+    child = _foreground(folder, log)
+    eventually(lambda: "cluster  | 3 of 3 brokers live" in log.read_text(), what="a line of health")
+    folder.liftlog("stream", "create", "orders", "--subject", "orders", "--replication-factor", "3")
+    before = folder.pid("broker-1")
+    os.kill(before, signal.SIGKILL)
+    again = "broker-1 was ended by SIGKILL; the others go on, and it is started again in 1 s"
+    eventually(lambda: "broker-1 is started again" in log.read_text(), what="it is started again")
+    assert again in log.read_text()
+    eventually(lambda: folder.pid("broker-1") != before, what="the record has it")
+    eventually(lambda: len(partition(folder)["isr"]) == 3, what="all three in sync")
+    eventually(lambda: is_well(log.read_text()), what="the last line of health to be good")
+    pids = [folder.pid(f"broker-{number}") for number in range(3)]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: all(folder.pid(f"broker-{n}") != pid for n, pid in enumerate(pids)), what="all started again")
+    eventually(lambda: len(partition(folder)["isr"]) == 3, what="all three in sync again")
+    eventually(lambda: is_well(log.read_text()), what="the last line of health to be good")
+    frozen = folder.pid("broker-2")
+    os.kill(frozen, signal.SIGSTOP)
+    try:  # one that is killed is back before the others miss it, or is not: so this one stands still
+        eventually(lambda: "2 of 3 brokers live" in last_health(log.read_text()), what="the line of health to change")
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    eventually(lambda: is_well(log.read_text()), what="the last line of health to be good again")
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(90) == 0
+    assert folder.json("down", "--data", str(folder.path))["stopped"] == {}, "the one that was started again, too"
+
+
+def last_health(text: str) -> str:
+    return [line for line in text.splitlines() if "brokers live" in line][-1]
+
+
+def is_well(text: str) -> bool:
+    last = last_health(text)
+    return "3 of 3 brokers live" in last and last.endswith("all in sync")
+
+
+def partition(folder: Folder) -> dict[str, Any]:
+    found: dict[str, Any] = folder.json("stream", "describe", "orders")["partitions"][0]
+    return found
+
+
+def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
+    started = folder.json(*folder.up_arguments("--detach"))
+    assert [broker["id"] for broker in started["brokers"]] == ["broker-0", "broker-1", "broker-2"]
+    folder.liftlog("stream", "create", "orders", "--subject", "orders", "--replication-factor", "3")
+    assert "3, min 2" in folder.liftlog("stream", "list").stdout
+    assert "min_insync_replicas" in folder.liftlog("stream", "describe", "orders").stdout
+    before = partition(folder)
+    assert (sorted(before["replicas"]), len(before["isr"])) == (["broker-0", "broker-1", "broker-2"], 3)
+    assert "acknowledged 1" in folder.liftlog("publish", "orders", "one").stderr
+    pid = int((folder.path / "run" / f"{before['leader']['id']}.pid").read_text())
+    identity = ProcessIdentity.of(pid)
+    assert identity is not None
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not identity.is_alive(), what="the broker to be gone")
+    folder.liftlog("publish", "orders", "two")
+    after = partition(folder)
+    assert after["leader"]["id"] != before["leader"]["id"]
+    assert folder.json(*folder.up_arguments("--detach"))["already_up"] is False
+    eventually(lambda: len(partition(folder)["isr"]) == 3, what="all three in sync")
+    rows = folder.liftlog("tail", "orders", "--from", "earliest", "--limit", "2", "--json").stdout
+    assert ("one" in rows, "two" in rows) == (True, True)
+    refused = folder.liftlog(*Folder.up_arguments(folder, "--detach"), code=1)
+    assert "--brokers-count 3" in refused.stderr
+    stopped = folder.json("down", "--data", str(folder.path))
+    assert set(stopped["stopped"]) == {"broker-0", "broker-1", "broker-2", "nats"}

@@ -1,0 +1,391 @@
+"""The catalog of a simulated cluster over the real pysyncobj: one Raft node in each broker's process, on a disk of its
+own, with the broker's clock, and messages over the same links.
+
+    broker ── submit ──► its node ──► the leader's node: judged, logged, applied ──► answer, in the same process
+    controller's core ── lead ──► its own node only
+    node has applied ──► its broker learns of it a little later, as of any change
+
+R8 is checked while it runs: what is applied at an index is the same wherever it is applied, and has the same result as
+in a catalog that stands outside; no command that was answered is missing at the end; nodes that are equally far hold
+the same bytes, and so does what their broker has made of them.
+
+What is not tried here: a lost or damaged journal, and a change of voters (`tests.sim.raft` does both); a rescue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pysyncobj.syncobj as library
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
+from broker.api.errors import LiftlogError
+from broker.raft import node as node_module
+from broker.raft import snapshots
+from broker.raft.core import Core
+from broker.raft.node import BARRIER, RaftNode, configuration
+from broker.raft.wire import Codec, guarded
+from tests.sim.metadata import COMPARED_EVERY, Answered, Metadata, text_of
+from tests.sim.raft.world import PATH, PIECE_BYTES, SimNode
+from tests.sim.world import Violation
+from tests.support.simdisk import SimDisk
+
+if TYPE_CHECKING:
+    from tests.sim.broker import Broker
+
+TICK_MS = 50
+WATCH_MS = 50
+FORM_MS_MAX = 30_000
+CLUSTER = "sim"
+
+
+class Peer(Transport):  # type: ignore[misc]
+    """A broker's end of the links."""
+
+    def __init__(self, core: Core, me: Node | None, others: Any) -> None:
+        super().__init__(core, me, others)
+        assert Seat.current is not None
+        self.seat = Seat.current
+
+    def send(self, node: Node, message: dict[str, Any]) -> bool:
+        self.seat.plane.post(self.seat.name, node.id.rpartition("@")[2], Codec.dumps(message))
+        return True
+
+
+GuardedPeer = guarded(Peer)
+
+
+class Watched(RaftNode):
+    """Tells what it applies, before anybody hears of the result."""
+
+    seat: Seat
+
+    def _apply(self, command: Mapping[str, Any]) -> Any:
+        result = super()._apply(command)
+        assert Seat.current is not None
+        if command.get("kind") != BARRIER:
+            Seat.current.plane.applied_at(self.core.raftLastApplied + 1, Seat.current, command, result)
+        return result
+
+
+class Seat:
+    """One broker's node and journal. `node`: None: its process does not run."""
+
+    current: Seat | None = None
+
+    def __init__(self, plane: RaftPlane, name: str) -> None:
+        self.plane = plane
+        self.name = name
+        self.node_id = f"{name}1@{name}"
+        self.disk = SimDisk(seed=plane.world.rng.randrange(1 << 30))
+        self.disk.makedirs("/raft")
+        self.node: RaftNode | None = None
+        self.lives = 0
+
+    @property
+    def now_s(self) -> float:
+        """Its broker's monotonic clock."""
+        broker = self.plane.brokers.get(self.name)
+        return 1_000.0 + (self.plane.world.now_ms if broker is None else broker.clock.now_ms) / 1_000
+
+    def do(self, act: Callable[[], Any]) -> Any:
+        """With pysyncobj's clock and luck being those of this seat."""
+        before, Seat.current = Seat.current, self
+        try:
+            return act()
+        finally:
+            Seat.current = before
+
+    def start(self) -> None:
+        self.lives += 1
+        self.do(self._open)
+
+    def _open(self) -> None:
+        journal, is_sound = node_module.open_journal(
+            self.disk, PATH, new_id=lambda: f"{self.name}2@{self.name}", cluster_id=CLUSTER
+        )
+        if not is_sound:
+            raise Violation(f"R8: {self.name} has lost its Raft journal, and no fault did that")
+        self.node = Watched(
+            journal,
+            transport=GuardedPeer,
+            node=SimNode,
+            conf=configuration(appendEntriesUseBatch=True, logCompactionMinEntries=12, logCompactionMinTime=40),
+            clock=lambda: self.now_s,
+            life=f"{self.name}{self.lives}",
+            on_applied=lambda _: self.plane.applied_by(self),
+        )
+
+    def stop(self, mode: str) -> None:
+        seed = self.plane.world.rng.randrange(1 << 30)
+        self.disk = self.disk.after_kill() if mode == "kill" else self.disk.after_crash(mode, seed=seed)  # type: ignore[arg-type]
+        self.node = None
+
+    def tick(self) -> None:
+        node = self.node
+        if node is not None:
+            self.do(lambda: self._tick(node))
+
+    def _tick(self, node: RaftNode) -> None:
+        for other in sorted(node.core.otherNodes, key=lambda each: str(each.id)):
+            if not node.core.isNodeConnected(other):
+                node.core._SyncObj__transport._onNodeConnected(other)
+        node.tick()
+
+    def take(self, source: str, data: bytes) -> None:
+        node, sender = self.node, SimNode(self.plane.seats[source].node_id)
+        if node is not None and sender in node.core.otherNodes:
+            message = Codec.loads(data)
+            self.do(lambda: node.core._SyncObj__transport._onMessageReceived(sender, message))
+
+
+class RaftPlane(Metadata):
+    """See the module. The list of what is committed grows when the first node applies it."""
+
+    seats: dict[str, Seat]
+
+    def form(self, names: Sequence[str], commands: Sequence[Mapping[str, Any]]) -> None:
+        """Let a group of all brokers elect, and carry these out; then all of them stop."""
+        self._indexes: list[int] = []
+        self._asked = 0
+        self._answered_ok: dict[str, Any] = {}
+        self._free_ms: dict[tuple[str, str], float] = {}
+        self.seats = {name: Seat(self, name) for name in names}
+        ids = tuple(seat.node_id for seat in self.seats.values())
+        for seat in self.seats.values():
+            node_module.form(seat.disk, PATH, node_id=seat.node_id, voters=ids, cluster_id=CLUSTER).close()
+            seat.start()
+            self._tick_alone(seat)
+        for command in commands:
+            self._carry_out_first(dict(command))
+        self._until(lambda: {self._applied(seat) for seat in self.seats.values()} == {len(self.log)})
+        for seat in self.seats.values():
+            seat.stop("kill")
+        self.controller = None
+
+    def _tick_alone(self, seat: Seat) -> None:
+        if seat.name not in self.brokers and seat.node is not None:
+            seat.tick()
+            self.world.after(TICK_MS, self._tick_alone, seat)
+
+    def _until(self, is_done: Callable[[], bool]) -> None:
+        end_ms = self.world.now_ms + FORM_MS_MAX
+        while not is_done():
+            assert self.world.now_ms < end_ms, "the cluster does not form"
+            self.world.run(self.world.now_ms + 10)
+
+    def _carry_out_first(self, command: dict[str, Any]) -> None:
+        told: list[dict[str, Any]] = []
+        asked_ms = -1e9
+
+        def is_done() -> bool:
+            nonlocal asked_ms
+            if self.controller is not None and self.world.now_ms - asked_ms > 6_000:
+                asked_ms = self.world.now_ms
+                self.submit(self.controller, command, lambda result, _: told.append(result))
+            return any("ok" in result for result in told)
+
+        self._until(is_done)
+
+    # -- links
+
+    def post(self, source: str, target: str, data: bytes) -> None:
+        """In order, as by TCP; some are lost, as if the connection had been another one since."""
+        world, network = self.world, self.network
+        weather = network.weather
+        if (source, target) in network.cut or world.chance(weather.lost):
+            world.saw("message of Raft lost")
+            return
+        delay = world.rng.expovariate(1 / weather.delay_ms)
+        if world.chance(weather.late):
+            delay += world.rng.uniform(0, weather.late_ms)
+        if source in network.slow or target in network.slow:
+            delay += world.rng.uniform(20, 400)
+        at = max(world.now_ms + delay, self._free_ms.get((source, target), 0.0) + 0.01)
+        self._free_ms[source, target] = at
+        for again_ms in (0.0, world.rng.uniform(1, weather.kept_ms)) if world.chance(weather.kept) else (0.0,):
+            world.after(at - world.now_ms + again_ms, self._arrives, source, target, data)
+
+    def _arrives(self, source: str, target: str, data: bytes) -> None:
+        broker = self.brokers.get(target)
+        if broker is None:
+            self.seats[target].take(source, data)
+        elif broker.process:
+            broker._do(broker.process, self.seats[target].take, (source, data))
+
+    # -- a broker's part
+
+    def begun(self, broker: Broker) -> tuple[int, str]:
+        seat = self.seats[broker.name]
+        seat.start()
+        if self._applied(seat):
+            self.world.saw("catalog restored from a snapshot")
+        broker.after(TICK_MS * self.world.rng.random(), self._tick, broker)
+        assert seat.node is not None
+        return self._applied(seat), text_of(seat.node.catalog)
+
+    def _tick(self, broker: Broker) -> None:
+        broker.after(TICK_MS, self._tick, broker)
+        try:
+            self.seats[broker.name].tick()
+        except LiftlogError as error:
+            broker.note(f"the Raft journal has failed: {error}")
+            broker.exits()
+
+    def ended(self, broker: Broker, mode: str) -> None:
+        self.seats[broker.name].stop(mode)
+
+    def _applied(self, seat: Seat) -> int:
+        """So many commands are in its catalog."""
+        return 0 if seat.node is None else bisect_right(self._indexes, seat.node.core.raftLastApplied)
+
+    def reaches(self, broker: str) -> bool:
+        return self.seats[broker].node is not None
+
+    def known_to(self, broker: str) -> int:
+        return self._applied(self.seats[broker])
+
+    def heard(self, broker: str) -> tuple[int, str | None] | None:
+        node = self.seats[broker].node
+        if node is None:
+            return None
+        leader = node.controller
+        return node.term, None if leader is None else leader.rpartition("@")[2]
+
+    def may_control(self, broker: Broker, known: tuple[int, str | None]) -> bool:
+        node = self.seats[broker.name].node
+        return (
+            node is not None
+            and node.has_begun
+            and known == (node.term, broker.name)
+            and broker.applied == self._applied(self.seats[broker.name])
+        )
+
+    # -- commands
+
+    def submit(self, broker: str, command: Mapping[str, Any], answered: Answered | None = None) -> None:
+        seat = self.seats.get(broker)
+        if seat is None or seat.node is None or command["kind"] == self.loses:
+            return
+        node, whole = seat.node, self._numbered(command)
+        if command["kind"] == self.depose_at and self.controller is not None:
+            self.depose_at = ""
+            self.world.note("catalog", f"somebody else stands for election, {command['kind']} is under way")
+            self.world.after(self.world.rng.uniform(0, 20), self.depose)
+        seat.do(lambda: node.submit(whole, lambda result: self._told(whole, result, answered)))
+
+    def submit_own(self, term: int, broker: str, command: Mapping[str, Any], answered: Answered) -> None:
+        seat = self.seats[broker]
+        if seat.node is None or seat.node.term != term or not seat.node.is_controller:
+            self.world.saw("command of a controller that is none any more")
+            return
+        node, whole = seat.node, self._numbered(command)
+        seat.do(lambda: node.lead(whole, lambda result: self._told(whole, result, answered)))
+
+    def _numbered(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        self._asked += 1
+        return {"v": 1, "request_id": f"asked {self._asked}", **command}
+
+    def _told(self, command: Mapping[str, Any], result: Any, answered: Answered | None) -> None:
+        if not isinstance(result, dict):
+            self.world.saw("command without an answer")
+            return  # it is not known what becomes of it
+        if "ok" in result:
+            self._answered_ok[command["request_id"]] = result
+        else:
+            self.world.saw("command refused")
+        if answered is not None:
+            answered(result, len(self.log))
+
+    def applied_at(self, index: int, seat: Seat, command: Mapping[str, Any], result: Any) -> None:
+        """A node applies what stands at an index."""
+        at = bisect_right(self._indexes, index) - 1
+        if not self._indexes or self._indexes[at] < index:
+            if at + 1 < len(self._indexes):
+                raise Violation(f"R8: {seat.name} applies {command} at {index}, others nothing")
+            self._indexes.append(index)
+            self.carry_out(command)
+            at += 1
+        known, told = self.log[at]
+        if (known, told) != (dict(command), result):
+            raise Violation(f"R8: {seat.name} applies {command} at {index}: {result}; others {known}: {told}")
+
+    def applied_by(self, seat: Seat) -> None:
+        """Its broker learns of it a little later."""
+        broker = self.brokers.get(seat.name)
+        if broker is not None and broker.process:
+            late_ms = self.world.rng.uniform(0, 700) if self.world.chance(0.05) else 0
+            broker.after(self.world.rng.expovariate(1 / 5) + late_ms, self._learn, broker)
+
+    def _learn(self, broker: Broker) -> None:
+        broker.learn(self._applied(self.seats[broker.name]))
+
+    def compare(self, broker: Broker, result: dict[str, Any]) -> None:
+        super().compare(broker, result)
+        seat = self.seats[broker.name]
+        if broker.applied % COMPARED_EVERY == 0 and broker.applied == self._applied(seat) and seat.node is not None:
+            self._same(seat, text_of(broker.catalog), "its broker")
+
+    def _same(self, seat: Seat, text: str, whose: str) -> None:
+        self.world.saw("catalogs compared")
+        if seat.node is not None and text_of(seat.node.catalog) != text:
+            raise Violation(f"R8: the node of {seat.name} has another catalog than {whose}")
+
+    def all_is_well(self) -> None:
+        """At the end: no command that was answered is missing, and all that are equally far have the same catalog."""
+        has = {command.get("request_id"): result for command, result in self.log}
+        for request_id, result in self._answered_ok.items():
+            if has.get(request_id) != result:
+                raise Violation(f"R8: {request_id} was answered {result}, and stands there as {has.get(request_id)}")
+        text = text_of(self.catalog)
+        for seat in self.seats.values():
+            if self._applied(seat) == len(self.log):
+                self._same(seat, text, "one that has applied the same")
+
+    # -- the controllership
+
+    def depose(self) -> None:
+        """Another one stands for election at once."""
+        able = [seat for name, seat in self.seats.items() if name != self.controller and seat.node is not None]
+        if able and self.brokers:
+            node = self.world.rng.choice(able).node
+            assert node is not None
+            node.core._SyncObj__raftElectionDeadline = 0
+
+    def _round(self) -> None:
+        """Who leads the newest term, as it takes itself for it."""
+        self.world.after(WATCH_MS, self._round)
+        leads = [
+            (seat.node.term, name)
+            for name, seat in getattr(self, "seats", {}).items()
+            if seat.node is not None and seat.node.is_controller
+        ]
+        if not leads:
+            self.controller = None
+        elif max(leads) != (self.term, self.controller):
+            self.term, self.controller = max(leads)
+            self.began_at = len(self.log)
+            self.world.saw("controller")
+            self.world.note("catalog", f"{self.controller} is elected for term {self.term}")
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """pysyncobj's clock and luck are those of the seat that it runs on."""
+
+    def now() -> float:
+        return Seat.current.now_s if Seat.current is not None else 1_000.0
+
+    class Fortune:
+        @staticmethod
+        def random() -> float:
+            return Seat.current.plane.world.rng.random() if Seat.current is not None else 0.5
+
+    pieces = patch.object(snapshots, "PIECE_BYTES", PIECE_BYTES)
+    with pieces, patch.object(library, "monotonicTime", now), patch.object(library, "random", Fortune):
+        yield

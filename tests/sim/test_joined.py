@@ -1,0 +1,60 @@
+"""The catalog's commands through the real pysyncobj, in the same simulated time as the replicas that they are about.
+More: `python -m tests.sim --raft --seeds 0..100`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim.cluster import play
+from tests.sim.raft.mutants import mutated
+from tests.sim.story import shortened
+from tests.support.effort import examples, seeded
+
+SEEDS = 48
+IN_ONE = 12
+SEEN = (
+    *("controller", "catalogs compared", "catalog restored from a snapshot", "message of Raft lost"),
+    *("command refused", "committed command refused", "command without an answer", "session lapsed", "election"),
+    *("ISR asked to grow", "ISR asked to shrink", "truncation"),
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logger = logging.getLogger("pysyncobj")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.mark.parametrize("first", range(0, examples(SEEDS), IN_ONE))
+def test_what_was_acknowledged_is_there_and_no_command_is_lost(first: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(seeded(first), seeded(first) + IN_ONE):
+        cluster, failure = play(seed, raft=True)
+        seen.update(cluster.world.seen)
+        if failure:
+            print(shortened(cluster, failure))
+        assert not failure, f"python -m tests.sim --raft --seed {seed}"
+    assert not [what for what in SEEN if not seen[what]], "never happened"
+
+
+@pytest.mark.parametrize(
+    ("mutant", "seed"),
+    [
+        ("forgets_results", 0),
+        ("counts_on_from_a_snapshot", 0),
+        ("vote_not_synced", 0),
+        ("no_append_filter", 1),
+        ("unsynced_sends", 4),
+    ],
+)
+def test_a_mistake_in_the_adapter_of_raft_is_found_here_too(mutant: str, seed: int) -> None:
+    with mutated(mutant):
+        assert any(play(each, raft=True)[1] for each in sorted(range(8), key=lambda each: each != seed))

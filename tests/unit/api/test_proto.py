@@ -1,0 +1,31 @@
+"""What protoc has made of broker/api/proto is what it makes today.
+
+`python -m tests.unit.api.test_proto` makes it anew.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MADE = ("broker/api/proto/replica_pb2.py", "broker/api/proto/replica_pb2.pyi")
+
+
+def make(into: Path) -> None:
+    options = [f"-I{ROOT}", f"--python_out={into}", f"--pyi_out={into}", "broker/api/proto/replica.proto"]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options], check=True, cwd=ROOT)
+
+
+@pytest.mark.process
+def test_the_generated_modules_are_those_of_the_proto(tmp_path: Path) -> None:
+    make(tmp_path)
+    for name in MADE:
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text(), f"{name}: {__doc__}"
+
+
+if __name__ == "__main__":
+    make(ROOT)

@@ -1,0 +1,174 @@
+"""A session by a fake clock: what is sent, what is counted, and what ends the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.metadata.catalog import Catalog
+from broker.metadata.controller import LAPSE_MS
+from broker.metadata.session import SESSION_MS
+from broker.runtime.cluster.plane.duties import Duties
+from broker.runtime.cluster.plane.heart import Heart
+
+
+class Node:
+    """What heart and duties call of a Raft node: the catalog of a single voter, which commits when told to."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.notes: list[dict[str, Any]] = []
+        self.log: list[tuple[Any, Any]] = []
+        self.has_begun, self.term, self.node_id = True, 1, "a.1@h:1"
+
+    def note(self, note: dict[str, Any]) -> bool:
+        self.notes.append(note)
+        return True
+
+    def voters(self) -> tuple[str, ...]:
+        return (self.node_id,)
+
+    def lead(self, command: Any, done: Any) -> None:
+        self.log.append((command, done))
+
+    def commit(self) -> list[str]:
+        """Apply and answer what was asked for; returns the kinds."""
+        log, self.log = self.log, []
+        for command, done in log:
+            done(self.catalog.apply(command))
+        return [command["kind"] for command, _ in log]
+
+    def register(self, name: str, process: str) -> int:
+        command = {"v": 1, "kind": "register_broker", "broker_id": name, "incarnation": process, "http": f"{process}:1"}
+        return int(self.catalog.apply({**command, "grpc": "g:1"})["ok"]["registration"])
+
+
+class Both:
+    """One broker's heart, and the duties of a controller that hears it, on one clock."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.node: Any = Node()
+        self.said: list[bool] = []
+        self.given_up: list[str] = []
+        self.heart = Heart(
+            "b", "p1", give_up=self.given_up.append, changed=self.said.append, now_ms=lambda: self.now_ms
+        )
+        self.duties = Duties("a", "x", wake=lambda: None, now_ms=lambda: self.now_ms, now_wall_ms=lambda: self.now_ms)
+        self.hears = True
+        self.kinds: list[str] = []
+
+    def run(self, ms: int, *, commits: bool = True) -> None:
+        for _ in range(ms // 50):
+            self.now_ms += 50
+            self.heart.tick(self.node)
+            notes, self.node.notes = self.node.notes, []
+            for note in notes if self.hears else ():
+                self.duties.beat(self.node, note, lambda answer: self.heart.renewed(answer))
+            self.duties.tick(self.node)
+            if commits:
+                self.kinds += self.node.commit()
+
+
+def test_a_session_lasts_as_long_as_it_is_renewed_and_ends_before_the_controller_says_so() -> None:
+    both = Both()
+    assert not both.heart.has_session()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(10_000)
+    assert both.heart.has_session()
+    assert both.said == [True]
+    assert "fail_broker" not in both.kinds
+    both.hears = False
+    while both.heart.has_session():
+        both.run(50)
+    assert both.said == [True, False]
+    assert both.node.catalog.brokers["b"].is_live
+    both.run(LAPSE_MS)
+    assert not both.node.catalog.brokers["b"].is_live
+    both.hears = True
+    both.run(1_000)
+    assert both.heart.has_session()
+    assert both.node.catalog.brokers["b"].is_live
+
+
+def test_a_thread_that_hangs_loses_the_session_by_the_clock_alone() -> None:
+    """B1: nobody ticks."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(2_000)
+    both.now_ms += SESSION_MS
+    assert not both.heart.has_session()
+
+
+def test_a_controller_that_commits_nothing_keeps_no_session_alive() -> None:
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(1_000)
+    both.run(SESSION_MS + 500, commits=False)
+    assert not both.heart.has_session()
+
+
+def test_what_an_earlier_term_has_asked_for_is_not_answered_to_the_next() -> None:
+    """O1: the core is another one, and knows nothing of it."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(1_000, commits=False)
+    late = both.node.log
+    both.node.log, both.node.term = [], 2
+    both.run(100, commits=False)
+    first = both.duties._controller
+    for command, done in late:
+        done(both.node.catalog.apply(command))
+    both.run(2_000)
+    assert both.duties._controller is first
+    assert both.heart.has_session()
+    both.node.has_begun = False
+    both.run(100)
+    assert both.duties._controller is None
+
+
+@pytest.mark.parametrize(
+    "note", [{}, {"broker": 1}, {"broker": "b", "registration": "1", "number": 1}, {"broker": [], "registration": 1}]
+)
+def test_malformed_notes_are_dropped(note: dict[str, Any]) -> None:
+    both = Both()
+    both.duties.beat(both.node, note, lambda answer: None)
+    both.duties.report(both.node, note)
+    both.heart.registered(1, 0)
+    both.heart.renewed(note)
+
+
+def test_a_report_becomes_a_command() -> None:
+    both = Both()
+    both.duties.tick(both.node)
+    note = {"broker": "b", "registration": 3, "stream": "s", "partition": 0, "leader_epoch": 7}
+    both.duties.report(both.node, note)
+    [command] = [command for command, _ in both.node.log if command["kind"] == "report_leader"]
+    assert {command[key] for key in ("stream", "partition", "leader_epoch")} == {"s", 0, 7}
+    assert command["at_ms"] == both.now_ms
+
+
+def test_another_process_under_our_name_ends_this_one_and_its_session_at_once() -> None:
+    """B2. Our own registration, seen again or late, does not."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(1_000)
+    both.heart.applied(both.node.catalog)
+    assert not both.given_up
+    both.node.register("b", "p2")
+    both.heart.applied(both.node.catalog)
+    both.heart.applied(both.node.catalog)
+    assert both.given_up == ["another process has registered as broker b, at p2:1"]
+    assert not both.heart.has_session()
+
+
+def test_a_broker_that_was_removed_gives_up() -> None:
+    """B2. A catalog that does not have it yet is no reason: it may be behind the one that has answered."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.heart.applied(Catalog())
+    assert not both.given_up
+    both.heart.applied(both.node.catalog)
+    both.heart.applied(Catalog())
+    assert both.given_up == ["broker b was removed from the cluster"]

@@ -1,0 +1,74 @@
+"""Who a broker is to be in a cluster, from its configuration; and which settings do not fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.api.errors import InvalidRequest, InvalidSetting
+from broker.runtime.cluster.plane.identity import Identity, identity_from
+from broker.runtime.config.configuration import describe, load
+
+VOTERS = ["a@10.0.0.1:9294", "b@[fd00::2]:9294", "c@c.example:19294"]
+SECRET = "of at least sixteen bytes"
+
+
+def identity(**settings: Any) -> Identity | None:
+    given = {"cluster.id": "prod", "cluster.voters": VOTERS, "broker_id": "a", "raft.host": "0.0.0.0", **settings}
+    return identity_from(load(None, {}, {key.replace("__", "."): value for key, value in given.items()}))
+
+
+def test_a_broker_that_names_no_cluster_is_alone() -> None:
+    assert identity_from(load(None, {}, {})) is None
+
+
+def test_a_named_broker_is_reached_as_it_is_named() -> None:
+    found = identity()
+    assert found is not None
+    assert (found.address, found.bind, found.is_named) == ("10.0.0.1:9294", "0.0.0.0:9294", True)
+    assert found.others == {"[fd00::2]:9294": "b", "c.example:19294": "c"}
+    assert found.new_id().startswith("a.")
+    assert found.new_id() != found.new_id()
+
+
+def test_another_broker_says_where_it_is_reached() -> None:
+    found = identity(broker_id="d", raft__advertised="d.example:1")
+    assert found is not None
+    assert (found.address, found.is_named, len(found.others)) == ("d.example:1", False, 3)
+    with pytest.raises(InvalidSetting, match=r"the others cannot reach 0\.0\.0\.0:9294: set raft\.advertised"):
+        identity(broker_id="d")
+
+
+@pytest.mark.parametrize(
+    "settings,says",
+    [
+        ({"raft__advertised": "elsewhere:1"}, r"cluster\.voters names a at 10\.0\.0\.1:9294"),
+        ({"raft__port": 0}, r"raft\.port = 0"),
+        ({"cluster__id": None}, r"cluster\.voters needs cluster\.id"),
+        ({"cluster__voters": []}, r"cluster\.id needs cluster\.voters"),
+        ({"cluster__voters": ["a@h:1", "a@h:2"]}, "names a broker or an address twice"),
+        ({"cluster__voters": ["a@h:1", "b@h:1"]}, "names a broker or an address twice"),
+        ({"cluster__voters": ["h:1"]}, "must be like broker-id@host:port"),
+        ({"cluster__voters": ["a@h"]}, "must be like broker-id@host:port"),
+        ({"cluster__voters": [f"{i}@h:{i + 1}" for i in range(6)]}, "5"),
+        ({"cluster__id": "no spaces"}, "cluster name"),
+        ({"raft__secret": SECRET, "raft__secret_file": "x"}, r"raft\.secret_file cannot stand beside"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        identity(**settings)
+
+
+def test_the_secret_comes_from_a_file_and_never_shows(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    found = identity(raft__secret_file=str(file))
+    assert found is not None
+    assert found.secret == SECRET
+    assert SECRET not in repr(found)
+    with pytest.raises(InvalidRequest, match=r"raft\.secret_file: .*/gone cannot be read: No such file"):
+        identity(raft__secret_file=str(tmp_path / "gone"))
+    assert describe(load(None, {"LIFTLOG_RAFT_SECRET": SECRET}, {}))["raft.secret"] == "***"

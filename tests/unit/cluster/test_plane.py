@@ -1,0 +1,230 @@
+"""Whole planes on loopback: forming, joining, sessions, lost folders, and who is refused."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from broker.api.errors import InvalidRequest, WrongFolder
+from broker.runtime.cluster.plane import plane as plane_module
+from broker.runtime.cluster.plane.plane import Addresses
+from tests.support.planes import Brokers, producer, until
+
+
+def test_three_form_register_have_sessions_and_survive_the_controller(tmp_path: Path) -> None:
+    with Brokers(tmp_path, "abc") as brokers:
+        numbers = brokers.begin_all("abc")
+        assert len(set(numbers.values())) == 3
+        for plane in brokers.planes.values():
+            until(plane.has_session, "it has a session")
+            assert plane.service.execute(producer(plane.identity.broker_id), timeout_s=30)
+        first = brokers.controller()
+        brokers.end(first)
+        second, *rest = sorted(brokers.planes)
+        catalog = brokers.planes[second].service
+        until(lambda: not catalog.catalog.brokers[first].is_live, "the one that is gone is failed")
+        assert all(brokers.planes[name].has_session() for name in (second, *rest))
+        assert brokers.begin(first) > max(numbers.values())
+        until(brokers.planes[first].has_session, "it is back")
+        assert set(brokers.planes[first].service.read(timeout_s=30).producers) == set("abc")
+        assert catalog.read(timeout_s=30).cluster.cluster_id == "test"
+        assert brokers.voters(first) == set("abc")
+
+
+def test_a_clean_stop_is_known_at_once(tmp_path: Path) -> None:
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        leader = brokers.controller()
+        brokers.planes[leader].hand_over()
+        brokers.end(leader, clean=True)
+        other = next(iter(brokers.planes.values()))
+        assert not other.service.read(timeout_s=30).brokers[leader].is_live
+
+
+def test_a_broker_without_a_majority_says_what_is_missing_and_whom_it_does_not_reach(tmp_path: Path) -> None:
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        plane = brokers.planes["a"]
+        until(lambda: plane.has_session() and not plane.obstacle(), "nothing is in its way")
+        brokers.end("b")
+        until(lambda: plane.has_session() and not plane.obstacle(), "one that is away is nobody's obstacle")
+        brokers.end("c")
+        text = "of 3 votes 2 are needed, and 1 can be reached from here, not: b, c"
+        until(lambda: plane.obstacle() == text, text)
+        until(lambda: not plane.has_session(), "its session lapses")
+
+
+def last_to_stop(folder: Path) -> list[object] | None:
+    """What the last of three asks when it stops; None: on a busy machine sessions lapsed, and it did not hear the
+    others say that they stop."""
+    with Brokers(folder, "abc") as brokers:
+        brokers.begin_all("abc")
+        *others, last = sorted(brokers.planes, key=lambda name: name == brokers.controller())
+        plane, asked = brokers.planes[last], list[object]()
+        for name in others:
+            brokers.planes[name].hand_over()
+            brokers.end(name, clean=True)
+        until(lambda: plane.obstacle().endswith(f"not: {', '.join(sorted(others))}"), "it has seen that they are gone")
+        end_s = time.monotonic() + 3
+        while not plane._outlook.is_deserted:
+            if time.monotonic() > end_s:
+                return None
+            time.sleep(0.02)
+        plane.service.execute = lambda *args, **options: asked.append(args)  # type: ignore[method-assign]
+        plane.hand_over()
+        plane.stop()
+        return asked
+
+
+def test_who_stops_last_asks_nobody(tmp_path: Path) -> None:
+    """P3: the others have said that they stop, and are gone."""
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        if (asked := last_to_stop(tmp_path / str(number))) is not None:
+            break
+    assert asked == []
+
+
+def test_a_lost_folder_comes_back_without_a_vote_and_gets_another(tmp_path: Path) -> None:
+    """N3: under another id. The old one goes first, then it has a vote again, and the others lack nothing."""
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        old = brokers.planes["b"].status()["voters"]
+        for i in range(20):
+            brokers.planes["a"].service.execute(producer(f"p{i}"), timeout_s=30)
+        id_before = brokers.planes["b"]._node_id()
+        brokers.end("b")
+        brokers.lose("b")
+        brokers.begin("b")
+        assert brokers.planes["b"]._node_id() != id_before
+        plane = brokers.planes["b"]
+        until(lambda: plane._node and plane._node.is_voter and not plane._node.core.is_passive, "it has a vote")
+        assert len(plane.service.read(timeout_s=30).producers) == 20
+        assert brokers.voters("a") == {each["broker_id"] for each in old}
+        assert id_before not in brokers.planes["a"]._node.voters()  # type: ignore[union-attr]
+        brokers.end("c")  # with the new vote a majority is left
+        brokers.planes["a"].service.execute(producer("last"), timeout_s=30)
+
+
+def test_others_join_without_a_vote_and_get_one_when_there_are_five(tmp_path: Path) -> None:
+    with Brokers(tmp_path, "abcde", named="abc") as brokers:
+        brokers.begin_all("abc")
+        brokers.begin("d")
+        until(brokers.planes["d"].has_session, "an observer has a session too")
+        assert brokers.planes["d"].service.execute(producer("by-an-observer"), timeout_s=30)
+        assert brokers.voters("a") == set("abc")
+        assert brokers.planes["a"].status()["observers"] == ["d"]
+        brokers.begin("e")
+        until(lambda: brokers.voters("a") == set("abcde"), "five vote")
+        brokers.end("d")
+        brokers.begin("d")
+        until(brokers.planes["d"].has_session, "it comes back")
+
+
+def test_all_restart_and_nothing_is_lost(tmp_path: Path) -> None:
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        for i in range(20):
+            brokers.planes["abc"[i % 3]].service.execute(producer(f"p{i}"), timeout_s=30)
+        for name in "abc":
+            brokers.end(name)
+        brokers.begin_all("abc")
+        for plane in brokers.planes.values():
+            assert len(plane.service.read(timeout_s=30).producers) == 20
+
+
+def test_a_removed_broker_is_refused_and_loses_its_vote(tmp_path: Path) -> None:
+    with Brokers(tmp_path, "abcd", named="abc") as brokers:
+        brokers.begin_all("abc")
+        service = brokers.planes["a"].service
+        with pytest.raises(InvalidRequest, match="lives"):
+            service.execute({"v": 1, "kind": "remove_broker", "broker_id": "c"}, timeout_s=30)
+        brokers.end("c", clean=True)
+
+        def is_removed() -> bool:
+            """Asked again: by a heartbeat that was on its way it may live for another two seconds."""
+            remove = {"v": 1, "kind": "remove_broker", "broker_id": "c", "request_id": secrets.token_hex(8)}
+            try:
+                service.execute(remove, timeout_s=30)
+            except InvalidRequest:
+                return False
+            return True
+
+        until(is_removed, "it is removed")
+        until(lambda: brokers.voters("a") == {"a", "b"}, "it has no vote")
+        with pytest.raises(InvalidRequest, match="broker c was removed"):
+            brokers.make("c").start()
+        brokers.begin("d")
+        until(lambda: brokers.voters("a") == {"a", "b", "d"}, "another one has its vote")
+        brokers.lose("c")
+        brokers.begin("c")  # with an empty folder it is another broker
+
+
+def test_two_brokers_with_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one, with another folder, is refused while the first lives. The first notices nothing."""
+    monkeypatch.setattr(plane_module, "TAKEN_S", 1.0)
+    with Brokers(tmp_path, "abcx", named="abc") as brokers:
+        brokers.begin_all("abc")
+        folder = tmp_path / "second"
+        folder.mkdir()
+        at = f"127.0.0.1:{brokers.ports['x']}"
+        second = brokers.make("a", folder=folder, address=at, bind=at)
+        try:
+            second.start()
+            with pytest.raises(InvalidRequest, match="lives at a:1"):
+                second.register(Addresses(http="elsewhere:1", grpc="elsewhere:2"))
+        finally:
+            second.stop()
+        assert brokers.planes["a"].has_session()
+        assert not brokers.given_up["a"]
+
+
+def test_a_name_that_was_taken_over_ends_the_process_that_had_it(tmp_path: Path) -> None:
+    """B2: the first one was cut off for longer than its session, and comes back to find another in its place."""
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        info = brokers.planes["b"].service.catalog.brokers["a"]
+        command = {"v": 1, "kind": "register_broker", "broker_id": "a", "incarnation": "another", "http": "else:1"}
+        brokers.planes["b"].service.execute({**command, "grpc": "else:2", "raft": info.raft}, timeout_s=30)
+        until(lambda: brokers.given_up["a"], "it gives up")
+        assert "another process has registered as broker a, at else:1" in brokers.given_up["a"][0]
+        assert not brokers.planes["a"].has_session()
+
+
+def test_who_does_not_belong_is_told_so(tmp_path: Path) -> None:
+    """Another cluster's id, another cluster's folder, another list, another secret, another address."""
+    with Brokers(tmp_path, "abcd", named="abc") as brokers:
+        brokers.begin_all("abc")
+        with pytest.raises(InvalidRequest, match=r"this is cluster test, not other \(cluster.id\)"):
+            brokers.make("d", cluster_id="other").start()
+        brokers.end("c")
+        with pytest.raises(WrongFolder, match=r"is of cluster test, not other \(cluster.id\)"):
+            brokers.make("c", cluster_id="other").start()
+        at = f"127.0.0.1:{brokers.ports['d']}"
+        with pytest.raises(InvalidRequest, match="To move it, stop it and delete"):
+            brokers.make("c", address=at, bind=at).start()
+        brokers.begin("c")
+        stranger = brokers.make("d", secret="another one, as long as that")
+        stranger._entrance._told_s = -1e9
+        told: list[str] = []
+
+        def tell(text: str) -> None:
+            told.append(text)
+            stranger._entrance.stop()
+
+        stranger._entrance._tell = tell
+        with pytest.raises(Exception, match="stopped before the cluster was there"):
+            stranger.start()
+        assert "is its raft.secret another one?" in told[0]
+        until(lambda: all(plane.refusals for plane in brokers.planes.values()), "they have counted it")
+        lone = brokers.data("d")
+        (lone / "catalog.log").write_text("x")
+        with pytest.raises(WrongFolder, match="is that of a single broker"):
+            brokers.make("d").start()
+        shutil.rmtree(lone)
+        with pytest.raises(InvalidRequest, match=r"raft\.secret"):
+            brokers.make("d", secret=None, bind="0.0.0.0:1")

@@ -1,0 +1,298 @@
+"""Goal: what a leader tells its followers, and when: each order of questions, news and streams that end.
+
+Method: the real log on the fake disk, led in epoch 2 with `b` and `c` in sync; streams are lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.api.stream import settings_from
+from broker.replication.events import Deposed, Send
+from broker.replication.messages import Fenced, Fetch, Records
+from broker.runtime.cluster.codec import Answered, decode_bytes
+from broker.runtime.cluster.link import answering
+from broker.runtime.cluster.link.answering import Answering, FollowerSlot
+from broker.runtime.cluster.link.pace import Pace
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.watch import ChangeHub
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
+from tests.support.replicated import STATE, Led
+from tests.support.simdisk import SimDisk
+from tests.unit.runtime.test_partition import IDENTITY, HeldPool, Waiter, disk, info, pool, rows
+
+__all__ = ["disk", "pool"]  # fixtures
+AT = ("i", 0)
+
+
+class Stream:
+    """What is ready, and what is to be ready when."""
+
+    def __init__(self, broker: str = "b") -> None:
+        self.broker, self.is_over = broker, False
+        self.is_ready: list[FollowerSlot] = []
+        self.due: dict[int, float] = {}
+
+    def ready(self, slot: FollowerSlot) -> None:
+        self.is_ready.append(slot)
+
+    def later(self, slot: FollowerSlot, at_s: float) -> None:
+        self.due[id(slot)] = at_s
+
+    def said(self) -> list[Any]:
+        """What goes out now: answers, and how many bytes with each."""
+        slots, self.is_ready = self.is_ready, []
+        found = []
+        for slot in dict.fromkeys(slots):
+            for frame in slot.answering.compose(slot):
+                said = decode_bytes(frame)
+                assert isinstance(said, Answered)
+                found.append((said.answer, len(said.data)))
+        return found
+
+
+class Leader(Led):
+    """With answers to its followers."""
+
+    answering: Answering
+
+    def fetch(self, stream: Stream, offset: int, durable_end: int | None = None, **values: Any) -> None:
+        fetch = Fetch(
+            follower=stream.broker,
+            incarnation=(1, 0),
+            epoch=2,
+            offset=offset,
+            last_epoch=2 if offset else -1,
+            durable_end=offset if durable_end is None else durable_end,
+            log_start=0,
+        )
+        self.answering.asked(stream, replace(fetch, **values))
+
+    def append(self, *values: bytes) -> Waiter:
+        waiter = Waiter()
+        self.partition.append_now([rows(*(values or (b"x",)))], waiter, here=True)
+        self.partition.run_sync()
+        return waiter
+
+
+@pytest.fixture
+def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
+    settings = LogSettings.of(settings_from({}), LogSettings(is_sole_replica=False))
+    log = PartitionLog.create(disk, "/p", IDENTITY, settings, now_us=0)
+    loop = asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as appender:
+        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0))
+        leader = Leader(info(), replica, pool=pool, appender=appender)
+        leader.answering = Answering(
+            AT, leader.partition, bytes_max=1 << 20, wait_s=0.2, pace=Pace(1 << 40), closed=lambda: None
+        )
+        outward = leader.outward
+
+        def to_others(effect: Any) -> None:
+            if isinstance(effect, Send):
+                leader.answering.send(effect)
+            else:
+                outward.append(effect)
+
+        leader.partition._effects.to_others = to_others
+        yield leader
+    loop.close()
+
+
+def test_who_asks_first_hears_at_once_and_who_has_all_when_there_is_news(led: Leader) -> None:
+    stream = Stream()
+    led.fetch(stream, 0)
+    [(answer, size)] = stream.said()
+    assert (answer.offset, answer.high_watermark, size) == (0, 0, 0)
+    led.fetch(stream, 0)
+    assert stream.said() == []
+    led.append()
+    [(answer, size)] = stream.said()
+    assert (answer.offset, answer.high_watermark) == (0, 0)
+    assert size > 0
+
+
+def committed(led: Leader) -> tuple[Stream, Stream]:
+    """One record that both followers have, and have not heard that it is committed."""
+    b, c = Stream("b"), Stream("c")
+    led.append()
+    for stream in (b, c):
+        led.fetch(stream, 0)
+        stream.said()
+        led.fetch(stream, 1)
+    assert led.partition.log.high_watermark == 1
+    return b, c
+
+
+def test_a_commit_is_told_soon(led: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q1: also if its time comes before the follower is answered anyway, or another fetch comes meanwhile."""
+    monkeypatch.setattr(answering, "COMMIT_S", 3_600.0)
+    b, c = committed(led)
+    for stream in (b, c):
+        assert stream.said() == []
+        slot = led.answering._slots[stream.broker]
+        assert slot.commit_due_s > time.monotonic()
+        led.fetch(stream, 1, number=1)
+        slot.commit_due_s = time.monotonic() - 0.001
+        led.answering.on_news()
+        assert [(answer.high_watermark, size) for answer, size in stream.said()] == [(1, 0)]
+        assert slot.commit_due_s == 0
+        led.fetch(stream, 1, number=2)
+        assert stream.said() == [], "it has heard of it"
+
+
+def test_a_commit_is_told_when_its_time_has_come(led: Leader) -> None:
+    for stream in committed(led):
+        slot = led.answering._slots[stream.broker]
+        [due_s] = stream.due.values()
+        assert slot.commit_due_s == 0 or due_s <= slot.commit_due_s
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        stream.ready(slot)  # what the outbox does
+        assert [(answer.high_watermark, size) for answer, size in stream.said()] == [(1, 0)]
+
+
+def test_the_next_record_takes_a_commit_along(led: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "COMMIT_S", 3_600.0)
+    b, _ = committed(led)
+    led.append()
+    [(answer, size)] = b.said()
+    assert (answer.offset, answer.high_watermark) == (1, 1)
+    assert size > 0
+
+
+def test_another_log_start_waits_for_nothing(led: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "COMMIT_S", 3_600.0)
+    b, _ = committed(led)
+    led.partition.log.trim(1)
+    led.answering.on_news()
+    assert [(answer.high_watermark, answer.log_start) for answer, _ in b.said()] == [(1, 1)]
+
+
+def test_bytes_go_once_for_an_offset_until_they_are_asked_for_after_a_while(led: Leader) -> None:
+    stream = Stream()
+    led.append()
+    led.fetch(stream, 0)
+    [(_, size)] = stream.said()
+    assert size > 0
+    led.fetch(stream, 0, number=1)
+    assert stream.said() == [], "they are on their way"
+    slot = led.answering._slots["b"]
+    assert slot.sent is not None
+    slot.sent = slot.sent._replace(at_s=slot.sent.at_s - answering.AGAIN_S)
+    led.fetch(stream, 0, number=2)
+    [(answer, again)] = stream.said()
+    assert (answer.number, again) == (2, size)
+
+
+def test_who_was_told_that_there_is_nothing_is_left_alone_for_longer(led: Leader) -> None:
+    stream = Stream()
+    led.append()
+    led.fetch(stream, 0)
+    stream.said()
+    now_s = time.monotonic()
+    led.fetch(stream, 1, durable_end=0)  # after bytes: soon
+    [due_s] = stream.due.values()
+    assert due_s - now_s < answering.CALM_S / 2
+    slot = led.answering._slots["b"]
+    slot.since_s -= 1
+    stream.ready(slot)
+    assert [size for _, size in stream.said()] == [0]
+    led.fetch(stream, 1, durable_end=0, number=1)
+    [due_s] = stream.due.values()
+    assert due_s - now_s > answering.CALM_S / 2
+    led.fetch(stream, 1, durable_end=0, number=2, lacks_state=True)  # it waits for a file
+    [due_s] = stream.due.values()
+    assert due_s - now_s < answering.CALM_S / 2
+
+
+def test_a_question_of_a_later_leadership_waits_for_it(led: Leader) -> None:
+    stream = Stream()
+    led.fetch(stream, 0, epoch=3)
+    assert stream.said() == []
+    led.partition.lead(3, replace(STATE, leader_epoch=3))
+    [(answer, _)] = stream.said() or stream.said()
+    assert isinstance(answer, Records)
+    assert answer.epoch == 3
+
+
+def test_an_earlier_leadership_is_fenced(led: Leader) -> None:
+    stream = Stream()
+    led.fetch(stream, 0, epoch=1)
+    assert [answer for answer, _ in stream.said()] == [Fenced(epoch=2, incarnation=(1, 0))]
+
+
+def test_nothing_goes_out_once_the_leadership_is_over(led: Leader) -> None:
+    """Neither what waits nor what is being read: another leader may write here by now."""
+    stream = Stream()
+    led.append()
+    led.fetch(stream, 0)
+    led.partition.step(Deposed())
+    assert stream.said() == []
+    led.partition.lead(4, replace(STATE, leader_epoch=4))
+    led.fetch(stream, 0, epoch=4)
+    opened, read = led.partition.log, led.partition.log.log._reader.read
+
+    def deposed_meanwhile(*args: Any, **values: Any) -> Any:
+        plan = read(*args, **values)
+        led.partition.step(Deposed())
+        return plan
+
+    slot = led.answering._slots["b"]
+    led.answering._log = _Reads(opened, deposed_meanwhile)  # type: ignore[assignment]
+    assert slot.answering.compose(slot) == []
+
+
+class _Reads:
+    """A log whose reads are another function."""
+
+    def __init__(self, log: PartitionLog, read: Any) -> None:
+        self._log, self.read = log, read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+def test_a_stream_that_is_over_takes_nobodys_place(led: Leader) -> None:
+    """Its reader may be amid a question when another stream of the same broker has begun."""
+    old, new = Stream(), Stream()
+    led.fetch(old, 0)
+    led.fetch(new, 0)
+    old.is_over = True
+    led.fetch(old, 0)
+    assert led.answering._slots["b"].stream is new
+    led.append()
+    assert new.said()
+
+
+def test_a_slow_pace_holds_back_who_is_not_in_sync_alone(led: Leader) -> None:
+    led.answering._pace = Pace(1 << 10)
+    led.answering._pace.take(1 << 20)
+    b, c = Stream("b"), Stream("c")
+    led.answer_isr("a", "b")
+    led.append()
+    for stream in (b, c):
+        led.fetch(stream, 0)
+    assert [size > 0 for _, size in b.said()] == [True]
+    assert c.said() == []
+    slot = led.answering._slots["c"]
+    slot.since_s -= 60  # it is answered all the same: its leader is there
+    c.ready(slot)
+    assert [size for _, size in c.said()] == [0]
+
+
+def test_after_the_end_nobody_is_answered(led: Leader) -> None:
+    stream = Stream()
+    led.fetch(stream, 0)
+    led.answering.close()
+    assert stream.said() == []
+    led.fetch(stream, 0)
+    led.append()
+    assert stream.is_ready == []

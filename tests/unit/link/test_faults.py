@@ -1,0 +1,206 @@
+"""Goal: whatever becomes of a stream, a disk or a process, nothing that was acknowledged is lost, and all agree again.
+
+Method: as test_link.py; relays between the brokers cut, stop and change what they forward, disks fail, files rot.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.metadata.partition import Place
+from tests.support.linked import Linked, linked
+from tests.support.processes import eventually
+from tests.unit.link.test_link import again, three
+
+__all__ = ["three"]
+pytestmark = pytest.mark.slow
+BIG = random.Random(1).randbytes(20_000)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Linked]:
+    with linked(tmp_path, ("a", "b")) as cluster:
+        cluster.start()
+        yield cluster
+
+
+def filled(cluster: Linked, at: Place, count: int = 20) -> str:
+    """Let a follower be away while this much is stored. Returns its name; it does not run."""
+    cluster.in_sync(at)
+    away = cluster.followers(at)[0].me
+    cluster.stop(away)
+    cluster.fail(away)
+    for _ in range(count):
+        cluster.stored(at, BIG)
+    return away
+
+
+def test_bytes_that_were_changed_on_their_way_are_not_stored(two: Linked) -> None:
+    """TCP lets some through. Whichever part they hit, the stream or the answer is done again."""
+    [at] = two.create(min_insync=1)
+    away = filled(two, at)
+    leader = two.leader(at).me
+    for place in (60_000, 5_000, 300, 250_000):
+        two.relays[leader].flip_at = place
+        two.start(away)
+        two.in_sync(at)
+        two.same(at)
+        assert two.relays[leader].flip_at is None, "no byte was changed"
+        two.stop(away)
+        two.fail(away)
+        two.stored(at, BIG)
+        again_empty(two, away)
+    two.start(away)
+    two.in_sync(at)
+    two.same(at)
+
+
+def again_empty(cluster: Linked, name: str) -> None:
+    """Its disk is another one."""
+    shutil.rmtree(cluster.path / name)
+
+
+def test_a_stream_that_is_cut_amid_an_answer_goes_on_where_it_was(two: Linked) -> None:
+    [at] = two.create(min_insync=1)
+    away = filled(two, at)
+    relay = two.relays[two.leader(at).me]
+    relay.cut_after = 150_000
+    two.start(away)
+    eventually(lambda: two.nodes[away].link.counts["lost"] >= 2, what="the stream to be cut")
+    relay.cut_after = None
+    two.in_sync(at)
+    two.same(at)
+
+
+def test_a_process_that_is_stopped_is_reported_and_goes_on_as_a_follower(three: Linked) -> None:
+    """The connections stay, and nobody answers."""
+    [at] = three.create()
+    three.stored(at, b"before")
+    old = three.leader(at)
+    three.relays[old.me].paused = True
+    others = three.followers(at)
+    epoch = three.service.state(at).leader_epoch
+    eventually(lambda: all((at, epoch) in node.reports for node in others), what="both followers to report it")
+    three.fail(old.me)
+    three.stored(at, b"meanwhile")
+    three.relays[old.me].paused = False
+    again(three, old.me)
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_a_follower_that_does_not_read_holds_up_nobody_else(three: Linked) -> None:
+    """One follower's thread stands still amid an append; the other one gets all that there is."""
+    [at] = three.create()
+    three.stored(at, b"before")
+    stuck, other = three.followers(at)
+    entered, may_go = threading.Event(), threading.Event()
+    follower = stuck.placed(at)._follower
+    assert follower is not None
+    append = follower._append  # type: ignore[attr-defined]
+
+    def held(*args: object) -> None:
+        entered.set()
+        assert may_go.wait(60)
+        append(*args)
+
+    follower._append = held  # type: ignore[attr-defined]
+    waiters = [three.publish(at, BIG) for _ in range(200)]
+    assert entered.wait(60)
+    eventually(lambda: other.log(at).durable_end == 201, what="the other follower to have all")
+    assert waiters[-1].outcome is None
+    may_go.set()
+    eventually(lambda: waiters[-1].outcome == 201, what="an ack")
+    three.same(at)
+
+
+def test_streams_that_break_again_and_again_lose_nothing(three: Linked) -> None:
+    places = three.create(partitions=5)
+    for at in places:
+        three.stored(at, b"first")
+    attempts = sum(sum(node.link.counts.values()) for node in three.nodes.values())
+    waiters = []
+    begun = time.monotonic()
+    for round_number in range(40):
+        for relay in three.relays.values():
+            relay.cut()
+        waiters += [(at, three.publish(at, b"%d" % round_number)) for at in places]
+        time.sleep(0.02)
+    for _, waiter in waiters:
+        eventually(lambda waiter=waiter: waiter.outcome is not None, what="an ack")  # type: ignore[misc]
+        assert isinstance(waiter.outcome, int), waiter.outcome
+    took = time.monotonic() - begun
+    made = sum(node.link.counts["attempts"] for node in three.nodes.values()) - attempts
+    assert made < 6 * (took / 0.04 + 10), "a pause is kept between attempts"
+    for at in places:
+        three.same(at)
+
+
+def test_a_follower_whose_fsync_fails_steps_out_and_comes_back(three: Linked) -> None:
+    [at] = three.create()
+    three.stored(at, b"before")
+    three.in_sync(at)
+    failing = three.followers(at)[0]
+    replica = failing.partition(at).replica
+    sync = replica.sync
+
+    def fails_once() -> object:
+        failing.disk.fails = True
+        replica.sync = sync  # type: ignore[method-assign]
+        try:
+            return sync()
+        finally:
+            failing.disk.fails = False
+
+    replica.sync = fails_once  # type: ignore[method-assign, assignment]
+    waiter = three.publish(at, b"while it fails")
+    eventually(lambda: three.service.state(at).step_outs_of(failing.me) == 1, what="a step-out")
+    eventually(lambda: waiter.outcome == 2, what="an ack by the others")
+    three.in_sync(at)
+    three.same(at)
+    assert not failing.gave_up
+
+
+def test_a_leader_finds_its_own_damage_when_a_follower_refuses_it(three: Linked) -> None:
+    """It gives up its log, and fetches it from one who has it."""
+    [at] = three.create(segment_bytes=1 << 20)
+    away = filled(three, at, 70)
+    leader = three.leader(at)
+    [first, *_] = sorted(Path(leader.log(at).folder).glob("*.arrows"))
+    with first.open("r+b") as file:
+        file.seek(300_000)
+        byte = file.read(1)
+        file.seek(300_000)
+        file.write(bytes([byte[0] ^ 1]))
+    again_empty(three, away)
+    three.start(away)
+
+    def has_stepped_out() -> bool:
+        for callback in three.service.callbacks:  # as sessions are renewed: the catalog is looked at
+            callback()
+        return three.service.state(at).step_outs_of(leader.me) == 1
+
+    eventually(has_stepped_out, what="the leader to step out")
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_who_begins_anew_gets_the_state_file_too(three: Linked) -> None:
+    """The leader's log begins above 0: what ids the records told, and which are gone, is in its state file."""
+    [at] = three.create(segment_bytes=1 << 20)
+    away = filled(three, at, 120)
+    leader = three.leader(at).partition(at)
+    leader.replica.trim(60)
+    again_empty(three, away)
+    three.start(away)
+    three.in_sync(at)
+    three.same(at)
+    opened = three.nodes[away].log(at)
+    assert (opened.log_start_offset, opened.handover.lacks) == (60, False)

@@ -1,0 +1,152 @@
+"""Goal: what a leader acknowledges is on its followers' disks, whatever becomes of streams, brokers and bytes.
+
+Method: real gRPC on loopback between two or three brokers of one process, over real logs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.metadata.partition import Place
+from broker.runtime.cluster.link import answering, following
+from tests.support.linked import Linked, linked
+from tests.support.processes import eventually
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Linked]:
+    with linked(tmp_path) as cluster:
+        cluster.start()
+        yield cluster
+
+
+def led_by(cluster: Linked, name: str, at: Place) -> None:
+    """Let this broker lead: all others fail, and come back in sync."""
+    eventually(lambda: cluster.service.state(at).leader, what="a leader")
+    while cluster.service.state(at).leader != name:
+        leader = cluster.service.state(at).leader
+        assert leader is not None
+        again(cluster, leader)
+    cluster.leader(at)
+
+
+def again(cluster: Linked, *names: str) -> None:
+    """These processes end, are taken for dead, and others begin."""
+    for name in names:
+        cluster.stop(name)
+        if cluster.service.catalog.brokers[name].is_live:
+            cluster.fail(name)
+    cluster.start(*names)
+
+
+def test_what_is_acknowledged_is_on_all_disks(three: Linked) -> None:
+    [at] = three.create()
+    for number in range(20):
+        end = three.stored(at, b"%d" % number)
+        state = three.service.state(at)
+        assert min(three.nodes[name].log(at).durable_end for name in state.isr) >= end
+    three.in_sync(at)
+    three.same(at)
+
+
+def test_no_ack_comes_before_a_follower_in_sync_has_fsynced(three: Linked) -> None:
+    [at] = three.create()
+    three.stored(at, b"first")
+    follower = three.followers(at)[0]
+    synced, may_sync = threading.Event(), threading.Event()
+    partition = follower.partition(at)
+    sync = partition.replica.sync
+
+    def held() -> object:
+        synced.set()
+        assert may_sync.wait(60)
+        return sync()
+
+    partition.replica.sync = held  # type: ignore[method-assign, assignment]
+    waiter = three.publish(at, b"second")
+    assert synced.wait(60)
+    leader = three.leader(at)
+    others = [node for node in three.followers(at) if node is not follower]
+    eventually(lambda: all(n.log(at).durable_end == 2 for n in (leader, *others)), what="the others to have fsynced")
+    assert (waiter.outcome, leader.log(at).high_watermark) == (None, 1)
+    may_sync.set()
+    eventually(lambda: waiter.outcome == 2, what="an ack")
+
+
+def test_a_follower_that_was_away_catches_up_and_is_in_sync_again(three: Linked) -> None:
+    [at] = three.create()
+    three.stored(at, b"before")
+    away = three.followers(at)[0].me
+    three.stop(away)
+    three.fail(away)
+    for number in range(30):
+        three.stored(at, b"%d" % number)
+    three.start(away)
+    three.in_sync(at)
+    three.stored(at, b"after")
+    three.same(at)
+
+
+def test_a_new_leader_goes_on_where_the_old_one_is_gone(three: Linked) -> None:
+    [at] = three.create()
+    ends = [three.stored(at, b"%d" % number) for number in range(5)]
+    gone = three.leader(at).me
+    three.stop(gone, kill=True)
+    eventually(lambda: any(node.reports for node in three.nodes.values()), what="a report: nobody listens there")
+    three.fail(gone)
+    ends.append(three.stored(at, b"after"))
+    three.start(gone)
+    three.in_sync(at)
+    three.same(at)
+    assert ends == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_old_leader_takes_back_what_nobody_else_has(three: Linked) -> None:
+    """Its followers are cut off, so nothing of it is acknowledged; another leads meanwhile."""
+    [at] = three.create()
+    three.stored(at, b"everybody's")
+    old = three.leader(at)
+    three.relays[old.me].paused = True
+    waiter = three.publish(at, b"its own")
+    eventually(lambda: old.log(at).durable_end == 2, what="it to be on its disk")
+    three.fail(old.me)
+    eventually(lambda: waiter.outcome is not None, what="the publisher to hear of it")
+    assert not isinstance(waiter.outcome, int)
+    three.stored(at, b"another")
+    three.relays[old.me].paused = False
+    again(three, old.me)
+    three.in_sync(at)
+    three.same(at)
+    assert three.nodes[old.me].log(at).log_end_offset == 2
+
+
+def test_an_idle_follower_hears_of_another_log_start_at_once(three: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trim is answered when all have it, and nobody polls for it: here not for an hour."""
+    monkeypatch.setattr(answering, "CALM_S", 3_600.0)
+    monkeypatch.setattr(following, "CALM_SLOWER", 50_000)
+    [at] = three.create()
+    for number in range(4):
+        three.stored(at, b"%d" % number)
+    three.in_sync(at)
+    three.same(at)
+    leader = three.leader(at).partition(at)
+    slots = leader.replica.on_news.__self__._slots  # type: ignore[union-attr]
+    eventually(lambda: all(slot.calm and slot.records for slot in slots.values()), what="both followers to be idle")
+    leader.replica.trim(2)
+    eventually(lambda: all(n.log(at).log_start_offset == 2 for n in three.nodes.values()), what="all to start there")
+
+
+def test_many_partitions_share_one_stream(three: Linked) -> None:
+    places = three.create(partitions=40)
+    waiters = [three.publish(at, b"x") for at in places]
+    for waiter in waiters:
+        eventually(lambda waiter=waiter: waiter.outcome == 1, what="an ack")  # type: ignore[misc]
+    assert all(len(node.link.server.streams()) <= 2 for node in three.nodes.values())
+    for at in places:
+        three.same(at)

@@ -1,0 +1,119 @@
+"""The parts of the link that need no socket: who speaks next, how fast others are filled, who the brokers are."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from broker.runtime.cluster.link.connection import host_and_port
+from broker.runtime.cluster.link.directory import Directory, Entry
+from broker.runtime.cluster.link.handshake import Peer
+from broker.runtime.cluster.link.outbox import Outbox
+from broker.runtime.cluster.link.pace import BURST_S, Pace
+from tests.support.placed import Cluster
+
+
+def test_who_has_something_to_say_speaks_once_and_in_turn() -> None:
+    outbox: Outbox[str] = Outbox()
+    for name in ("a", "b", "a", "c", "b"):
+        outbox.ready(name)
+    assert [outbox.next(), outbox.next()] == ["a", "b"]
+    outbox.ready("a")
+    assert [outbox.next(), outbox.next()] == ["c", "a"]
+
+
+def test_a_later_time_replaces_an_earlier_one_and_to_be_ready_replaces_both() -> None:
+    outbox, now_s = Outbox[str](), time.monotonic()
+    outbox.later("a", now_s - 5)
+    outbox.later("a", now_s + 60)
+    outbox.later("b", now_s - 1)
+    assert outbox.next() == "b"
+    outbox.later("c", now_s + 60)
+    outbox.ready("c")
+    assert outbox.next() == "c"
+    outbox.later("d", now_s - 2)
+    outbox.later("e", now_s - 3)
+    assert [outbox.next(), outbox.next()] == ["e", "d"]
+    outbox.forget("a")
+    assert outbox._due == {}
+
+
+def test_who_waits_is_woken_by_whoever_is_ready_by_time_and_by_the_end() -> None:
+    outbox: Outbox[int] = Outbox()
+    seen: list[int | None] = []
+
+    def listen() -> None:
+        while (found := outbox.next()) is not None:
+            seen.append(found)
+        seen.append(None)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    outbox.later(1, time.monotonic() + 0.05)
+    outbox.ready(2)
+    outbox.later(3, time.monotonic() + 0.02)  # earlier than what it waits for
+    while len(seen) < 3:
+        time.sleep(0.01)
+    outbox.close()
+    thread.join(60)
+    assert sorted(seen[:3]) == [1, 2, 3]  # type: ignore[type-var]
+    assert seen[3:] == [None]
+
+
+def test_an_outbox_does_not_grow_with_what_is_said() -> None:
+    outbox, rng = Outbox[int](), random.Random(3)
+    for step in range(20_000):
+        source = rng.randrange(10)
+        outbox.ready(source) if step % 3 else outbox.later(source, time.monotonic() - 1)
+        if step % 4 == 0:
+            outbox.next()
+    assert len(outbox._ready) <= 10
+    assert len(outbox._due) <= 10
+    assert len(outbox._timers) < 200
+
+
+def test_in_the_long_run_no_more_goes_than_may_go() -> None:
+    clock = [0.0]
+    pace, went, rng = Pace(1_000_000, lambda: clock[0]), 0, random.Random(2)
+    for _ in range(5_000):
+        if pace.wait_s() == 0:
+            size = rng.randrange(200_000)
+            pace.take(size)
+            went += size
+        clock[0] += rng.random() * 0.02
+        assert went <= 1_000_000 * (clock[0] + BURST_S) + 200_000
+    assert went > 0.9 * 1_000_000 * clock[0]
+
+
+@pytest.mark.parametrize(
+    "address,found", [("b:9292", ("b", 9292)), ("[::1]:1", ("::1", 1)), ("10.0.0.1:2", ("10.0.0.1", 2))]
+)
+def test_addresses(address: str, found: tuple[str, int]) -> None:
+    assert host_and_port(address) == found
+
+
+@pytest.mark.parametrize("address", ["", "b", "b:", "b:x"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        host_and_port(address)
+
+
+def test_the_directory_tells_of_changes_alone() -> None:
+    cluster = Cluster()
+    directory = Directory(cluster, "b", "b0")
+    news: list[int] = []
+    directory.subscribe(lambda: news.append(1))
+    assert (directory.own, directory.entry("b")) == (None, None)
+    cluster.register("b")  # as process `b0`
+    registration = cluster.catalog.brokers["b"].registration
+    assert (directory.own, directory.entry("b")) == (Peer("b", registration), Entry(registration, "g"))
+    assert len(news) == 1
+    cluster.register("c")
+    assert len(news) == 2
+    cluster.register("d")
+    cluster.create("s")
+    assert len(news) == 3, "a stream is no news of brokers"
+    assert Directory(cluster, "b", "another process").own is None

@@ -1,0 +1,190 @@
+"""Partitions of one stream that are captured by two brokers, one by one, and move between them under load.
+
+Method: a real nats-server, two intake drivers, publishers that await each ack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import pytest
+
+from broker.api.batch import decode_batch
+from broker.api.stream import settings_from
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.config.configuration import load
+from broker.runtime.intake.driver import IntakeDriver
+from broker.runtime.partitions.leader import Partition
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.sync import SyncPool
+from broker.runtime.partitions.watch import ChangeHub
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.processes import NatsServer, eventually
+from tests.support.simdisk import SimDisk
+
+pytestmark = pytest.mark.process
+PARTITIONS = 4
+
+
+class Broker:
+    """Its driver, and a log for each partition, whether it is led here or not."""
+
+    def __init__(self, url: str, pool: SyncPool, appender: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop) -> None:
+        self.driver = IntakeDriver(load(None, {}, {"nats.urls": [url]}), pool)
+        self.pool, self.appender, self.hub = pool, appender, ChangeHub(loop, version=0)
+        self.disk = SimDisk()
+
+    def make(self, info: StreamInfo) -> list[Partition]:
+        made = []
+        for number in range(PARTITIONS):
+            identity = LogIdentity(cluster_id="c", stream=info.name, incarnation="i", partition=number)
+            folder = f"/{info.name}/{number}"
+            log = PartitionLog.create(self.disk, folder, identity, LogSettings.of(info.settings), now_us=0)
+            replica = Replica(info, number, log, appender=self.appender, hub=self.hub)
+            made.append(Partition(info, replica, leader_epoch=1, pool=self.pool, appender=self.appender))
+        return made
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[tuple[str, Broker, Broker]]:
+    server = NatsServer(tmp_path).start()
+    pool, loop = SyncPool(2), asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as appender:
+        a, b = (Broker(server.url, pool, appender, loop) for _ in range(2))
+        for broker in (a, b):
+            broker.driver.start()
+            eventually(lambda broker=broker: broker.driver.state == "connected")  # type: ignore[misc]
+        yield server.url, a, b
+        for broker in (a, b):
+            broker.driver.stop(20)
+        pool.close()
+    loop.close()
+    server.stop()
+
+
+def subscriptions_of(broker: Broker) -> int:
+    client: Any = broker.driver._client
+    return len(client._subs)
+
+
+class Publishers:
+    """Publish to each key or subject, one record at a time, until told to end; what is not answered is sent again."""
+
+    def __init__(self, url: str, targets: list[tuple[str, dict[str, str]]]) -> None:
+        self.url, self.targets = url, targets
+        self.acks: dict[bytes, dict[str, Any]] = {}
+        self.repeated = [0] * len(targets)
+        self.count = [0] * len(targets)
+        self.is_ending = False
+
+    async def run(self) -> None:
+        client = await nats.connect(self.url)
+        await asyncio.gather(*(self.publish(client, at) for at in range(len(self.targets))))
+        await client.close()
+
+    async def publish(self, client: Any, at: int) -> None:
+        subject, headers = self.targets[at]
+        while not self.is_ending:
+            value = b"%d %d" % (at, self.count[at])
+            try:
+                answer = json.loads((await client.request(subject, value, timeout=0.5, headers=headers)).data)
+            except (TimeoutError, nats.errors.Error):
+                self.repeated[at] += 1
+                continue
+            if "error" in answer:
+                self.repeated[at] += 1
+                continue
+            self.acks[value] = answer
+            self.count[at] += 1
+
+
+@pytest.mark.parametrize("by", ["key", "subject_suffix"])
+def test_a_partition_moves_while_all_are_published_to(brokers: tuple[str, Broker, Broker], by: str) -> None:
+    url, a, b = brokers
+    settings = settings_from({"subject": "s", "partition_by": by, "partitions": PARTITIONS, "linger_ms": 0})
+    info = StreamInfo(name="s", incarnation="i", created_us=0, settings=settings)
+    of_a, of_b = a.make(info), b.make(info)
+    wait([a.driver.begin(info, of_a[n]) for n in (0, 1)] + [b.driver.begin(info, of_b[n]) for n in (2, 3)])
+    if by == "key":
+        targets = [("s", {"Liftlog-Key": f"k{n}"}) for n in range(12)]
+    else:
+        targets = [("s" if n == 0 else f"s.{n}", {}) for n in range(PARTITIONS)]
+    publishers = Publishers(url, targets)
+
+    def until_more() -> None:
+        before = list(publishers.count)
+        eventually(lambda: all(now > then + 5 for now, then in zip(publishers.count, before, strict=True)))
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(lambda: asyncio.run(publishers.run()))
+        until_more()
+        leaders = {0: a, 1: a, 2: b, 3: b}
+        moved = set()
+        for number, source, target in ((1, a, b), (3, b, a), (1, b, a), (0, a, b)):
+            of = {a: of_a, b: of_b}
+            source.driver.end(of[source][number]).result(60)
+            target.driver.begin(info, of[target][number]).result(60)
+            leaders[number] = target
+            moved.add(number)
+            until_more()
+        publishers.is_ending = True
+        running.result(60)
+    stored = [value for log in (*of_a, *of_b) for value in values_in(log)]
+    partition_of: dict[int, int] = {}
+    for value, ack in publishers.acks.items():
+        assert value in [values_in(of[ack["partition"]])[ack["offset"]] for of in (of_a, of_b) if has(of, ack)]
+        partition_of[int(value.split()[0])] = ack["partition"]
+    assert set(partition_of.values()) == set(range(PARTITIONS))
+    for at, number in partition_of.items():
+        if number not in moved:
+            assert publishers.repeated[at] == 0, "a partition that stayed was held up"
+    twice = {value for value, count in Counter(stored).items() if count > 1}
+    assert {partition_of[int(value.split()[0])] for value in twice} <= moved
+    expected = 1 if by == "key" else len([n for n, leader in leaders.items() if leader is a])
+    assert subscriptions_of(a) == expected
+
+
+def has(partitions: list[Partition], ack: dict[str, Any]) -> bool:
+    return bool(ack["offset"] < partitions[ack["partition"]].log.log_end_offset)
+
+
+@functools.cache
+def values_in(partition: Partition) -> list[bytes]:
+    batches = map(decode_batch, partition.log.batches(0))
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_many_that_begin_at_once_are_confirmed_together(brokers: tuple[str, Broker, Broker]) -> None:
+    _, a, _ = brokers
+    client: Any = a.driver._client
+    pings: list[object] = []
+    send = client._send_ping
+
+    async def counted(*args: Any) -> None:
+        pings.append(args)
+        await send(*args)
+
+    client._send_ping = counted
+    settings = settings_from({"subject": "m", "partition_by": "subject_suffix", "partitions": PARTITIONS})
+    info = StreamInfo(name="m", incarnation="i", created_us=0, settings=settings)
+    partitions = a.make(info)
+    done = a.driver._call(_all(a, info, partitions))
+    done.result(60)
+    assert subscriptions_of(a) == PARTITIONS
+    assert len(pings) == 1
+    wait([a.driver.end(partition) for partition in partitions])
+    assert subscriptions_of(a) == 0
+
+
+async def _all(broker: Broker, info: StreamInfo, partitions: list[Partition]) -> None:
+    await asyncio.gather(*(broker.driver._captures.begin(info, partition) for partition in partitions))

@@ -1,0 +1,145 @@
+"""A clock that jumps ahead deletes nothing before somebody had the time to notice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from broker.api.stream import settings_from
+from broker.groups.offsets import offset_rows
+from broker.runtime.background.cleaner import Cleaner
+from broker.runtime.background.doubted_clock import AHEAD_S, DOUBT_S, DoubtedClock
+from broker.runtime.config.configuration import load
+from broker.runtime.partitions.leader import Partition
+from broker.storage.rows import RowBatch
+from tests.support.processes import eventually
+from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool
+
+__all__ = ["disk", "partition", "pool"]  # fixtures
+
+DAY_S = 86_400
+
+
+class Machine:
+    """Two clocks that a test moves."""
+
+    def __init__(self, wall_s: float = 1_000.0 * DAY_S) -> None:
+        self.wall_s = wall_s
+        self.passed_s = 5.0
+        self.clock = DoubtedClock(lambda: int(self.wall_s * 1e6), lambda: int(self.passed_s * 1e6))
+
+    def pass_(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.passed_s += seconds
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_us() / 1e6
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage().split()[0] for record in caplog.records]
+
+
+def test_time_that_passes_is_believed(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    for seconds in (0, 1, 3_600, 400 * DAY_S):  # asleep for long, too
+        machine.pass_(seconds)
+        assert machine.now_s == machine.wall_s
+    assert events(caplog) == []
+
+
+def test_a_jump_ahead_is_doubted_and_the_time_goes_on(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    before = machine.now_s
+    machine.wall_s += 365 * DAY_S
+    machine.pass_(10)
+    assert machine.now_s == before + 10
+    machine.pass_(DOUBT_S - 1)
+    assert machine.now_s == before + DOUBT_S + 9
+    assert events(caplog) == ["clock.doubted"]
+
+
+def test_who_is_not_set_back_is_believed_in_the_end(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.wall_s += 365 * DAY_S
+    machine.clock.now_us()
+    machine.pass_(DOUBT_S)
+    assert machine.now_s == machine.wall_s
+    machine.pass_(DAY_S)
+    assert machine.now_s == machine.wall_s
+    assert events(caplog) == ["clock.doubted", "clock.believed"]
+
+
+def test_who_is_set_back_is_right_again_and_doubted_anew(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        machine.wall_s += 365 * DAY_S
+        machine.clock.now_us()
+        machine.pass_(DOUBT_S - 10)
+        machine.wall_s -= 365 * DAY_S
+        assert machine.now_s == machine.wall_s
+    machine.wall_s += 365 * DAY_S
+    before = machine.now_s
+    machine.pass_(20)
+    assert machine.now_s == before + 20
+    assert events(caplog) == ["clock.doubted", "clock.right_again"] * 2 + ["clock.doubted"]
+
+
+def test_a_step_back_is_believed_at_once(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.wall_s -= 365 * DAY_S
+    assert machine.now_s == machine.wall_s
+    machine.pass_(5)
+    assert machine.now_s == machine.wall_s
+    assert events(caplog) == []
+
+
+def test_a_small_step_is_believed(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    machine.wall_s += AHEAD_S
+    assert machine.now_s == machine.wall_s
+    assert events(caplog) == []
+
+
+def test_a_second_jump_while_the_first_is_doubted_does_not_shorten_the_doubt(machine: Machine) -> None:
+    before = machine.now_s
+    for _ in range(10):
+        machine.wall_s += 30 * DAY_S
+        machine.clock.now_us()
+        machine.pass_(DOUBT_S / 10 - 1)
+    assert machine.now_s == before + DOUBT_S - 10
+
+
+def test_retention_deletes_nothing_for_a_clock_that_jumped(
+    partition: Partition, pool: HeldPool, machine: Machine
+) -> None:
+    """With the machine's own clock the first round deletes everything."""
+    kept = settings_from({"retention_ms": 3_600_000})
+    partition.alter(replace(partition._info, settings=kept))
+    stamp = int(machine.wall_s * 1e6)
+    partition.append_now([RowBatch(offset_rows([(b"k", b"v")], timestamp_us=stamp))], lambda *_: None)
+    pool.go.release()
+    eventually(lambda: partition.log.high_watermark == 1)
+    rounds = 0
+
+    def count() -> None:
+        nonlocal rounds
+        rounds += 1
+
+    cleaner = Cleaner(
+        load(None, {"LIFTLOG_CLEANER_INTERVAL_MS": "10"}),
+        lambda: [partition],
+        moved=set,
+        also=count,
+        clock=machine.clock,
+    )
+    machine.wall_s += 365 * DAY_S
+    cleaner.start()
+    try:
+        eventually(lambda: rounds >= 3)
+        assert partition.log.log_start_offset == 0
+        machine.pass_(DOUBT_S)
+        eventually(lambda: partition.log.log_start_offset == 1)
+    finally:
+        cleaner.stop()

@@ -1,0 +1,152 @@
+"""Goal: the stream of consumer offsets has all its replicas from the beginning, or waits, and says for what.
+
+Method: the real catalog with brokers that register one by one; a clock that the test moves; the command that makes the
+stream fails between any two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from broker.api.errors import NotReady
+from broker.api.stream import OFFSETS_STREAM
+from broker.runtime.cluster.own_streams import PATIENCE_S, PAUSE_S, OwnStream, replicas_default
+from broker.runtime.partitions.streams import OFFSETS_SETTINGS
+from tests.support.placed import Cluster
+from tests.support.processes import eventually
+
+
+class Refusing(Cluster):
+    refusals = 0
+
+    def execute(self, command: Mapping[str, Any]) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            self.sent.append(dict(command))
+            raise NotReady("no controller")
+        return super().execute(command)
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+def own(cluster: Cluster, executor: ThreadPoolExecutor, clock: Clock, voters: int = 3) -> OwnStream:
+    made = OwnStream(cluster, OFFSETS_STREAM, OFFSETS_SETTINGS, voters=voters, executor=executor, clock_s=clock)
+    made.begin()
+    return made
+
+
+def done(executor: ThreadPoolExecutor) -> None:
+    """What was submitted before is."""
+    executor.submit(int).result(60)
+
+
+def replicas(cluster: Cluster) -> int:
+    info = cluster.catalog.streams.get(OFFSETS_STREAM)
+    return 0 if info is None else len(cluster.state((info.incarnation, 0)).replicas)
+
+
+def test_it_is_made_with_the_last_of_the_first_voters(executor: ThreadPoolExecutor) -> None:
+    """W1, W3."""
+    cluster = Cluster()
+    cluster.register("a")
+    stream = own(cluster, executor, Clock())
+    cluster.register("b")
+    done(executor)
+    assert (replicas(cluster), cluster.sent) == (0, [])
+    assert "waits for 3 brokers" in stream.why_missing()
+    assert "2 are there" in stream.why_missing()
+    cluster.register("c")
+    done(executor)
+    info = cluster.catalog.streams[OFFSETS_STREAM]
+    state = cluster.state((info.incarnation, 0))
+    assert (sorted(state.replicas), state.min_insync_replicas, info.internal) == (["a", "b", "c"], 2, True)
+
+
+@pytest.mark.parametrize("voters, live, factor", [(1, 1, 1), (2, 2, 2), (5, 3, 3)])
+def test_it_has_as_many_replicas_as_there_are_first_voters_up_to_three(
+    executor: ThreadPoolExecutor, voters: int, live: int, factor: int
+) -> None:
+    """W1."""
+    cluster = Cluster()
+    own(cluster, executor, Clock(), voters)
+    for number in range(live):
+        done(executor)
+        assert replicas(cluster) == 0
+        cluster.register(f"b{number}")
+    done(executor)
+    assert replicas(cluster) == factor
+
+
+def test_who_does_not_come_is_waited_for_and_not_for_ever(executor: ThreadPoolExecutor) -> None:
+    """W2: and a broker alone is never enough."""
+    cluster, clock = Cluster(), Clock()
+    cluster.register("a")
+    own(cluster, executor, clock)
+    clock.now_s += 2 * PATIENCE_S
+    cluster.register("a")
+    done(executor)
+    assert replicas(cluster) == 0
+    cluster.register("b")
+    done(executor)
+    assert replicas(cluster) == 2
+
+
+def test_who_has_failed_is_not_there(executor: ThreadPoolExecutor) -> None:
+    """W1."""
+    cluster = Cluster()
+    own(cluster, executor, Clock())
+    cluster.register("a")
+    cluster.register("b")
+    cluster.fail("b")
+    cluster.register("c")
+    done(executor)
+    assert replicas(cluster) == 0
+    cluster.register("b")
+    done(executor)
+    assert replicas(cluster) == 3
+
+
+def test_what_was_refused_is_tried_again_a_little_later(executor: ThreadPoolExecutor) -> None:
+    cluster, clock = Refusing(), Clock()
+    cluster.refusals = 1
+    own(cluster, executor, clock)
+    for broker in "abc":
+        cluster.register(broker)
+    done(executor)
+    assert (replicas(cluster), len(cluster.sent)) == (0, 1)
+    cluster.register("a")
+    done(executor)
+    assert len(cluster.sent) == 1, "not at once"
+    clock.now_s += PAUSE_S
+    cluster.register("a")
+    eventually(lambda: replicas(cluster) == 3, what="the stream")
+
+
+def test_of_brokers_that_try_at_the_same_time_one_makes_it(executor: ThreadPoolExecutor) -> None:
+    cluster = Cluster()
+    for _ in range(3):
+        own(cluster, executor, Clock())
+    for broker in "abc":
+        cluster.register(broker)
+    done(executor)
+    assert replicas(cluster) == 3
+    assert len([command for command in cluster.sent if command["kind"] == "create_stream"]) == 3
+
+
+def test_a_stream_is_made_for_the_brokers_that_the_cluster_will_have() -> None:
+    assert [replicas_default(v, k) for v, k in ((3, 1), (1, 1), (1, 3), (5, 5), (0, 0), (2, 1))] == [3, 1, 3, 3, 1, 2]

@@ -1,0 +1,793 @@
+"""Goal: a replica takes the role that the catalog gives it, in every order of states, and steps out as it should.
+
+Method: real logs on a real disk, real threads, the real catalog; other brokers are commands, followers are notes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.api.batch import decode_batch
+from broker.api.errors import CorruptLog, DiskFull, NotLeader, NotReady, StorageFailed, UnknownFormatVersion
+from broker.metadata.partition import Place
+from broker.runtime.cluster import replicas as replicas_module
+from broker.runtime.cluster.folders import Folders
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from tests.support.placed import Cluster, Node, Recorded, node
+from tests.support.processes import eventually
+from tests.unit.runtime.test_partition import Waiter, rows
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    made = Cluster()
+    made.register("b")
+    made.register("c")
+    return made
+
+
+@pytest.fixture
+def one(tmp_path: Path, cluster: Cluster) -> Iterator[Node]:
+    with node(tmp_path, cluster, "p1") as made:
+        yield made
+
+
+@pytest.fixture
+def led(one: Node, cluster: Cluster) -> tuple[Node, Cluster, Place]:
+    """Stream `s`, led here."""
+    one.start()
+    [at] = cluster.create("s")
+    make_leader(cluster, at)
+    one.leading(at)
+    return one, cluster, at
+
+
+def make_leader(cluster: Cluster, *places: Place) -> None:
+    """Let `a` lead: the others fail, and come back in sync."""
+    for at in places:
+        eventually(lambda at=at: cluster.state(at).leader, what="a leader")  # type: ignore[misc]
+    if all(cluster.state(at).leader == "a" for at in places):
+        return
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    assert all(cluster.state(at).leader == "a" for at in places)
+    for broker in ("b", "c"):
+        rejoin(cluster, *places, broker=broker)
+
+
+def rejoin(cluster: Cluster, *places: Place, broker: str) -> None:
+    cluster.register(broker)
+    for at in places:
+        cluster.join(at, broker)
+
+
+def something_happens(cluster: Cluster) -> None:
+    """As it does twice a second."""
+    cluster.apply(kind="renew_sessions", renewals={})
+
+
+def append(partition: ReplicatedPartition) -> Waiter:
+    waiter = Waiter()
+    partition.append_now([rows(b"x")], waiter)
+    return waiter
+
+
+def test_a_new_partition_is_made_reported_and_led(led: tuple[Node, Cluster, Place]) -> None:
+    one, cluster, at = led
+    assert "a" in cluster.state(at).opened
+    partition = one.partition(at)
+    waiter = append(partition)
+    assert not waiter.done.is_set()
+    assert partition.leader_epoch == cluster.state(at).leader_epoch
+    assert ("capture", "s/0", partition.leader_epoch) in one.story
+
+
+def test_it_follows_rests_and_leads_again(led: tuple[Node, Cluster, Place]) -> None:
+    one, cluster, at = led
+    partition = one.partition(at)
+    waiter = append(partition)
+    cluster.fail("a")
+    state = cluster.state(at)
+    assert state.leader in ("b", "c")
+    eventually(lambda: ("follow", state.leader_epoch, state.leader, one.placed(at)._incarnation) in one.story)
+    assert isinstance(waiter.wait(), NotLeader)
+    with pytest.raises(NotLeader) as found:
+        append(partition)
+    assert found.value.fields["leader"] == f"{state.leader}:9293"
+    assert ("no capture", "s/0") in one.story
+    cluster.apply(kind="renew_sessions", renewals={"a": one.replicas._registration})
+    cluster.join(at, "a")
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    eventually(lambda: one.partition(at).leads, what="to lead again")
+    assert one.partition(at) is partition
+    assert partition.leader_epoch == cluster.state(at).leader_epoch > state.leader_epoch
+
+
+def test_a_leader_answers_nobody_before_it_takes_in_messages(one: Node, cluster: Cluster) -> None:
+    one.recorded.may_begin.clear()
+    one.start()
+    [at] = cluster.create("s")
+    make_leader(cluster, at)
+    eventually(lambda: one.partition(at).leads and one.recorded.begun, what="to lead")
+    with pytest.raises(NotReady, match="take in"):
+        append(one.partition(at))
+    assert not one.partition(at).serves
+    one.recorded.begun[-1].set_result(None)
+    eventually(lambda: one.partition(at).serves)
+    append(one.partition(at))
+
+
+def test_without_a_session_it_reads_no_messages_and_with_one_again(led: tuple[Node, Cluster, Place]) -> None:
+    one, _, at = led
+    one.has_session = False
+    eventually(lambda: ("no capture", "s/0") in one.story, what="the end of the capture")
+    with pytest.raises(NotReady, match="session"):
+        append(one.partition(at))
+    one.has_session = True
+    eventually(lambda: one.story.count(("capture", "s/0", one.partition(at).leader_epoch)) == 2)
+    append(one.partition(at))
+
+
+def test_a_stop_without_a_session_tells_who_waits_for_an_ack_that_it_is_over(led: tuple[Node, Cluster, Place]) -> None:
+    """G10. No follower is left to confirm it: a stop that drains would wait in vain."""
+    one, _, at = led
+    waiter = append(one.partition(at))
+    one.replicas.leave()
+    one.replicas.look()
+    append(one.partition(at))  # it has its session: it leads on
+    assert not waiter.done.is_set()
+    one.has_session = False
+    one.replicas.look()
+    assert isinstance(waiter.wait(), NotLeader)
+    assert not one.partition(at).leads
+
+
+def test_a_failed_fsync_is_a_step_out_and_then_a_follower(led: tuple[Node, Cluster, Place]) -> None:
+    one, cluster, at = led
+    partition = one.partition(at)
+    one.disk.fails = True
+    waiter = append(partition)
+    assert isinstance(waiter.wait(), Exception)
+    one.disk.fails = False
+    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    eventually(lambda: partition.log.failure is None, what="the log to recover")
+    eventually(
+        lambda: any(entry[0] == "follow" and entry[3][1] == 1 for entry in one.story if isinstance(entry, tuple))
+    )
+    state = cluster.state(at)
+    assert state.leader != "a"
+    eventually(lambda: "a" in cluster.state(at).opened, what="to say that it is open")
+    assert "a" not in cluster.state(at).isr
+    assert one.partition(at) is partition
+    assert not one.gave_up
+
+
+def test_logs_that_fail_together_step_out_by_one_command(one: Node, cluster: Cluster) -> None:
+    one.start()
+    places = cluster.create("s", 6)
+    make_leader(cluster, *places)
+    for at in places:
+        one.leading(at)
+    one.disk.fails = True
+    for at in places:
+        append(one.partition(at))
+    eventually(lambda: all(cluster.state(at).step_outs_of("a") for at in places), what="all to step out")
+    one.disk.fails = False
+    asked = [command for command in cluster.sent if command["kind"] == "step_out"]
+    assert len(asked) < len(places), "a busy machine may need more than one"
+    assert {replica[1] for command in asked for replica in command["replicas"]} == {0, 1, 2, 3, 4, 5}
+
+
+def test_a_step_out_that_does_not_come_through_ends_the_process(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, cluster, at = led
+    monkeypatch.setattr(replicas_module, "GIVE_UP_MS", 300)
+    cluster.goes.clear()
+    one.disk.fails = True
+    append(one.partition(at))
+    eventually(lambda: one.gave_up, what="to give up")
+    assert "s/0" in one.gave_up[0]
+    time.sleep(0.3)
+    assert len(one.gave_up) == 1
+
+
+def test_a_damaged_replica_begins_anew_and_its_files_stay_until_all_are_in_sync(
+    led: tuple[Node, Cluster, Place],
+) -> None:
+    one, cluster, at = led
+    before = one.partition(at)
+    append(before)
+    one.placed(at).damaged("a bit has flipped")
+    something_happens(cluster)
+    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    eventually(lambda: one.partition(at) is not before, what="a new log")
+    after = one.partition(at)
+    assert after.log.log_end_offset == 0
+    aside = Path(f"{one.root}/s/i-s/0.aside")
+    assert aside.exists()
+    eventually(lambda: "a" in cluster.state(at).opened, what="to say that it is open")
+    cluster.join(at, "a")
+    eventually(lambda: not aside.exists(), what="what was damaged to go")
+
+
+def test_a_damaged_replica_that_nobody_can_replace_stays_and_asks_when_somebody_can(
+    led: tuple[Node, Cluster, Place],
+) -> None:
+    one, cluster, at = led
+    partition = one.partition(at)
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    one.placed(at).damaged("a bit has flipped")
+    something_happens(cluster)
+    time.sleep(0.5)
+    assert (cluster.kinds().count("step_out"), one.partition(at), partition.leads) == (0, partition, True)
+    rejoin(cluster, at, broker="b")
+    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    eventually(lambda: one.partition(at) is not partition, what="a new log")
+
+
+def test_a_refused_step_out_is_asked_for_again(led: tuple[Node, Cluster, Place]) -> None:
+    """The others fail while the question is under way."""
+    one, cluster, at = led
+    cluster.goes.clear()
+    placed = one.placed(at)
+    placed.damaged("a bit has flipped")
+    something_happens(cluster)
+    eventually(lambda: "step_out" in cluster.kinds(), what="the question")
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    cluster.goes.set()
+    eventually(lambda: placed.stepping is None, what="the refusal")
+    assert one.partition(at).leads
+    rejoin(cluster, at, broker="b")
+    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+
+
+def test_a_replica_that_is_moved_away_is_deleted_and_that_is_confirmed(led: tuple[Node, Cluster, Place]) -> None:
+    one, cluster, at = led
+    cluster.apply(kind="delete_stream", name="s")
+    eventually(lambda: "a" not in cluster.catalog.cluster.leftovers, what="the confirmation")
+    assert not Path(f"{one.root}/s").exists()
+    something_happens(cluster)
+    assert one.replicas.replica(at) is None
+
+
+def test_a_replica_that_comes_back_before_its_turn_begins_empty(led: tuple[Node, Cluster, Place]) -> None:
+    """V3. The pool is busy while it goes and comes."""
+    one, _, at = led
+    append(one.partition(at))
+    before, told = one.partition(at), one.placed(at)._told
+    busy, go = threading.Barrier(3), threading.Event()
+    for _ in range(2):
+        one.host.workers.submit(lambda: (busy.wait(60), go.wait(60)))
+    busy.wait(60)
+    one.placed(at).tell(None)
+    one.placed(at).tell(told)
+    go.set()
+    eventually(lambda: one.partition(at) is not before, what="a new log")
+    assert one.log(at).log_end_offset == 0
+
+
+def test_after_a_restart_what_is_there_is_sound_and_leads_again(tmp_path: Path, cluster: Cluster) -> None:
+    with node(tmp_path, cluster, "p1") as one:
+        assert one.start().sound == {}
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        waiter = append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+        assert not waiter.done.is_set()
+    with node(tmp_path, cluster, "p2") as two:
+        found = two.start()
+        assert found.sound == {"i-s": [0]}
+        assert two.log(at).log_end_offset == 1
+        eventually(lambda: two.story, what="to follow")
+        assert cluster.state(at).step_outs_of("a") == 0
+        assert "a" in cluster.state(at).isr
+
+
+def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_aside(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    """The command is committed, the process ends, and the next one finds a folder that opens without complaint."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    registration = cluster.catalog.brokers["a"].registration
+    cluster.apply(kind="step_out", broker_id="a", registration=registration, why="damage", replicas=[[*at, 0]])
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().sound == {"i-s": [0]}
+        assert two.log(at).log_end_offset == 0
+        assert Path(f"{tmp_path}/streams/s/i-s/0.aside/partition.json").exists()
+        eventually(lambda: "a" in cluster.state(at).opened, what="to say that it is open")
+
+
+def test_a_failed_fsync_that_the_process_did_not_live_to_see_costs_no_log_that_may_lead(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    """It is in the last ISR: nobody else may have what it has."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    registration = cluster.catalog.brokers["a"].registration
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    cluster.apply(kind="step_out", broker_id="a", registration=registration, why="fsync", replicas=[[*at, 0]])
+    assert cluster.state(at).leader == "a"
+    with node(tmp_path, cluster, "p2") as two:
+        two.start()
+        assert two.log(at).log_end_offset == 1
+        eventually(lambda: two.partition(at).leads, what="to lead")
+
+
+def test_a_broker_that_was_removed_comes_back_without_its_former_replicas(tmp_path: Path, cluster: Cluster) -> None:
+    """What the others have forgotten meanwhile would come back with them: keys whose tombstones are gone."""
+    cluster.register("d")
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    moved = {"stream": at[0], "partition": at[1]}
+    cluster.fail("a")
+    [fourth] = {"b", "c", "d"} - set(cluster.state(at).replicas)
+    cluster.apply(kind="reassign", replicas=["b", "c", fourth], **moved)
+    cluster.opened(at, fourth)
+    cluster.join(at, fourth)
+    cluster.apply(kind="remove_broker", broker_id="a")
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().sound == {"i-s": [0]}
+        cluster.apply(kind="reassign", replicas=["a", "b", "c"], **moved)
+        assert two.log(at).log_end_offset == 0
+        assert Path(f"{tmp_path}/streams/s/i-s/0.aside/partition.json").exists()
+
+
+def reported(cluster: Cluster) -> Any:
+    rescue = cluster.catalog.cluster.rescue
+    return None if rescue is None else rescue.logs.get("a")
+
+
+def test_a_rescue_deletes_nothing_that_an_older_catalog_had_given_up(tmp_path: Path, cluster: Cluster) -> None:
+    """It has lost that the replica came back since, and holds more than all others."""
+    cluster.apply(kind="form_cluster", cluster_id="c")
+    cluster.register("d")
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    cluster.fail("a")
+    [fourth] = {"b", "c", "d"} - set(cluster.state(at).replicas)
+    cluster.apply(kind="reassign", stream=at[0], partition=at[1], replicas=["b", "c", fourth])
+    cluster.opened(at, fourth)
+    cluster.join(at, fourth)
+    assert at in cluster.catalog.cluster.leftovers["a"]
+    begun = cluster.apply(kind="begin_rescue", cluster_id="c", epoch_last=cluster.catalog.epoch_last)
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().sound == {"i-s": [0]}
+        something_happens(cluster)
+        time.sleep(0.5)
+        assert Path(f"{tmp_path}/streams/s/i-s/0/partition.json").exists()
+        for _ in range(2):  # it reports by itself, and again when the catalog has forgotten that
+            eventually(lambda: reported(cluster) is not None, what="the report")
+            assert reported(cluster) == {at: (5, 1)}
+            cluster.catalog.cluster.forget_logs("a")
+        eventually(lambda: reported(cluster) is not None, what="the report")
+        for broker, end in (("b", 0), ("c", 0), (fourth, 0)):
+            cluster.apply(
+                kind="report_logs",
+                broker_id=broker,
+                registration=cluster.catalog.brokers[broker].registration,
+                rescue=begun["rescue"],
+                epoch_seen=1,
+                logs=[[*at, 1 if end else -1, end]],
+            )
+        cluster.apply(kind="end_rescue", rescue=begun["rescue"], brokers=["a", "b", "c", "d"])
+        assert cluster.state(at).leader == "a"
+        assert two.leading(at).log.log_end_offset == 1
+
+
+def test_a_log_that_was_found_outlives_a_fault_of_ours_when_it_is_taken(tmp_path: Path, cluster: Cluster) -> None:
+    """It would lead with an empty log, and the others would cut all that they have."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    with node(tmp_path, cluster, "p2") as two:
+        real, calls = two.followers, []
+
+        def followers(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 1:
+                raise RuntimeError("can't start new thread")
+            return real(*args)
+
+        two.followers = followers  # type: ignore[method-assign]
+        two.start()
+        eventually(lambda: calls, what="the fault")
+        assert two.log(at).log_end_offset == 1
+        assert not Path(f"{tmp_path}/streams/s/i-s/0.aside").exists()
+
+
+def test_a_fault_of_ours_in_a_turn_is_tried_again(
+    led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It followed nobody until the catalog had something new to say of it: never, if it was out of sync already."""
+    one, cluster, at = led
+
+    def follows() -> bool:
+        said = ("follow", cluster.state(at).leader_epoch)
+        return any(isinstance(entry, tuple) and entry[:2] == said for entry in one.story)
+
+    cluster.fail("a")
+    eventually(follows, what="to follow")
+    real, calls = Recorded.follow, []
+
+    def follow(self: Recorded, *args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("can't start new thread")
+        real(self, *args)
+
+    monkeypatch.setattr(Recorded, "follow", follow)
+    leader = cluster.state(at).leader
+    assert leader is not None
+    cluster.fail(leader)
+    assert cluster.state(at).leader not in (None, "a", leader)
+    eventually(follows, what="to follow the next one")
+
+
+def test_a_stream_that_is_deleted_meanwhile_is_captured_no_more(
+    one: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin to lead took long. Another stream of that name may be captured by now: its capture was ended for the
+    old one's, which ended in its turn, and this broker captured neither."""
+    leads, may = threading.Event(), threading.Event()
+    real = ReplicatedPartition.lead
+
+    def lead(self: ReplicatedPartition, *args: Any) -> None:
+        real(self, *args)
+        leads.set()
+        assert may.wait(60)
+
+    monkeypatch.setattr(ReplicatedPartition, "lead", lead)
+    one.start()
+    [at] = cluster.create("s")
+    make_leader(cluster, at)
+    assert leads.wait(60)
+    cluster.apply(kind="delete_stream", name="s")
+    may.set()
+    eventually(lambda: one.replicas.replica(at) is None or one.placed(at).is_gone, what="to be gone")
+    assert ("capture", "s/0") not in [entry[:2] for entry in one.story if isinstance(entry, tuple)]
+
+
+def test_a_log_that_was_closed_has_not_failed(led: tuple[Node, Cluster, Place]) -> None:
+    """The clock looks at it while a turn closes it, and makes another one: that one stepped out."""
+    one, cluster, at = led
+    placed, before = one.placed(at), one.partition(at)
+    told, real = placed._told, before.tick
+    is_first = threading.Event()
+
+    def tick(now_ms: int) -> None:
+        real(now_ms)
+        if not is_first.is_set():
+            is_first.set()
+            placed.tell(None)
+            placed.tell(told)
+            eventually(lambda: one.partition(at) is not before, what="a new log")
+
+    before.tick = tick  # type: ignore[method-assign]
+    placed.tick(1 << 40)
+    assert before.log.failure is not None
+    eventually(lambda: one.partition(at).leads, what="to lead again")
+    assert placed._wants_out is None
+    assert placed.stepping is None
+    assert cluster.state(at).step_outs_of("a") == 0
+
+
+def test_a_lost_folder_is_not_listed_and_made_anew(tmp_path: Path, cluster: Cluster) -> None:
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    Path(f"{tmp_path}/streams/s/i-s/0/partition.json").write_text("{")
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().sound == {}
+        assert "a" not in cluster.state(at).isr
+        assert two.log(at).log_end_offset == 0
+        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+
+
+@pytest.mark.parametrize("why", ["full", "release", "refused", "damaged"])
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_what_cannot_be_opened_for_now_is_not_lost(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, why: str, is_alone: bool
+) -> None:
+    """G8: after an outage of all every broker may have a full disk; each would say that it has lost everything."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    if is_alone:
+        for broker in ("b", "c"):
+            cluster.fail(broker)
+    errors = {"full": DiskFull, "release": UnknownFormatVersion, "refused": StorageFailed, "damaged": CorruptLog}
+    is_lost = why == "damaged" or (why == "refused" and not is_alone)
+    with node(tmp_path, cluster, "p2") as two, monkeypatch.context() as patched:
+
+        def refused(_: Folders, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
+            raise errors[why](f"cannot open {identity.stream}")
+
+        patched.setattr(Folders, "open", refused)
+        if is_lost:
+            assert two.start().sound == {}
+            assert "a" not in cluster.state(at).isr
+            return
+        with pytest.raises(errors[why]):
+            two.start()
+    assert "a" in {*cluster.state(at).isr, *cluster.state(at).last_isr}
+    with node(tmp_path, cluster, "p3") as three:
+        assert three.start().sound == {"i-s": [0]}
+        assert three.log(at).log_end_offset == 1
+
+
+def test_a_folder_that_a_later_release_has_written_is_not_lost(tmp_path: Path, cluster: Cluster) -> None:
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    file = Path(f"{tmp_path}/streams/s/i-s/0/partition.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99}))
+    with node(tmp_path, cluster, "p2") as two, pytest.raises(UnknownFormatVersion):
+        two.start()
+    assert "a" in cluster.state(at).opened
+
+
+def test_a_folder_that_the_catalog_does_not_know_is_kept(tmp_path: Path, cluster: Cluster) -> None:
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    other = Cluster()
+    with node(tmp_path, other, "p2") as two:
+        assert two.start().sound == {"i-s": [0]}
+        assert two.replicas.replica(at) is None
+    assert Path(f"{tmp_path}/streams/s/i-s/0/partition.json").exists()
+
+
+def test_a_disk_that_takes_no_new_log_is_tried_again(
+    one: Node, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = one.disk.makedirs
+    refused: list[str] = []
+
+    def full(path: str) -> None:
+        if len(refused) < 2:
+            refused.append(path)
+            raise OSError(28, "no space")
+        real(path)
+
+    monkeypatch.setattr(one.disk, "makedirs", full)
+    one.start()
+    [at] = cluster.create("s")
+    eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    assert len(refused) == 2
+
+
+def test_a_deposed_leader_answers_nobody_before_its_turn(led: tuple[Node, Cluster, Place]) -> None:
+    """V7. Every thread that works for replicas is held up."""
+    one, cluster, at = led
+    partition = one.partition(at)
+    busy, go = threading.Barrier(3), threading.Event()
+    for _ in range(2):
+        one.host.workers.submit(lambda: (busy.wait(60), go.wait(60)))
+    busy.wait(60)
+    cluster.fail("a")
+    assert (partition.leads, partition.serves) == (True, False)
+    with pytest.raises(NotLeader, match="is over"):
+        append(partition)
+    partition.serve(partition.leader_epoch)  # the server's answer comes late
+    assert not partition.serves
+    go.set()
+    eventually(lambda: not partition.leads, what="the end of the leadership")
+
+
+def test_the_thread_of_the_catalog_never_waits_for_a_disk(one: Node, cluster: Cluster) -> None:
+    """G2. Every thread that works for replicas is held up."""
+    one.start()
+    busy, go = threading.Barrier(3), threading.Event()
+    for _ in range(2):
+        one.host.workers.submit(lambda: (busy.wait(60), go.wait(60)))
+    busy.wait(60)
+    [at] = cluster.create("s")
+    for settings in ({"linger_ms": 1}, {"linger_ms": 2}):
+        cluster.apply(kind="alter_stream", name="s", settings=settings)
+    assert one.replicas.partition(at) is None
+    go.set()
+    assert one.partition(at)._info.settings.linger_ms == 2
+
+
+def test_states_that_come_in_a_row_end_with_the_last(one: Node, cluster: Cluster) -> None:
+    one.start()
+    [at] = cluster.create("s")
+    make_leader(cluster, at)
+    for _ in range(10):
+        cluster.fail("a")
+        cluster.apply(kind="renew_sessions", renewals={"a": one.replicas._registration})
+        cluster.join(at, "a")
+        for broker in ("b", "c"):
+            cluster.fail(broker)
+        for broker in ("b", "c"):
+            rejoin(cluster, at, broker=broker)
+    state: Any = cluster.state(at)
+    assert state.leader == "a"
+    eventually(lambda: one.partition(at).leader_epoch == state.leader_epoch, what="the last epoch")
+    eventually(lambda: one.partition(at).serves, what="to serve")
+    eventually(lambda: one.partition(at)._core.in_sync.members == state.isr)  # type: ignore[union-attr]
+
+
+def test_an_isr_change_is_asked_for_once_and_answered_with_its_state(led: tuple[Node, Cluster, Place]) -> None:
+    one, cluster, at = led
+    partition = one.partition(at)
+    before = cluster.state(at)
+    cluster.goes.clear()
+    partition._core._lag_ms_max = 1
+    append(partition)
+    eventually(lambda: "alter_isr" in cluster.kinds(), what="the question")
+    time.sleep(0.5)
+    assert cluster.kinds().count("alter_isr") == 1
+    cluster.goes.set()
+    eventually(lambda: len(cluster.state(at).isr) < len(before.isr), what="a smaller ISR")
+    eventually(lambda: partition._core.in_sync.members == cluster.state(at).isr)  # type: ignore[union-attr]
+
+
+def test_damage_that_any_reader_has_noted_is_a_step_out(led: tuple[Node, Cluster, Place]) -> None:
+    """V5. The scrub, a compaction or a consumer may find it; nobody else has to tell."""
+    one, cluster, at = led
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    cluster.apply(kind="set_min_insync", stream=at[0], min_insync_replicas=1)
+    partition = one.partition(at)
+    eventually(lambda: append(partition), what="an append")
+    eventually(lambda: partition.log.high_watermark == 1, what="a commit")
+    rejoin(cluster, at, broker="b")
+    partition.log.checkpoint()
+    segment = next(Path(f"{one.root}/s/i-s/0").glob("*.arrows"))
+    stored = bytearray(segment.read_bytes())
+    stored[700] ^= 1
+    segment.write_bytes(bytes(stored))
+    partition.scrub(0)
+    assert partition.log.lost_ranges
+    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    eventually(lambda: one.partition(at) is not partition, what="a new log")
+
+
+def test_compaction_is_told_the_marks_of_all_and_whoever_leads_hears_of_each_pass(
+    led: tuple[Node, Cluster, Place],
+) -> None:
+    """L9, I6: who leads asks its core, and of others it has heard nothing; who follows tells its leader."""
+    one, cluster, at = led
+    replica = one.placed(at)
+    replica.partition.log.log.state.note_compacted(5)  # type: ignore[union-attr]
+    assert replica.marks() == (0, 0)
+    replica.compacted()
+    assert ("compacted", at) not in one.story
+    cluster.fail("a")
+    eventually(lambda: not one.partition(at).leads, what="to follow")
+    assert replica.marks() == (7, 9)
+    replica.compacted()
+    assert ("compacted", at) in one.story
+
+
+def test_the_only_replica_waits_for_its_own_mark_alone(one: Node, cluster: Cluster) -> None:
+    """Its tombstones would stay for ever if it waited for others."""
+    one.start()
+    at = only_here(one, cluster)
+    one.leading(at)
+    replica = one.placed(at)
+    assert replica.marks() == (0, 0)
+    one.log(at).log.state.note_compacted(5)
+    assert replica.marks() == (5, 0)
+
+
+def only_here(one: Node, cluster: Cluster) -> Place:
+    """A stream that nobody else keeps."""
+    at = ("i-only", 0)
+    cluster.apply(
+        kind="create_stream",
+        name="only",
+        incarnation="i-only",
+        created_us=1,
+        settings={"subject": None, "cleanup": "compact"},
+        replication_factor=1,
+    )
+    if cluster.state(at).replicas != ("a",):
+        cluster.opened(at, *cluster.state(at).replicas)
+        cluster.apply(kind="reassign", stream="i-only", partition=0, replicas=["a"])
+        eventually(lambda: "a" in cluster.state(at).opened, what="to be there")
+        cluster.join(at, "a")
+    one.leading(at)
+    return at
+
+
+def stored(partition: ReplicatedPartition, count: int) -> None:
+    """Records in batches of their own, acknowledged one after the other."""
+    for _ in range(count):
+        outcome = append(partition).wait()
+        assert isinstance(outcome, int)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 8])
+def test_a_flipped_bit_in_the_only_replica_is_lost_and_nothing_behind_it_is(
+    tmp_path: Path, cluster: Cluster, kept: int
+) -> None:
+    """V10: as a broker does that is alone. Beyond the recovery point others would have the rest."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        at = only_here(one, cluster)
+        stored(one.partition(at), kept)
+        one.log(at).checkpoint()
+        stored(one.partition(at), 10 - kept)
+        index = one.log(at).log.chain.segments[-1]
+        shutil.copytree(one.root, tmp_path / "copy")
+        positions = [int(entry["position"]) for entry in one.log(at).index_of(index).entries]
+    shutil.rmtree(one.root)
+    (tmp_path / "copy").rename(one.root)  # as after kill -9
+    [path] = Path(one.root).glob("only/i-only/0/*.arrows")
+    data = bytearray(path.read_bytes())
+    data[positions[5] + 900] ^= 1
+    path.write_bytes(data)
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().sound == {"i-only": [0]}
+        partition = two.leading(at)
+        found = [row for message in partition.log.batches(0) for row in decode_batch(message)["offset"].to_pylist()]
+        assert found == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+        assert (partition.log.log_end_offset, partition.log.lost_ranges) == (10, ((5, 6),))
+        stored(partition, 1)
+        assert partition.log.log_end_offset == 11
+        assert cluster.kinds().count("step_out") == 0
+
+
+def test_the_only_replica_counts_as_one_of_several_before_it_leads_with_others(one: Node, cluster: Cluster) -> None:
+    """V10."""
+    one.start()
+    at = only_here(one, cluster)
+    stored(one.partition(at), 2)
+    before = one.partition(at).leader_epoch
+    assert one.log(at).settings.is_sole_replica
+    cluster.apply(kind="raise_replication", name="only", replication_factor=2)
+    eventually(lambda: one.partition(at).leads and one.partition(at).leader_epoch > before, what="another epoch")
+    assert not one.log(at).settings.is_sole_replica
+    assert one.log(at).handover.lacks is False
+    [other] = [broker for broker in cluster.state(at).replicas if broker != "a"]
+    cluster.opened(at, other)
+    cluster.join(at, other)
+    cluster.apply(kind="reassign", stream="i-only", partition=0, replicas=["a"])
+    eventually(lambda: one.log(at).settings.is_sole_replica, what="to be alone again")
+    one.leading(at)
+    stored(one.partition(at), 1)

@@ -1,0 +1,284 @@
+"""What the leader of a replicated partition promises: no word of success without a session, refusals at once, no
+recovery in place.
+
+Method: the real log on the fake disk; followers and sessions are made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from broker.api.errors import NotEnoughReplicas, NotLeader, NotReady, StorageFailed, UnknownStream
+from broker.api.stream import settings_from
+from broker.replication.events import Acks, AskIsr, Effect, StepOut
+from broker.runtime.cluster.link.following import Following
+from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.replicated import Bookkeeping
+from broker.runtime.partitions.watch import ChangeHub
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import LogSettings
+from tests.support.replicated import STATE, Led
+from tests.support.simdisk import SimDisk
+from tests.unit.runtime.test_partition import IDENTITY, HeldPool, Waiter, disk, info, pool, rows
+
+__all__ = ["disk", "pool"]  # fixtures
+
+
+@pytest.fixture
+def led(disk: SimDisk, pool: HeldPool) -> Iterator[Led]:
+    settings = LogSettings.of(settings_from({}), LogSettings(is_sole_replica=False))
+    log = PartitionLog.create(disk, "/p", IDENTITY, settings, now_us=0)
+    loop = asyncio.new_event_loop()
+    with ThreadPoolExecutor(1) as appender:
+        yield Led(
+            info(),
+            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0)),
+            pool=pool,
+            appender=appender,
+        )
+    loop.close()
+
+
+def append(led: Led, **options: object) -> Waiter:
+    """One record, and its fsync."""
+    waiter = Waiter()
+    led.partition.append_now([rows(b"x")], waiter, here=True, **options)  # type: ignore[arg-type]
+    if led.partition.has_followers:
+        led.partition.run_sync()
+    return waiter
+
+
+def test_followers_are_told_before_the_leader_syncs(led: Led) -> None:
+    """P4: all of them fsync at the same time."""
+    heard: list[int] = []
+    led.partition.replica.on_news = lambda: heard.append(led.partition.log.durable_end)
+    waiter = Waiter()
+    led.partition.append_now([rows(b"x")], waiter, here=True)
+    assert (heard, led.partition.log.durable_end) == ([0], 0)
+    led.follow(1, "b")
+    led.follow(1, "c")
+    assert waiter.outcome is None, "its own is missing"
+    led.partition.run_sync()
+    assert (waiter.outcome, led.partition.log.durable_end) == (1, 1)
+
+
+def test_an_ack_waits_for_the_followers_in_sync(led: Led) -> None:
+    waiter = append(led)
+    led.follow(1, "b")
+    assert (waiter.outcome, led.partition.log.durable_end) == (None, 1)
+    led.follow(1, "c")
+    assert (waiter.outcome, led.partition.log.high_watermark) == (1, 1)
+
+
+def test_too_few_in_sync_is_an_error_at_once_and_ends_when_one_is_back(led: Led) -> None:
+    before = append(led)
+    led.answer_isr("a")
+    with pytest.raises(NotEnoughReplicas, match="min_insync_replicas=2") as found:
+        append(led)
+    assert (found.value.fields["in_sync"], found.value.status) == (["a"], 503)
+    assert (led.partition.log.log_end_offset, before.outcome) == (1, None)
+    led.answer_isr("a", "b")
+    after = append(led)
+    led.follow(2, "b")
+    assert (before.outcome, after.outcome) == (2, 2)
+
+
+def test_without_a_session_nothing_is_appended(led: Led) -> None:
+    led.has_session = False
+    with pytest.raises(NotReady, match="session"):
+        append(led)
+    assert led.partition.log.log_end_offset == 0
+    led.has_session = True
+    append(led)
+    assert led.partition.log.log_end_offset == 1
+
+
+@pytest.mark.parametrize("acks", list(Acks))
+def test_who_is_stored_without_a_session_is_told_when_there_is_one(led: Led, acks: Acks) -> None:
+    book, waiter = Waiter(), Waiter()
+    led.partition.append_now([rows(b"x")], waiter, acks=acks, on_leader=[Bookkeeping(book)])
+    led.has_session = False
+    led.partition.run_sync()
+    led.follow(1)
+    led.partition.tick(1)
+    assert (waiter.outcome, led.partition.log.high_watermark, book.done.is_set()) == (None, 1, True)
+    led.has_session = True
+    led.partition.tick(2)
+    assert isinstance(waiter.outcome, int)
+
+
+@pytest.mark.parametrize(
+    "end, error",
+    [
+        (lambda led: led.partition.depose(), NotLeader),
+        (lambda led: led.partition.lead(3, STATE), NotLeader),
+        (lambda led: led.partition.note_removed(), UnknownStream),
+    ],
+    ids=["deposed", "led anew", "deleted"],
+)
+def test_who_is_held_back_when_the_leadership_ends_is_told_that(led: Led, end: object, error: type) -> None:
+    waiter = append(led)
+    led.has_session = False
+    led.follow(1)
+    assert waiter.outcome is None
+    end(led)  # type: ignore[operator]
+    assert isinstance(waiter.outcome, error)
+
+
+class Late:
+    """Does nothing yet."""
+
+    def __init__(self) -> None:
+        self.steps: list[Sequence[Effect]] = []
+
+    def do(self, effects: Sequence[Effect]) -> None:
+        self.steps.append(effects)
+
+
+def test_who_hears_of_it_after_the_end_of_the_leadership_is_told_that_too(led: Led) -> None:
+    """The effects of a step may be done after those of a later one. No tick comes where the log was closed since."""
+    waiter = append(led)
+    real, late = led.partition._effects, Late()
+    led.partition._effects = late  # type: ignore[assignment]
+    led.follow(1)
+    led.partition._effects = real
+    led.has_session = False
+    led.partition.depose()
+    for effects in late.steps:
+        real.do(effects)
+    assert isinstance(waiter.outcome, NotLeader)
+
+
+def test_what_is_said_late_of_an_earlier_leadership_ends_no_later_one(led: Led) -> None:
+    """The server confirmed a subscription after the stream was paused, and led anew: it was not ready any more."""
+    led.state = replace(led.state, leader_epoch=3)
+    led.partition.lead(3, led.state)
+    led.partition.serve(3)
+    led.partition.serve(2)
+    assert led.partition.serves
+
+
+def test_errors_need_no_session(led: Led) -> None:
+    waiter = append(led)
+    led.has_session = False
+    led.partition.depose()
+    assert isinstance(waiter.outcome, NotLeader)
+
+
+def test_the_leader_of_others_is_named(led: Led) -> None:
+    led.partition.depose()
+    with pytest.raises(NotLeader) as found:
+        append(led)
+    assert "leader" not in found.value.fields
+    led.partition.leader_at = "b:9293"
+    with pytest.raises(NotLeader) as found:
+        append(led)
+    assert found.value.fields["leader"] == "b:9293"
+
+
+def test_a_failed_fsync_ends_the_leadership_and_asks_for_a_step_out(led: Led, disk: SimDisk) -> None:
+    waiter = append(led)
+    disk.fail("sync", errno.EIO, path=".arrows")
+    failed = append(led)
+    assert isinstance(waiter.outcome, StorageFailed)
+    assert isinstance(failed.outcome, StorageFailed)
+    assert (led.outward, led.partition.leads) == ([StepOut()], False)
+    with pytest.raises(NotLeader):
+        append(led)
+    assert led.partition.log.failure is not None, "nobody but who has stepped out recovers it"
+
+
+@pytest.mark.parametrize("how", ["append", "tick"])
+def test_whatever_has_failed_the_log_ends_the_leadership(led: Led, how: str) -> None:
+    waiter = append(led)
+    led.partition.log.log.state.fail(StorageFailed("a checkpoint, say"))
+    if how == "append":
+        with pytest.raises(StorageFailed):
+            append(led)
+    else:
+        led.partition.tick(1)
+    assert (led.outward, led.partition.leads) == ([StepOut()], False)
+    assert isinstance(waiter.outcome, StorageFailed)
+    led.partition.tick(2)
+    assert len(led.outward) == 1
+
+
+def test_a_write_that_fails_the_log_ends_the_leadership(led: Led, disk: SimDisk) -> None:
+    append(led)
+    disk.fail("write", errno.EIO, path=".arrows", times=10)
+    disk.fail("truncate", errno.EIO, path=".arrows", times=10)
+    with pytest.raises(StorageFailed):
+        append(led)
+    assert (led.outward, led.partition.leads) == ([StepOut()], False)
+
+
+def test_a_follower_that_is_silent_is_asked_out(led: Led) -> None:
+    append(led)
+    led.follow(1)
+    led.partition.tick(0)
+    append(led)
+    led.partition.tick(5_000)
+    assert not [effect for effect in led.outward if type(effect) is AskIsr]
+    led.follow(2, "b")
+    led.partition.tick(10_001)
+    asked = led.outward[-1]
+    assert isinstance(asked, AskIsr)
+    assert asked.remove == "c"
+
+
+def test_the_clock_of_interval_syncs_is_not_its_own(led: Led) -> None:
+    assert not led.partition.minds_time
+
+
+def test_a_new_leader_tells_no_end_before_it_has_committed_its_beginning(led: Led) -> None:
+    """P14. Its followers may have told more."""
+    partition = led.partition
+    append(led)
+    assert (partition.end, partition.log.durable_end) == (0, 1)
+    partition.depose()
+    assert partition.end is None
+    led.state = replace(led.state, leader_epoch=3)
+    partition.lead(3, led.state)
+    partition.serve(3)
+    assert partition.serves
+    assert partition.end is None
+    led.follow(1)
+    assert partition.end == 1
+    led.has_session = False
+    assert partition.end is None
+
+
+def test_a_log_start_that_is_not_written_down_is_told_to_nobody(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash would undo it: whoever led then would bring back what was answered as gone."""
+    for end in (1, 2, 3):
+        append(led)
+        led.follow(end)
+    log = led.partition.log
+    log.roll_if_due(1 << 60)
+    append(led)
+    led.follow(4)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "made to refuse")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(log.disk), "replace_file", refuses)
+        with pytest.raises(StorageFailed):
+            led.partition.replica.trim(3)
+        assert log.failure is None
+        assert (log.log_start_offset, log.kept_start_offset) == (3, 0)
+        led.partition.tick(1_000)
+        assert led.partition._core.trims.log_start == 0
+        following = Following.__new__(Following)
+        following._log, following._replica = log, led.partition.replica
+        following._whole_to = following._whole_from = 4
+        assert following._holds().log_start == 0
+    log.checkpoint()
+    led.partition.tick(2_000)
+    assert led.partition._core.trims.log_start == following._holds().log_start == 3

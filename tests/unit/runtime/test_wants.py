@@ -1,0 +1,125 @@
+"""Goal: what the catalog answers to one log of a replica is never told to the next one, whose questions may have the
+same numbers: its leader would stop counting a member that the catalog is about to add. And no trim outlives the
+leadership that it was asked in.
+
+Method: the driver of a replica's wants, with partitions that note what they are told, and a catalog that answers when
+the test lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from broker.api.errors import DiskFull
+from broker.metadata.partition import PartitionState
+from broker.replication.events import AskIsr, StartMoved, Trim
+from broker.runtime.cluster.wants import Wants
+from broker.runtime.cluster.wiring import Followers, Host
+from broker.runtime.partitions.replicated import ReplicatedPartition
+from tests.support.processes import eventually
+
+AT = ("i", 0)
+
+
+class Noting:
+    """A partition, and who answers its followers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int | None]] = []
+
+    def isr_answered(self, state: PartitionState, request: int | None = None) -> None:
+        self.told.append((state.leader_epoch, request))
+
+    def close(self) -> None:
+        pass
+
+
+class Catalog:
+    """Each question waits for an answer of its own."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], Queue[PartitionState]]] = []
+
+    def execute(self, command: Mapping[str, Any]) -> Any:
+        answer: Queue[PartitionState] = Queue()
+        self.asked.append((dict(command), answer))
+        return {"state": answer.get(timeout=60).as_dict()}
+
+    def answer(self, number: int, epoch: int) -> None:
+        state = PartitionState(replicas=("a", "b"), isr=("a",), leader="a", leader_epoch=epoch, partition_epoch=7)
+        self.asked[number][1].put(state)
+
+
+@pytest.fixture
+def commands() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_a_late_answer_is_not_for_the_log_that_was_made_since(commands: ThreadPoolExecutor) -> None:
+    catalog, first, second = Catalog(), Noting(), Noting()
+    host = cast(Host, SimpleNamespace(me="a", service=catalog, commands=commands))
+    wants = Wants(host, AT, ask_turn=lambda: None, step_out=lambda why: None)
+
+    def begin(partition: Noting, epoch: int) -> None:
+        wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+        wants.do(AskIsr(request=1, epoch=epoch, partition_epoch=7, add="b", incarnation=(3, 0)))
+
+    begin(first, 5)
+    eventually(lambda: len(catalog.asked) == 1, what="the first question")
+    wants.end()  # a damaged replica has stepped out, and begins anew; later it leads again
+    begin(second, 9)
+    eventually(lambda: len(catalog.asked) == 2, what="the question of the second log, beside the first one's")
+    catalog.answer(0, epoch=9)  # a refusal of what the first one had asked, judged when the second one leads
+    wants.do(AskIsr(request=1, epoch=9, partition_epoch=7, add="b", incarnation=(3, 0)))
+    catalog.answer(1, epoch=9)
+    eventually(lambda: second.told, what="the answer to the second log")
+    commands.shutdown()
+    assert first.told == []
+    assert sorted(second.told, key=str) == [(9, 1), (9, None)]  # the first is news of the catalog, and no answer
+    assert len(catalog.asked) == 2
+
+
+class Trimmed:
+    """A partition whose disk refuses a trim until it is told not to."""
+
+    def __init__(self) -> None:
+        self.leads, self.leader_epoch, self.refuses = True, 5, True
+        self.kept_start_offset = 0
+        self.log = self.replica = self
+        self.stepped: list[object] = []
+
+    def trim(self, start: int) -> None:
+        if self.refuses:
+            raise DiskFull("made to refuse")
+        self.kept_start_offset = start
+
+    def look_at_failure(self) -> None:
+        pass
+
+    def step(self, event: object) -> None:
+        self.stepped.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("leads_again", [False, True])
+def test_a_trim_that_the_disk_refused_is_not_done_in_another_leadership(leads_again: bool) -> None:
+    partition = Trimmed()
+    wants = Wants(cast(Host, None), AT, ask_turn=lambda: None, step_out=lambda why: None)
+    wants.begin(cast(ReplicatedPartition, partition), cast(Followers, partition))
+    wants.do(Trim(7))
+    assert not wants.trim()
+    partition.refuses = False
+    if leads_again:
+        partition.leader_epoch = 9
+    assert wants.trim()
+    assert partition.kept_start_offset == (0 if leads_again else 7)
+    assert partition.stepped == ([] if leads_again else [StartMoved(7)])

@@ -1,0 +1,251 @@
+"""Goal: any broker answers for all partitions; what it does not lead it asks of the leaders, and never tells as gone.
+
+Method: two servers over real logs with the same catalog; broker-0 leads partition 0 of `orders`, broker-1 partition 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker.api.answers import LeaderAddress
+from broker.api.errors import NotLeader, Unavailable
+from broker.client import connect
+from broker.runtime.partitions.leader import Partition
+from broker.serving.contract.backend import Whereabouts
+from broker.serving.endpoints import heads, streams
+from broker.serving.http.peers import Peers
+from tests.support.processes import eventually
+from tests.unit.serving.server import Server, running
+
+
+@dataclass
+class Two:
+    servers: list[Server]
+
+    def address(self, number: int) -> str:
+        return f"127.0.0.1:{self.servers[number].port}"
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(running(tmp_path / str(number))) for number in range(2)]
+        made = Two(servers)
+        for number, server in enumerate(servers):
+            share(made, number, monkeypatch)
+            server.call(create(server))
+            batch = pa.record_batch({"value": [b"%d-%d" % (number, i) for i in range(3 + number)]})
+            assert server.api.append("orders", batch, partition=number).status == 200
+        yield made
+
+
+async def create(server: Server) -> None:
+    command = {"kind": "create_stream", "name": "orders", "incarnation": "i", "created_us": 1}
+    server.backend._execute({**command, "settings": {"partitions": 2}})
+    info = server.backend._catalog.streams["orders"]
+    server.backend._partitions["orders"] = [server.backend._partition(info, number) for number in range(2)]
+
+
+def share(two: Two, me: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broker `me` leads the partition of its number."""
+    backend = two.servers[me].backend
+    open_here = backend._partitions
+    brokers = [
+        {"id": f"broker-{number}", "http": two.address(number), "grpc": "g", "live": True} for number in range(2)
+    ]
+
+    def partition(stream: str, number: int) -> Partition:
+        if stream == "orders" and number != me:
+            raise NotLeader("led elsewhere", leader={"id": f"broker-{number}", "http": two.address(number)})
+        return open_here[stream][number]
+
+    def partitions(stream: str) -> Sequence[Partition]:
+        return [each for each in open_here[stream] if each.partition == me or stream != "orders"]
+
+    def whereabouts(stream: str) -> Sequence[Whereabouts]:
+        ids = ("broker-0", "broker-1")
+        return [
+            Whereabouts(
+                partition=number,
+                leader=LeaderAddress(id=ids[number], http=two.address(number)),
+                replicas=ids,
+                isr=ids,
+                leader_epoch=backend._catalog.epoch_last,
+                replication_factor=2 + number,
+                min_insync_replicas=1 + number,
+            )
+            for number in range(2)
+        ]
+
+    monkeypatch.setattr(backend, "broker_id", f"broker-{me}")
+    monkeypatch.setattr(backend, "brokers", lambda: brokers)
+    for name, value in (("partition", partition), ("partitions", partitions), ("whereabouts", whereabouts)):
+        monkeypatch.setattr(backend, name, value)
+
+
+def test_a_stream_is_described_with_what_each_leader_knows(two: Two) -> None:
+    for server in two.servers:
+        for described in (
+            server.api.get("/v1/streams/orders").json(),
+            *server.api.get("/v1/streams").json()["streams"],
+        ):
+            assert [p["high_watermark"] for p in described["partitions"]] == [3, 4]
+            assert [p["leader"]["id"] for p in described["partitions"]] == ["broker-0", "broker-1"]
+            assert [p["isr"] for p in described["partitions"]] == [["broker-0", "broker-1"]] * 2
+            assert (described["replication_factor"], described["min_insync_replicas"]) == (2, 2), "least, and greatest"
+
+
+def test_who_is_asked_by_a_broker_asks_nobody(two: Two) -> None:
+    """E1."""
+    asked = {"headers": {"Liftlog-Asked-By": "broker-9"}}
+    [here, there] = two.servers[0].api.request("GET", "/v1/streams/orders", **asked).json()["partitions"]
+    assert (here["high_watermark"], there["high_watermark"], there["log_start_offset"]) == (3, None, None)
+    watched = two.servers[0].api.request("GET", "/v1/watch", **asked).json()["streams"]["orders"]
+    assert (list(watched["partitions"]), watched["unknown"]) == (["0"], [1])
+
+
+def test_a_stream_is_made_although_a_leader_of_it_stands_still(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other leaders are not asked again and again for as long as that takes."""
+    asked = []
+
+    async def ask(self: Peers, *args: object, **options: object) -> None:
+        asked.append(args)
+        await asyncio.sleep(0.4)
+        raise Unavailable("it does not answer")
+
+    monkeypatch.setattr(Peers, "ask", ask)
+    monkeypatch.setattr(streams, "SERVED_S", 0.1)
+    made = two.servers[0].api.post("/v1/streams", {"name": "orders", "partitions": 2})
+    assert made.status == 200, made.json()
+    assert [each["high_watermark"] for each in made.json()["partitions"]] == [3, None]
+    assert len(asked) < 5
+
+
+def test_a_broker_that_is_gone_is_unknown_and_not_gone(two: Two) -> None:
+    """E2."""
+    two.servers[1].shut_down()
+    [here, there] = two.servers[0].api.get("/v1/streams/orders").json()["partitions"]
+    assert (here["high_watermark"], there["high_watermark"], there["leader"]["id"]) == (3, None, "broker-1")
+    found = positions(two.servers[0], "latest")
+    assert (found[0]["offset"], found[1]["error"]["reason"]) == (3, "not_leader")
+
+
+def positions(server: Server, at: Any) -> list[dict[str, Any]]:
+    asked = [{"stream": "orders", "partition": number, "at": at} for number in (1, 0)]
+    found: list[dict[str, Any]] = server.api.post("/v1/offsets/resolve", {"positions": asked}).json()["positions"]
+    return found[::-1]
+
+
+@pytest.mark.parametrize(
+    "at, offsets", [("latest", [3, 4]), ({"offset": 1}, [1, 1]), ("earliest", [0, 0]), ({"timestamp_us": 1}, [0, 0])]
+)
+def test_positions_are_those_of_each_leader(two: Two, at: Any, offsets: list[int]) -> None:
+    for server in two.servers:
+        assert [one["offset"] for one in positions(server, at)] == offsets
+
+
+def test_a_watch_tells_all_heads_and_wakes_when_another_broker_moves(two: Two) -> None:
+    here, there = two.servers
+    before = here.api.get("/v1/watch").json()
+    heads_of = {p: at["high_watermark"] for p, at in before["streams"]["orders"]["partitions"].items()}
+    assert (heads_of, before["streams"]["orders"]["unknown"]) == ({"0": 3, "1": 4}, [])
+    found: list[Any] = []
+
+    def wait() -> None:
+        version = before["version"]
+        while not found:
+            answer = here.api.get("/v1/watch", since=version, max_wait_ms=20_000).json()
+            version = answer["version"]
+            if answer["streams"]["orders"]["partitions"]["1"]["high_watermark"] == 5:
+                found.append(answer)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert there.api.append("orders", pa.record_batch({"value": [b"x"]}), partition=1).status == 200
+    waiter.join(60)
+    assert found
+
+
+def test_a_head_is_forgotten_when_its_broker_is_gone(two: Two) -> None:
+    """H2."""
+    here, there = two.servers
+    assert here.api.get("/v1/watch").json()["streams"]["orders"]["unknown"] == []
+    there.shut_down()
+    eventually(lambda: here.api.get("/v1/watch").json()["streams"]["orders"]["unknown"] == [1], what="to forget")
+
+
+def test_a_head_of_another_epoch_is_nobodys(two: Two) -> None:
+    """H1."""
+    made = heads.Heads(None, lambda: None)  # type: ignore[arg-type]
+    poll = made._polls["b:1"] = heads._Poll()
+    poll.streams = {"orders": {"incarnation": "i", "partitions": {"1": {"leader_epoch": 4, "high_watermark": 9}}}}
+    leader = LeaderAddress(id="b", http="b:1")
+
+    def of(epoch: int, incarnation: str = "i") -> Any:
+        where = Whereabouts(partition=1, leader=leader, replicas=("b",), isr=("b",), leader_epoch=epoch)
+        return made.of("orders", incarnation, where)
+
+    assert of(4) == {"leader_epoch": 4, "high_watermark": 9}
+    assert (of(5), of(4, "j")) == (None, None)
+
+
+def test_polls_end_when_nobody_watches(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H3."""
+    monkeypatch.setattr(heads, "IDLE_S", 0.0)
+    monkeypatch.setattr(heads, "POLL_S", 0.05)
+    here = two.servers[0]
+    here.api.get("/v1/watch")
+    polls = here.serving.heads._polls.values()
+    eventually(lambda: all(poll.task is None or poll.task.done() for poll in polls), what="the polls to end")
+
+
+def test_a_trim_goes_to_the_leaders(two: Two) -> None:
+    answer = two.servers[0].api.post("/v1/streams/orders/trim", {"before": {"offset": 2}})
+    assert answer.json()["partitions"] == [
+        {"partition": 0, "log_start_offset": 2},
+        {"partition": 1, "log_start_offset": 2},
+    ]
+    assert [one["offset"] for one in positions(two.servers[1], "earliest")] == [2, 2]
+    answer = two.servers[0].api.post("/v1/streams/orders/trim", {"before": {"offset": 4}, "partitions": [1, 0]})
+    assert (answer.status, answer.reason) == (416, "offset_out_of_range")
+
+
+def test_lag_is_counted_where_the_partition_is_led(two: Two) -> None:
+    api = two.servers[0].api
+    offsets = [{"stream": "orders", "partition": number, "offset": 1} for number in range(2)]
+    assert api.post("/v1/consumers/c/offsets", {"offsets": offsets}).status == 200
+    found = api.get("/v1/consumers/c").json()
+    assert [(p["high_watermark"], p["lag"], p["unknown"]) for p in found["partitions"]] == [
+        (3, 2, False),
+        (4, 3, False),
+    ]
+    moved = api.post("/v1/consumers/c/reset", {"stream": "orders", "to": "latest"}).json()
+    assert [(p["offset"], p["lag"]) for p in moved["partitions"]] == [(3, 0), (4, 0)]
+    two.servers[1].shut_down()
+    unknown = api.get("/v1/consumers/c").json()["partitions"][1]
+    assert (unknown["high_watermark"], unknown["lag"], unknown["unknown"]) == (None, None, True)
+    assert api.post("/v1/consumers/c/reset", {"stream": "orders", "to": "latest"}).reason == "not_leader"
+
+
+def test_one_client_reads_and_follows_all(two: Two) -> None:
+    with connect(two.address(0)) as client:
+        assert client.read("orders").to_table().num_rows == 7
+        with client.read("orders", follow=True) as reader:
+            count = 0
+            for batch in reader:
+                count += batch.num_rows
+                if count == 7:
+                    break
+
+
+def test_every_answer_names_the_brokers(two: Two) -> None:
+    assert two.servers[0].api.get("/v1/cluster").headers["Liftlog-Brokers"] == f"{two.address(0)},{two.address(1)}"
