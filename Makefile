@@ -49,7 +49,7 @@ quick: install
 	$(SCRATCH) $(BIN)/python -m pytest -q -n 2 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
 
 test: lint
-	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m pytest -n 5
+	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests -n 5
 
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks

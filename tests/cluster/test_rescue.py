@@ -16,7 +16,7 @@ import pytest
 from broker.api.errors import InvalidRequest
 from broker.client import Client
 from tests.cluster.test_three_operator import liftlog, values
-from tests.support.clusters import RealCluster, three
+from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -43,9 +43,9 @@ def filled(cluster: RealCluster) -> list[bytes]:
             lambda: all(each.health == "ok" and each.target is None for each in client.placements()),
             what="all is in sync",
         )
-        client.append("elsewhere", 0, [{"value": b"d has it"}])
+        store(client, "elsewhere", 0, [{"value": b"d has it"}])
         for partition in range(3):
-            client.append("orders", partition, [{"value": b"%d-%d" % (partition, n)} for n in range(50)])
+            store(client, "orders", partition, [{"value": b"%d-%d" % (partition, n)} for n in range(50)])
         client.commit("job", {"orders": {0: 7}})
         return sorted(values(client, "orders"))
 
@@ -79,7 +79,7 @@ def test_two_of_three_votes_are_lost_and_what_is_left_goes_on(tmp_path: Path) ->
             assert {each.health for each in client.placements("orders")} == {"below_minimum"}
             liftlog(cluster, "cluster", "reassign", "orders", "--replicas", "a", "--min-insync-replicas", "1")
             assert sorted(values(client, "orders")) == before
-            client.append("orders", 1, [{"value": b"alone"}])
+            store(client, "orders", 1, [{"value": b"alone"}])
             cluster.brokers["b"].start(wait=False)
             cluster.wait_ready("b")
             client.reassign("orders", ["a", "b", "d"], min_insync_replicas=2)
@@ -87,7 +87,7 @@ def test_two_of_three_votes_are_lost_and_what_is_left_goes_on(tmp_path: Path) ->
             liftlog(cluster, "cluster", "remove-broker", "c", "--yes")
             eventually(lambda: sorted(client.cluster().voters) == ["a", "b", "d"], what="three vote")
             eventually(lambda: is_well(client), what="all is in sync again")
-            client.append("orders", 0, [{"value": b"after"}])
+            store(client, "orders", 0, [{"value": b"after"}])
             assert client.consumer("job").offsets("orders") == {0: 7}
         cluster.brokers["a"].kill9()  # what it had is on the others
         with cluster.client("b", "d", deadline_s=60.0) as client:

@@ -16,12 +16,11 @@ import nats
 import pytest
 
 from broker.api.errors import NotEnoughReplicas, Retryable
-from broker.client import Client
 from tests.history.judge import faults, judge
 from tests.history.ops import read
 from tests.history.record import Recorder
 from tests.history.users import Pollers, Senders, read_to_the_end
-from tests.support.clusters import RealCluster, three
+from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import eventually, frozen
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -145,7 +144,7 @@ def test_with_too_few_in_sync_appends_are_refused_at_once_and_reads_served(whole
     stream = "few"
     with whole.client(deadline_s=0.0) as client:
         made = client.create_stream(stream, subject=stream, replication_factor=2, min_insync_replicas=2)
-        append(client, stream, b"before")
+        store(client, stream, 0, [{"value": b"before"}])
         left = whole.leader(stream)
         [other] = set(made.partitions[0].replicas) - {left}
         whole.brokers[other].kill9()
@@ -156,7 +155,7 @@ def test_with_too_few_in_sync_appends_are_refused_at_once_and_reads_served(whole
         assert "not_enough_replicas" in published(whole.nats.url, stream)
         assert client.read(stream).to_table().column("value").to_pylist() == [b"before"]
         back(whole, other, stream, 2)
-        append(client, stream, b"after")
+        store(client, stream, 0, [{"value": b"after"}])
         assert client.read(stream).to_table().column("value").to_pylist() == [b"before", b"after"]
 
 
@@ -164,7 +163,7 @@ def test_without_a_majority_nothing_is_acked_and_then_it_goes_on(whole: RealClus
     stream = "minority"
     with whole.client(deadline_s=0.0) as client:
         client.create_stream(stream, subject=stream, replication_factor=3)
-        append(client, stream, b"before")
+        store(client, stream, 0, [{"value": b"before"}])
         left = whole.leader(stream)
         others = sorted(set(whole.brokers) - {left})
         for broker in others:
@@ -182,23 +181,8 @@ def test_without_a_majority_nothing_is_acked_and_then_it_goes_on(whole: RealClus
         for broker in others:
             back(whole, broker, stream, None)
         whole.in_sync(stream, 3)
-        append(client, stream, b"after")
+        store(client, stream, 0, [{"value": b"after"}])
         assert client.read(stream).to_table().column("value").to_pylist() == [b"before", b"after"]
-
-
-def append(client: Client, stream: str, value: bytes) -> None:
-    """Once it is taken: who has just begun to lead says that it is not ready."""
-
-    def stored() -> bool:
-        try:
-            client.append(stream, 0, [{"value": value}])
-        except Retryable as error:
-            if error.fields.get("sent"):  # it may be stored: nothing here makes that happen
-                raise
-            return False
-        return True
-
-    eventually(stored, what=f"{value!r} to be stored")
 
 
 def published(url: str, subject: str) -> str:

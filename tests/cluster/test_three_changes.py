@@ -17,7 +17,7 @@ import pytest
 
 from broker.api.errors import InvalidSetting, Retryable, StreamPaused, UnknownStream
 from broker.client import Client
-from tests.support.clusters import RealCluster, three
+from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -68,7 +68,7 @@ def publish(cluster: RealCluster, subject: str, value: bytes) -> dict[str, Any]:
 
 def test_a_stream_that_is_deleted_and_made_again_while_a_broker_is_away(cluster: RealCluster, client: Client) -> None:
     client.create_stream("again", subject="again", replication_factor=3)
-    client.append("again", 0, [{"value": b"old"}] * 3)
+    store(client, "again", 0, [{"value": b"old"}] * 3)
     away = follower(cluster, "again")
     [old] = folders(cluster, away, "again")
     cluster.brokers[away].kill9()
@@ -79,7 +79,7 @@ def test_a_stream_that_is_deleted_and_made_again_while_a_broker_is_away(cluster:
     with cluster.client(deadline_s=0.0) as impatient, pytest.raises(Retryable, match="3 replicas need as many"):
         impatient.create_stream("again", subject="again", replication_factor=3)
     client.create_stream("again", subject="again", replication_factor=2)
-    client.append("again", 0, [{"value": b"new"}])
+    store(client, "again", 0, [{"value": b"new"}])
     cluster.brokers[away].start(wait=False)
     cluster.wait_ready(away)
     eventually(lambda: old not in folders(cluster, away, "again"), what="the old folder to go")
@@ -95,7 +95,7 @@ def test_a_stream_that_is_deleted_and_made_again_while_a_broker_is_away(cluster:
 def test_a_trim_reaches_who_was_away(cluster: RealCluster, client: Client) -> None:
     client.create_stream("trimmed", replication_factor=3)
     for number in range(4):
-        client.append("trimmed", 0, [{"value": b"%d" % number}])
+        store(client, "trimmed", 0, [{"value": b"%d" % number}])
     away = follower(cluster, "trimmed")
     cluster.brokers[away].kill9()
     cluster.in_sync("trimmed", 2)
@@ -153,7 +153,7 @@ def test_settings_and_minimum_are_altered(cluster: RealCluster, client: Client) 
     with pytest.raises(Retryable, match="min_insync_replicas=3"), cluster.client(deadline_s=0.0) as impatient:
         impatient.append("altered", 0, [{"value": b"x"}])
     assert client.alter("altered", min_insync_replicas=2).min_insync_replicas == 2
-    client.append("altered", 0, [{"value": b"x"}])
+    store(client, "altered", 0, [{"value": b"x"}])
     back(cluster, away, "altered")
 
 
@@ -177,7 +177,7 @@ def test_replicas_are_not_taken_away_by_a_setting(cluster: RealCluster, client: 
 def test_every_broker_says_the_same(cluster: RealCluster, client: Client) -> None:
     client.create_stream("same", partitions=3, replication_factor=2)
     for partition in range(3):
-        client.append("same", partition, [{"value": b"x"}] * (partition + 1))
+        store(client, "same", partition, [{"value": b"x"}] * (partition + 1))
     for broker in cluster.brokers:
         with cluster.client(broker) as one:
             assert [p.high_watermark for p in one.describe("same").partitions] == [1, 2, 3]

@@ -18,7 +18,7 @@ import pytest
 
 from broker.client import Client, connect
 from broker.client.reader import RecordReader
-from tests.support.clusters import RealCluster, three
+from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import eventually, frozen
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -167,7 +167,7 @@ def test_a_follower_says_nothing_that_a_reader_could_take_for_an_end(cluster: Re
     stream = "told"
     with cluster.client() as client:
         client.create_stream(stream, replication_factor=3)
-        client.append(stream, 0, [{"value": b"x"}] * 10)
+        store(client, stream, 0, [{"value": b"x"}] * 10)
         leader = cluster.leader(stream)
         follower = next(broker for broker in cluster.brokers if broker != leader)
         cluster.in_sync(stream, 3)
@@ -203,7 +203,7 @@ def test_a_broker_that_stands_still_and_is_named_first_holds_up_nobody(cluster: 
     stream = "frozen-first"
     with cluster.client() as client:
         client.create_stream(stream, replication_factor=3)
-        client.append(stream, 0, [{"value": b"0"}])
+        store(client, stream, 0, [{"value": b"0"}])
         reader = client.read(stream, follow=True)
         assert next(reader).num_rows == 1
     first = cluster.leader(stream)

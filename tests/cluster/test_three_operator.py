@@ -19,7 +19,7 @@ import pytest
 from broker.api.errors import InvalidRequest, UnknownPartition, UnknownStream
 from broker.client import Client
 from tests.cluster.test_three import goes_on, history
-from tests.support.clusters import RealCluster, three
+from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -143,11 +143,11 @@ def test_records_are_given_up_only_by_somebody_who_says_so(cluster: RealCluster,
     client.reassign("given", ["c", "d"])
     eventually(lambda: moved(client, "given"), what="it is on c and d")
     eventually(lambda: client.elect_preferred("given", 0) and cluster.leader("given") == "c", what="c leads")
-    client.append("given", 0, [{"value": b"both"}])
+    store(client, "given", 0, [{"value": b"both"}])
     cluster.in_sync("given", 2)
     cluster.brokers["d"].kill9()
     cluster.in_sync("given", 1)
-    client.append("given", 0, [{"value": b"only c"}])
+    store(client, "given", 0, [{"value": b"only c"}])
     cluster.brokers["c"].kill9()
     back(cluster, "d")
     eventually(lambda: client.placements("given")[0].leader is None, what="nobody leads")
@@ -160,7 +160,7 @@ def test_records_are_given_up_only_by_somebody_who_says_so(cluster: RealCluster,
         client.elect_unclean("given", 0, broker="a", accept_loss=True)
     said = liftlog(cluster, "cluster", "elect", "given/0", "--unclean", "--yes")
     assert "unclean" in said.stdout
-    client.append("given", 0, [{"value": b"after"}])
+    store(client, "given", 0, [{"value": b"after"}])
     back(cluster, "c")
     cluster.in_sync("given", 2)
     eventually(lambda: client.elect_preferred("given", 0) and cluster.leader("given") == "c", what="c leads again")
@@ -170,7 +170,7 @@ def test_records_are_given_up_only_by_somebody_who_says_so(cluster: RealCluster,
 def test_a_broker_is_drained_and_removed_and_its_folder_is_refused(cluster: RealCluster, client: Client) -> None:
     client.create_stream("drained", partitions=3, replication_factor=3)
     for partition in range(3):
-        client.append("drained", partition, [{"value": b"%d" % partition}])
+        store(client, "drained", partition, [{"value": b"%d" % partition}])
     victim = next(broker for broker in "abd" if broker != cluster.controller())
     cluster.brokers[victim].kill9()
     eventually(lambda: not broker_of(client, victim).live, what="it to be failed")

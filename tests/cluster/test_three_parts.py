@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from broker.client import Client
-from tests.support.clusters import RealCluster, three
+from tests.support.clusters import RealCluster, store, three
 from tests.support.plain_reader import read_segment
 from tests.support.processes import eventually, frozen
 from tests.unit.runtime.test_captures import Publishers
@@ -44,7 +44,7 @@ def test_consumer_offsets_are_kept_by_three_from_the_beginning(cluster: RealClus
 
     assert eventually(described, what="the stream of offsets") == [3]
     client.create_stream("first", replication_factor=3)
-    client.append("first", 0, [{"value": b"x"}])
+    store(client, "first", 0, [{"value": b"x"}])
     client.reset("reader", "first", "latest")
     assert client.consumer("reader").lag == 0
 
@@ -187,7 +187,7 @@ def test_a_flipped_bit_in_a_stream_of_one_replica_costs_its_batch_and_no_other(
     """Nobody else has what stands behind it: it stays, with its offsets, and what is lost is told."""
     client.create_stream("single", replication_factor=1)
     for number in range(8):
-        client.append("single", 0, [{"value": b"%d" % number}])
+        store(client, "single", 0, [{"value": b"%d" % number}])
     leader = cluster.leader("single")
     broker = cluster.brokers[leader]
     broker.kill9()
@@ -198,7 +198,7 @@ def test_a_flipped_bit_in_a_stream_of_one_replica_costs_its_batch_and_no_other(
     path.write_bytes(data)
     broker.start(wait=False)
     cluster.wait_ready(leader)
-    assert client.append("single", 0, [{"value": b"8"}]).first_offset == 8
+    assert store(client, "single", 0, [{"value": b"8"}]).first_offset == 8
     found = client.read("single").to_table().column("value").to_pylist()
     assert found == [b"%d" % number for number in range(9) if number != 3]
     assert client.describe("single").partitions[0].lost_ranges == ((3, 4),)
@@ -210,7 +210,7 @@ def test_a_consumer_that_was_given_up_is_forgotten_and_the_lag_of_others_is_meas
     """Whoever leads the stream of offsets, and whoever leads what they read."""
     client.create_stream("read", partitions=3, replication_factor=3)
     for partition in range(3):
-        client.append("read", partition, [{"value": b"x"}] * 5)
+        store(client, "read", partition, [{"value": b"x"}] * 5)
     client.reset("done", "read", "latest")
     client.reset("behind", "read", "earliest")
     leader = cluster.leader("__offsets")

@@ -28,7 +28,7 @@ from broker.raft.node import form
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, key_of
 from broker.runtime.cluster.link.server import METHOD, SERVICE
 from broker.storage.disk import OsDisk
-from tests.support.clusters import RealCluster, three
+from tests.support.clusters import RealCluster, store, three
 from tests.support.processes import BrokerProcess, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -127,7 +127,7 @@ def goes_on(cluster: RealCluster, stream: str) -> None:
     with cluster.client(deadline_s=60.0) as client:
         if stream not in [each.name for each in client.streams()]:
             client.create_stream(stream, replication_factor=3)
-        client.append(stream, 0, [{"value": b"x"}])
+        store(client, stream, 0, [{"value": b"x"}])
     cluster.in_sync(stream, 3)
 
 
@@ -247,7 +247,7 @@ def test_a_longer_log_of_an_older_epoch_is_cut(cluster: RealCluster) -> None:
     with cluster.client(deadline_s=60.0) as client:
         client.create_stream("older", replication_factor=3, acks="leader")
         cluster.in_sync("older", 3)
-        client.append("older", 0, [{"value": b"before"}])
+        store(client, "older", 0, [{"value": b"before"}])
     leader = cluster.leader("older")
     process = cluster.brokers[leader]
     eventually(lambda: cluster.state("older")["high_watermark"] == 1, what="all have it")
@@ -267,7 +267,7 @@ def test_a_longer_log_of_an_older_epoch_is_cut(cluster: RealCluster) -> None:
     assert alone > 10
     assert cluster.leader("older") != leader
     with cluster.client(deadline_s=60.0) as client:
-        client.append("older", 0, [{"value": b"after"}])
+        store(client, "older", 0, [{"value": b"after"}])
     process.start(wait=False)
     cluster.wait_ready(leader)
     cluster.in_sync("older", 3)

@@ -20,7 +20,7 @@ from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.task import RACK, TaskRanges, read_task, session
 from spark_liftlog.schema import ROW, Projection
 from tests.spark.streams import start
-from tests.support.clusters import RealCluster
+from tests.support.clusters import RealCluster, store
 from tests.support.processes import eventually
 
 PARTITIONS = 3
@@ -121,7 +121,7 @@ def test_tasks_read_from_the_replica_in_their_rack(cluster: RealCluster, monkeyp
     stream, brokers = "racks", ",".join(cluster.addresses)
     with cluster.client(deadline_s=DEADLINE_S) as client:
         described = client.create_stream(stream, replication_factor=3)
-        client.append(stream, 0, [{"value": b"%d" % number} for number in range(100)])
+        store(client, stream, 0, [{"value": b"%d" % number} for number in range(100)])
         leader = cluster.leader(stream)
         cluster.in_sync(stream, 3)
     follower = next(broker for broker in cluster.brokers if broker != leader)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import urllib.error
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from broker.client import Client, connect
+from broker.api.errors import Retryable
+from broker.client import Appended, Client, connect
+from broker.client.writing.append import Stamp
+from broker.client.writing.records import Records
 from tests.support.network import Network
 from tests.support.processes import BrokerProcess, NatsServer, eventually, free_port
 
+T = TypeVar("T")
 IDS = ("a", "b", "c")
 WAIT_S = 60.0
 
@@ -165,6 +169,23 @@ class RealCluster:
         found = eventually(look, timeout_s=WAIT_S, what="a controller")
         assert found is not None
         return found
+
+
+def store(client: Client, stream: str, partition: int, records: Records) -> Appended:
+    """Append once, whatever happens meanwhile: on a busy machine a session may lapse, and then nobody knows."""
+
+    def once(attempt: Callable[[], T]) -> T:
+        def attempted() -> tuple[T] | None:
+            with suppress(Retryable):
+                return (attempt(),)
+            return None
+
+        found = eventually(attempted, what=f"{stream}/{partition} to take records")
+        assert found is not None
+        return found[0]
+
+    stamp = Stamp(*once(client.register_producer), sequence=0)
+    return once(lambda: client.append(stream, partition, records, stamp=stamp))
 
 
 @contextmanager

@@ -1,0 +1,58 @@
+"""All tests, as `make test` runs them: `python -m tests [arguments of pytest]`.
+
+A test with processes that waited in vain, or was told of an error, is run once more, alone, in a process of its own.
+Five workers on two cores make brokers stand still for seconds: sessions lapse, and what a test took for granted is not
+so. What compares is never luck: an assertion that does not hold is final. So are failures of other tests, and more
+than `AGAIN_MAX`. What passes only when it runs alone is named at the end (record 99).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+AGAIN_MAX = 3
+IN_VAIN = "AssertionError: not within "
+"""How `tests.support.processes.eventually` begins."""
+
+
+class Failed:
+    """Which tests failed, and whether all of them may be run again."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, None] = {}
+        self.is_final = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.nodes[report.nodeid] = None
+            self.is_final |= "process" not in report.keywords or compares(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.is_final |= report.failed
+
+
+def compares(report: pytest.TestReport) -> bool:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return crash is None or (
+        crash.message.startswith(("assert", "AssertionError")) and not crash.message.startswith(IN_VAIN)
+    )
+
+
+def main(arguments: list[str]) -> int:
+    failed = Failed()
+    code = int(pytest.main(arguments, plugins=[failed]))
+    if code != pytest.ExitCode.TESTS_FAILED or failed.is_final or not 0 < len(failed.nodes) <= AGAIN_MAX:
+        return code
+    for node in failed.nodes:
+        print(f"once more, alone: {node}", flush=True)
+        if (code := subprocess.run([sys.executable, "-m", "pytest", "-n", "0", node]).returncode) != 0:
+            return code
+    print("PASSED ONLY WHEN THEY RAN ALONE:", *failed.nodes, sep="\n    ")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
