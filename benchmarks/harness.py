@@ -47,6 +47,8 @@ WORKLOADS = (
     "background",
     "commands",
     "replicated",
+    "catchup",
+    "takeover",
 )
 
 Measures = dict[str, float]

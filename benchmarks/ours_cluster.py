@@ -18,15 +18,22 @@ class LiftlogCluster:
     Args:
         settings: Over the stream's defaults.
         env: Over each broker's configuration.
+        in_sync: So many replicas are waited for.
     """
 
     def __init__(
-        self, folder: Path, *, settings: dict[str, Any] | None = None, env: dict[str, str] | None = None
+        self,
+        folder: Path,
+        *,
+        settings: dict[str, Any] | None = None,
+        env: dict[str, str] | None = None,
+        in_sync: int = 3,
     ) -> None:
         self._stack = ExitStack()
         self._folder = folder
         self._settings = settings or {}
         self._env = env or {}
+        self._in_sync = in_sync
 
     def __enter__(self) -> Self:
         with self._stack:
@@ -39,7 +46,7 @@ class LiftlogCluster:
             self.brokers.start()
             wanted = {"name": STREAM, "subject": f"{SUBJECT}.*", "replication_factor": 3, **self._settings}
             next(iter(self.brokers.running.values())).request("POST", "/v1/streams", wanted)
-            self.brokers.in_sync(STREAM, 3)
+            self.brokers.in_sync(STREAM, self._in_sync)
             self._stack = self._stack.pop_all()
         return self
 

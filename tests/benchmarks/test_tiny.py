@@ -60,6 +60,19 @@ def test_replicated(tmp_path: Path) -> None:
         assert ours(line)["acked"] > 0
 
 
+def test_catching_up(tmp_path: Path) -> None:
+    (line,) = run_tiny("catchup", tmp_path)
+    for side in ("liftlog", "liftlog-loaded"):
+        assert ours(line, side)["lost"] == 0
+        assert ours(line, side)["mb"] > 5.0
+
+
+def test_taking_over(tmp_path: Path) -> None:
+    (line,) = run_tiny("takeover", tmp_path)
+    assert ours(line)["lost"] == 0
+    assert 0 < ours(line)["ids_read"] < line["parameters"]["ids"]
+
+
 def test_fetch(tmp_path: Path) -> None:
     for line in run_tiny("fetch", tmp_path):
         assert ours(line)["bytes_per_record"] > line["parameters"]["value_bytes"]

@@ -1,0 +1,107 @@
+"""Taking over: from the epoch of a new leader to its first stored message, with four million message ids.
+
+No broker: two logs in this process, on the disk that `--data` names. One leads and takes in messages with ids; the
+other follows: it copies them as they are, and writes a checkpoint after each `CHECKPOINT_IDS`, as a broker does every
+few seconds. What came since the last one it reads when it begins to lead. `keep_up_s` is the time of all its
+checkpoints together, which a broker spends on a thread beside. `lost` counts ids that it does not know, and stores.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.harness import Case, Measures, Side, Target
+from broker.ingest import Builder, Intake
+from broker.storage import LogIdentity, LogSettings, OsDisk, PartitionLog
+from tests.support.logs import plan_bytes
+
+BATCH_IDS = 4_000
+CHECKPOINT_IDS = 200_000
+NOW_US = 1 << 50
+SETTINGS = LogSettings(is_sole_replica=False, dedup_window_ms=3_600_000)
+
+
+def cases(*, tiny: bool) -> Sequence[Case]:
+    ids = 64_000 if tiny else 4_000_000
+    return [
+        Case(
+            name="takeover-tiny" if tiny else "takeover-4M-ids",
+            metric="takeover_s",
+            unit="s",
+            parameters={"ids": ids, "ids_since_checkpoint": _rest(ids), "value_bytes": 100},
+            open=lambda folder: _sides(folder, ids),
+            targets=(Target(of="takeover_s", most=0.5),),
+        )
+    ]
+
+
+def _rest(ids: int) -> int:
+    """The worst: a leader that dies right before the checkpoint."""
+    return min(CHECKPOINT_IDS, ids // 4)
+
+
+@contextmanager
+def _sides(folder: Path, ids: int) -> Iterator[Mapping[str, Side]]:
+    def turn() -> Measures:
+        leader, follower = _log(folder / "leader"), _log(folder / "follower")
+        leader.lead(1)
+        follower.follow(1)
+        keep_up_s = 0.0
+        for first in range(0, ids, BATCH_IDS):
+            _publish(leader, first, BATCH_IDS, epoch=1)
+            _copy(leader, follower)
+            end = first + BATCH_IDS
+            if end % _rest(ids) == 0 and end < ids:
+                begun_s = time.monotonic()
+                follower.keep_up()
+                follower.checkpoint()
+                keep_up_s += time.monotonic() - begun_s
+        memory = follower.remembered.memory
+        assert memory is not None
+        rest = follower.log_end_offset - memory.end
+        begun_s = time.monotonic()
+        follower.lead(2)
+        _publish(follower, ids, 1, epoch=2)
+        took_s, end = time.monotonic() - begun_s, follower.log_end_offset
+        again = sum(_publish(follower, first, 1, epoch=2) for first in (0, ids // 2, ids - 1, ids))
+        assert end == ids + 1
+        for log in (leader, follower):
+            log.close(clean=False)
+        shutil.rmtree(folder)
+        return {"takeover_s": took_s, "keep_up_s": keep_up_s, "ids_read": rest, "lost": again}
+
+    yield {"liftlog": turn}
+
+
+def _log(folder: Path) -> PartitionLog:
+    identity = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=0)
+    return PartitionLog.create(OsDisk(), str(folder), identity, SETTINGS, now_us=0)
+
+
+def _publish(log: PartitionLog, first: int, count: int, *, epoch: int) -> int:
+    """Messages `first` and so on, each with its id. Returns how many were stored."""
+    builder = Builder(
+        stream="s",
+        partition=0,
+        partition_count=1,
+        reply_acks=True,
+        default_ack="all",
+        record_bytes_max=1 << 20,
+        batch_bytes=4 << 20,
+        batch_records=1 << 16,
+    )
+    intake = Intake()
+    intake.route(1, [builder], partition_by="subject_suffix")
+    line = b"HMSG s 1 r 37 137\r\nNATS/1.0\r\nNats-Msg-Id: %010d\r\n\r\n" + b"v" * 100 + b"\r\n"
+    intake.feed(b"".join(line % number for number in range(first, first + count)), NOW_US)
+    result = log.append([builder.take()], leader_epoch=epoch, now_us=NOW_US)
+    return result.next_offset - result.first_offset
+
+
+def _copy(leader: PartitionLog, follower: PartitionLog) -> None:
+    with leader.read(follower.log_end_offset, stored=True, max_bytes=1 << 30) as plan:
+        follower.append_stored(plan_bytes(plan), leader_epoch=1, now_us=NOW_US)
