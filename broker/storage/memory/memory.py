@@ -10,6 +10,8 @@ tell of the records below `end`, and of no others: whoever finds another log end
 M1  Whatever an id is answered with was decided under the append lock, from what is in the log: nothing is pending.
 M2  An append that fails leaves no id, no subject and no stamp behind.
 M3  Room is made before anything is noted: a table that grows moves its entries.
+M4  A window counts back from when a message was read, and it may have waited since. So of what is read from the log or
+    kept in a state file, ids stay for `WAITED_US` longer; who asks looks at the times.
 
 No I/O, no clock, no lock: `PartitionLog` brings what is stored, and holds the append lock.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -29,6 +32,9 @@ from broker.storage.memory.subjects import Latest, SubjectTable, read_head
 from broker.storage.rows import Conditional, RowBatch
 from broker.storage.segment_log import AppendResult, Message
 from broker.storage.segments.checkpoint import LogSettings
+
+WAITED_US: Final = 60_000_000
+"""Longer no message waits for a disk: its publisher has given up."""
 
 
 @dataclass(slots=True)
@@ -86,7 +92,7 @@ class Memory:
             stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
             used_us, continues = now_us or header.max_timestamp_us, header.group_index > 0
             self.producers.note(stamp, header.first_offset, header.next_offset, now_us=used_us, continues=continues)
-        ids, since_us = self.ids, now_us - window_us
+        ids, since_us = self.ids, now_us - window_us - WAITED_US
         ids.last_id = b""
         if window_us and (header.next_offset == end or header.max_timestamp_us > since_us):
             found = ids_in(message)
@@ -100,7 +106,7 @@ class Memory:
         sections = {PRODUCERS: self.producers.snapshot()}
         window_us = settings.dedup_window_ms * 1_000
         if window_us and (len(self.ids) or self.ids.last_id):
-            sections[IDS] = self.ids.snapshot(end=offset, since_us=now_us - window_us)
+            sections[IDS] = self.ids.snapshot(end=offset, since_us=now_us - window_us - WAITED_US)
         if settings.subjects_max and self.subjects is not None:
             assert offset == self.end, "of a live table only the end is told"
             self.subjects.begin(log_start_offset, settings.subjects_max)
