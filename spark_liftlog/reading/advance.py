@@ -52,10 +52,15 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """What the broker says of the streams of a query; a stream that does not exist is not in it."""
+    """What the broker says of the streams of a query; a stream that does not exist is not in it.
+
+    Attributes:
+        unknown: Partitions that are there, and of which it cannot tell now where they end.
+    """
 
     incarnations: Mapping[str, str]
     partitions: Mapping[Key, Head]
+    unknown: Set[Key] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from broker.api.errors import InvalidSetting
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import SourceOptions
+from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.offsets import Key
 from spark_liftlog.reading.plan import Range, plan
@@ -73,8 +74,12 @@ class LiftlogReader(DataSourceReader):
 
     def _ranges(self, cluster: Cluster) -> list[Range]:
         options = self._options
-        _, found = cluster.heads_now(options.selection.watched)
-        heads = options.selection.of(found)
+
+        def now() -> Heads:
+            _, found = cluster.heads_now(options.selection.watched)
+            return options.selection.of(found)
+
+        heads = cluster.whole(now(), now)
         keys = keys_of(cluster, options.selection, heads)
         starts, ends = (
             resolve_where(cluster, keys, where, option=name, fail_on_data_loss=options.fail_on_data_loss)

@@ -8,17 +8,20 @@ Three calls, each one bulk request whatever the number of partitions:
 
 Q1  `heads_now` and `resolve` are repeated until their deadline: a broker that is killed and comes back
     within it is a pause. `watch` and `commit` are asked once; their callers are threads that go on.
+Q2  A broker that does not know where a partition ends says so. Whoever plans from heads asks for `whole` ones: a read
+    without that partition would be taken for all there is, and a query meet it later as one that was added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from broker.api import answers
 from broker.api.answers import PartitionLag
-from broker.api.errors import LiftlogError, Retryable
+from broker.api.errors import LiftlogError, NotReady, Retryable, UnknownPartition, UnknownStream
 from broker.client.client import Client
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
@@ -33,6 +36,7 @@ FIRST_DEADLINE_S: Final = 30.0
 DEADLINE_S: Final = 120.0
 """Patience with brokers that did answer before."""
 TIMEOUT_S: Final = 10.0
+AGAIN_S: Final = 0.1
 
 At: TypeAlias = str | Mapping[str, int]
 """`earliest`, `latest`, `{"offset": n}`, `{"timestamp_us": t}` (the first record that is not older) or `{"epoch": e}`
@@ -100,7 +104,31 @@ class Cluster:
             for number, at in stream.partitions.items()
         }
         incarnations = {name: stream.incarnation for name, stream in found.streams.items()}
-        return found.version, Heads(incarnations=incarnations, partitions=partitions)
+        unknown = frozenset((name, number) for name, stream in found.streams.items() for number in stream.unknown)
+        return found.version, Heads(incarnations=incarnations, partitions=partitions, unknown=unknown)
+
+    def whole(self, heads: Heads, again: Callable[[], Heads], *, of: Callable[[Key], bool] = lambda key: True) -> Heads:
+        """Heads that tell of all partitions: one that nobody leads at present is waited for (Q2).
+
+        Args:
+            heads: The newest at hand.
+            again: Newer ones.
+            of: Which partitions matter.
+        Raises:
+            LiftlogError: why a partition cannot be read, where that does not pass; Retryable if it has not passed in
+                time.
+        """
+        deadline = time.monotonic() + DEADLINE_S
+        while missing := sorted(key for key in heads.unknown if of(key)):
+            (found,) = self.resolve([(missing[0], "latest")])
+            if found.error is not None and not isinstance(found.error, UnknownStream | UnknownPartition):
+                raise found.error
+            if time.monotonic() > deadline:
+                stream, partition = missing[0]
+                raise NotReady(f"stream {stream!r} is there, but no broker says where partition {partition} ends")
+            time.sleep(AGAIN_S)
+            heads = again()
+        return heads
 
     def resolve(self, positions: Sequence[tuple[Key, At]]) -> list[Resolved]:
         """Resolve positions in one call, in their order; those that cannot be told now are asked again for a while.

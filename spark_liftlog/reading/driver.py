@@ -84,7 +84,7 @@ class StreamDriver:
 
     def freeze(self) -> None:
         """Read up to what there is now, and no further (Trigger.AvailableNow)."""
-        self._frozen = self._watch.fresh()
+        self._frozen = self._whole(self._watch.fresh())
 
     def latest(
         self, start_value: dict[str, Any], *, rows_max: int | None = None, is_bounded: bool = True
@@ -97,7 +97,7 @@ class StreamDriver:
         """
         self.claim()
         start = self._decode(start_value)
-        heads = self._frozen or self._watch.current()
+        heads = self._frozen or self._whole(self._watch.current())
         self._admission.begin(heads, rows_max=rows_max, is_bounded=is_bounded, is_final=self._frozen is not None)
         if start is None:
             first = self._first(start_value, heads)
@@ -155,6 +155,9 @@ class StreamDriver:
         self._cluster.close()
         if self._claimed is not None:
             self._claimed.close()
+
+    def _whole(self, heads: Heads) -> Heads:
+        return self._cluster.whole(heads, self._watch.fresh) if heads.unknown else heads
 
     def _first(self, start_value: dict[str, Any], heads: Heads) -> Offset | None:
         """The first end of a query: it says itself where its batch begins (S1). None: there is no stream yet."""

@@ -46,7 +46,8 @@ class Selection:
             return heads
         incarnations = {name: found for name, found in heads.incarnations.items() if self.has(name)}
         partitions = {key: head for key, head in heads.partitions.items() if key[0] in incarnations and self.takes(key)}
-        return Heads(incarnations=incarnations, partitions=partitions)
+        unknown = frozenset(key for key in heads.unknown if key[0] in incarnations and self.takes(key))
+        return Heads(incarnations=incarnations, partitions=partitions, unknown=unknown)
 
     def __str__(self) -> str:
         return f"pattern {self.pattern!r}" if self.pattern is not None else ", ".join(map(repr, self.names))

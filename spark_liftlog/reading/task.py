@@ -30,7 +30,7 @@ from broker.client.reading.gathering import Gathering
 from broker.client.reading.reused_memory import ReusedMemory
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions
-from spark_liftlog.reading.advance import Head, expired, lost, truncated
+from spark_liftlog.reading.advance import Head, Heads, expired, lost, truncated
 from spark_liftlog.reading.cluster import TIMEOUT_S, Cluster
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.prefetch import read_ahead
@@ -113,8 +113,12 @@ def _now(partition: InputPartition, brokers: str) -> list[Range]:
     if opening is None or not (opening.always or is_streaming):
         return [wanted for wanted in ranges if wanted.record_count]
     streams = sorted({wanted.stream for wanted in ranges} | set(opening.added))
-    _, heads = Cluster(session(brokers).brokers).heads_now(streams)
-    return grown(ranges, opening, heads)
+    keys, cluster = {(wanted.stream, wanted.partition) for wanted in ranges}, Cluster(session(brokers).brokers)
+
+    def now() -> Heads:
+        return cluster.heads_now(streams)[1]
+
+    return grown(ranges, opening, cluster.whole(now(), now, of=lambda key: key in keys or key[0] in opening.added))
 
 
 def _records(

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 import spark_liftlog
 from broker.client.client import Client, connect
 from tests.spark.streams import Stream
+from tests.support.clusters import RealCluster
 from tests.support.processes import BrokerProcess
 from tests.support.spark_home import unpacked
 
@@ -57,6 +58,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def client(broker: BrokerProcess) -> Iterator[Client]:
     with connect(broker.address) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    """Three brokers. A test that takes one away brings it back."""
+    made = RealCluster(tmp_path_factory.mktemp("three"), None)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
 
 
 @pytest.fixture

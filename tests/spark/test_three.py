@@ -7,7 +7,6 @@ partition is killed, comes back, and the next one dies. So does whoever decides 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,15 +24,6 @@ from tests.support.processes import eventually
 
 PARTITIONS = 3
 DEADLINE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
-    made = RealCluster(tmp_path_factory.mktemp("three"), None)
-    try:
-        yield made.start()
-    finally:
-        made.stop()
 
 
 class Producing:
