@@ -3,7 +3,8 @@
     python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch>
 
 Its sink is the real one, with two places where it can be told to kill the driver: a file `kill` in the folder says
-`before` (rows are staged, nothing is committed) or `after` (the sink has committed, Spark has not written that down).
+`before` (rows are staged, nothing is committed) or `after` (the sink has committed, Spark has not written that down),
+and the pids of who else dies at that moment.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def dawdling(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _kill_if(moment: str) -> None:
     folder = Path(os.environ[FOLDER])
     order = folder / "kill"
-    if order.exists() and order.read_text() == moment:
+    if order.exists() and (words := order.read_text().split())[0] == moment:
         order.rename(folder / "killed")
-        os.kill(int((folder / "jvm").read_text()), signal.SIGKILL)
+        for victim in (*map(int, words[1:]), int((folder / "jvm").read_text())):
+            os.kill(victim, signal.SIGKILL)
 
 
 def main(broker: str, folder: str, master: str, mode: str, rows_max: str) -> None:
