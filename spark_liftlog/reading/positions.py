@@ -121,10 +121,10 @@ def _check_partitions(keys: Sequence[Key], named: ByPartition, option: str) -> N
         if read == given:
             continue
         unknown, missing = sorted(given - read), sorted(read - given)
-        what = f"partition {unknown[0]} does not exist" if unknown else f"partition {missing[0]} is not named"
-        have = f"the partitions {', '.join(map(str, sorted(read)))}" if read else "no partition that is read"
+        what = f"partition {unknown[0]} is not one that is read" if unknown else f"partition {missing[0]} is not named"
+        those = f"partitions {', '.join(map(str, sorted(read)))} are" if read else "no partition is"
         raise InvalidSetting(
-            f"option {option}: {what}; stream {stream!r} has {have}, and each must be named", key=option
+            f"option {option}: {what}; of stream {stream!r} {those} read, and each must be named", key=option
         )
 
 

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from spark_liftlog.reading.advance import Heads, deleted, recreated
+from broker.api.errors import StaleIncarnation, UnknownStream
+from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.plan import Range
 
 Resolve: TypeAlias = Literal["auto", "plan", "read"]
@@ -98,6 +99,14 @@ def check(stream: str, incarnation: str, heads: Heads) -> None:
     """Whether it is the stream that was planned. Raises as `grown`."""
     now = heads.incarnations.get(stream)
     if now is None:
-        raise deleted(stream)
+        raise UnknownStream(
+            f"stream {stream!r} was deleted after this frame was planned; create it again, and call load() again",
+            stream=stream,
+        )
     if now != incarnation:
-        raise recreated(stream, incarnation, now, 0)
+        raise StaleIncarnation(
+            f"stream {stream!r} was deleted and re-created after this frame was planned, whose offsets are those of"
+            f" incarnation {incarnation}; now it is {now}, whose offsets mean other records; call load() again",
+            stream=stream,
+            incarnation=now,
+        )

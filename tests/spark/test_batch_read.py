@@ -167,7 +167,7 @@ def test_offsets_in_json_bound_the_read(spark: SparkSession, stream: Stream) -> 
         ({"batchRows": "0"}, "LIFTLOG_INVALID_SETTING: option batchRows='0': must be a whole number from 1"),
         ({"stream": "no-such-stream"}, "LIFTLOG_UNKNOWN_STREAM"),
         ({"startingOffsets": '{"STREAM": {"0": 1}}'}, "LIFTLOG_INVALID_SETTING: .*partition 1 is not named"),
-        ({"startingOffsets": '{"STREAM": {"0": 0, "1": 0, "2": 0, "3": 0}}'}, "partition 3 does not exist"),
+        ({"startingOffsets": '{"STREAM": {"0": 0, "1": 0, "2": 0, "3": 0}}'}, "partition 3 is not one that is read"),
         (
             {"startingOffsets": '{"STREAM": {"0": 0, "1": 0, "2": 99}}'},
             "LIFTLOG_OFFSET_OUT_OF_RANGE: option startingOffsets: .*valid offsets are 0 to 2",

@@ -65,7 +65,7 @@ def test_everything_that_was_planned_may_be_gone() -> None:
 
 
 def test_another_stream_of_the_name_is_an_error() -> None:
-    with pytest.raises(StaleIncarnation, match="incarnation i, now it is j"):
+    with pytest.raises(StaleIncarnation, match=r"incarnation i; now it is j, .*load\(\) again"):
         read(ranges(60), heads((0, 60), incarnation="j"))
-    with pytest.raises(UnknownStream):
+    with pytest.raises(UnknownStream, match=r"deleted after this frame was planned; .*load\(\) again"):
         read(ranges(0), Heads(incarnations={}, partitions={}))
