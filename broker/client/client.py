@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from broker.client.reader import RecordReader
     from broker.client.reading.ranges import End, Start
     from broker.client.sinks import Sink
-    from broker.client.writing.append import Appender, Stamp
+    from broker.client.writing.append import AppendCalls, Stamp
     from broker.client.writing.records import Records
 
 TIMEOUT_S: Final = 10.0
@@ -104,12 +104,12 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls):
         self.brokers.pool.close()
 
     @cached_property
-    def _appender(self) -> Appender:
+    def _appender(self) -> AppendCalls:
         from broker.client.writing.append import TIMEOUT_S as APPEND_TIMEOUT_S
-        from broker.client.writing.append import Appender
+        from broker.client.writing.append import AppendCalls
 
         timeout_s = max(self.timeout_s, APPEND_TIMEOUT_S)
-        return Appender(self.brokers, timeout_s=timeout_s, deadline_s=self.deadline_s)
+        return AppendCalls(self.brokers, timeout_s=timeout_s, deadline_s=self.deadline_s)
 
     @property
     def _calls(self) -> Calls:
@@ -201,7 +201,7 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls):
         at_least_once: bool = False,
         stamp: Stamp | None = None,
     ) -> Appended:
-        """Append records to one partition in one request, all or none of them. Details: `Appender.append`.
+        """Append records to one partition in one request, all or none of them. Details: `AppendCalls.append`.
 
         Records may be an Arrow table, batch or reader, a pandas or polars frame, or a list of dicts:
         `client.append("orders", 0, [{"value": b"x", "key": b"k"}])`.

@@ -44,7 +44,7 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.http.patience import DEADLINE_S
 from broker.client.positions import whole
-from broker.client.writing.append import TIMEOUT_S, Appender
+from broker.client.writing.append import TIMEOUT_S, AppendCalls
 from broker.client.writing.deliveries import BatchFuture, Delivery, RecordFuture
 from broker.client.writing.outgoing import (
     Headers,
@@ -139,7 +139,7 @@ class Producer:
         self._default_subject = default_subject(stream)
         calls = Calls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
         self._sequences = Sequences(calls, name) if idempotent else None
-        self._appender = Appender(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
+        self._appender = AppendCalls(brokers, timeout_s=timeout_s, deadline_s=deadline_s)
         self._changed = threading.Condition(threading.Lock())
         self._open: dict[int, Outgoing] = {}  # oldest first
         self._closed: deque[Outgoing] = deque()

@@ -33,16 +33,14 @@ from broker.ingest.settling import (
     FULL,
     UNSURE,
     WRONG,
+    Dropped,
     Ids,
-    Log,
+    LogView,
     Subjects,
-    Verdict,
     is_told,
     settle,
     verdict_body,
 )
-
-_NONE = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +230,7 @@ class PendingBatch:
         self._rows = rows
         self._puts: list[tuple[bytes, int]] = []
         self._missed_end = 0
-        self._dropped: list[tuple[Row, Verdict]] = []
+        self._dropped: list[tuple[Row, Dropped]] = []
 
     def __repr__(self) -> str:
         return f"<PendingBatch {self.stream}/{self.partition} record_count={self.record_count}>"
@@ -278,7 +276,7 @@ class PendingBatch:
     ) -> None:
         """Drop the records that are not to be stored: see `Conditional`."""
         self._missed_end = subjects.missed_end if subjects is not None else 0
-        log = Log(ids, subjects, next_offset, window_us, ids_max, subjects_max)
+        log = LogView(ids, subjects, next_offset, window_us, ids_max, subjects_max)
         kept, self._dropped = settle(self._rows, log, self._puts)
         if not self._dropped:
             return
@@ -365,7 +363,7 @@ class PendingBatch:
         kinds = [AWAITS_ALL] * (leader is not True) + [AWAITS_LEADER] * (leader is not False)
         return [(at, row) for kind in kinds for at, row in enumerate(self._rows, first_offset) if row.awaits == kind]
 
-    def _told(self, leader: bool | None) -> list[tuple[Row, Verdict]]:
+    def _told(self, leader: bool | None) -> list[tuple[Row, Dropped]]:
         return [told for told in self._dropped if is_told(*told)] if leader is not True else []
 
 

@@ -78,7 +78,7 @@ class Subjects(Protocol):
     def make_room(self, fill: Any = None) -> None: ...
 
 
-class Log(NamedTuple):
+class LogView(NamedTuple):
     """What settling is told of the log.
 
     Attributes:
@@ -93,7 +93,7 @@ class Log(NamedTuple):
     subjects_max: int
 
 
-class Verdict(NamedTuple):
+class Dropped(NamedTuple):
     """Why a record is not stored.
 
     Attributes:
@@ -107,14 +107,16 @@ class Verdict(NamedTuple):
     error: tuple[int, int, str] = (0, 0, "")
 
 
-def settle(rows: Sequence[Row], log: Log, puts: list[tuple[bytes, int]]) -> tuple[list[Row], list[tuple[Row, Verdict]]]:
+def settle(
+    rows: Sequence[Row], log: LogView, puts: list[tuple[bytes, int]]
+) -> tuple[list[Row], list[tuple[Row, Dropped]]]:
     """Split rows into those to be stored, which are in the tables now, and those that are not, and why.
 
     Args:
         puts: Gets what the table of subjects had before, in order.
     """
     kept: list[Row] = []
-    dropped: list[tuple[Row, Verdict]] = []
+    dropped: list[tuple[Row, Dropped]] = []
     ids, last_id = log.ids, b""
     if ids is not None:
         last_id = ids.last_id
@@ -133,40 +135,40 @@ def settle(rows: Sequence[Row], log: Log, puts: list[tuple[bytes, int]]) -> tupl
     return kept, dropped
 
 
-def _judge(row: Row, log: Log, offset: int, last_id: bytes) -> Verdict | None:
+def _judge(row: Row, log: LogView, offset: int, last_id: bytes) -> Dropped | None:
     """None: it is stored at `offset`."""
     ids = log.ids
     if row.msg_id and ids is not None:
         found = ids.find(row.msg_id, row.timestamp_us - log.window_us)
         if found >= 0:
-            return Verdict(DUPLICATE, found)
+            return Dropped(DUPLICATE, found)
     if row.expected_sequence >= 0 and row.expected_sequence != offset:  # that of the record before: offset - 1 + 1
-        return Verdict(WRONG, error=_filled(WRONG_SEQUENCE, offset))
+        return Dropped(WRONG, error=_filled(WRONG_SEQUENCE, offset))
     if row.expected_subject_sequence >= 0:
         verdict = _judge_subject(row, log)
         if verdict is not None:
             return verdict
     if row.expected_id:
         if ids is None:
-            return Verdict(WRONG, error=IDS_OFF)
+            return Dropped(WRONG, error=IDS_OFF)
         if row.expected_id != last_id:
-            return Verdict(WRONG, error=_filled(WRONG_MSG_ID, last_id.decode(errors="replace")))
+            return Dropped(WRONG, error=_filled(WRONG_MSG_ID, last_id.decode(errors="replace")))
     if row.msg_id and ids is not None and len(ids) >= log.ids_max:
-        return Verdict(FULL, error=_filled(IDS_FULL, log.ids_max))
+        return Dropped(FULL, error=_filled(IDS_FULL, log.ids_max))
     return None
 
 
-def _judge_subject(row: Row, log: Log) -> Verdict | None:
+def _judge_subject(row: Row, log: LogView) -> Dropped | None:
     subjects = log.subjects
     if not log.subjects_max:
-        return Verdict(WRONG, error=SUBJECTS_OFF)
+        return Dropped(WRONG, error=SUBJECTS_OFF)
     if subjects is None:
-        return Verdict(UNSURE, error=SUBJECTS_NOT_READY)
+        return Dropped(UNSURE, error=SUBJECTS_NOT_READY)
     last = subjects.find(row.subject)
     if last >= 0 and last != row.expected_subject_sequence:
-        return Verdict(WRONG, error=_filled(WRONG_SEQUENCE, last))
+        return Dropped(WRONG, error=_filled(WRONG_SEQUENCE, last))
     if last < 0 or not subjects.takes(row.subject):
-        return Verdict(UNSURE, error=_filled(SUBJECTS_FULL, log.subjects_max))
+        return Dropped(UNSURE, error=_filled(SUBJECTS_FULL, log.subjects_max))
     return None
 
 
@@ -175,12 +177,12 @@ def _filled(error: tuple[int, int, str], value: object) -> tuple[int, int, str]:
     return code, err_code, description.replace("{}", str(value))
 
 
-def is_told(row: Row, verdict: Verdict) -> bool:
+def is_told(row: Row, verdict: Dropped) -> bool:
     """Whether the publisher of a dropped record gets an answer (G4)."""
     return row.awaited if verdict.kind == DUPLICATE else row.may_be_told
 
 
-def verdict_body(stream: str, partition: int, verdict: Verdict) -> bytes:
+def verdict_body(stream: str, partition: int, verdict: Dropped) -> bytes:
     """What the publisher of a dropped record reads."""
     if verdict.kind != DUPLICATE:
         return error_body(stream, *verdict.error)

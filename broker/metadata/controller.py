@@ -89,7 +89,7 @@ class ReportArrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class SubmitAnswered:
     """What became of a submission: the catalog's result, or None: nobody knows."""
 
     number: int
@@ -101,7 +101,7 @@ class TimePassed:
     """Look whether something is due."""
 
 
-Event = HeartbeatArrived | ReportArrived | Answered | TimePassed
+Event = HeartbeatArrived | ReportArrived | SubmitAnswered | TimePassed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class Controller:
                 return self._on_heartbeat(event, catalog, now_ms)
             case ReportArrived():
                 return self._on_report(event)
-            case Answered():
+            case SubmitAnswered():
                 return self._on_answer(event, now_ms)
             case TimePassed():
                 return self._on_time(catalog, now_ms)
@@ -261,7 +261,7 @@ class Controller:
             window_ms=REPORT_WINDOW_MS,
         )
 
-    def _on_answer(self, event: Answered, now_ms: int) -> list[Effect]:
+    def _on_answer(self, event: SubmitAnswered, now_ms: int) -> list[Effect]:
         out = self._out.pop(event.number, None)
         if out is None:
             return []

@@ -56,7 +56,6 @@ from typing import Any, Final, cast
 
 from broker.replication.events import Commit, StepOut, Sync, Synced, SyncFailed, Tick
 from broker.replication.following import (
-    Answered,
     Append,
     Ask,
     Compacted,
@@ -64,6 +63,7 @@ from broker.replication.following import (
     Event,
     Followed,
     Holds,
+    Replied,
     Report,
     Reset,
     StartAt,
@@ -202,7 +202,7 @@ class Follower:
             )
         return (Ask(self.leader, message),)
 
-    def _answered(self, event: Answered) -> tuple[Effect, ...]:
+    def _answered(self, event: Replied) -> tuple[Effect, ...]:
         message = event.message
         is_minded = (message.epoch, message.incarnation) == (self.epoch, self.incarnation)
         if self.phase is Phase.IDLE or not is_minded or isinstance(message, Fenced):  # F2
@@ -397,7 +397,7 @@ _HANDLERS: Final = cast(
         Holds: Follower._holds,
         Compacted: Follower._compacted,
         StateTaken: Follower._state_taken,
-        Answered: Follower._answered,
+        Replied: Follower._answered,
         Unreachable: Follower._unreachable,
         Synced: Follower._synced,
         SyncFailed: Follower._sync_failed,

@@ -67,8 +67,8 @@ class Unfollowed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """The leader has answered.
+class Replied:
+    """The leader has replied.
 
     Attributes:
         own_end: For `End`: the first offset of this log after the records of `found_epoch` and earlier ones.
@@ -83,7 +83,7 @@ class Unreachable:
     """The leader cannot be asked: nobody listens there."""
 
 
-Event = Followed | Unfollowed | Holds | Compacted | StateTaken | Answered | Unreachable | Synced | SyncFailed | Tick
+Event = Followed | Unfollowed | Holds | Compacted | StateTaken | Replied | Unreachable | Synced | SyncFailed | Tick
 
 
 # -- effects --------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class NamedStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class CommitRequest:
     """What a driver asks to be decided.
 
     Attributes:
@@ -83,7 +83,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenResult:
     """The answer to an open: the state afterwards, and the owner's epoch."""
 
     state: SinkState
@@ -92,7 +92,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class CommitResult:
     """The answer to a commit: the state afterwards, and whether this call decided it."""
 
     state: SinkState
@@ -174,7 +174,7 @@ class Ledger:
 
     # --- what comes next ------------------------------------------------------------------------------------
 
-    def judge(self, sink: str, commit: Commit) -> Literal["new", "repeat"]:
+    def judge(self, sink: str, commit: CommitRequest) -> Literal["new", "repeat"]:
         """Whether a commit is a new one, or a repetition of the last decision.
 
         Raises:
@@ -198,7 +198,7 @@ class Ledger:
             raise _rows_differ(state, last, commit)
         return "repeat"
 
-    def decided(self, sink: str, commit: Commit, decision: Decision) -> SinkState:
+    def decided(self, sink: str, commit: CommitRequest, decision: Decision) -> SinkState:
         """The state after a decision, whose owner is current from now on. Asked right where it is appended (D5).
 
         Raises:
@@ -214,7 +214,7 @@ class Ledger:
             is_done=not decision.stages,
         )
 
-    def made_current(self, sink: str, commit: Commit, *, now_us: int) -> SinkState:
+    def made_current(self, sink: str, commit: CommitRequest, *, now_us: int) -> SinkState:
         """The state after an owner's commit: those before are superseded, and its checkpoint is the sink's."""
         state = self.get(sink)
         checkpoint = state.checkpoint if commit.checkpoint is None else commit.checkpoint
@@ -308,7 +308,7 @@ def _fenced(state: SinkState, epoch: int, owner: str | None = None) -> SinkFence
     return SinkFenced(f"sink {state.sink!r}: {why}", sink=state.sink, epoch=state.epoch, asked=epoch)
 
 
-def _forked(state: SinkState, commit: Commit) -> SinkForked:
+def _forked(state: SinkState, commit: CommitRequest) -> SinkForked:
     return SinkForked(
         f"sink {state.sink!r} belongs to checkpoint {state.checkpoint}, this commit comes from {commit.checkpoint}:"
         " two queries would overwrite each other's batches. Give this one its own sink id; or adopt the sink, if its"
@@ -339,7 +339,7 @@ def _regressed(state: SinkState, batch_id: int) -> SinkBatchRegressed:
     )
 
 
-def _missing(state: SinkState, commit: Commit, reached: int) -> SinkBatchesMissing:
+def _missing(state: SinkState, commit: CommitRequest, reached: int) -> SinkBatchesMissing:
     has = f"batch {reached} as its last" if state.last is not None else "no batch"
     return SinkBatchesMissing(
         f"sink {state.sink!r} has {has}, and this commit of batch {commit.batch_id} follows batch {commit.follows}: the"
@@ -351,14 +351,14 @@ def _missing(state: SinkState, commit: Commit, reached: int) -> SinkBatchesMissi
     )
 
 
-def _has_other_rows(last: Decision, commit: Commit) -> bool:
+def _has_other_rows(last: Decision, commit: CommitRequest) -> bool:
     """Whether a repetition is not what was decided. Digests of different kinds tell nothing."""
     (kind, _, digest), (last_kind, _, last_digest) = commit.digest.rpartition(":"), last.digest.rpartition(":")
     is_comparable = kind == last_kind and bool(digest) and bool(last_digest)
     return commit.rows != last.rows or (is_comparable and digest != last_digest)
 
 
-def _rows_differ(state: SinkState, last: Decision, commit: Commit) -> SinkRowsDiffer:
+def _rows_differ(state: SinkState, last: Decision, commit: CommitRequest) -> SinkRowsDiffer:
     if commit.rows != last.rows:
         what = f"with {last.rows} rows, this commit of it has {commit.rows}: the driver planned the batch anew, so its"
     else:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from broker.api.answers import Stage
 from broker.api.errors import LiftlogError
 from broker.client.sinks import Sink
-from broker.client.writing.append import Appender
+from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import pieces
 from spark_liftlog.writing.rows import Target
 
@@ -74,7 +74,7 @@ class Collecting:
 class Appending(Collecting):
     """Appends pieces one after the other, while the next one is collected."""
 
-    def __init__(self, appender: Appender) -> None:
+    def __init__(self, appender: AppendCalls) -> None:
         super().__init__(APPEND_BYTES)
         self._appender = appender
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="liftlog-append")  # started when needed

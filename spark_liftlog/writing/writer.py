@@ -26,7 +26,7 @@ from broker.api.answers import StreamDescription
 from broker.api.errors import InvalidSetting, LiftlogError
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
-from broker.client.writing.append import Appender
+from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import default_subject
 from spark_liftlog.errors import ModeRefused, shown_to_spark
 from spark_liftlog.reading.task import session
@@ -195,7 +195,7 @@ def write_task(
         calls = Calls(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s)
         epoch = 0
         if run is None:
-            outlet = Appending(Appender(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s))
+            outlet = Appending(AppendCalls(brokers, timeout_s=TIMEOUT_S, deadline_s=options.delivery_timeout_s))
         else:
             sink = opened(brokers, run, options.delivery_timeout_s)
             epoch = sink.epoch or 0

@@ -55,7 +55,7 @@ class Office:
     def _answered(self, number: int, result: dict[str, Any] | None) -> None:
         if number in self._unanswered and self.broker.office is self:
             self._unanswered.discard(number)
-            self.step(c.Answered(number=number, result=result))
+            self.step(c.SubmitAnswered(number=number, result=result))
 
 
 class Sessions:

@@ -179,7 +179,7 @@ class Replica(Rewriting):
                 case _:
                     own = log.epoch_end(message.found_epoch) if isinstance(message, End) else 0
                     self._data = data
-                    self._follow_step(f.Answered(message, own))
+                    self._follow_step(f.Replied(message, own))
         finally:
             self._data = b""
 

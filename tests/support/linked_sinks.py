@@ -24,7 +24,7 @@ from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits
-from broker.sinks.ledger import Commit, Committed, NamedStage
+from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage
 from tests.support.linked import Linked, LinkedNode
 from tests.support.placed import ScriptedCatalog
 from tests.support.processes import eventually
@@ -159,7 +159,7 @@ class LinkedSinks:
             )
         return NamedStage(stream=STREAM, partition=partition, stage=stage, parts=2)
 
-    def commit(self, asked: Commit, stages: list[NamedStage]) -> Committed:
+    def commit(self, asked: CommitRequest, stages: list[NamedStage]) -> CommitResult:
         return retried(lambda: self.coordinator().commit(SINK, asked, stages, {}))
 
     def values(self, partition: int) -> list[tuple[int, bytes]]:

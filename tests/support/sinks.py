@@ -28,7 +28,7 @@ from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageLimits, StageStore
-from broker.sinks.ledger import Commit, Committed, NamedStage
+from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage
 from broker.storage.disk import Disk
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
@@ -309,9 +309,9 @@ class Driver:
             check=lambda: self.rig.sinks.check_stage(SINK, self.epoch),
         )
 
-    def asked(self, attempt: Attempt) -> Commit:
+    def asked(self, attempt: Attempt) -> CommitRequest:
         """What `commit` asks, for tests that take its steps one by one."""
-        return Commit(
+        return CommitRequest(
             owner=self.owner,
             epoch=self.epoch,
             batch_id=attempt.batch_id,
@@ -325,7 +325,7 @@ class Driver:
         """What its checkpoint knows to be written."""
         return attempt.batch_id - 1 if attempt.batch_id - 1 in self.world.acked else None
 
-    def commit(self, attempt: Attempt, *, keeps_first: bool = False) -> Committed:
+    def commit(self, attempt: Attempt, *, keeps_first: bool = False) -> CommitResult:
         asked = replace(self.asked(attempt), keeps_first=keeps_first)
         answer = self.rig.sinks.commit(SINK, asked, attempt.named(), {"checkpoint": "/checkpoint"})
         last = answer.state.last
@@ -335,7 +335,7 @@ class Driver:
         self.next_batch = attempt.batch_id + 1
         return answer
 
-    def write(self, *, keeps_first: bool = False) -> Committed:
+    def write(self, *, keeps_first: bool = False) -> CommitResult:
         """Stage and commit the next batch."""
         attempt = self.world.attempt(self.next_batch)
         try:

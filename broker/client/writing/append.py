@@ -1,6 +1,6 @@
 """Appending Arrow record batches to one partition: the low level, which the producer and Spark's executors use.
 
-    Appender(brokers).append("orders", 0, batch)  ->  Appended(first_offset, next_offset, …)
+    AppendCalls(brokers).append("orders", 0, batch)  ->  Appended(first_offset, next_offset, …)
 
 One call is one HTTP request and one commit group: its records are appended whole, in order, or not at
 all. It is repeated while that is certain to have had no effect. When an answer was lost on its way
@@ -43,7 +43,7 @@ class Stamp:
     sequence: int
 
 
-class Appender:
+class AppendCalls:
     """Appends to any stream of a cluster. Thread-safe and fork-safe.
 
     Args:

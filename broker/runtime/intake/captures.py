@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.overlap import subjects_of
-from broker.runtime.intake.flush import Flusher, Slot
+from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.partitions.leader import Partition
 
 
@@ -37,12 +37,12 @@ class Attachment:
     """
 
     info: StreamInfo
-    slots: list[Slot]
+    slots: list[FlushSlot]
     sids: list[int] = field(default_factory=list)
     is_detached: bool = False
 
     @property
-    def subscriptions(self) -> list[tuple[str, list[Slot]]]:
+    def subscriptions(self) -> list[tuple[str, list[FlushSlot]]]:
         """Subject -> the slots that its messages may go to."""
         settings = self.info.settings
         subjects = subjects_of(settings)
@@ -137,5 +137,5 @@ class Captures:
         await self._subscribe()
 
 
-def _is_other(slot: Slot, partition: Partition) -> bool:
+def _is_other(slot: FlushSlot, partition: Partition) -> bool:
     return slot.partition is not partition and slot.partition.partition == partition.partition

@@ -30,7 +30,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import Config
 from broker.runtime.config.nats_options import connect_options
 from broker.runtime.intake.captures import Attachment, Captures
-from broker.runtime.intake.flush import Flusher, Slot
+from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import WideTransport, barrier, make_client
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.sync import SyncPool
@@ -312,7 +312,7 @@ class IntakeDriver:
         for sid, (_, slots) in zip(attachment.sids, attachment.subscriptions, strict=False):
             self._route(sid, slots, info)
 
-    def _route(self, sid: int, slots: Sequence[Slot], info: StreamInfo) -> None:
+    def _route(self, sid: int, slots: Sequence[FlushSlot], info: StreamInfo) -> None:
         self._intake.route(sid, [slot.builder for slot in slots], partition_by=info.settings.partition_by)
 
     async def _extend(self, info: StreamInfo, partitions: Sequence[Partition]) -> None:

@@ -79,7 +79,7 @@ LATER = (NotEnoughReplicas, NotLeader, NotReady, Overloaded)
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class FlushSlot:
     """One partition's place between builder and log.
 
     Attributes:
@@ -140,9 +140,9 @@ class Flusher:
         self._pending_bytes_max = pending_bytes_max
         self._pending_bytes = 0
         self._ticked_bytes = 0  # of these
-        self._ticks: dict[float, dict[Slot, None]] = {}  # by how long they linger: who is flushed then
+        self._ticks: dict[float, dict[FlushSlot, None]] = {}  # by how long they linger: who is flushed then
         self._row = SyncRow(pool)
-        self._synced: deque[tuple[Slot, Callable[[], None]]] = deque()
+        self._synced: deque[tuple[FlushSlot, Callable[[], None]]] = deque()
         self._is_waking = False
         self._resume = asyncio.Event()
         self._resume.set()
@@ -165,31 +165,31 @@ class Flusher:
             0,
         )
 
-    def add(self, info: StreamInfo, partition: Partition, *, sorted_by: int = 0) -> Slot:
+    def add(self, info: StreamInfo, partition: Partition, *, sorted_by: int = 0) -> FlushSlot:
         """Make a partition's slot."""
         builder = self._make_builder(
             stream=info.name,
             partition=partition.partition,
             **_builder_settings(info),
         )
-        builder.tag = slot = Slot(partition, builder, 0.0, 0, 0, sorted_by=sorted_by)
+        builder.tag = slot = FlushSlot(partition, builder, 0.0, 0, 0, sorted_by=sorted_by)
         slot.idle.set()
         self._configure(slot, info)
         return slot
 
-    def alter(self, slot: Slot, info: StreamInfo) -> None:
+    def alter(self, slot: FlushSlot, info: StreamInfo) -> None:
         """Go on under new settings; the caller routes anew. What has gathered keeps what was decided for it (N5)."""
         slot.builder.alter(
             **_builder_settings(info),
         )
         self._configure(slot, info)
 
-    def _configure(self, slot: Slot, info: StreamInfo) -> None:
+    def _configure(self, slot: FlushSlot, info: StreamInfo) -> None:
         slot.linger_s = info.settings.linger_ms / 1000
         slot.batch_bytes = info.settings.batch_bytes
         slot.batch_records = info.settings.batch_records
 
-    async def remove(self, slot: Slot) -> None:
+    async def remove(self, slot: FlushSlot) -> None:
         """Flush a slot, and wait until all is durable here. What is half read is flushed when it is whole (N5)."""
         self._flush(slot, force=True)
         await slot.idle.wait()
@@ -198,10 +198,10 @@ class Flusher:
         """Schedule flushes of what the last chunk has filled, and send the refusals."""
         full = self._intake.full()
         dirty = self._intake.dirty()
-        now: list[Slot] = []
+        now: list[FlushSlot] = []
         others = len(dirty)
         for builder in dirty:
-            slot: Slot = builder.tag
+            slot: FlushSlot = builder.tag
             try:
                 if full and slot.is_full:
                     self._flush(slot, force=True)
@@ -222,7 +222,7 @@ class Flusher:
         if refusals := self._intake.refusals():
             self._send(refusals)
 
-    def _linger(self, slot: Slot) -> None:
+    def _linger(self, slot: FlushSlot) -> None:
         """Have it flushed with the others at the next tick, after `linger_s` at most."""
         slot.lingers = True
         others = self._ticks.get(slot.linger_s)
@@ -234,7 +234,7 @@ class Flusher:
     def _tick(self, linger_s: float) -> None:
         self._flush_lingering(deque(self._ticks.pop(linger_s)))
 
-    def _flush_lingering(self, slots: deque[Slot]) -> None:
+    def _flush_lingering(self, slots: deque[FlushSlot]) -> None:
         """Flush the next few, the others in further turns of the loop."""
         for slot in [slots.popleft() for _ in range(min(TICK_SLOTS, len(slots)))]:
             try:
@@ -249,7 +249,7 @@ class Flusher:
         else:
             self._row.submit()
 
-    def _flush(self, slot: Slot, *, force: bool = False, alone: bool = False, row: SyncRow | None = None) -> None:
+    def _flush(self, slot: FlushSlot, *, force: bool = False, alone: bool = False, row: SyncRow | None = None) -> None:
         """Append what has gathered.
 
         Args:
@@ -326,7 +326,7 @@ class Flusher:
             self._pending_bytes += result.bytes
 
     def _on_leader(
-        self, slot: Slot, pending: PendingBatch, thread: int, result: AppendResult, outcome: Outcome
+        self, slot: FlushSlot, pending: PendingBatch, thread: int, result: AppendResult, outcome: Outcome
     ) -> None:
         """In any thread: answer those for whom it is enough that a batch is durable on this broker."""
         blob = _blob(pending, result, outcome, True)
@@ -336,7 +336,7 @@ class Flusher:
             self._hand_over(slot, functools.partial(self._send, blob))
 
     def _durable_here(
-        self, slot: Slot, apart: Apart, row: SyncRow | None, thread: int, result: AppendResult, outcome: Outcome
+        self, slot: FlushSlot, apart: Apart, row: SyncRow | None, thread: int, result: AppendResult, outcome: Outcome
     ) -> None:
         """In any thread: a batch is durable on this broker, or will never be."""
         if apart.is_appending and threading.get_ident() == thread:
@@ -344,16 +344,16 @@ class Flusher:
         else:
             self._hand_over(slot, functools.partial(self._on_durable_here, slot, apart, row, result.bytes))
 
-    def _on_durable_here(self, slot: Slot, apart: Apart, row: SyncRow | None, byte_count: int) -> None:
+    def _on_durable_here(self, slot: FlushSlot, apart: Apart, row: SyncRow | None, byte_count: int) -> None:
         self._wait_for_followers(slot, apart, byte_count)
         self._synced_here(slot, byte_count, row)
 
-    def _wait_for_followers(self, slot: Slot, apart: Apart, byte_count: int) -> None:
+    def _wait_for_followers(self, slot: FlushSlot, apart: Apart, byte_count: int) -> None:
         apart.is_durable = True
         if not apart.is_answered:
             self.uncommitted.add(slot, byte_count)
 
-    def _hand_over(self, slot: Slot, then: Callable[[], None]) -> None:
+    def _hand_over(self, slot: FlushSlot, then: Callable[[], None]) -> None:
         """From any thread: have this done by the intake thread, in order."""
         self._synced.append((slot, then))
         if self._is_waking:
@@ -382,7 +382,7 @@ class Flusher:
             counts["acks_sent"] += pending.awaited_count
         BATCH_RECORDS.observe(pending.record_count)
 
-    def _failed(self, slot: Slot, pending: PendingBatch, error: LiftlogError) -> None:
+    def _failed(self, slot: FlushSlot, pending: PendingBatch, error: LiftlogError) -> None:
         if isinstance(error, CLOSED):
             self.counts["refused_stream_closed"] += pending.record_count
         else:
@@ -409,7 +409,7 @@ class Flusher:
 
     def _on_durable(
         self,
-        slot: Slot,
+        slot: FlushSlot,
         pending: PendingBatch,
         byte_count: int,
         blob: bytes,
@@ -427,7 +427,7 @@ class Flusher:
             else:
                 apart.is_answered = True  # it may be known here before the fsync of this broker is
 
-    def _synced_here(self, slot: Slot, byte_count: int, row: SyncRow | None) -> None:
+    def _synced_here(self, slot: FlushSlot, byte_count: int, row: SyncRow | None) -> None:
         """A batch is not under way any more."""
         self._pending_bytes -= byte_count
         if row is not None:
@@ -441,7 +441,7 @@ class Flusher:
         if self._pending_bytes < self._pending_bytes_max // 2:
             self._resume.set()
 
-    def _flush_gathered(self, slot: Slot) -> None:
+    def _flush_gathered(self, slot: FlushSlot) -> None:
         if slot.in_flight == 0 and slot.scheduled is None and slot.builder.record_count:
             wait_s = slot.flushed_s + CYCLE_S - self._loop.time()
             if wait_s > 0 and slot.builder.awaited_count >= CROWD_RECORDS:
@@ -456,7 +456,7 @@ class Flusher:
             self._later_shown_s = now_s
         return is_due
 
-    def _note_bug(self, slot: Slot) -> None:
+    def _note_bug(self, slot: FlushSlot) -> None:
         self.counts["flush_bugs"] += 1
         now_s = self._loop.time()
         if now_s - self._bugs_shown_s >= BUG_INTERVAL_S:

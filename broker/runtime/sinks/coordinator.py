@@ -30,7 +30,7 @@ from broker.runtime.partitions.keyed_locks import KeyedLocks
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
 from broker.runtime.sinks.stages import Staged, StageLimits
-from broker.sinks.ledger import Commit, Committed, Ledger, NamedStage, Opened, check_rows
+from broker.sinks.ledger import CommitRequest, CommitResult, Ledger, NamedStage, OpenResult, check_rows
 from broker.sinks.notes import GroupFinished
 from broker.sinks.state import Decision, SinkState, StageRef, decision_id
 
@@ -128,7 +128,7 @@ class Sinks:
 
     # --- what drivers ask -----------------------------------------------------------------------------------
 
-    def open(self, sink: str, owner: str, *, is_one_shot: bool = False) -> Opened:
+    def open(self, sink: str, owner: str, *, is_one_shot: bool = False) -> OpenResult:
         """Give the owner its epoch: the same one however often it asks. Nobody is fenced before it commits.
 
         Args:
@@ -149,7 +149,7 @@ class Sinks:
             epoch = state.owners[owner]
             self.counts["opened"] += 1
             log.info("sink.opened sink=%s owner=%s epoch=%d", sink, owner, epoch)
-        return Opened(state=self.describe(sink), owner=owner, epoch=epoch)
+        return OpenResult(state=self.describe(sink), owner=owner, epoch=epoch)
 
     def describe(self, sink: str) -> SinkState:
         """Raises UnknownSink."""
@@ -164,8 +164,8 @@ class Sinks:
         self._known().check_stage(sink, epoch)
 
     def commit(
-        self, sink: str, asked: Commit, stages: Sequence[NamedStage], attributes: Mapping[str, str]
-    ) -> Committed:
+        self, sink: str, asked: CommitRequest, stages: Sequence[NamedStage], attributes: Mapping[str, str]
+    ) -> CommitResult:
         """Decide a batch and finish it, or finish the decision that was made for it before.
 
         Args:
@@ -190,7 +190,7 @@ class Sinks:
                 self._supersede(sink, asked.epoch)
             state = self.complete(sink)
             self.counts["committed"] += 1
-            return Committed(state=state, is_new=True)
+            return CommitResult(state=state, is_new=True)
 
     def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:
         """Drop stages that are not pinned; after a decision this does nothing. Returns how many went."""
@@ -230,7 +230,7 @@ class Sinks:
 
     # --- the steps, for those who hold the sink's lock --------------------------------------------------------
 
-    def pin(self, sink: str, asked: Commit, stages: Sequence[NamedStage]) -> tuple[StageRef, ...]:
+    def pin(self, sink: str, asked: CommitRequest, stages: Sequence[NamedStage]) -> tuple[StageRef, ...]:
         """Keep the stages everywhere for this commit."""
         pinned = self._each(
             lambda item: item[0].pin(item[1], sink=sink, epoch=asked.epoch, batch_id=asked.batch_id),
@@ -243,7 +243,7 @@ class Sinks:
     def decide(
         self,
         sink: str,
-        asked: Commit,
+        asked: CommitRequest,
         refs: tuple[StageRef, ...],
         attributes: Mapping[str, str] | None = None,
     ) -> SinkState:
@@ -316,7 +316,7 @@ class Sinks:
 
     # --- helpers --------------------------------------------------------------------------------------------
 
-    def _repeat(self, state: SinkState, asked: Commit, stages: Sequence[NamedStage]) -> Committed:
+    def _repeat(self, state: SinkState, asked: CommitRequest, stages: Sequence[NamedStage]) -> CommitResult:
         """A repeated commit: its owner is current from now on; its stages go, unless the decision names them."""
         last = state.last
         assert last is not None
@@ -341,7 +341,7 @@ class Sinks:
         if asked.epoch > state.epoch:
             state = self.commits.state(lambda ledger, _: ledger.made_current(state.sink, asked, now_us=self.clock()))
             self._supersede(state.sink, asked.epoch)
-        return Committed(state=state, is_new=False)
+        return CommitResult(state=state, is_new=False)
 
     def _drop(self, store: Stages, judged: Mapping[str, int], sink: str, *, leader_epoch: int | None, why: str) -> None:
         try:

@@ -20,7 +20,7 @@ from broker.api.errors import LiftlogError
 from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
-from broker.sinks.ledger import Commit, Committed, NamedStage, Opened
+from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
 from broker.sinks.state import SinkState
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, PartitionLog
@@ -113,7 +113,7 @@ class OffsetsView(Protocol):
 class SinksView(Protocol):
     """Exactly-once sinks. What a call returns is durable."""
 
-    async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> Opened:
+    async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> OpenResult:
         """Give an owner its epoch of the sink, which is made if need be. Raises SinkFenced."""
 
     async def states(self) -> list[SinkState]:
@@ -137,8 +137,8 @@ class SinksView(Protocol):
         """Store one part of a stage; false: it was there. Raises UnknownSink, SinkFenced, StageLost, StagesFull."""
 
     async def commit(
-        self, sink: str, asked: Commit, stages: Sequence[NamedStage], attributes: Mapping[str, str]
-    ) -> Committed:
+        self, sink: str, asked: CommitRequest, stages: Sequence[NamedStage], attributes: Mapping[str, str]
+    ) -> CommitResult:
         """Raises as `Ledger.judge`; StageLost."""
 
     async def abort(self, sink: str, stages: Sequence[NamedStage]) -> int:

@@ -68,7 +68,7 @@ from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
-from broker.sinks.ledger import Commit
+from broker.sinks.ledger import CommitRequest
 from broker.sinks.state import SinkState
 
 STAGES_BYTES_MAX: Final = 16 << 20
@@ -210,7 +210,7 @@ async def commit_batch(serving: Serving, request: web.Request, query: Query) -> 
     """Make the records of these stages one batch of the sink, once, whatever happens."""
     sink = _sink(request)
     asked = await serving.asked(request, SinkCommit, STAGES_BYTES_MAX)
-    commit = Commit(
+    commit = CommitRequest(
         owner=asked.owner,
         epoch=asked.epoch,
         batch_id=asked.batch_id,

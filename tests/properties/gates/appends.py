@@ -9,7 +9,7 @@ from typing import Any
 
 from broker.api.errors import LiftlogError, Retryable
 from broker.api.stream import COMMITS_STREAM
-from broker.sinks.ledger import Commit, NamedStage
+from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.storage.rows import RowBatch
 from tests.properties.gates.rig import Outcome, Rig
 from tests.support.logs import row_batch
@@ -104,7 +104,7 @@ async def stage(rig: Rig, stream: str, epoch: int) -> Outcome:
 
 
 async def commit(rig: Rig, stream: str, epoch: int) -> Outcome:
-    asked = Commit(owner="owner", epoch=epoch, batch_id=0, rows=2)
+    asked = CommitRequest(owner="owner", epoch=epoch, batch_id=0, rows=2)
     stages = [NamedStage(stream=stream, partition=0, stage=STAGE, parts=1)]
     call = rig.broker.sinks.commit(f"sink-{stream}", asked, stages, {})
     return await told(call, (b"held-0", b"held-1"))

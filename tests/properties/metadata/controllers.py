@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.metadata.catalog import Catalog
-from broker.metadata.controller import Answered, Controller, HeartbeatArrived, Renewed, Submit, TimePassed
+from broker.metadata.controller import Controller, HeartbeatArrived, Renewed, Submit, SubmitAnswered, TimePassed
 from broker.metadata.session import Beat, Session
 from tests.properties.metadata.cluster import BROKERS, Cluster, Command, by_stream
 
@@ -127,7 +127,7 @@ class World:
                 reign, number, result = content
                 if reign in self.reigns:
                     reign.view = self.copied()
-                    self.take(reign, Answered(number=number, result=result))
+                    self.take(reign, SubmitAnswered(number=number, result=result))
             elif what == "beat":
                 reign, event = content
                 self.take(reign, event)

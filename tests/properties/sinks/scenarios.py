@@ -27,7 +27,7 @@ from broker.api.stream import settings_from
 from broker.runtime.sinks.commits_log import Removed
 from broker.runtime.sinks.settling import append_durable
 from broker.runtime.sinks.stages import StageLimits, StageStore
-from broker.sinks.ledger import Commit, Ledger
+from broker.sinks.ledger import CommitRequest, Ledger
 from broker.sinks.notes import StagePinned
 from broker.sinks.state import Decision, SinkState, StageRef
 from tests.support.simdisk import SimDisk
@@ -153,7 +153,7 @@ def late_drop_of_a_repetition() -> None:
     newer = Driver(world, rig, 1)
     attempt = staged(newer)
     refs = pin(newer, attempt)
-    asked = Commit(owner=older.owner, epoch=older.epoch, batch_id=0, rows=world.rows)
+    asked = CommitRequest(owner=older.owner, epoch=older.epoch, batch_id=0, rows=world.rows)
     rig.sinks.commit(SINK, asked, attempt.named(), {"checkpoint": "/checkpoint"})
     decide(newer, attempt, refs)
     rig.sinks.complete(SINK)
@@ -306,7 +306,7 @@ def judged_before_a_take_over() -> None:
     decided = Ledger.decided
     with pytest.MonkeyPatch.context() as patch:
 
-        def late(self: Ledger, sink: str, commit: Commit, decision: Decision) -> SinkState:
+        def late(self: Ledger, sink: str, commit: CommitRequest, decision: Decision) -> SinkState:
             state = decided(self, sink, commit, decision)
             rig.take_over()
             return state

@@ -18,7 +18,7 @@ from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageStore
-from broker.sinks.ledger import Commit, Ledger
+from broker.sinks.ledger import CommitRequest, Ledger
 from broker.sinks.notes import StagePinned
 from broker.sinks.stages import StageTable
 from broker.sinks.state import SinkState
@@ -263,7 +263,7 @@ def open_makes_current(patch: Patch) -> None:
 def any_epoch_that_is_high_enough(patch: Patch) -> None:
     judge = Ledger.judge
 
-    def without_owner(self: Ledger, sink: str, commit: Commit) -> str:
+    def without_owner(self: Ledger, sink: str, commit: CommitRequest) -> str:
         self.apply(replace(self.get(sink), owners={**self.get(sink).owners, commit.owner: commit.epoch}))
         return judge(self, sink, commit)
 
@@ -289,7 +289,7 @@ def judged_once(patch: Patch) -> None:
     """Not again where the decision is appended."""
     decided = Ledger.decided
 
-    def trusting(self: Ledger, sink: str, commit: Commit, decision: Any) -> SinkState:
+    def trusting(self: Ledger, sink: str, commit: CommitRequest, decision: Any) -> SinkState:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Ledger, "judge", lambda *_: "new")
             return decided(self, sink, commit, decision)
@@ -312,7 +312,7 @@ def repetition_leaves_the_owner(patch: Patch) -> None:
     """Only a new decision makes its owner current."""
     made = Ledger.made_current
 
-    def unless_repeated(self: Ledger, sink: str, commit: Commit, *, now_us: int) -> SinkState:
+    def unless_repeated(self: Ledger, sink: str, commit: CommitRequest, *, now_us: int) -> SinkState:
         state = self.get(sink)
         is_repeated = state.last is not None and state.last.batch_id == commit.batch_id
         return replace(state, changed_us=now_us) if is_repeated else made(self, sink, commit, now_us=now_us)

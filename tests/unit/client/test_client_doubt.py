@@ -39,7 +39,7 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.reading.fetch import FetchSession
 from broker.client.sinks import Sink
-from broker.client.writing.append import Appender, Stamp
+from broker.client.writing.append import AppendCalls, Stamp
 from broker.client.writing.sequences import Sequences
 from tests.support.processes import free_port
 from tests.unit.client.logs import Log
@@ -392,7 +392,7 @@ def test_a_fenced_producer_says_of_later_records_that_they_are_not_stored() -> N
         brokers = Brokers(server.address)
         sequences = Sequences(Calls(brokers, timeout_s=60, deadline_s=60), "job")
         with pytest.raises(ProducerFenced) as first:
-            Appender(brokers, deadline_s=60).append("s", 0, ROWS, stamp=sequences.stamp(0))
+            AppendCalls(brokers, deadline_s=60).append("s", 0, ROWS, stamp=sequences.stamp(0))
         sequences.failed(first.value)
         with pytest.raises(ProducerFenced) as second:
             sequences.stamp(0)

@@ -30,7 +30,7 @@ from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.settling import append_durable
 from broker.runtime.sinks.stages import StageStore
-from broker.sinks.ledger import Commit, NamedStage
+from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.sinks.state import StageRef
 from broker.storage.log import PartitionLog
 from broker.storage.rows import RowBatch
@@ -70,8 +70,8 @@ class Batch:
             self.stages.append(self.sinks.stage(self.epoch, partition, *values))
 
     @property
-    def asked(self) -> Commit:
-        return Commit(owner="run", epoch=self.epoch, batch_id=self.number, rows=8)
+    def asked(self) -> CommitRequest:
+        return CommitRequest(owner="run", epoch=self.epoch, batch_id=self.number, rows=8)
 
     def take(self, step: str) -> None:
         """The step, and all before it."""
@@ -82,7 +82,7 @@ class Batch:
     def _take(self, step: str, coordinator: Sinks) -> None:
         match step:
             case "pinned one":
-                coordinator.pin(SINK, Commit(owner="run", epoch=self.epoch, batch_id=0, rows=4), self.stages[:1])
+                coordinator.pin(SINK, CommitRequest(owner="run", epoch=self.epoch, batch_id=0, rows=4), self.stages[:1])
             case "pinned":
                 self.refs = coordinator.pin(SINK, self.asked, self.stages)
             case "decided":
@@ -481,7 +481,7 @@ def test_a_part_whose_only_replica_lost_it_is_stored_again(tmp_path: Path) -> No
             other = sinks.stage(epoch, 0, b"nobody", b"commits it")
             retried(store_part)
             stages = [first, NamedStage(stream=STREAM, partition=0, stage=stage, parts=1)]
-            asked = Commit(owner="run", epoch=epoch, batch_id=0, rows=3)
+            asked = CommitRequest(owner="run", epoch=epoch, batch_id=0, rows=3)
             assert sinks.commit(asked, stages).is_new
             assert [value for _, value in sinks.values(0)] == [b"0/0/0", b"0/0/1", b"0/0/2"]
             assert sinks.coordinator().abort(SINK, [other]) == 1

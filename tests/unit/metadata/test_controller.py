@@ -16,12 +16,12 @@ from broker.metadata.controller import (
     FIRST_ELECTION_MS,
     LAPSE_MS,
     RETRY_MS,
-    Answered,
     Controller,
     HeartbeatArrived,
     Renewed,
     ReportArrived,
     Submit,
+    SubmitAnswered,
     TimePassed,
 )
 from broker.metadata.session import HEARTBEAT_MS
@@ -105,10 +105,10 @@ class Bench:
 
     def answer(self, submitted: Submit) -> list[Any]:
         result = self.catalog.apply(submitted.command)
-        return self.controller.step(Answered(number=submitted.number, result=result), self.catalog, self.now_ms)
+        return self.controller.step(SubmitAnswered(number=submitted.number, result=result), self.catalog, self.now_ms)
 
     def lose(self, submitted: Submit) -> None:
-        self.controller.step(Answered(number=submitted.number, result=None), self.catalog, self.now_ms)
+        self.controller.step(SubmitAnswered(number=submitted.number, result=None), self.catalog, self.now_ms)
 
     def run(self, ms: int, *, tick_ms: int = TICK_MS) -> list[tuple[int, dict[str, Any]]]:
         """Time passes and everything is answered at once. Returns what was submitted but renewals, with when."""

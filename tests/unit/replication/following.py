@@ -93,29 +93,29 @@ class Following:
                     log_start=start,
                     start_epoch=start_epoch,
                 )
-                return f.Answered(message, int(values.get("own", 0)))
+                return f.Replied(message, int(values.get("own", 0)))
             case "records":
                 hw = int(values.get("hw", 0))
                 more = {"rewritten_to": int(values.get("rewritten", 0)), "state_offset": int(values.get("state", -1))}
                 more |= {"number": number, "tombstones_below": int(values.get("below", 0))}
                 more |= {"compact_to": int(values.get("compact-to", 0))}
-                return f.Answered(Records(**who, offset=int(words[0]), high_watermark=hw, log_start=start, **more))
+                return f.Replied(Records(**who, offset=int(words[0]), high_watermark=hw, log_start=start, **more))
             case "state":
                 at, length, size = (int(values[name]) for name in ("at", "length", "size"))
-                return f.Answered(State(**who, offset=int(words[0]), at=at, length=length, size=size))
+                return f.Replied(State(**who, offset=int(words[0]), at=at, length=length, size=size))
             case "inside":
                 begins = {"batch_start": int(values["from"]), "start_epoch": int(values["last"])}
-                return f.Answered(Inside(**who, offset=int(words[0]), number=number, **begins))
+                return f.Replied(Inside(**who, offset=int(words[0]), number=number, **begins))
             case "compacted":
                 return f.Compacted(int(words[0]), int(values.get("waits", 0)))
             case "taken":
                 return f.StateTaken("lacks" in words)
             case "diverged":
-                return f.Answered(Diverged(**who))
+                return f.Replied(Diverged(**who))
             case "starts-above":
-                return f.Answered(StartsAbove(**who, log_start=int(words[0]), start_epoch=int(values["last"])))
+                return f.Replied(StartsAbove(**who, log_start=int(words[0]), start_epoch=int(values["last"])))
             case "fenced":
-                return f.Answered(Fenced(epoch=int(words[0]), incarnation=incarnation))
+                return f.Replied(Fenced(epoch=int(words[0]), incarnation=incarnation))
             case "synced":
                 return Synced(int(values.get("generation", core.generation)), int(words[0]))
             case "sync-failed":

@@ -18,7 +18,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.config.configuration import load
 from broker.runtime.intake import driver as intake
 from broker.runtime.intake.driver import WRITE_PENDING_BYTES_MAX, IntakeDriver
-from broker.runtime.intake.flush import Flusher, Slot
+from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.intake.nats_seam import barrier
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -92,7 +92,7 @@ def test_a_drain_goes_on_where_one_partition_of_several_fails(
     pool.go.release(COUNT)
     real = Flusher.remove
 
-    async def remove(self: Flusher, slot: Slot) -> None:
+    async def remove(self: Flusher, slot: FlushSlot) -> None:
         if slot.partition.stream == "a":
             raise RuntimeError("a fault of ours")
         await real(self, slot)

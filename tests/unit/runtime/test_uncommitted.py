@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from broker.api.errors import Overloaded
-from broker.runtime.intake.flush import Slot
+from broker.runtime.intake.flush import FlushSlot
 from broker.runtime.intake.uncommitted import Uncommitted
 from tests.unit.ingest.wire import answers_in, msg
 from tests.unit.runtime.test_acks_apart import Replicated, ReplicatedIntake
@@ -36,8 +36,8 @@ def silent(pool: HeldPool) -> Iterator[Replicated]:
         intake.loop.close()
 
 
-def slot_of(replicated: Replicated, number: int) -> Slot:
-    slot: Slot = replicated.intake.builders[number].tag
+def slot_of(replicated: Replicated, number: int) -> FlushSlot:
+    slot: FlushSlot = replicated.intake.builders[number].tag
     return slot
 
 

@@ -27,7 +27,7 @@ from broker.runtime.sinks import commits_log
 from broker.runtime.sinks.settling import append_durable
 from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageLimits, StageStore
-from broker.sinks.ledger import Commit, Ledger, NamedStage
+from broker.sinks.ledger import CommitRequest, Ledger, NamedStage
 from broker.sinks.notes import PartStored, StagePinned
 from broker.sinks.state import SinkState
 from tests.support.simdisk import SimDisk
@@ -416,7 +416,7 @@ def test_thirteen_thousand_stages_are_committed_at_once(rig: Rig) -> None:
             notes = [PartStored(stage=s, rows=0, stored_us=rig.now_us, **given) for s in rest[i : i + 100]]  # type: ignore[arg-type]
             with store._hidden.lock:
                 store._hidden.append(notes)
-    rig.sinks.commit(SINK, Commit(owner="run", epoch=opened.epoch, batch_id=0, rows=3), named, {})
+    rig.sinks.commit(SINK, CommitRequest(owner="run", epoch=opened.epoch, batch_id=0, rows=3), named, {})
     assert sum(len(values) for p in (0, 1) for _, values in rig.visible(p)) == 3
     assert rig.commits.log.byte_count < 3 << 20
     rig.rounds.sweep()

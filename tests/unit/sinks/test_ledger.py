@@ -19,7 +19,7 @@ from broker.api.errors import (
     UnknownFormatVersion,
     UnknownSink,
 )
-from broker.sinks.ledger import OWNERS_MAX, Commit, Ledger, check_rows
+from broker.sinks.ledger import OWNERS_MAX, CommitRequest, Ledger, check_rows
 from broker.sinks.notes import StagePinned
 from broker.sinks.state import Decision, SinkState, StageRef, decision_id, removal_row, state_rows
 
@@ -41,9 +41,9 @@ def ledger() -> Ledger:
     return found
 
 
-def commit(batch_id: int, **more: object) -> Commit:
+def commit(batch_id: int, **more: object) -> CommitRequest:
     given = {"owner": "o", "epoch": 1, "rows": 3, "checkpoint": "/c", **more}
-    return Commit(batch_id=batch_id, **given)  # type: ignore[arg-type]
+    return CommitRequest(batch_id=batch_id, **given)  # type: ignore[arg-type]
 
 
 def decision(batch_id: int, *, epoch: int = 1, stages: tuple[StageRef, ...] = (REF,), rows: int = 3) -> Decision:

@@ -176,7 +176,7 @@ class Following:
                 self._is_calm, self._is_fresh = isinstance(answer, Records) and not data, False
             try:
                 own = self._log.epoch_end(answer.found_epoch) if isinstance(answer, End) else 0
-                self._step(f.Answered(answer, own))
+                self._step(f.Replied(answer, own))
             except LiftlogError as error:
                 self._refuse(error)
             finally:

@@ -1,7 +1,7 @@
 """What the controller does by itself: drives its core (metadata/controller.py), on the Raft thread.
 
     notes of brokers ─► beats, reports ─┐
-    each tick ──────────► TimePassed ───┼─► core ─► Submit ─► this broker's own log ─► applied ─► Answered
+    each tick ──────────► TimePassed ───┼─► core ─► Submit ─► this broker's own log ─► applied ─► SubmitAnswered
                                         │        └► Renewed ─► note to the broker
     a term ends ─► the core is dropped ─┘
 
@@ -23,7 +23,6 @@ from typing import Any, Final
 
 from broker.metadata.catalog import COMMAND_VERSION
 from broker.metadata.controller import (
-    Answered,
     Controller,
     Effect,
     Event,
@@ -31,6 +30,7 @@ from broker.metadata.controller import (
     Renewed,
     ReportArrived,
     Submit,
+    SubmitAnswered,
     TimePassed,
 )
 from broker.metadata.voting import next_change
@@ -70,7 +70,7 @@ class Duties:
         self._controller: Controller | None = None
         self._term = 0
         self._step_at_ms = 0
-        self._answered: collections.deque[tuple[int, Answered]] = collections.deque()  # and of which term
+        self._answered: collections.deque[tuple[int, SubmitAnswered]] = collections.deque()  # and of which term
         self._reply: dict[str, Answer] = {}  # how the newest heartbeat of a broker is answered
         self._group_rest_ms = GROUP_MS
         self._group_at_ms: int | None = 0  # when the group is looked at next; None: a change of it is under way
@@ -170,5 +170,5 @@ class Duties:
 
     def _note_answer(self, term: int, number: int, result: Mapping[str, Any] | None) -> None:
         """O3."""
-        self._answered.append((term, Answered(number=number, result=result)))
+        self._answered.append((term, SubmitAnswered(number=number, result=result)))
         self._wake()
