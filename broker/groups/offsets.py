@@ -91,7 +91,6 @@ class OffsetTable:
     """The newest offset of each key (O1)."""
 
     _rows: dict[str, dict[tuple[str, int], ConsumerOffset]] = field(default_factory=dict)
-    skipped_count: int = 0
 
     def apply(self, batch: pa.RecordBatch) -> None:
         """Take in the records of one batch of the offset stream."""
@@ -102,13 +101,11 @@ class OffsetTable:
 
     def _put(self, key: bytes | None, value: bytes | None) -> None:
         if key is None:
-            self.skipped_count += 1
-        elif value is None:
+            return
+        if value is None:
             self._remove(key)
         elif entry := decode_offset(key, value):
             self._rows.setdefault(entry.consumer, {})[entry.stream, entry.partition] = entry
-        else:
-            self.skipped_count += 1
 
     def _remove(self, key: bytes) -> None:
         parts = key.decode(errors="replace").split("/")

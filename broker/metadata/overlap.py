@@ -20,17 +20,6 @@ ANY_TOKEN: Final = "*"
 REST: Final = ">"
 
 
-def overlaps(left: str, right: str) -> bool:
-    """Whether some concrete subject matches both patterns."""
-    a, b = left.split("."), right.split(".")
-    for i in range(min(len(a), len(b))):
-        if a[i] == ">" or b[i] == ">":
-            return True
-        if a[i] != b[i] and "*" not in (a[i], b[i]):
-            return False
-    return len(a) == len(b)
-
-
 def subjects_of(settings: StreamSettings) -> list[str]:
     """The subjects that a stream subscribes to, partition 0 first; none for a stream fed by appends."""
     if settings.subject is None:

@@ -83,10 +83,6 @@ class Session:
             self._until_ms = max(self._until_ms, self._sent[number] + SESSION_MS)
         return self._turned(now_ms)
 
-    def due_ms(self, now_ms: int) -> int:
-        """When `tick` wants to be called next, at the latest."""
-        return min(self._beat_at_ms, self._until_ms) if self.is_open(now_ms) else self._beat_at_ms
-
     def _turned(self, now_ms: int) -> list[Effect]:
         was_open, self._is_open = self._is_open, self.is_open(now_ms)
         if was_open == self._is_open:

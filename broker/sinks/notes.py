@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import pyarrow as pa
 
@@ -24,6 +24,16 @@ from broker.api.schema import rows_of
 from broker.api.validation import build
 
 NOTE_VERSION: Final = 1
+
+
+class StagePart(TypedDict):
+    """What a call names that stores a part. The meaning of each: `PartStored`."""
+
+    sink: str
+    epoch: int
+    stage: str
+    part: int
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

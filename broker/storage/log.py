@@ -36,7 +36,7 @@ from broker.storage.segment_log import WRITEBACK_BYTES, AppendResult, EpochEnd, 
 from broker.storage.segments.checkpoint import LogIdentity, LogSettings
 from broker.storage.tracking import Tracking
 from broker.storage.writing.leader_epochs import LeaderEpochs
-from broker.storage.writing.part_method import of_part
+from broker.storage.writing.part_method import PartValue, of_part, told_by
 from broker.storage.writing.state import LogState
 from broker.storage.writing.sync import Syncer
 
@@ -415,79 +415,21 @@ class PartitionLog:
 
     # --- what is the log's alone ----------------------------------------------------------------------------
 
-    @property
-    def identity(self) -> LogIdentity:
-        return self._state.identity
-
-    @property
-    def settings(self) -> LogSettings:
-        return self._state.settings
-
-    @property
-    def folder(self) -> str:
-        return self._state.folder
-
-    @property
-    def log_start_offset(self) -> int:
-        return self._state.log_start_offset
-
-    @property
-    def kept_start_offset(self) -> int:
-        """As `Log.kept_start_offset`."""
-        return self.log.kept_start_offset
-
-    @property
-    def log_end_offset(self) -> int:
-        return self._state.log_end_offset
-
-    @property
-    def durable_end(self) -> int:
-        return self._state.durable_end
-
-    @property
-    def high_watermark(self) -> int:
-        return self._state.high_watermark
-
-    @property
-    def leader_epoch(self) -> int:
-        return self.log.leader_epoch
-
-    @property
-    def compacted_to(self) -> int:
-        return self._state.compacted_to
-
-    @property
-    def waits_to(self) -> int:
-        return self._state.waits_to
-
-    @property
-    def lost_ranges(self) -> Ranges:
-        return self._state.lost_ranges
-
-    @property
-    def recovery(self) -> RecoveryReport:
-        return self._state.recovery
-
-    @property
-    def failure(self) -> LiftlogError | None:
-        return self._state.failure
-
-    @property
-    def disk(self) -> Disk:
-        return self._state.disk
-
-    @property
-    def segment_count(self) -> int:
-        return self.log.segment_count
-
-    @property
-    def is_awake(self) -> bool:
-        return self.log.is_awake
-
-    @property
-    def byte_count(self) -> int:
-        return self.log.byte_count
-
-    @property
-    def is_dirty(self) -> bool:
-        return self.log.is_dirty
+    identity: PartValue[LogIdentity] = told_by("_state.identity")
+    settings: PartValue[LogSettings] = told_by("_state.settings")
+    folder: PartValue[str] = told_by("_state.folder")
+    log_start_offset: PartValue[int] = told_by("_state.log_start_offset")
+    kept_start_offset: PartValue[int] = told_by("log.kept_start_offset")
+    log_end_offset: PartValue[int] = told_by("_state.log_end_offset")
+    durable_end: PartValue[int] = told_by("_state.durable_end")
+    high_watermark: PartValue[int] = told_by("_state.high_watermark")
+    leader_epoch: PartValue[int] = told_by("log.leader_epoch")
+    compacted_to: PartValue[int] = told_by("_state.compacted_to")
+    waits_to: PartValue[int] = told_by("_state.waits_to")
+    lost_ranges: PartValue[Ranges] = told_by("_state.lost_ranges")
+    recovery: PartValue[RecoveryReport] = told_by("_state.recovery")
+    failure: PartValue[LiftlogError | None] = told_by("_state.failure")
+    disk: PartValue[Disk] = told_by("_state.disk")
+    segment_count: PartValue[int] = told_by("log.segment_count")
+    is_awake: PartValue[bool] = told_by("log.is_awake")
+    byte_count: PartValue[int] = told_by("log.byte_count")

@@ -49,7 +49,7 @@ from broker.storage.writing.append import WRITEBACK_BYTES, Appender, AppendResul
 from broker.storage.writing.checkpoints import Checkpoints
 from broker.storage.writing.leader_epochs import EpochEnd, LeaderEpochs
 from broker.storage.writing.let_go import let_go
-from broker.storage.writing.part_method import of_part
+from broker.storage.writing.part_method import PartValue, of_part, told_by
 from broker.storage.writing.replace import replace_segments, sealed_segments
 from broker.storage.writing.state import LogState
 from broker.storage.writing.sync import Syncer
@@ -392,63 +392,25 @@ class Log:
 
     # --- what is told of it ---------------------------------------------------------------------------------
 
-    @property
-    def identity(self) -> LogIdentity:
-        return self.state.identity
-
-    @property
-    def folder(self) -> str:
-        return self.state.folder
-
-    @property
-    def disk(self) -> Disk:
-        return self.state.disk
-
-    @property
-    def chain(self) -> Chain:
-        return self.state.chain
-
-    @property
-    def log_start_offset(self) -> int:
-        return self.state.log_start_offset
+    identity: PartValue[LogIdentity] = told_by("state.identity")
+    folder: PartValue[str] = told_by("state.folder")
+    disk: PartValue[Disk] = told_by("state.disk")
+    chain: PartValue[Chain] = told_by("state.chain")
+    log_start_offset: PartValue[int] = told_by("state.log_start_offset")
+    log_end_offset: PartValue[int] = told_by("state.log_end_offset")
+    durable_end: PartValue[int] = told_by("state.durable_end")
+    high_watermark: PartValue[int] = told_by("state.high_watermark")
+    group_ends: PartValue[list[int]] = told_by("state.group_ends")
+    lost_ranges: PartValue[Ranges] = told_by("state.lost_ranges")
+    recovery: PartValue[RecoveryReport] = told_by("state.recovery")
+    failure: PartValue[LiftlogError | None] = told_by("state.failure")
+    cuts: PartValue[int] = told_by("state.cuts")
 
     @property
     def kept_start_offset(self) -> int:
         """The log start by the checkpoint: a later one may be undone by a crash (`checkpoint.K3`)."""
         written = self._checkpoints.written
         return min(self.state.log_start_offset, written.log_start_offset if written is not None else 0)
-
-    @property
-    def log_end_offset(self) -> int:
-        return self.state.log_end_offset
-
-    @property
-    def durable_end(self) -> int:
-        return self.state.durable_end
-
-    @property
-    def high_watermark(self) -> int:
-        return self.state.high_watermark
-
-    @property
-    def group_ends(self) -> list[int]:
-        return self.state.group_ends
-
-    @property
-    def lost_ranges(self) -> Ranges:
-        return self.state.lost_ranges
-
-    @property
-    def recovery(self) -> RecoveryReport:
-        return self.state.recovery
-
-    @property
-    def failure(self) -> LiftlogError | None:
-        return self.state.failure
-
-    @property
-    def cuts(self) -> int:
-        return self.state.cuts
 
     @property
     def settings(self) -> LogSettings:

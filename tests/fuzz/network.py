@@ -36,7 +36,7 @@ from broker.client.http.address import Address, parse_addresses
 from broker.client.http.brokers import leader_of, read_problem
 from broker.client.http.calls import understand
 from broker.client.nats_publish import _Publish
-from broker.client.reading.frames import read_batches
+from broker.client.reading.frames import read_messages
 from broker.ingest import Intake
 from broker.ingest.control import parse_headers, read_control_line, read_operation
 from broker.ingest.partitioning import parse_partition_by
@@ -287,9 +287,10 @@ def check_frames(data: bytes) -> None:
         offsets: list[int] = []
         problem: LiftlogError | None = None
         try:
-            for header, rows in read_batches(reader(data, step), len(data), buffer_bytes=1_500):
+            for message in read_messages(reader(data, step), len(data), buffer_bytes=1_500):
+                rows = message.rows()
                 rows.validate(full=True)
-                offsets += [header.first_offset, *rows.column("offset").to_pylist()]
+                offsets += [message.header.first_offset, *rows.column("offset").to_pylist()]
         except LiftlogError as error:
             problem = error
         seen.append((offsets, type(problem), str(problem)))

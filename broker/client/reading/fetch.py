@@ -1,7 +1,7 @@
 """Reading committed records of one partition: the low level, which Spark's executors use.
 
     session = FetchSession("localhost:9293")
-    for batch in fetch_batches(session, "orders", 0, start=100, end=5_000):
+    for batch in PartitionFetch(session, "orders", 0, 100).until(5_000, decoded):
         ...                                            # pyarrow.RecordBatch, all columns of SCHEMA
 
 One answer is one long HTTP body (schema, whole batches, end marker) which the broker hands out by
@@ -32,9 +32,8 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 
 from broker.api import http
-from broker.api.errors import BadBatch, InvalidRequest, LiftlogError, NotReady, Retryable, StaleIncarnation
+from broker.api.errors import BadBatch, LiftlogError, NotReady, Retryable, StaleIncarnation
 from broker.api.plain import INT64_MAX
-from broker.api.schema import SCHEMA
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers, PartitionKey, readable
 from broker.client.http.interrupt import Interrupt
@@ -297,7 +296,7 @@ class PartitionFetch:
         come at all is waited for. No rows and no progress: nothing is committed there yet.
 
         Raises:
-            As `fetch_batches`.
+            As `until`.
         """
         return self._answer(end, max_wait_ms, decoded, None)
 
@@ -307,7 +306,10 @@ class PartitionFetch:
         Args:
             memory: Messages are received into it and pass: `take` has to copy what it wants of them.
         Raises:
-            As `fetch_batches`.
+            Retryable: no batch came for `deadline_s`: the last failure.
+            OffsetOutOfRange: retention deleted the position, or the log ends before it.
+            StaleIncarnation: the stream was deleted and re-created.
+            BadBatch: damaged bytes came twice for the same offset.
         """
         while self.position < end and not self.is_interrupted:
             before = self.position
@@ -406,66 +408,7 @@ class PartitionFetch:
             self.has_gaps = True
 
 
-def fetch_batches(
-    session: FetchSession,
-    stream: str,
-    partition: int,
-    start: int,
-    end: int,
-    *,
-    incarnation: str | None = None,
-    epoch: int | None = None,
-    columns: Sequence[str] | None = None,
-    max_bytes: int | None = ANSWER_BYTES,
-    timeout_s: float = TIMEOUT_S,
-    batch_timeout_s: float = BATCH_TIMEOUT_S,
-    deadline_s: float = DEADLINE_S,
-    interrupt: Interrupt | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the committed records of [start, end).
-
-    Args:
-        start: First offset wanted.
-        end: Exclusive. Offsets that are not committed yet are waited for, within the deadline.
-        columns: Of `SCHEMA`, in the order wanted; None: all.
-        incarnation, epoch, max_bytes, timeout_s, batch_timeout_s, deadline_s, interrupt: As for `PartitionFetch`.
-    Yields:
-        n >= 1 rows in offset order, views into buffers of about 2 MiB: whoever keeps a row keeps its buffer.
-        Offsets may be missing where compaction removed records or the broker reported them as lost.
-    Raises:
-        Retryable: no batch came for `deadline_s`: the last failure.
-        OffsetOutOfRange: retention deleted `start`, or the log ends before it.
-        StaleIncarnation: the stream was deleted and re-created.
-        BadBatch: damaged bytes came twice for the same offset.
-    """
-    if not 0 <= start <= end:
-        raise InvalidRequest(f"{stream}/{partition}: cannot read [{start}, {end})", start=start, end=end)
-    check_columns(columns)
-    fetch = PartitionFetch(
-        session,
-        stream,
-        partition,
-        start,
-        incarnation=incarnation,
-        epoch=epoch,
-        max_bytes=max_bytes,
-        timeout_s=timeout_s,
-        batch_timeout_s=batch_timeout_s,
-        deadline_s=deadline_s,
-        interrupt=interrupt,
-    )
-    for rows in fetch.until(end, decoded):
-        yield rows if columns is None else rows.select(columns)
-
-
 def decoded(message: Message, start: int, end: int) -> Sequence[pa.RecordBatch]:
     """The rows of a message in [start, end), zero-copy: one batch or none."""
     rows = rows_between(message.rows(), message.header, start, end)
     return [rows] if rows.num_rows else []
-
-
-def check_columns(columns: Sequence[str] | None) -> None:
-    """Raises InvalidRequest if a record has no such column."""
-    for name in columns or ():
-        if name not in SCHEMA.names:
-            raise InvalidRequest(f"records have no column {name!r}, only {', '.join(SCHEMA.names)}", column=name)

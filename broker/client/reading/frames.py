@@ -3,13 +3,13 @@
     | schema, pinned bytes | batch | batch | ... | batch | end marker |
     0                                                                length
 
-`read_batches` reads the body into buffers of Arrow's memory pool, 2 MiB or as long as the batch needs. A buffer is
+`read_messages` reads the body into buffers of Arrow's memory pool, 2 MiB or as long as the batch needs. A buffer is
 owned by the batches decoded from it (nothing is copied but the torn tail of one buffer to the front
 of the next), and its pages go back to the pool when the last of them is dropped: the pool, not this
 module, makes the buffers reusable, so a batch that somebody keeps is never overwritten.
 
-`read_messages` with a `ReusedMemory` reads all of them into one block, again and again: for whoever copies what he
-wants of a message before he asks for the next one. Messages that are longer than the block get memory of their own.
+With a `ReusedMemory` it reads all of them into one block, again and again: for whoever copies what he wants of a
+message before he asks for the next one. Messages that are longer than the block get memory of their own.
 
 Invariants
 F1  No byte of a batch is decoded before its framing and CRC were checked, no batch before the schema.
@@ -80,19 +80,6 @@ class Message:
             return pa.ipc.read_record_batch(pa.py_buffer(self.data), SCHEMA)
         except (pa.ArrowException, OSError) as error:  # the CRC is right, so whoever wrote it was wrong
             raise BadBatch(f"{self.where}{error}") from error
-
-
-def read_batches(
-    readinto: ReadInto,
-    length: int,
-    *,
-    where: str = "",
-    buffer_bytes: int = BUFFER_BYTES,
-    patience_s: float = float("inf"),
-) -> Iterator[tuple[BatchHeader, pa.RecordBatch]]:
-    """Yield the batches of one body, header and rows. Arguments and errors are those of `read_messages`."""
-    for message in read_messages(readinto, length, where=where, buffer_bytes=buffer_bytes, patience_s=patience_s):
-        yield message.header, message.rows()
 
 
 def read_messages(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from broker.api.errors import InvalidRequest, LiftlogError
 from broker.runtime.partitions.leader import Partition
@@ -21,6 +21,7 @@ from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stage_log import StageLog, is_staged
 from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.sinks.notes import StagePart
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.rows import RowBatch
 
@@ -160,28 +161,10 @@ class SinkService:
         """As `SinksView.ask`."""
         raise InvalidRequest("this broker is alone: no other broker asks it")
 
-    def _stage(
-        self,
-        stream: str,
-        partition: int,
-        batches: Sequence[RowBatch],
-        *,
-        sink: str,
-        epoch: int,
-        stage: str,
-        part: int,
-        is_last: bool,
-    ) -> bool:
+    def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
         """Store one part of a stage; false: it was there. Durable when it returns. Raises as `StageStore.store`."""
-        return self.store(stream, partition).store(
-            batches,
-            sink=sink,
-            epoch=epoch,
-            stage=stage,
-            part=part,
-            is_last=is_last,
-            check=lambda: self.sinks.check_stage(sink, epoch),
-        )
+        check = partial(self.sinks.check_stage, part["sink"], part["epoch"])
+        return self.store(stream, partition).store(batches, check, **part)
 
     def _in_thread(self, act: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
         """The same as a coroutine, which runs it in a thread for such calls."""

@@ -27,13 +27,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from broker.api.batch import read_header
 from broker.api.errors import LiftlogError, StageLost
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.settling import append_durable, check_whole, settle
 from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
-from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePinned
+from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePart, StagePinned
 from broker.sinks.stages import Stage, StageTable, too_much_at_once
 from broker.sinks.state import StageRef
 from broker.storage.disk import disk_errors
@@ -102,13 +103,8 @@ class StageStore:
     def store(
         self,
         batches: Sequence[RowBatch],
-        *,
-        sink: str,
-        epoch: int,
-        stage: str,
-        part: int,
-        is_last: bool,
         check: Callable[[], None] = lambda: None,
+        **part: Unpack[StagePart],
     ) -> bool:
         """Store one part of a stage; the same again is stored once. Returns whether it was new.
 
@@ -122,20 +118,18 @@ class StageStore:
         """
         self.main.check_open()
         rows = sum(batch.record_count for batch in batches)
-        note = PartStored(
-            stage=stage, sink=sink, epoch=epoch, part=part, is_last=is_last, rows=rows, stored_us=self._clock()
-        )
+        note = PartStored(**part, rows=rows, stored_us=self._clock())
         with self._lock:
             table = self._hidden.ready()
             check()
             is_new = not table.has_part(note)
             if is_new:
                 size = sum(batch.byte_count_max for batch in batches)
-                table.check_share(stage, size, self.limits.group_bytes_max)
+                table.check_share(note.stage, size, self.limits.group_bytes_max)
                 table.check_room(self.limits.stage_bytes_max)
                 if self.main.replica.room is not None:
                     self.main.replica.room.check()
-                self._hidden.append([note], batches, decision=int(stage, 16))
+                self._hidden.append([note], batches, decision=int(note.stage, 16))
             generation = self._hidden.generation
             is_large = sum(batch.byte_count_max for batch in batches) >= WRITEBACK_BYTES
             if is_large:  # or the part that comes next would be written before this one is answered

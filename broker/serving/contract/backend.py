@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from broker.api.answers import LeaderAddress, Vote
 from broker.api.errors import LiftlogError
@@ -21,6 +21,7 @@ from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, Rescu
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
+from broker.sinks.notes import StagePart
 from broker.sinks.state import SinkState
 from broker.storage.inspect.scrub import PIECE_BYTES, Piece
 from broker.storage.log import AppendResult, Encodable, PartitionLog
@@ -122,18 +123,7 @@ class SinksView(Protocol):
     async def describe(self, sink: str) -> SinkState:
         """Raises UnknownSink."""
 
-    async def stage(
-        self,
-        stream: str,
-        partition: int,
-        batches: Sequence[RowBatch],
-        *,
-        sink: str,
-        epoch: int,
-        stage: str,
-        part: int,
-        is_last: bool,
-    ) -> bool:
+    async def stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
         """Store one part of a stage; false: it was there. Raises UnknownSink, SinkFenced, StageLost, StagesFull."""
 
     async def commit(

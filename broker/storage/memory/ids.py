@@ -82,11 +82,6 @@ class IdTable:
     def capacity(self) -> int:
         return len(self.entries)
 
-    @property
-    def byte_count(self) -> int:
-        """Bytes of the arrays."""
-        return self.entries.nbytes + self.index.nbytes
-
     # --- one id --------------------------------------------------------------------------------------------------
 
     def find(self, text: bytes, since_us: int) -> int:
@@ -195,13 +190,6 @@ class IdTable:
     def _add_each(self, texts: Sequence[bytes], offsets: Numbers, times_us: Numbers) -> None:
         for text, offset, time_us in zip(texts, offsets.tolist(), times_us.tolist(), strict=True):
             self.add(text, offset, time_us)
-
-    def cut(self, log_end_offset: int) -> None:
-        """Forget the records that the log does not have any more."""
-        held = self._held()
-        if (held[:, _OFFSET] >= log_end_offset).any():
-            self._refill(held[held[:, _OFFSET] < log_end_offset], self.capacity)
-            self.last_id = b""
 
     def _held(self) -> Numbers:
         """The entries, the oldest first, without the stale ones."""

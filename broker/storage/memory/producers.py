@@ -164,13 +164,6 @@ class ProducerTable:
             return True
         return stamp.epoch == known.epoch and stamp.sequence >= known.groups[0].sequence
 
-    def cut(self, log_end_offset: int) -> None:
-        """Forget the groups of records that the log does not have any more."""
-        for producer_id, known in list(self._producers.items()):
-            known.groups = [group for group in known.groups if group.next_offset <= log_end_offset]
-            if not known.groups:
-                del self._producers[producer_id]
-
     def snapshot(self) -> bytes:
         """The table as bytes; the same table gives the same bytes."""
         parts = [_HEAD.pack(SNAPSHOT_VERSION, len(self._producers))]

@@ -70,11 +70,6 @@ class SubjectTable:
         return int(self.counts[COUNT])
 
     @property
-    def byte_count(self) -> int:
-        """Bytes of the arrays."""
-        return self.slots.nbytes + self.counts.nbytes
-
-    @property
     def missed_end(self) -> int:
         """See J2."""
         return int(self.counts[MISSED_END])

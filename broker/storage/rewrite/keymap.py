@@ -107,11 +107,6 @@ class KeyMap:
         self.count = 0
         self._table = np.zeros((self._slots, 3), np.int64)  # hash, hash, newest offset + 1; 0: empty
 
-    @property
-    def byte_count(self) -> int:
-        """Bytes of the slots."""
-        return self._table.nbytes
-
     def put(self, hashes: Hashes, offsets: Offsets) -> int:
         """Note offsets, as far as the map takes them.
 

@@ -9,7 +9,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -30,7 +31,7 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.http.interrupt import Interrupt
 from broker.client.reader import QUICK_S, RecordReader, Span
-from broker.client.reading.fetch import FetchSession, PartitionFetch, fetch_batches
+from broker.client.reading.fetch import FetchSession, PartitionFetch, decoded
 from tests.unit.client.logs import INCARNATION, Log, body, message
 from tests.unit.client.rawserver import Handler, RawServer, Reply, Request
 
@@ -56,10 +57,16 @@ def collect(batches: Iterable[pa.RecordBatch], into: list[int]) -> None:
         into += batch.column("offset").to_pylist()
 
 
+def fetch_batches(
+    session: FetchSession, stream: str, partition: int, start: int, end: int, **options: Any
+) -> Iterator[pa.RecordBatch]:
+    return PartitionFetch(session, stream, partition, start, **options).until(end, decoded)
+
+
 def offsets(server: RawServer, start: int, end: int, **options: object) -> list[int]:
     session = FetchSession(server.address)
     try:
-        batches = list(fetch_batches(session, "orders", 0, start, end, **options))  # type: ignore[arg-type]
+        batches = list(fetch_batches(session, "orders", 0, start, end, **options))
     finally:
         session.close()
     for batch in batches:
@@ -80,14 +87,6 @@ def test_rows_that_compaction_left_are_sliced_by_their_offsets() -> None:
         assert offsets(server, 0, 30) == [1, 4, 9, 15, 20, 29]
         assert offsets(server, 2, 29) == [4, 9, 15, 20]
         assert offsets(server, 5, 9) == []
-
-
-def test_columns_are_projected_in_the_order_asked() -> None:
-    with RawServer(serve(Log.of(20, per_batch=10))) as server:
-        batches = list(fetch_batches(FetchSession(server.address), "orders", 0, 0, 20, columns=["value", "offset"]))
-        assert batches[0].schema.names == ["value", "offset"]
-        with pytest.raises(InvalidRequest, match="no column 'nope'"):
-            next(fetch_batches(FetchSession(server.address), "orders", 0, 0, 20, columns=["nope"]))
 
 
 def test_one_connection_serves_many_reads() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from broker.api.batch import HEADER_BYTES, BatchHeader, seal
 from broker.api.errors import BadBatch, LiftlogError, Unavailable, UnknownFormatVersion
 from broker.api.schema import END_OF_STREAM, SCHEMA_BYTES
-from broker.client.reading.frames import ReadInto, read_batches, read_messages
+from broker.client.reading.frames import ReadInto, read_messages
 from broker.client.reading.reused_memory import ReusedMemory
 from tests.unit.client.logs import body, message, rows
 
@@ -32,6 +33,11 @@ def reader(data: bytes, step: Callable[[], int]) -> ReadInto:
         return count
 
     return readinto
+
+
+def read_batches(readinto: ReadInto, length: int, **more: Any) -> Iterator[tuple[BatchHeader, pa.RecordBatch]]:
+    for each in read_messages(readinto, length, **more):
+        yield each.header, each.rows()
 
 
 def decode(data: bytes, *, length: int | None = None, buffer_bytes: int = 1 << 14, step: int = 1 << 20) -> pa.Table:

@@ -135,7 +135,7 @@ def test_a_producer_that_the_partition_has_forgotten_gets_an_error_and_begins_an
     log = server.backend.partition(name, 0).log
     with client.producer(name) as producer:
         assert producer.send(b"0").result(60) == (0, 0)
-        log.remembered.known().producers.cut(0)  # as if it had expired
+        log.remembered.known().producers._producers.clear()  # as if it had expired
         with pytest.raises(UnknownProducer):
             producer.send(b"1").result(60)
         assert producer.send(b"2").result(60) == (0, 1)

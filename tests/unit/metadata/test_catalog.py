@@ -13,7 +13,6 @@ from broker.api.errors import CorruptLog, LiftlogError, ProducerFenced, UnknownP
 from broker.metadata import broker_commands
 from broker.metadata.catalog import PRODUCER_NAMES_MAX, SINCE, Catalog
 from broker.metadata.journal import decode_lines, encode_line
-from broker.metadata.overlap import overlaps
 from broker.metadata.partition import PartitionState
 
 
@@ -263,27 +262,6 @@ def test_names_of_producers_are_bounded() -> None:
     assert (error["reason"], error["limit"]) == ("invalid_request", PRODUCER_NAMES_MAX)
     assert catalog.apply({"v": 1, "kind": "register_producer", "name": "p7"})["ok"] == {"producer_id": 8, "epoch": 1}
     assert catalog.apply({"v": 1, "kind": "register_producer", "name": "a b"})["error"]["reason"] == "invalid_name"
-
-
-@pytest.mark.parametrize(
-    "left,right,expected",
-    [
-        ("a", "a", True),
-        ("a", "b", False),
-        ("a.*", "a.b", True),
-        ("a.*", "a", False),
-        ("a.>", "a", False),
-        ("a.>", "a.b.c", True),
-        ("*.b", "a.*", True),
-        ("*.b", "a.c", False),
-        (">", "a", True),
-        ("a.*.c", "a.b.>", True),
-        ("a.b", "a.b.c", False),
-    ],
-)
-def test_overlap_is_symmetric_and_right(left: str, right: str, expected: bool) -> None:
-    assert overlaps(left, right) is expected
-    assert overlaps(right, left) is expected
 
 
 def test_torn_last_line_of_the_journal_is_dropped_and_a_damaged_one_before_it_is_not() -> None:

@@ -6,9 +6,20 @@ import random
 
 import pytest
 
-from broker.metadata.overlap import SubjectTree, overlaps
+from broker.metadata.overlap import SubjectTree
 
 SEEDS = range(20)
+
+
+def overlaps(left: str, right: str) -> bool:
+    """Whether some concrete subject matches both patterns."""
+    a, b = left.split("."), right.split(".")
+    for i in range(min(len(a), len(b))):
+        if a[i] == ">" or b[i] == ">":
+            return True
+        if a[i] != b[i] and "*" not in (a[i], b[i]):
+            return False
+    return len(a) == len(b)
 
 
 def subject_of(rng: random.Random) -> str:
@@ -36,3 +47,27 @@ def test_the_tree_finds_exactly_the_streams_that_overlap(seed: int) -> None:
     for name, subjects in live.items():
         tree.remove(name, subjects)
     assert tree.overlapping([">"]) == set()
+
+
+@pytest.mark.parametrize(
+    "left,right,expected",
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.>", "a", False),
+        ("a.>", "a.b.c", True),
+        ("*.b", "a.*", True),
+        ("*.b", "a.c", False),
+        (">", "a", True),
+        ("a.*.c", "a.b.>", True),
+        ("a.b", "a.b.c", False),
+    ],
+)
+def test_overlap_is_symmetric_and_right(left: str, right: str, expected: bool) -> None:
+    for here, there in ((left, right), (right, left)):
+        tree = SubjectTree()
+        tree.add("s", [here])
+        assert overlaps(here, there) is expected
+        assert tree.overlapping([there]) == ({"s"} if expected else set())

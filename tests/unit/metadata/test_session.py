@@ -19,7 +19,6 @@ def test_it_runs_from_the_sending_of_the_heartbeat_that_was_renewed() -> None:
 def test_the_end_is_told_once_and_so_is_another_beginning() -> None:
     session = Session(7, 0)
     session.tick(0)
-    assert session.due_ms(0) == HEARTBEAT_MS
     assert session.tick(SESSION_MS) == [Lapsed(), Beat(registration=7, number=2)]
     assert session.tick(SESSION_MS + 1) == []
     assert session.renewed(7, 2, SESSION_MS + 90) == [Opened()]

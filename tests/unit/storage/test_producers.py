@@ -117,14 +117,6 @@ def test_a_producer_that_began_again_after_it_was_forgotten_is_found_as_it_is_no
     assert check(table, GroupStamp(1, 0, 1)) is None
 
 
-def test_what_is_cut_off_is_forgotten(table: ProducerTable) -> None:
-    table.cut(14)
-    assert check(table, GroupStamp(1, 0, 7)) is None
-    assert check(table, GroupStamp(1, 0, 6)) == Group(6, 12, 14)
-    table.cut(3)
-    assert len(table) == 0
-
-
 def test_a_snapshot_gives_the_table_back(table: ProducerTable) -> None:
     append(table, GroupStamp((1 << 63) - 1, (1 << 32) - 1, 0), 20, now_us=7)
     data = table.snapshot()

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
 from broker.api.errors import LiftlogError, NotLeader, NotReady, StaleIncarnation, UnknownPartition, UnknownStream
 from broker.api.stream import COMMITS_STREAM
@@ -44,6 +44,7 @@ from broker.runtime.sinks.coordinator import Sinks, Stages
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.serving.http.peers import Peers
+from broker.sinks.notes import StagePart
 from broker.storage.rows import RowBatch
 
 log = logging.getLogger(__name__)
@@ -289,22 +290,10 @@ class PlacedSinks:
                     del self._stores[gone]
             return found
 
-    def _stage(
-        self,
-        stream: str,
-        partition: int,
-        batches: Sequence[RowBatch],
-        *,
-        sink: str,
-        epoch: int,
-        stage: str,
-        part: int,
-        is_last: bool,
-    ) -> bool:
+    def _stage(self, stream: str, partition: int, batches: Sequence[RowBatch], **part: Unpack[StagePart]) -> bool:
         """As `SinksView.stage`. Committed when it returns."""
-        self._may_stage(sink, epoch)
-        store = self._store_of(stream, partition, wait_s=WAIT_S)
-        return store.store(batches, sink=sink, epoch=epoch, stage=stage, part=part, is_last=is_last)
+        self._may_stage(part["sink"], part["epoch"])
+        return self._store_of(stream, partition, wait_s=WAIT_S).store(batches, **part)
 
     def _may_stage(self, sink: str, epoch: int) -> None:
         """K6. Raises UnknownSink, SinkFenced; Retryable: nobody can tell now."""
