@@ -7,8 +7,8 @@ processes    A test that starts one is marked `process`; the audit hook here end
              `make check` leaves them out. With several workers they are three groups, each of which one worker runs,
              one after the other; the other files follow, the long ones first. Clusters from seeds are spread over
              all workers, test by test. Processes are mostly waited for: `make test` has five workers.
-slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, and all seeds
-             but the first of a heavy test.
+slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, or wait for some,
+             and all seeds but the first of a heavy test.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.cluster.plane.thread import RaftThread
 from tests.support.planes import Member, members, producer, until
 
+pytestmark = pytest.mark.slow  # these wait for real seconds
+
 
 class Gone:
     """A file on a disk that takes nothing any more."""

@@ -218,6 +218,7 @@ def test_connections_of_strangers_are_few_and_end(tmp_path: Path, monkeypatch: p
         until(nodes, lambda: not transport._unknownConnections)
 
 
+@pytest.mark.slow
 def test_who_does_not_take_a_call_is_called_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W7. By itself the kernel would repeat a call that nobody takes after 1, 2, 4 and up to 64 s."""
     monkeypatch.setattr(wire, "CALL_S", 0.1)
@@ -269,6 +270,7 @@ def test_without_descriptors_it_listens_again_later(tmp_path: Path) -> None:
         until(nodes, lambda: listening(port))
 
 
+@pytest.mark.slow
 def test_a_message_that_is_longer_than_it_looks_is_refused() -> None:
     """W4."""
     text = b"a" * (MESSAGE_BYTES_MAX + 1)
