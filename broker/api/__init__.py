@@ -7,7 +7,8 @@ compression.py  Arrow's buffer compression, undone within limits
 errors.py   the error tree with its reason codes
 stream.py   the settings of a stream: defaults, limits, what they need of each other
 answers.py  what brokers answer, as dataclasses
-placements.py  who keeps what in a cluster, and what came of an operator's command
+sink_answers.py  what they answer about sinks
+placements.py  a cluster, who keeps what in it, and what came of an operator's command
 http.py     header names and media types of the HTTP API
 plain.py    JSON that somebody else wrote
 misfit.py   what a validator refuses: where, what, and what must hold

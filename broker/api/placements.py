@@ -1,4 +1,4 @@
-"""Answers about who keeps what in a cluster, and what came of an operator's command, as frozen dataclasses."""
+"""Answers about a cluster, who keeps what in it, and what came of an operator's command, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,72 @@ from broker.api.validation import Rule
 
 Health = Literal["ok", "under_replicated", "below_minimum", "offline"]
 """From good to bad: all replicas in sync; some are not; it takes no records; nobody leads it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDescription:
+    """A broker of the cluster and its addresses. `live`: its session is there, as far as the answering broker knows;
+    `stopping`: it is about to stop, and leads nothing."""
+
+    id: str
+    http: str
+    grpc: str
+    live: bool = True
+    rack: str = ""
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """A vote in the group that keeps the catalog.
+
+    Attributes:
+        valid: The broker has what it acknowledged under this vote. False: its disk was lost since, or it was removed;
+            the vote counts in every majority, and nobody can give it, until the controller has taken it away.
+        live: Its broker is there, and can give it.
+    """
+
+    broker: str
+    valid: bool
+    live: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    """The cluster.
+
+    Attributes:
+        feature_level: The formats and requests that all brokers of the cluster know.
+        controller: Id of the broker that decides about streams; None: there is none now.
+        version: Release of the broker that answered.
+        voters: Ids of the brokers that keep the catalog, whose vote is valid.
+        votes: All votes; a majority of them has to be there to change anything.
+        answered_by: Id of the broker that answered: it is all as that one knows.
+    """
+
+    cluster_id: str
+    feature_level: int
+    controller: str | None
+    version: str
+    brokers: tuple[BrokerDescription, ...]
+    voters: tuple[str, ...] = ()
+    votes: tuple[Vote, ...] = ()
+    answered_by: str = ""
+
+    @property
+    def votes_needed(self) -> int:
+        """A majority."""
+        return len(self.votes) // 2 + 1
+
+    @property
+    def votes_there(self) -> int:
+        """Those that can be given now."""
+        return sum(vote.valid and vote.live for vote in self.votes)
+
+    @property
+    def votes_to_spare(self) -> int:
+        """So many more brokers may go, or lose their disk, before nothing can be decided. Below 0: it is so now."""
+        return self.votes_there - self.votes_needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,21 +28,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from broker.api.answers import (
         Appended,
-        BrokerDescription,
-        ClusterDescription,
         ConsumerLag,
         PartitionDescription,
         PartitionLag,
         Readiness,
         Resolved,
-        SinkDescription,
-        Stage,
         StreamDescription,
         Watch,
         WatchedPartition,
         WatchedStream,
     )
-    from broker.api.placements import Drained, Elected, Placement
+    from broker.api.placements import BrokerDescription, ClusterDescription, Drained, Elected, Placement
+    from broker.api.sink_answers import SinkDescription, Stage
     from broker.client.client import Client, connect
     from broker.client.http.address import Address, parse_addresses
     from broker.client.nats_publish import PublishInterrupted, PublishReport, publish
@@ -53,7 +50,8 @@ if TYPE_CHECKING:
     from broker.client.writing.deliveries import BatchFuture, RecordFuture
 
 _PLACES: Final = {
-    "broker.api.placements": "Drained Elected Placement",
+    "broker.api.placements": "BrokerDescription ClusterDescription Drained Elected Placement",
+    "broker.api.sink_answers": "SinkDescription Stage",
     ".client": "Client connect",
     ".http.address": "Address parse_addresses",
     ".nats_publish": "PublishInterrupted PublishReport publish",

@@ -24,11 +24,10 @@ from broker.api.answers import (
     Readiness,
     Resolved,
     ResolvedPositions,
-    SinkDescription,
-    Sinks,
     Watch,
 )
 from broker.api.errors import InvalidRequest, Retryable
+from broker.api.sink_answers import SinkDescription, Sinks
 from broker.client.consumers import ConsumerCalls
 from broker.client.http.address import Addresses
 from broker.client.http.brokers import Brokers

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from broker.api.answers import ClusterDescription
 from broker.api.errors import InvalidRequest
-from broker.api.placements import Drained, Elected, Placement, Placements, RescueEnded, RescueState
+from broker.api.placements import ClusterDescription, Drained, Elected, Placement, Placements, RescueEnded, RescueState
 from broker.client.http.calls import Calls, path, understand
 
 

@@ -27,8 +27,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlencode
 
-from broker.api.answers import SinkAborted, SinkCommitted, SinkDescription, SinkOpened, Stage, Staged
 from broker.api.errors import InvalidRequest, UnknownSink
+from broker.api.sink_answers import SinkAborted, SinkCommitted, SinkDescription, SinkOpened, Stage, Staged
 from broker.api.stream import COMMITS_STREAM
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.pool import Request

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import broker
-from broker.api.answers import Vote
 from broker.api.http import host_port
+from broker.api.placements import Vote
 from broker.metadata.catalog import Catalog, StreamInfo
 from broker.runtime import metrics
 from broker.runtime.background.cleaner import Cleaner

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.api.answers import Stage
 from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, StageLost, UnknownSink
+from broker.api.sink_answers import Stage
 from broker.client.http.brokers import Brokers
 from broker.client.sinks import Sink
 from spark_liftlog.writing.run import Run, Written, agreed, digest_of_all, opened, sink_of

@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from broker.api.answers import Stage
 from broker.api.errors import LiftlogError
+from broker.api.sink_answers import Stage
 from broker.client.sinks import Sink
 from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import pieces

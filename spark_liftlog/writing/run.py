@@ -22,8 +22,8 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from broker.api.answers import Stage
 from broker.api.errors import LiftlogError, NotSupported, SinkFenced, StaleIncarnation, UnknownSink
+from broker.api.sink_answers import Stage
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.sinks import Sink

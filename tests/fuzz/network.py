@@ -24,7 +24,7 @@ from nats.aio.client import Srv
 from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 
-from broker.api import answers, placements
+from broker.api import answers, placements, sink_answers
 from broker.api.batch import HEADER_BYTES, VALUE_AT, VALUE_BYTES, decode_batch, seal
 from broker.api.errors import BY_REASON, InvalidRequest, LiftlogError, from_problem
 from broker.api.legible import readable_rows
@@ -357,14 +357,14 @@ ANSWERS: Final[dict[str, type[Any]]] = {
     "consumer": answers.ConsumerLag,
     "resolved": answers.Resolved,
     "watch": answers.Watch,
-    "cluster": answers.ClusterDescription,
+    "cluster": placements.ClusterDescription,
     "placements": placements.Placements,
     "elected": placements.Elected,
     "drained": placements.Drained,
     "copies": placements.ReplicaEnds,
     "ready": answers.Readiness,
     "appended": answers.AppendAnswer,
-    "sink": answers.SinkDescription,
+    "sink": sink_answers.SinkDescription,
 }
 
 
@@ -633,7 +633,12 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-answer",
-        modules=("broker/api/answers.py", "broker/api/validation.py", "broker/client/sinks.py"),
+        modules=(
+            "broker/api/answers.py",
+            "broker/api/sink_answers.py",
+            "broker/api/validation.py",
+            "broker/client/sinks.py",
+        ),
         check=check_answer,
         errors=(LiftlogError,),
         form="json",

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from broker.api.answers import LeaderAddress, Vote
+from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError, UnknownPartition, from_problem
+from broker.api.placements import Vote
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.runtime.alone import AloneAdmin

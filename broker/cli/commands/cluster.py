@@ -15,8 +15,7 @@ from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, i
 from broker.cli.output import json_out, note, pairs, table
 
 if TYPE_CHECKING:
-    from broker.api.answers import ClusterDescription
-    from broker.api.placements import Placement
+    from broker.api.placements import ClusterDescription, Placement
     from broker.client.client import Client
 
 WAIT_S = 60.0

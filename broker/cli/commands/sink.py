@@ -13,7 +13,7 @@ from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, i
 from broker.cli.output import json_out, pairs, table, time_text
 
 if TYPE_CHECKING:
-    from broker.api.answers import Stage
+    from broker.api.sink_answers import Stage
 
 Name = Annotated[str, Argument(metavar="SINK", help="Id of the sink.")]
 

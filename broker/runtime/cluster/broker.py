@@ -26,9 +26,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from broker.api.answers import Vote
 from broker.api.errors import LiftlogError, NotReady, Retryable, WrongFolder
 from broker.api.http import host_port
+from broker.api.placements import Vote
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
 
-from broker.api.answers import LeaderAddress, Vote
+from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError
-from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState
+from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from broker.api import answers, placements
+from broker.api import answers, placements, sink_answers
 from broker.api.answers import LEADER_EPOCH_MAX, LeaderEpoch, Name, Offset, PartitionNumber
 from broker.api.errors import BY_REASON
 from broker.api.plain import INT64_MAX
@@ -330,14 +330,14 @@ _ANSWERS: Final = {
     answers.ConsumerLag: "Consumer",
     answers.Consumers: "Consumers",
     answers.OffsetsCommitted: "Committed",
-    answers.SinkDescription: "Sink",
-    answers.SinkOpened: "SinkOpened",
-    answers.SinkCommitted: "SinkCommitted",
-    answers.Sinks: "Sinks",
-    answers.Staged: "Staged",
-    answers.SinkAborted: "SinkAborted",
-    answers.Vote: "Vote",
-    answers.ClusterDescription: "Cluster",
+    sink_answers.SinkDescription: "Sink",
+    sink_answers.SinkOpened: "SinkOpened",
+    sink_answers.SinkCommitted: "SinkCommitted",
+    sink_answers.Sinks: "Sinks",
+    sink_answers.Staged: "Staged",
+    sink_answers.SinkAborted: "SinkAborted",
+    placements.Vote: "Vote",
+    placements.ClusterDescription: "Cluster",
     placements.Placement: "Placement",
     placements.Placements: "Placements",
     placements.ReplicaEnds: "ReplicaEnds",

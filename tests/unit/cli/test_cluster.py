@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from broker.api.answers import ClusterDescription, Vote
+from broker.api.placements import ClusterDescription, Vote
 from broker.cli.commands.cluster import _place, _votes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.api.answers import Vote
+from broker.api.placements import Vote
 from tests.unit.serving.server import Api, Server
 
 
