@@ -6,6 +6,7 @@ Method: the installed command line, as `test_cli.py` uses it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -111,3 +112,9 @@ def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     assert "--brokers-count 3" in refused.stderr
     stopped = folder.json("down", "--data", str(folder.path))
     assert set(stopped["stopped"]) == {"broker-0", "broker-1", "broker-2", "nats"}
+    shutil.rmtree(folder.path / "broker-0")  # its disk is lost
+    folder.json(*folder.up_arguments("--detach"))
+    eventually(lambda: len(partition(folder)["isr"]) == 3, what="all three in sync, one of them from nothing")
+    rows = folder.liftlog("tail", "orders", "--from", "earliest", "--limit", "2", "--json").stdout
+    assert ("one" in rows, "two" in rows) == (True, True)
+    folder.json("down", "--data", str(folder.path))

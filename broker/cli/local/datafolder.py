@@ -1,6 +1,7 @@
 """DATA, the folder of one `up`: who runs there, on which addresses.
 
-    DATA/broker-0/          the broker's logs (its own business)
+    DATA/broker-0/          the broker's logs (its own business); of several brokers also broker-1 and so on
+    DATA/run/brokers        how many there are: a folder of theirs may be lost with its disk
     DATA/run/up.json        the record: addresses, and the identity of each process
     DATA/run/<name>.pid     the number alone, for other tools: broker-0.pid, nats.pid
     DATA/run/nats.conf      of the embedded NATS
@@ -84,6 +85,7 @@ class UpFolder:
         self.run = self.path / "run"
         self.logs = self.path / "logs"
         self.record_path = self.run / "up.json"
+        self.count_path = self.run / "brokers"
         self.nats_config = self.run / "nats.conf"
 
     def check(self) -> None:
@@ -97,7 +99,8 @@ class UpFolder:
 
         if (self.path / BROKER_FILE).exists() or (self.path / CATALOG_FILE).exists():
             raise WrongFolder(f"{self.path} is the data folder of a broker: {self._way_to_it()}", path=str(self.path))
-        below = [] if (self.path / BROKER).exists() else brokers_in(self.path)
+        is_ours = (self.path / BROKER).exists() or self.brokers_count() is not None
+        below = [] if is_ours else brokers_in(self.path)
         if below:
             other = self.path / below[0]
             raise WrongFolder(
@@ -150,6 +153,17 @@ class UpFolder:
                     f"{self.path}: another `liftlog up` or `down` is running here", path=str(self.path)
                 ) from error
             yield
+
+    def brokers_count(self) -> int | None:
+        """How many brokers it was made with, whatever is left of their folders; None: nobody knows."""
+        try:
+            return int(self.count_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def keep_count(self, count: int) -> None:
+        """Note how many brokers there are. Raises DiskFull, StorageFailed."""
+        _replace(self.count_path, f"{count}\n")
 
     def load(self) -> Record | None:
         """The record of the last `up`; None: there is none that can be read."""

@@ -81,6 +81,7 @@ def up(
     _check_count(plan)
     folder.prepare()
     with folder.locked():
+        folder.keep_count(len(plan.commands))
         found = folder.load()
         alive = found.alive() if found else {}
         if found and alive:
@@ -191,11 +192,12 @@ def _check_count(plan: Plan) -> None:
     from broker.storage.folder import brokers_in
 
     found = [name for name in brokers_in(plan.folder.path) if name.startswith("broker-")]
-    if found and len(found) != len(plan.commands):
+    count = plan.folder.brokers_count() or len(found)
+    if found and count != len(plan.commands):
         raise InvalidRequest(
-            f"{plan.folder.path} was made with {len(found)} brokers: --brokers-count {len(found)}",
+            f"{plan.folder.path} was made with {count} brokers: --brokers-count {count}",
             value=len(plan.commands),
-            limit=len(found),
+            limit=count,
         )
 
 
