@@ -65,7 +65,9 @@ class Lives(Worker):
         outcome, answer = self.attempt(kind, call)
         before = self.may_be[name]
         after = {effect(state) for state in before if not isinstance(effect(state), str)}
-        if outcome == "done":
+        if outcome == "done" and kind == "delete":
+            now: set[Any] = {None}  # a client that was cut off, and is told then that there is none, says so too
+        elif outcome == "done":
             now = after
         elif outcome == "refused":
             now = {state for state in before if isinstance(effect(state), str)}
