@@ -158,6 +158,22 @@ class Elected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """What was given up of a damaged partition.
+
+    Attributes:
+        ranges: Offsets [start, end) that hold no record any more.
+        aside: The folder of the leader in which the bytes are kept until all replicas are in sync.
+    """
+
+    stream: Name
+    partition: PartitionNumber
+    leader: str
+    ranges: tuple[tuple[Offset, Offset], ...]
+    aside: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
     """What a broker still keeps, after its replicas were told to move.
 

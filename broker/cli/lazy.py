@@ -72,6 +72,7 @@ CLUSTER: Final[Mapping[str, Leaf | Branch]] = {
     "partitions": Leaf(_CLUSTER, "partitions", "Show who keeps, leads and follows each partition."),
     "reassign": Leaf(_CLUSTER, "reassign", "Have other brokers keep a partition."),
     "elect": Leaf(_CLUSTER, "elect", "Have preferred replicas lead, or one that may lack records."),
+    "accept-loss": Leaf(_CLUSTER, "accept_loss", "Give up what is damaged, where nobody else has it."),
     "drain": Leaf(_CLUSTER, "drain", "Have other brokers keep what a broker keeps."),
     "remove-broker": Leaf(_CLUSTER, "remove_broker", "Give up a broker for good."),
     "rescue": Branch(RESCUE, "The way on when a majority of the voters is lost for good."),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         WatchedPartition,
         WatchedStream,
     )
-    from broker.api.placements import BrokerDescription, ClusterDescription, Drained, Elected, Placement
+    from broker.api.placements import BrokerDescription, ClusterDescription, Drained, Elected, GivenUp, Placement
     from broker.api.sink_answers import SinkDescription, Stage
     from broker.client.client import Client, connect
     from broker.client.http.address import Address, parse_addresses
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from broker.client.writing.deliveries import BatchFuture, RecordFuture
 
 _PLACES: Final = {
-    "broker.api.placements": "BrokerDescription ClusterDescription Drained Elected Placement",
+    "broker.api.placements": "BrokerDescription ClusterDescription Drained Elected GivenUp Placement",
     "broker.api.sink_answers": "SinkDescription Stage",
     ".client": "Client connect",
     ".http.address": "Address parse_addresses",
@@ -73,6 +73,7 @@ __all__ = [
     "ConsumerLag",
     "Drained",
     "Elected",
+    "GivenUp",
     "PartitionDescription",
     "PartitionLag",
     "Placement",

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from broker.api.errors import InvalidRequest
-from broker.api.placements import ClusterDescription, Drained, Elected, Placement, Placements, RescueEnded, RescueState
+from broker.api.placements import (
+    ClusterDescription,
+    Drained,
+    Elected,
+    GivenUp,
+    Placement,
+    Placements,
+    RescueEnded,
+    RescueState,
+)
 from broker.client.http.calls import Calls, path, understand
 
 
@@ -69,6 +78,18 @@ class ClusterCalls:
         body = {"stream": stream, "partition": partition, "unclean": True, "accept_loss": accept_loss}
         value = self._calls.json("POST", path("cluster", "elect"), body | _given(broker=broker))
         return understand(Elected, value, where="electing").moved[0]
+
+    def accept_loss(self, stream: str, partition: int, *, accept_loss: bool = False) -> GivenUp:
+        """Let what is damaged be empty, where nobody else has it, so that replicas can follow past it.
+
+        Args:
+            accept_loss: False: it is refused, and the error says what is lost: `ranges`, `may_have_it`.
+        Raises:
+            InvalidRequest: nothing is damaged, or another replica has it.
+            NotReady: nobody leads, or a replica has not told yet what it has.
+        """
+        body = {"stream": stream, "partition": partition, "accept_loss": accept_loss}
+        return understand(GivenUp, self._calls.json("POST", path("cluster", "accept-loss"), body), where="giving up")
 
     def drain(self, broker: str, *, fewer_replicas: bool = False) -> Drained:
         """Have other brokers keep what a broker keeps. Returns at once: call again until nothing is `moving`.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from broker.api.errors import NotSupported
-from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState
+from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState
 from broker.runtime.partitions.leader import Partition
 
 ALONE: Final = "this broker is alone: there is no other one to give a partition to"
@@ -63,6 +63,10 @@ class AloneAdmin:
     async def elect_unclean(self, stream: str, partition: int, broker: str, epoch_seen: int) -> Placement:
         """Raises NotSupported."""
         raise NotSupported(ALONE)
+
+    async def accept_loss(self, stream: str, partition: int, *, is_accepted: bool) -> GivenUp:
+        """Raises NotSupported."""
+        raise NotSupported("a broker that is alone reads past what is lost: nothing has to be given up")
 
     async def rescue(self) -> RescueState:
         """It needs none."""

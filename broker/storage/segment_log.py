@@ -425,6 +425,10 @@ class Log:
         return self._epochs.latest
 
     @property
+    def led(self) -> int | None:
+        return self._epochs.led
+
+    @property
     def is_marked_clean(self) -> bool:
         return self._checkpoints.is_marked_clean
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import InvalidRequest, UnknownPartition, UnknownStream
+from broker.api.errors import CorruptLog, InvalidRequest, UnknownPartition, UnknownStream
 from broker.client import Client
 from tests.cluster.test_three import goes_on, history
 from tests.support.clusters import RealCluster, store, three
@@ -165,6 +165,75 @@ def test_records_are_given_up_only_by_somebody_who_says_so(cluster: RealCluster,
     cluster.in_sync("given", 2)
     eventually(lambda: client.elect_preferred("given", 0) and cluster.leader("given") == "c", what="c leads again")
     assert values(client, "given") == [b"both", b"after"]
+
+
+def rot(cluster: RealCluster, broker: str, stream: str, value: bytes) -> None:
+    """Flip a bit of a stored record on the disk of a broker."""
+    for path in sorted((cluster.brokers[broker].folder / "data" / "streams" / stream).glob("*/0/*.arrows")):
+        at = path.read_bytes().find(value)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([value[0] ^ 4]))
+                file.flush()
+                os.fsync(file.fileno())
+            return
+    pytest.fail(f"{value!r} is not stored on {broker}")
+
+
+def test_a_damaged_record_that_nobody_else_has_is_given_up_alone(cluster: RealCluster, client: Client) -> None:
+    client.create_stream("rotten", replication_factor=2, min_insync_replicas=1)
+    client.reassign("rotten", ["c", "d"])
+    eventually(lambda: moved(client, "rotten"), what="it is on c and d")
+    eventually(lambda: client.elect_preferred("rotten", 0) and cluster.leader("rotten") == "c", what="c leads")
+    store(client, "rotten", 0, [{"value": b"both"}])
+    cluster.in_sync("rotten", 2)
+    with pytest.raises(InvalidRequest, match="nothing is damaged"):
+        client.accept_loss("rotten", 0, accept_loss=True)
+    cluster.brokers["d"].kill9()
+    cluster.in_sync("rotten", 1)
+    for number in range(1, 8):
+        store(client, "rotten", 0, [{"value": b"only c has %d" % number}])
+    rot(cluster, "c", "rotten", b"only c has 4")
+    with pytest.raises(CorruptLog):
+        values(client, "rotten")
+    eventually(lambda: cluster.describe("rotten", by="c")["partitions"][0]["lost_ranges"] == [[4, 5]])
+    refused = liftlog(cluster, "cluster", "accept-loss", "rotten/0", code=1)
+    assert "the offsets [4, 5) cannot be read on broker c" in refused.stderr
+    assert "d, which may have it, is away" in refused.stderr
+    back(cluster, "d")
+    eventually(lambda: copy_end(cluster, "d", "rotten") == 4, what="d stops before the damage")
+    store(client, "rotten", 0, [{"value": b"amid"}])
+    refused = liftlog(cluster, "cluster", "accept-loss", "rotten/0", code=1)
+    assert "--yes" in refused.stderr
+    assert "is away" not in refused.stderr
+    assert cluster.describe("rotten", by="c")["partitions"][0]["lost_ranges"] == [[4, 5]]
+
+    done = json.loads(liftlog(cluster, "cluster", "accept-loss", "rotten/0", "--yes", "--json").stdout)
+    assert (done["leader"], done["ranges"]) == ("c", [[4, 5]])
+    again = client.accept_loss("rotten", 0, accept_loss=True)
+    assert again.ranges == ((4, 5),), "an answer that was lost is given again"
+    expected = [b"both", *(b"only c has %d" % n for n in (1, 2, 3, 5, 6, 7)), b"amid"]
+    assert values(client, "rotten") == expected
+    assert cluster.brokers["c"].metric('liftlog_partition_given_up_offsets{stream="rotten",partition="0"}') == 1
+    assert "replica.loss_accepted partition=rotten/0 ranges=((4, 5),)" in cluster.brokers["c"].output()
+    cluster.in_sync("rotten", 2)
+    cluster.brokers["c"].kill9()
+    eventually(lambda: cluster.leader("rotten") == "d", what="d leads")
+    assert values(client, "rotten") == expected
+    store(client, "rotten", 0, [{"value": b"after"}])
+    back(cluster, "c")
+    cluster.in_sync("rotten", 2)
+    assert cluster.describe("rotten", by="c")["partitions"][0]["lost_ranges"] == []
+    assert not Path(done["aside"]).exists(), "all have what there is"
+    eventually(lambda: client.elect_preferred("rotten", 0) and cluster.leader("rotten") == "c", what="c leads again")
+    assert values(client, "rotten") == [*expected, b"after"]
+
+
+def copy_end(cluster: RealCluster, broker: str, stream: str) -> int | None:
+    """Where the copy of partition 0 ends on a broker."""
+    found = cluster.brokers[broker].get("/v1/cluster/replicas")["replicas"]
+    return next((each["log_end_offset"] for each in found if (each["stream"], each["partition"]) == (stream, 0)), None)
 
 
 def test_a_broker_is_drained_and_removed_and_its_folder_is_refused(cluster: RealCluster, client: Client) -> None:

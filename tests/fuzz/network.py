@@ -361,6 +361,7 @@ ANSWERS: Final[dict[str, type[Any]]] = {
     "placements": placements.Placements,
     "elected": placements.Elected,
     "drained": placements.Drained,
+    "given_up": placements.GivenUp,
     "copies": placements.ReplicaEnds,
     "ready": answers.Readiness,
     "appended": answers.AppendAnswer,

@@ -141,6 +141,25 @@ def elect(
     _show(ctx, json, found.moved)
 
 
+def accept_loss(
+    ctx: click.Context,
+    place: Annotated[str, Argument(metavar="STREAM/PARTITION", help="One partition.")],
+    yes: Annotated[bool, Option("--yes", "-y", help="What is damaged may be lost.")] = False,
+    brokers: Brokers = None,
+    json: Json = False,
+) -> None:
+    """Give up what is damaged, where nobody else has it. Its offsets hold no record from then on, all others stay, and
+    replicas can follow again. Without `--yes` it says what is lost, and does nothing."""
+    stream, partition = _place(place)
+    if partition is None:
+        raise click.BadParameter("one partition is needed: STREAM/PARTITION", param_hint="place")
+    with client_of(ctx, brokers) as client:
+        found = client.accept_loss(stream, partition, accept_loss=yes)
+    ranges = ", ".join(f"[{start}, {end})" for start, end in found.ranges)
+    text = f"{place}: {ranges} is given up; broker {found.leader} keeps the bytes in {found.aside} for now"
+    answer(ctx, json, asdict(found), text)
+
+
 def drain(
     ctx: click.Context,
     broker: BrokerId,

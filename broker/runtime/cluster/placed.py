@@ -181,6 +181,8 @@ class PlacedReplica:
         """Time passes. `may_go`: another replica could lead without a loss."""
         partition, follower, told = self.partition, self._follower, self._told
         if partition is not None and follower is not None and told is not None:
+            if partition.was_mended and self.stepping is None:  # an operator has given up what was lost
+                partition.was_mended = self.is_damaged = False
             if partition.log.lost_ranges:  # whoever has found it: a read, the scrub, compaction
                 self.damaged(f"lost {partition.log.lost_ranges}")
             partition.tick(now_ms)

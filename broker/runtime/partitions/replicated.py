@@ -16,6 +16,7 @@ P13  It tells its core the time by `tick` alone: who syncs by intervals has anot
 P14  A new leader tells nobody where the log ends before the high watermark has reached the start of its epoch.
 P15  Records that were sorted by another number of partitions than holds are refused, and none is taken by a partition
     that does not count yet. So the records of one leader epoch were sorted by one number (`growth.G2`).
+P16  What an operator gives up is remembered until the process ends: the answer may be lost, and asked for again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import Outcome, SyncPool
 from broker.storage.log import AppendResult, Encodable, StoredGroup
+from broker.storage.recovery import Ranges, merge_ranges
+from broker.storage.rewrite.giving_up import give_up
 
 
 class Bookkeeping:
@@ -69,6 +72,8 @@ class ReplicatedPartition(Partition):
 
     Attributes:
         leader_at: The HTTP address of the broker that leads it, as far as is known.
+        given_up: Ranges that an operator has given up here (P16).
+        was_mended: Since somebody last looked, the log has lost nothing any more.
     """
 
     def __init__(
@@ -89,6 +94,9 @@ class ReplicatedPartition(Partition):
         self._has_session = has_session
         self._held: list[Held] = []
         self._held_lock = threading.Lock()
+        self.given_up: Ranges = ()
+        self.was_mended = False
+        self._giving_up = threading.Lock()
 
     # -- the catalog -----------------------------------------------------------------------------------------
 
@@ -216,6 +224,21 @@ class ReplicatedPartition(Partition):
 
         self.step(TrimAsked(start, (AppendResult(start, start, 0, False), told)))
         return done
+
+    def give_up(self, ranges: Ranges, *, leader_epoch: int, aside: str, borders: Sequence[int] = ()) -> None:
+        """As `storage.rewrite.giving_up.give_up`. Waits for the disk."""
+        with self._giving_up:
+            give_up(self.log, ranges, leader_epoch=leader_epoch, aside=aside, borders=borders)
+            self.given_up = merge_ranges([*self.given_up, *ranges])
+            self.was_mended = not self.log.lost_ranges
+        self.replica.note_change()
+
+    def follower_ends(self) -> dict[str, int]:
+        """What each follower has told to be durable, by its broker; -1: it has told nothing in this leadership."""
+        core = self._core
+        with self._lock:
+            followers = core.in_sync.followers if core.in_sync is not None else {}
+            return {broker: one.durable_end for broker, one in followers.items()}
 
     # -- appends ---------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Unpack
 
 from broker.api.answers import LeaderAddress
 from broker.api.errors import LiftlogError
-from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
+from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState, Vote
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import StreamInfo
 from broker.sinks.ledger import CommitRequest, CommitResult, NamedStage, OpenResult
@@ -175,6 +175,10 @@ class AdminView(Protocol):
 
     async def elect_unclean(self, stream: str, partition: int, broker: str, epoch_seen: int) -> Placement:
         """Have a replica lead that may lack committed records."""
+
+    async def accept_loss(self, stream: str, partition: int, *, is_accepted: bool) -> GivenUp:
+        """Let what is damaged be empty, of a partition that is led here, where nobody else has it. Raises
+        InvalidRequest: it is not accepted, or there is another way."""
 
     async def rescue(self) -> RescueState:
         """How far a rescue of the catalog is, if one is under way."""

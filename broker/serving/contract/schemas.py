@@ -271,6 +271,15 @@ class Election:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What nobody can read any more."""
+
+    stream: Name
+    partition: PartitionNumber
+    accept_loss: Annotated[bool, Rule(doc="False: it is refused, and the error tells what is lost")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """How a broker is drained."""
 
@@ -343,6 +352,7 @@ _ANSWERS: Final = {
     placements.ReplicaEnds: "ReplicaEnds",
     placements.Elected: "Elected",
     placements.Drained: "Drained",
+    placements.GivenUp: "GivenUp",
     placements.RemovedBroker: "RemovedBroker",
     placements.RescuedReplica: "RescuedReplica",
     placements.RescueState: "RescueState",
@@ -356,7 +366,7 @@ _ANSWERS: Final = {
 _REQUESTS: Final = (
     *(ReadOnlyState, Trim, PartitionCount, ProducerName, Positions, Commit, Reset),
     *(SinkOpen, SinkCommit, SinkAbort, SinkReset, SinkAdopt, SinkCheck, StagesAsked),
-    *(Reassignment, Election, Drain, Excuse, RescueEnd),
+    *(Reassignment, Election, Loss, Drain, Excuse, RescueEnd),
 )
 
 

@@ -13,17 +13,30 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from broker.api.errors import InvalidRequest, InvalidSetting, NotReady, NotSupported, UnknownPartition, UnknownStream
+from broker.api.errors import (
+    InvalidRequest,
+    InvalidSetting,
+    NotLeader,
+    NotReady,
+    NotSupported,
+    UnknownPartition,
+    UnknownStream,
+)
 from broker.api.placements import Placement, ReplicaEnd
 from broker.api.stream import NAME_BYTES_MAX
 from broker.api.validation import build
 from broker.serving.contract.endpoint import Endpoints, Query, Serving, answer, body, text
-from broker.serving.contract.schemas import Drain, Election, Excuse, Reassignment, RescueEnd
+from broker.serving.contract.schemas import Drain, Election, Excuse, Loss, Reassignment, RescueEnd
+from broker.serving.endpoints.resolve import leader_named
 from broker.serving.http.body import refuse_body
+from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import unbroken
 
 ENDPOINTS: Final = Endpoints()
 ENDS: Final = "/v1/cluster/replicas"
+LOSS: Final = "/v1/cluster/accept-loss"
+PEER_LOSS_S: Final = 20.0
+"""A segment is written anew for each range."""
 
 
 _STREAM: Final = text("stream", "Only of this stream.", length_max=NAME_BYTES_MAX)
@@ -119,6 +132,31 @@ async def _elect_unclean(serving: Serving, asked: Election) -> web.StreamRespons
     epoch = max(each.last_epoch for each in copies)
     call = serving.backend.admin.elect_unclean(now.stream, now.partition, chosen.broker, epoch)
     return web.json_response({"moved": [asdict(await unbroken(call))], "passed": []})
+
+
+@ENDPOINTS.add(
+    "POST",
+    LOSS,
+    "accept_loss",
+    answer("What was given up.", "GivenUp"),
+    request=body("Where.", "Loss"),
+    errors=(UnknownStream, UnknownPartition, NotSupported),
+)
+async def accept_loss(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
+    """Let what is damaged be empty, where no other replica has it. All else stays, and replicas can follow again."""
+    asked = await serving.asked(request, Loss)
+    backend = serving.backend
+    await backend.look_for(asked.stream)
+    try:
+        backend.partition(asked.stream, asked.partition)
+    except NotLeader as error:
+        address = leader_named(error)
+        if address is None or is_from_peer(request):
+            raise
+        said = await serving.peers.ask(address, "POST", LOSS, body=asdict(asked), timeout_s=PEER_LOSS_S)
+        return web.json_response(said)
+    call = backend.admin.accept_loss(asked.stream, asked.partition, is_accepted=asked.accept_loss)
+    return await serving.json_answer(asdict, await unbroken(call))
 
 
 def _placement(serving: Serving, stream: str, partition: int) -> Placement:

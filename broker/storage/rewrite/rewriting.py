@@ -55,7 +55,7 @@ SYNC_BYTES: Final = 8 << 20
 LARGE_BYTES: Final = 256 << 10
 Mask = npt.NDArray[np.bool_]
 Source = tuple[Segment, IndexView]
-_NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA)
+NO_ROWS: Final = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ class _Rewrite:
         stored = batch.rows.num_rows
         kept = stored if mask is None else int(np.count_nonzero(mask))
         self.records_gone += stored - kept
-        rows = batch.rows if kept == stored else batch.rows.filter(pa.array(mask)) if kept else _NO_ROWS
+        rows = batch.rows if kept == stored else batch.rows.filter(pa.array(mask)) if kept else NO_ROWS
         size = body_bytes(batch.message) * kept // max(1, stored)
         header, run = batch.header, self.run
         joins = is_joinable(header, self.needs_stamp)
@@ -282,7 +282,7 @@ class _Rewrite:
             self.emit(run.header, stored, as_it_was=True)
         else:
             filled = [rows for rows in self.rows if rows.num_rows]
-            rows = filled[0] if len(filled) == 1 else pa.concat_batches(filled) if filled else _NO_ROWS
+            rows = filled[0] if len(filled) == 1 else pa.concat_batches(filled) if filled else NO_ROWS
             self.emit(run.header, encode_batch(rows, run.header, compression=compression))
         self.rows, self.stored = [], None
 

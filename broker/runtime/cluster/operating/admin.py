@@ -20,13 +20,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from broker.api.errors import InvalidRequest, UnknownPartition, UnknownStream
-from broker.api.placements import Drained, Elected, Placement, ReplicaEnd, RescueEnded, RescueState
+from broker.api.errors import InvalidRequest, NotReady, UnknownPartition, UnknownStream
+from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.placement import candidates, extend
-from broker.runtime.cluster.operating import rescuing
+from broker.runtime.cluster.folders import ASIDE
+from broker.runtime.cluster.operating import losing, rescuing
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.partitions.replicated import ReplicatedPartition
 
@@ -166,6 +167,33 @@ class ClusterAdmin:
         log.warning("cluster.elected_unclean partition=%s/%d leader=%s", stream, partition, broker)
         [now] = self._now(await self._fresh(), [at])
         return now
+
+    async def accept_loss(self, stream: str, partition: int, *, is_accepted: bool) -> GivenUp:
+        """Let what is damaged be empty, of a partition that is led here, where nobody else has it (`losing`).
+
+        Raises:
+            InvalidRequest: it is not accepted, nothing is damaged, or there is another way.
+            NotReady: this broker does not serve it, or cannot tell yet.
+        """
+        catalog = await self._fresh()
+        [at] = _places(catalog, _info(catalog, stream), partition)
+        state, name = catalog.cluster.partitions[at], f"{stream}/{partition}"
+        led = next((p for p in self._open_here() if (p.incarnation, p.partition) == at and p.serves), None)
+        if led is None or state.leader != self._me or state.leader_epoch != led.leader_epoch:
+            raise NotReady(f"{name}: this broker does not lead it now")
+        lost, aside = led.log.lost_ranges, f"{led.log.folder}{ASIDE}"
+        if not lost and led.given_up and is_accepted:  # `replicated.P16`
+            return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=led.given_up, aside=aside)
+        ends = led.follower_ends()
+        ranges = losing.to_give_up(
+            name, self._me, state, catalog.cluster, lost=lost, ends=ends, high_watermark=led.log.high_watermark
+        )
+        if not is_accepted:
+            raise losing.refusal(name, self._me, state, catalog.cluster, ranges)
+        borders = sorted({end for end in ends.values() if end >= 0})
+        await asyncio.to_thread(led.give_up, ranges, leader_epoch=state.leader_epoch, aside=aside, borders=borders)
+        log.warning("replica.loss_accepted partition=%s ranges=%s aside=%s", name, ranges, aside)
+        return GivenUp(stream=stream, partition=partition, leader=self._me, ranges=ranges, aside=aside)
 
     # -- a rescue ---------------------------------------------------------------------------------------------
 

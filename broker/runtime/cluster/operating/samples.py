@@ -50,6 +50,8 @@ def cluster_samples(
         for broker, lag in sorted(partition.lags().items()):
             text = "Offsets that a follower has not told to be on its disk"
             yield "liftlog_replica_lag", text, (*PARTITION_LABELS, "broker"), (*at, broker), lag
+        given_up = sum(end - start for start, end in partition.given_up)
+        yield "liftlog_partition_given_up_offsets", "Offsets that an operator gave up", PARTITION_LABELS, at, given_up
     for kept in streams.all_partitions():
         yield from partition_samples(kept, (kept.stream, str(kept.partition)))
     for what, count in sorted(connections.items()):
