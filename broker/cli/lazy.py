@@ -65,17 +65,17 @@ RESCUE: Final = {
     "join": Leaf(_RESCUE, "join", "Have this broker join the cluster that was founded anew."),
     "status": Leaf(_RESCUE, "status", "Show who has reported in a rescue, and who is missing."),
     "excuse": Leaf(_RESCUE, "excuse", "Give up what a broker may have had."),
-    "end": Leaf(_RESCUE, "end", "End the rescue: of each partition the log leads that has most."),
+    "end": Leaf(_RESCUE, "end", "End the rescue: in each partition the most complete log leads."),
 }
 CLUSTER: Final[Mapping[str, Leaf | Branch]] = {
-    "status": Leaf(_CLUSTER, "status", "Show the brokers of the cluster, and who decides, as one knows."),
+    "status": Leaf(_CLUSTER, "status", "Show the brokers, votes and controller, as one broker knows them."),
     "partitions": Leaf(_CLUSTER, "partitions", "Show who keeps, leads and follows each partition."),
     "reassign": Leaf(_CLUSTER, "reassign", "Have other brokers keep a partition."),
     "elect": Leaf(_CLUSTER, "elect", "Have preferred replicas lead, or one that may lack records."),
     "accept-loss": Leaf(_CLUSTER, "accept_loss", "Give up what is damaged, where nobody else has it."),
     "drain": Leaf(_CLUSTER, "drain", "Have other brokers keep what a broker keeps."),
     "remove-broker": Leaf(_CLUSTER, "remove_broker", "Give up a broker for good."),
-    "rescue": Branch(RESCUE, "The way on when a majority of the voters is lost for good."),
+    "rescue": Branch(RESCUE, "Rebuild a cluster that lost a majority of its voters for good."),
 }
 LOG: Final = {
     "verify": Leaf(_LOG, "verify", "Check every batch, index and small file."),

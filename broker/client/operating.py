@@ -135,7 +135,7 @@ class ClusterCalls:
         )
 
     def end_rescue(self, brokers: Iterable[str]) -> RescueEnded:
-        """End a rescue: of each partition the log leads that has most.
+        """End a rescue: in each partition the most complete log leads.
 
         Args:
             brokers: All that there were, also those that were excused: the catalog may have lost one.

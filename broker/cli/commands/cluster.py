@@ -25,12 +25,12 @@ BrokerId = Annotated[str, Argument(metavar="BROKER", help="Id of a broker.")]
 Place = Annotated[str, Argument(metavar="STREAM[/PARTITION]", help="A stream, or one partition of it.")]
 Wait = Annotated[
     float,
-    Option("--wait-s", metavar="S", min=0, max=86_400, help="So long it waits for the end. It goes on without, too."),
+    Option("--wait-s", metavar="S", min=0, max=86_400, help="Seconds to wait for the end; it goes on afterwards, too."),
 ]
 
 
 def status(ctx: click.Context, brokers: Brokers = None, json: Json = False) -> None:
-    """Show the brokers of the cluster, and who decides, as one knows."""
+    """Show the brokers, votes and controller, as one broker knows them."""
     with client_of(ctx, brokers) as client:
         cluster = client.cluster()
     if is_json(ctx, json):

@@ -121,7 +121,7 @@ def end(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """End the rescue: of each partition the log leads that has most. Refused while somebody is missing. All brokers
+    """End the rescue: in each partition the most complete log leads. Refused while somebody is missing. All brokers
     are named because the catalog may have lost one."""
     named = [each.strip() for each in all_brokers.split(",")]
     with client_of(ctx, brokers) as client:

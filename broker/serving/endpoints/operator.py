@@ -274,7 +274,7 @@ async def excuse(serving: Serving, request: web.Request, query: Query) -> web.St
     errors=(NotSupported,),
 )
 async def end_rescue(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """End a rescue: of each partition the log leads that has most. Refused while somebody is missing."""
+    """End a rescue: in each partition the most complete log leads. Refused while somebody is missing."""
     asked = await serving.asked(request, RescueEnd)
     return await serving.json_answer(asdict, await unbroken(serving.backend.admin.end_rescue(asked.brokers)))
 
