@@ -25,7 +25,8 @@ from broker.api.errors import InvalidRequest, LiftlogError, OffsetOutOfRange, St
 from broker.api.schema import SCHEMA
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
-from broker.client.reading.fetch import ANSWER_BYTES, FetchSession, PartitionFetch
+from broker.client.reading.fetch import PartitionFetch
+from broker.client.reading.session import ANSWER_BYTES, FetchSession
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -39,7 +39,14 @@ from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
-from broker.serving.contract.backend import AdminView, OffsetsView, PartitionHandle, SinksView, Whereabouts
+from broker.serving.contract.backend import (
+    AdminView,
+    OffsetsView,
+    PartitionHandle,
+    SinksView,
+    StreamChanges,
+    Whereabouts,
+)
 from broker.serving.http.app import build_app
 from broker.serving.http.connections import ConnectionLimits
 from broker.storage.disk import OsDisk
@@ -84,24 +91,8 @@ class Lookup(Protocol):
     def chores(self) -> Iterator[Chores]: ...
 
 
-class Changes(Protocol):
-    """What changes streams; the calls are those of `partitions.control.Control`."""
-
-    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]: ...
-
-    async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo: ...
-
-    async def set_stream_state(
-        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
-    ) -> StreamInfo: ...
-
-    async def add_partitions(self, name: str, partitions: int) -> StreamInfo: ...
-
-    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]: ...
-
-    async def register_producer(self, name: str | None) -> tuple[int, int]: ...
-
-    async def delete_stream(self, name: str) -> None: ...
+class Changes(StreamChanges, Protocol):
+    """What changes streams, and is told when to begin and to end."""
 
     def begin(self) -> None: ...
 

@@ -25,9 +25,10 @@ from broker.api.answers import StreamDescription
 from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
-from broker.client.reading.fetch import FetchSession, PartitionFetch
+from broker.client.reading.fetch import PartitionFetch
 from broker.client.reading.gathering import Gathering
 from broker.client.reading.reused_memory import ReusedMemory
+from broker.client.reading.session import FetchSession
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions
 from spark_liftlog.reading.advance import Head, Heads, expired, lost, truncated

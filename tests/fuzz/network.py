@@ -608,7 +608,7 @@ NETWORK: Final = (
     ),
     Decoder(
         name="client-frames",
-        modules=("broker/client/reading/frames.py", "broker/client/reading/fetch.py", "broker/api/batch.py"),
+        modules=("broker/client/reading/frames.py", "broker/client/reading/session.py", "broker/api/batch.py"),
         check=check_frames,
         errors=(LiftlogError,),
         words=(END_OF_STREAM, b"\xff\xff\xff\xff"),

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from broker.api.errors import LiftlogError
 from broker.api.http import HIGH_WATERMARK, LEADER_EPOCH, LOG_START_OFFSET, NEXT_OFFSET
-from broker.client.reading.fetch import FetchSession, PartitionFetch, decoded
+from broker.client.reading.fetch import PartitionFetch, decoded
 from broker.client.reading.gathering import Gathering, PureGathering, Shape
 from broker.client.reading.reused_memory import ReusedMemory
+from broker.client.reading.session import FetchSession
 from broker.runtime.intake.jetstream import names_in
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.network import JSON_WORDS, serving
@@ -128,6 +129,7 @@ RAW: Final = (
         name="client-read",
         modules=(
             "broker/client/reading/fetch.py",
+            "broker/client/reading/session.py",
             "broker/client/http/pool.py",
             "broker/client/reading/gathering.py",
             "broker/client/reading/_gathering.pyx",

@@ -6,4 +6,5 @@ gathering.py      many stored messages as few Arrow batches
 nearest.py        which replica a reader asks
 ranges.py         from where to where each partition is read
 reused_memory.py  blocks that Arrow borrows and gives back
+session.py        asks brokers for records: one question, one answer
 """

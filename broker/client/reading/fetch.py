@@ -24,213 +24,25 @@ Importing this loads neither pandas nor anything of asyncio: executors fork, and
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
-from urllib.parse import quote, urlencode
+from typing import Final
 
 import pyarrow as pa
 
-from broker.api import http
-from broker.api.errors import BadBatch, LiftlogError, NotReady, Retryable, StaleIncarnation
-from broker.api.plain import INT64_MAX
-from broker.client.http.address import Addresses
-from broker.client.http.brokers import Brokers, PartitionKey, readable
+from broker.api.errors import BadBatch, NotReady, Retryable
 from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import DEADLINE_S, Patience
-from broker.client.http.pool import Exchange, Pool, Request
-from broker.client.reading.frames import BUFFER_BYTES, Message, read_messages
+from broker.client.reading.frames import Message
 from broker.client.reading.gathering import rows_between
-from broker.client.reading.nearest import REPLICA_WAIT_MS, Nearest
 from broker.client.reading.reused_memory import ReusedMemory
+from broker.client.reading.session import ANSWER_BYTES, BATCH_TIMEOUT_S, TIMEOUT_S, Answer, FetchSession
 
-ANSWER_BYTES: Final = 256 << 20
-"""Asked for at a time: long enough to cost the broker nothing, short enough not to pin deleted segments for hours."""
-TIMEOUT_S: Final = 10.0
-BATCH_TIMEOUT_S: Final = 60.0
 MAX_WAIT_MS: Final = 2_000
 
 log = logging.getLogger(__name__)
 
 Take = Callable[[Message, int, int], Sequence[pa.RecordBatch]]
 """Makes batches of the rows of a message that have offsets in [start, end)."""
-
-
-class FetchSession:
-    """Connections to the brokers of one cluster, and who leads which partition. Thread-safe and fork-safe.
-
-    Opens nothing until the first read. Cheap to keep for the life of a process.
-
-    Args:
-        addresses: One or several brokers, as for `connect`; a leader's address that answers name is preferred.
-        brokers: Share these instead; `addresses` is then ignored.
-        rack: Read from an in-sync replica that is in this rack, where there is one. None: from leaders.
-    """
-
-    def __init__(self, addresses: Addresses = "", *, brokers: Brokers | None = None, rack: str | None = None) -> None:
-        self.brokers = brokers or Brokers(addresses, pool=Pool())
-        self.nearest = None if rack is None else Nearest(rack)
-
-    def open(
-        self,
-        stream: str,
-        partition: int,
-        offset: int | str,
-        *,
-        end: int | None = None,
-        incarnation: str | None = None,
-        epoch: int | None = None,
-        max_bytes: int | None = ANSWER_BYTES,
-        max_wait_ms: int = 0,
-        verify: bool = False,
-        timeout_s: float = TIMEOUT_S,
-        batch_timeout_s: float = BATCH_TIMEOUT_S,
-        interrupt: Interrupt | None = None,
-    ) -> Answer:
-        """Ask once for records from `offset` on.
-
-        Args:
-            offset: First offset wanted, or `earliest`, `latest`, `time:<iso>`.
-            end: Exclusive; None: the high watermark when the broker answers.
-            incarnation: The stream's incarnation that is meant.
-            epoch: Leader epoch that the answering broker must have reached.
-            max_bytes: Approximate size of the answer; it has at least one batch.
-            max_wait_ms: If there is nothing yet, the broker waits this long and then answers without a batch.
-            verify: Let the broker check what it has stored there first: damage on its disk becomes a lost range.
-            timeout_s: Longest silence of the socket, beyond `max_wait_ms`.
-            batch_timeout_s: Longest time until one batch has come.
-        Returns:
-            The answer, its body unread. Close it.
-        Raises:
-            Retryable: nobody could answer; ask again.
-            OffsetOutOfRange: fields `log_start_offset`, `high_watermark`.
-            UnknownStream, UnknownPartition, StaleIncarnation: as they say.
-            BadBatch: what answers is no liftlog broker.
-        """
-        key = stream, partition
-        query: dict[str, Any] = {
-            "offset": offset,
-            "end": end,
-            "max_bytes": max_bytes,
-            "max_wait_ms": max_wait_ms or None,
-            "incarnation": incarnation,
-            "epoch": epoch,
-            "verify": "true" if verify else None,
-        }
-
-        def request(**more: Any) -> Request:
-            given = {name: value for name, value in (query | more).items() if value is not None}
-            return Request(
-                target=f"/v1/streams/{quote(stream, safe='')}/partitions/{partition}/records?{urlencode(given)}",
-                headers={"Accept": http.ARROW_STREAM},
-                timeout_s=timeout_s + given.get("max_wait_ms", 0) / 1000,
-                interrupt=interrupt,
-            )
-
-        nearest = self.nearest if isinstance(offset, int) and not verify else None
-        exchange, is_near = (None, False) if nearest is None else self._near(nearest, key, request, end is not None)
-        if exchange is None:
-            exchange = self.brokers.exchange(request(), key=key)
-        try:
-            answer = Answer(exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s, is_near=is_near)
-            if incarnation is not None and answer.incarnation != incarnation:
-                raise StaleIncarnation(
-                    f"{stream}: incarnation {answer.incarnation} answers, {incarnation} was asked for: the stream was"
-                    " deleted and re-created",
-                    stream=stream,
-                    incarnation=answer.incarnation,
-                )
-        except BaseException:
-            exchange.close()
-            raise
-        return answer
-
-    def _near(
-        self, nearest: Nearest, key: PartitionKey, request: Callable[..., Request], is_promised: bool
-    ) -> tuple[Exchange | None, bool]:
-        """The answer of a replica that is near, and true; or the leader's; None: the leader is to be asked, plainly."""
-        replica = nearest.replica(key)
-        if replica is None:
-            rack = nearest.rack_for(key)
-            if rack is None:
-                return None, False
-            exchange = self.brokers.exchange(request(rack=rack), key=key)
-            named = exchange.headers.get(http.NEAREST)
-            if named is None:
-                return exchange, False
-            exchange.close(keep=False)
-            replica = readable(named)
-            if replica is None:
-                nearest.avoid(key)
-                return None, False
-            nearest.note(key, replica)
-        asked = request(replica="any", **({"max_wait_ms": REPLICA_WAIT_MS} if is_promised else {}))
-        try:
-            return self.brokers.exchange_with(replica, asked), True
-        except LiftlogError as error:
-            log.info("fetch.not_near at=%s/%d replica=%s error=%s", *key, replica, error)
-            nearest.avoid(key)
-            if asked.is_interrupted:
-                raise
-            return None, False
-
-    def close(self) -> None:
-        """Close idle connections. Idempotent."""
-        self.brokers.pool.close()
-
-
-class Answer:
-    """One answer of a broker: what its headers say, and its batches. A context manager.
-
-    Attributes:
-        high_watermark: First offset that was not committed when the broker answered; -1: it does not know that yet.
-        log_start_offset: First offset that the broker still has.
-        next_offset: The offset to go on with after this answer.
-        leader_epoch: Epoch of the answering leader.
-        incarnation: Incarnation of the stream.
-        is_near: A replica has answered that does not lead.
-    """
-
-    def __init__(self, exchange: Exchange, where: str, batch_timeout_s: float, *, is_near: bool = False) -> None:
-        self.is_near = is_near
-        self._exchange = exchange
-        self._where = where
-        self._batch_timeout_s = batch_timeout_s
-        self.high_watermark = self._number(http.HIGH_WATERMARK) if http.HIGH_WATERMARK in exchange.headers else -1
-        self.log_start_offset = self._number(http.LOG_START_OFFSET)
-        self.next_offset = self._number(http.NEXT_OFFSET)
-        self.leader_epoch = self._number(http.LEADER_EPOCH)
-        self.incarnation = exchange.headers.get(http.INCARNATION, "")
-
-    def _number(self, name: str) -> int:
-        text = self._exchange.headers.get(name, "")
-        if not re.fullmatch(r"-?[0-9]{1,18}|[0-9]{19}", text) or int(text) > INT64_MAX:
-            raise BadBatch(f"{self._where}not an answer of a liftlog broker: header {name} is {text[:100]!r}")
-        return int(text)
-
-    def messages(self, memory: ReusedMemory | None = None, buffer_bytes: int = BUFFER_BYTES) -> Iterator[Message]:
-        """Verified batches as stored. Once. Arguments and errors as `read_messages`."""
-        length = self._exchange.length
-        if length is None:
-            raise BadBatch(f"{self._where}the answer has no Content-Length")
-        return read_messages(
-            self._exchange.readinto,
-            length,
-            where=self._where,
-            buffer_bytes=buffer_bytes,
-            patience_s=self._batch_timeout_s,
-            memory=memory,
-        )
-
-    def close(self) -> None:
-        """Give the connection back, or close it if batches were left unread. Idempotent."""
-        self._exchange.close()
-
-    def __enter__(self) -> Answer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._exchange.close(keep=kind is None)
 
 
 class PartitionFetch:

@@ -7,4 +7,5 @@ service.py      coroutines for the HTTP API in front of calls that block
 settling.py     appends that are waited for; reads of all that a log holds
 stage_log.py    the hidden log of one partition's stages
 stages.py       the stages of one partition, and the commit groups made of them
+stores.py       what the coordinator asks of the partitions, here or at another broker
 """

@@ -23,13 +23,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
 from broker.runtime.partitions.keyed_locks import KeyedLocks
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
 from broker.runtime.sinks.stages import Staged, StageLimits
+from broker.runtime.sinks.stores import Stages, Stores
 from broker.sinks.ledger import CommitRequest, CommitResult, Ledger, NamedStage, OpenResult, check_rows
 from broker.sinks.notes import GroupFinished
 from broker.sinks.state import Decision, SinkState, StageRef, decision_id
@@ -41,61 +42,6 @@ B = TypeVar("B")
 
 CHECKPOINT: Final = "checkpoint"
 """The attribute that tells whose sink it is: another one is a fork."""
-
-
-class Stages(Protocol):
-    """The stages of one partition, here or at another broker. The calls are those of `StageStore`."""
-
-    @property
-    def place(self) -> str:
-        """The partition, for people."""
-
-    @property
-    def incarnation(self) -> str:
-        """Of the stream."""
-
-    @property
-    def judged_in(self) -> int | None:
-        """The leader epoch that something judged now is judged under; None: only what is judged of a pin counts."""
-
-    @property
-    def removed(self) -> bool: ...
-
-    def pin(
-        self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int
-    ) -> list[StageRef]: ...
-
-    def finish(self, decision: str, sink: str, refs: Sequence[StageRef]) -> GroupFinished: ...
-
-    def abort(self, stages: Iterable[str], *, sink: str) -> int: ...
-
-    def drop(
-        self, stages: Mapping[str, int], *, sink: str, leader_epoch: int | None, why: str, unpinned: bool = True
-    ) -> int: ...
-
-    def supersede(self, sink: str, epoch: int) -> int: ...
-
-    def forget(self, decision: str) -> None: ...
-
-    def sweep(self, *, is_asked_for: Callable[[str], bool]) -> None: ...
-
-    def trim(self) -> None: ...
-
-    def staged(self, sink: str | None = None) -> Staged: ...
-
-
-class Stores(Protocol):
-    """The stages of every partition."""
-
-    def store(self, stream: str, partition: int) -> Stages:
-        """Raises UnknownStream, UnknownPartition, or why the stream is offline."""
-
-    def stores(self) -> Sequence[Stages]:
-        """Those with something staged."""
-
-    def is_gone(self, stream: str, incarnation: str) -> bool:
-        """Whether the catalog knows no such incarnation of the stream any more (C6). Raises NotReady: nobody can
-        tell."""
 
 
 class Sinks:

@@ -15,7 +15,8 @@ import logging
 from collections.abc import Sequence
 
 from broker.api.errors import DiskFull, LiftlogError, NotReady, Retryable, StorageFailed
-from broker.runtime.sinks.coordinator import Sinks, Stages
+from broker.runtime.sinks.coordinator import Sinks
+from broker.runtime.sinks.stores import Stages
 from broker.sinks.notes import StagePinned
 from broker.sinks.state import SinkState
 

@@ -190,7 +190,35 @@ class AdminView(Protocol):
         """Let who has most lead each partition. Raises InvalidRequest: somebody is missing."""
 
 
-class Backend(Protocol):
+class StreamChanges(Protocol):
+    """What changes streams."""
+
+    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
+        """Returns the stream, and whether it was created now. Raises StreamExists with `differences`."""
+
+    async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo: ...
+
+    async def delete_stream(self, name: str) -> None: ...
+
+    async def set_stream_state(
+        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
+    ) -> StreamInfo:
+        """None leaves as it is. Raises UnknownStream."""
+
+    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
+        """`partitions`: in all. Raises UnknownStream, InvalidSetting."""
+
+    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Let go of what is below an offset of each partition named. Returns the log start offsets.
+
+        Raises UnknownStream, UnknownPartition, StaleIncarnation.
+        """
+
+    async def register_producer(self, name: str | None) -> tuple[int, int]:
+        """An id and an epoch for an idempotent producer. Raises InvalidName."""
+
+
+class Backend(StreamChanges, Protocol):
     """The broker."""
 
     @property
@@ -244,30 +272,6 @@ class Backend(Protocol):
 
     def whereabouts(self, stream: str) -> Sequence[Whereabouts]:
         """Of all partitions of a stream, in order. Raises UnknownStream."""
-
-    async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
-        """Returns the stream, and whether it was created now. Raises StreamExists with `differences`."""
-
-    async def alter_stream(self, name: str, values: Mapping[str, Any]) -> StreamInfo: ...
-
-    async def delete_stream(self, name: str) -> None: ...
-
-    async def set_stream_state(
-        self, name: str, *, paused: bool | None = None, read_only: bool | None = None
-    ) -> StreamInfo:
-        """None leaves as it is. Raises UnknownStream."""
-
-    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
-        """`partitions`: in all. Raises UnknownStream, InvalidSetting."""
-
-    async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Let go of what is below an offset of each partition named. Returns the log start offsets.
-
-        Raises UnknownStream, UnknownPartition, StaleIncarnation.
-        """
-
-    async def register_producer(self, name: str | None) -> tuple[int, int]:
-        """An id and an epoch for an idempotent producer. Raises InvalidName."""
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""

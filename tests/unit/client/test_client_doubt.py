@@ -37,7 +37,7 @@ from broker.api.errors import (
 from broker.client.client import Client
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
-from broker.client.reading.fetch import FetchSession
+from broker.client.reading.session import FetchSession
 from broker.client.sinks import Sink
 from broker.client.writing.append import AppendCalls, Stamp
 from broker.client.writing.sequences import Sequences

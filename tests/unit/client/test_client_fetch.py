@@ -31,7 +31,8 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
 from broker.client.http.interrupt import Interrupt
 from broker.client.reader import QUICK_S, RecordReader, Span
-from broker.client.reading.fetch import FetchSession, PartitionFetch, decoded
+from broker.client.reading.fetch import PartitionFetch, decoded
+from broker.client.reading.session import FetchSession
 from tests.unit.client.logs import INCARNATION, Log, body, message
 from tests.unit.client.rawserver import Handler, RawServer, Reply, Request
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.api.errors import LiftlogError, ReadOnly, Unavailable
-from broker.client.reading.fetch import FetchSession
+from broker.client.reading.session import FetchSession
 from tests.support.effort import examples, seeded, seeds
 from tests.unit.client.logs import Log
 from tests.unit.client.rawserver import RawServer, Reply, Request

@@ -15,7 +15,8 @@ import pytest
 from broker.api import http
 from broker.api.errors import InvalidRequest, LiftlogError, NotLeader, NotReady, OffsetOutOfRange, UnknownStream
 from broker.client import connect
-from broker.client.reading.fetch import FetchSession, PartitionFetch
+from broker.client.reading.fetch import PartitionFetch
+from broker.client.reading.session import FetchSession
 from tests.unit.client.logs import Log, body
 from tests.unit.client.rawserver import RawServer, Reply, Request
 from tests.unit.client.test_client_fetch import problem

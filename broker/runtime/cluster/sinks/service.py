@@ -40,9 +40,10 @@ from broker.runtime.cluster.sinks.questions import RemoteStages, answer, questio
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.sinks.coordinator import Sinks, Stages
+from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
 from broker.runtime.sinks.stages import StageLimits, StageStore
+from broker.runtime.sinks.stores import Stages
 from broker.serving.http.peers import Peers
 from broker.sinks.notes import StagePart
 from broker.storage.rows import RowBatch
