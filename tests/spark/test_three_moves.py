@@ -24,6 +24,7 @@ from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.schema import ROW
 from tests.spark.reading_tasks import Value, latest, reading, records, rows_of
 from tests.spark.streams import Stream
+from tests.spark.test_offsets import lost, survived
 from tests.support.clusters import RealCluster, store
 from tests.support.processes import eventually
 
@@ -193,3 +194,38 @@ def test_a_query_does_not_begin_without_a_partition_that_has_no_leader(
     with reading(stream.address, stream=stream.name) as reader:
         meanwhile(cluster, stream.name, reader.prepareForTriggerAvailableNow).result()
         assert rows_of(reader, end, latest(reader, end)) == records(stream, (1, 15, 20))
+
+
+def test_a_tail_that_an_unclean_election_gave_up_is_a_loss(cluster: RealCluster, client: Client) -> None:
+    """Rows "the log lost its tail": what the next leader does not have, and then what it has written in its place."""
+    client.create_stream("given", replication_factor=2, min_insync_replicas=1)
+    stream = Placed(client, "given", [0])
+    wait_for_whole(cluster, stream, 2)
+    stream.append_to(0, 10)
+    leader = cluster.leader("given")
+    other = next(broker for broker in client.placements("given")[0].replicas if broker != leader)
+    cluster.in_sync("given", 2)
+    cluster.brokers[other].kill9()
+    cluster.in_sync("given", 1)
+    stream.append_to(0, 5)
+    with reading(stream.address, stream="given", startingOffsets="earliest") as reader:
+        start = latest(reader)
+    cluster.brokers[leader].kill9()
+    cluster.brokers[other].start(wait=False)
+    cluster.wait_ready(other)
+    eventually(lambda: client.placements("given")[0].leader is None, what="nobody leads")
+    client.elect_unclean("given", 0, accept_loss=True)
+    assert cluster.leader("given") == other
+    stream.counts = [10]
+    end = lost(stream, start, r"LIFTLOG_LOG_TRUNCATED: .*the log ends at 10, the query has read up to 15")
+    assert survived(stream, start, end) == []
+    stream.append_to(0, 20)
+    cluster.brokers[leader].start(wait=False)
+    cluster.wait_ready(leader)
+    cluster.in_sync("given", 2)
+    end = lost(
+        stream, start, r"LIFTLOG_LOG_TRUNCATED: .*from 10 on were lost and written anew, .* up to 15; .* 0 to 30"
+    )
+    assert survived(stream, start, end) == records(stream, (0, 10, 30))
+    with reading(stream.address, stream="given") as reader:
+        assert latest(reader, end) is end
