@@ -1,16 +1,18 @@
 """Records that a query still wanted are gone: each way is told apart, and survived where the user says so.
 
-Method: a checkpoint is made, then the stream is deleted, re-created or expired. Every row of the users' table, without
-Spark: test_offsets.py.
+Method: a checkpoint is made, or a query is held in the midst of a batch; then the stream is deleted, re-created or
+expired. Every row of the users' table, without Spark: test_offsets.py.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from broker.client.client import Client
 from tests.spark.streams import Stream, places, run
@@ -55,3 +57,77 @@ def test_retention_past_the_start_is_named_and_skipped_if_chosen(
         run(stream.follow(spark), out, checkpoint)
     run(stream.follow(spark, failOnDataLoss="false"), out, checkpoint)
     assert places(spark.read.parquet(out)) == stream.expected()[:50] + stream.expected()[350:]
+
+
+class Held:
+    """A function of foreachBatch: keeps the place of each row, and stays in its batch while the gate is closed."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, batch: DataFrame, _: int) -> None:
+        self.places += places(batch)
+        assert self.gate.wait(120)
+
+
+def trimmed(stream: Stream) -> list[tuple[int, int]]:
+    stream.append(4)
+    stream.client.trim(stream.name, before=9)
+    return [(0, 9)]
+
+
+def grown(stream: Stream) -> list[tuple[int, int]]:
+    stream.client.add_partitions(stream.name, 2)
+    stream.counts.append(0)
+    stream.append(3, partitions=[1])
+    return [(1, 0), (1, 1), (1, 2)]
+
+
+def remade(stream: Stream) -> list[tuple[int, int]]:
+    stream.client.delete_stream(stream.name)
+    again = Stream.create(stream.client, stream.name, partitions=2)
+    again.append(2)
+    return again.expected()
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (trimmed, "LIFTLOG_RECORDS_EXPIRED: .*partition 0: records 6 to 8 .* valid offsets are 9 to 10"),
+        (grown, None),
+        (remade, "LIFTLOG_STALE_INCARNATION: .*deleted and re-created"),
+    ],
+)
+def test_a_stream_that_changes_under_a_running_query(
+    spark: SparkSession,
+    client: Client,
+    tmp_path: Path,
+    change: Callable[[Stream], list[tuple[int, int]]],
+    says: str | None,
+) -> None:
+    for chosen in ("true", "false"):
+        stream = Stream.create(client, f"{change.__name__}-under-{chosen}", partitions=1)
+        held = Held()
+        stream.append(5)
+        writer = stream.follow(spark, failOnDataLoss=chosen).writeStream.foreachBatch(held)
+        query = writer.option("checkpointLocation", str(tmp_path / chosen)).start()
+        try:
+            eventually(lambda held=held: len(held.places) == 5, timeout_s=120, what="the first batch")  # type: ignore[misc]
+            held.gate.clear()
+            stream.append(1)
+            eventually(lambda held=held: len(held.places) == 6, timeout_s=120, what="the next one is held")  # type: ignore[misc]
+            expected = change(stream)
+            held.gate.set()
+            if says is not None and chosen == "true":
+                with pytest.raises(PySparkException, match=says):
+                    query.awaitTermination(120)
+                expected = []
+            else:
+                count = 6 + len(expected)
+                eventually(lambda held=held, count=count: len(held.places) >= count, timeout_s=120, what="it goes on")  # type: ignore[misc]
+                query.processAllAvailable()
+            assert sorted(held.places) == sorted([*((0, n) for n in range(6)), *expected])
+        finally:
+            query.stop()
