@@ -61,5 +61,7 @@ class Stores(Protocol):
         """Those with something staged."""
 
     def is_gone(self, stream: str, incarnation: str) -> bool:
-        """Whether the catalog knows no such incarnation of the stream any more (`coordinator.C6`). Raises NotReady: nobody can
-        tell."""
+        """Whether the catalog knows no such incarnation of the stream any more (`coordinator.C6`).
+
+        Raises NotReady: nobody can tell.
+        """
