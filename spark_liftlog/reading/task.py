@@ -22,9 +22,17 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from broker.api.answers import StreamDescription
-from broker.api.errors import LiftlogError, OffsetOutOfRange, StaleIncarnation, UnknownPartition, UnknownStream
+from broker.api.errors import (
+    LiftlogError,
+    NotReady,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    UnknownPartition,
+    UnknownStream,
+)
 from broker.client.http.calls import Calls, path, understand
 from broker.client.http.interrupt import Interrupt
+from broker.client.http.patience import Patience
 from broker.client.reading.fetch import PartitionFetch
 from broker.client.reading.gathering import Gathering
 from broker.client.reading.reused_memory import ReusedMemory
@@ -149,7 +157,7 @@ def _records(
         try:
             yield from fetch.until(wanted.end, gathering.add, gathering.memory)
             if fetch.has_gaps:
-                _check_lost(wanted, brokers, fail_on_data_loss)
+                _check_lost(wanted, brokers, fail_on_data_loss, interrupt)
             break
         except OffsetOutOfRange as error:
             at = fetch.position
@@ -171,20 +179,28 @@ def _records(
     yield from gathering.rest()
 
 
-def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool) -> None:
+def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool, interrupt: Interrupt) -> None:
     """Tell what a disk lost from what compaction removed: both are gaps, and only the first is a loss.
+
+    Its leader alone knows, and is waited for while it is away.
 
     Raises:
         RecordsLost: unless failOnDataLoss is false.
+        NotReady: nobody knew in time.
     """
     calls = Calls(session(brokers).brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S)
-    found = understand(StreamDescription, calls.json("GET", path("streams", wanted.stream)), where=brokers)
-    for partition in found.partitions:
-        if found.incarnation != wanted.incarnation or partition.partition != wanted.partition:
-            continue
-        for start, end in partition.lost_ranges:
-            if start < wanted.end and end > wanted.start:
-                error = lost((wanted.stream, wanted.partition), start, end, partition)
-                if fail_on_data_loss:
-                    raise error
-                log.warning("source.data_loss error=%s", error)
+    patience = Patience(DEADLINE_S, interrupt=interrupt, what=f"asking what a disk lost of {wanted.stream!r}")
+    while True:
+        found = understand(StreamDescription, calls.json("GET", path("streams", wanted.stream)), where=brokers)
+        partition = next((each for each in found.partitions if each.partition == wanted.partition), None)
+        if partition is None or found.incarnation != wanted.incarnation:
+            return
+        if partition.high_watermark is not None:
+            break
+        patience.pause(NotReady(f"nobody can tell of partition {wanted.partition} now"))
+    for start, end in partition.lost_ranges:
+        if start < wanted.end and end > wanted.start:
+            error = lost((wanted.stream, wanted.partition), start, end, partition)
+            if fail_on_data_loss:
+                raise error
+            log.warning("source.data_loss error=%s", error)

@@ -1,7 +1,7 @@
 """Records that a query still wanted are gone: each way is told apart, and survived where the user says so.
 
 Method: a checkpoint is made, or a query is held in the midst of a batch; then the stream is deleted, re-created or
-expired. Every row of the users' table, without Spark: test_offsets.py.
+expired. Every row of the users' table, without Spark: test_offsets.py, test_damage.py, test_three_moves.py.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import pytest
 
 from broker.client.client import Client, connect
 from spark_liftlog.errors import LiftlogSparkError
-from tests.cluster.test_faults import damage
 from tests.spark.reading_tasks import Value, latest, reading, records, rows_of
 from tests.spark.streams import Stream, published, wait_published
 from tests.support.processes import BrokerProcess, eventually
@@ -367,36 +366,3 @@ def test_a_broker_that_went_backwards_and_a_tail_that_was_written_anew(set_back:
     ):
         rows_of(reader, start, end)
     assert survived(stream, start, end) == []
-
-
-QUIET = {"LIFTLOG_SCRUB_INTERVAL_MS": "0", "LIFTLOG_CLEANER_INTERVAL_MS": "50"}
-
-
-def test_what_the_disk_lost_is_no_gap_of_compaction(tmp_path: Path) -> None:
-    """Rows of a range whose bytes have rotted: compaction leaves gaps as well, which are no loss."""
-    broker = BrokerProcess(tmp_path / "broker", None, env=QUIET).start()
-    try:
-        with connect(broker.address) as client:
-            stream = Stream.create(client, "rotten", partitions=1)
-            for _ in range(20):
-                stream.append(1)
-            damage(tmp_path / "broker" / "data", "rotten")
-            with reading(stream.address, stream="rotten", startingOffsets="earliest") as reader:
-                end = latest(reader)
-                with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_RECORDS_LOST: .*partition 0: records [0-9]+ to"):
-                    rows_of(reader, None, end)
-            ((start, stop),) = client.describe("rotten").partitions[0].lost_ranges
-            with reading(stream.address, stream="rotten", startingOffsets="earliest", failOnDataLoss="false") as reader:
-                assert rows_of(reader, None, latest(reader)) == records(stream, (0, 0, start), (0, stop, 20))
-            keyed = Stream.create(
-                client, "keyed", partitions=1, cleanup="compact", segment_bytes=65536, min_cleanable_dirty_percent=1
-            )
-            for n in range(100):
-                client.append("keyed", 0, [{"key": b"k", "value": b"%d" % n * 1000}])
-            eventually(lambda: client.read("keyed").to_table().num_rows < 100, what="compaction leaves gaps")
-            with reading(stream.address, stream="keyed", startingOffsets="earliest") as reader:
-                found = rows_of(reader, None, latest(reader))
-            assert len(found) < 100
-            assert found[-1] == (keyed.name, 0, 99)
-    finally:
-        broker.stop()
