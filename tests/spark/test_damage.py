@@ -1,4 +1,4 @@
-"""Records that a disk lost, in the users' table of losses. Method: as in test_offsets.py; a bit of the log is flipped."""
+"""What a disk lost, in the users' table of losses. Method: as in test_offsets.py; a bit of a log is flipped."""
 
 from __future__ import annotations
 
