@@ -84,6 +84,26 @@ def append(partition: ReplicatedPartition) -> Waiter:
     return waiter
 
 
+def a_process_that_led(tmp_path: Path, cluster: Cluster) -> Place:
+    """It has led stream `s`, with one record that is durable here, and is over."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        append(one.leading(at))
+        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    return at
+
+
+def a_process_that_opened(tmp_path: Path, cluster: Cluster) -> Place:
+    """It has opened stream `s`, and is over."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    return at
+
+
 def test_a_new_partition_is_made_reported_and_led(led: tuple[Node, Cluster, Place]) -> None:
     one, cluster, at = led
     assert "a" in cluster.state(at).opened
@@ -303,12 +323,7 @@ def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_as
     tmp_path: Path, cluster: Cluster
 ) -> None:
     """The command is committed, the process ends, and the next one finds a folder that opens without complaint."""
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        make_leader(cluster, at)
-        append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    at = a_process_that_led(tmp_path, cluster)
     registration = cluster.catalog.brokers["a"].registration
     cluster.apply(kind="step_out", broker_id="a", registration=registration, why="damage", replicas=[[*at, 0]])
     with node(tmp_path, cluster, "p2") as two:
@@ -322,12 +337,7 @@ def test_a_failed_fsync_that_the_process_did_not_live_to_see_costs_no_log_that_m
     tmp_path: Path, cluster: Cluster
 ) -> None:
     """It is in the last ISR: nobody else may have what it has."""
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        make_leader(cluster, at)
-        append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    at = a_process_that_led(tmp_path, cluster)
     registration = cluster.catalog.brokers["a"].registration
     for broker in ("b", "c"):
         cluster.fail(broker)
@@ -342,12 +352,7 @@ def test_a_failed_fsync_that_the_process_did_not_live_to_see_costs_no_log_that_m
 def test_a_broker_that_was_removed_comes_back_without_its_former_replicas(tmp_path: Path, cluster: Cluster) -> None:
     """What the others have forgotten meanwhile would come back with them: keys whose tombstones are gone."""
     cluster.register("d")
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        make_leader(cluster, at)
-        append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    at = a_process_that_led(tmp_path, cluster)
     moved = {"stream": at[0], "partition": at[1]}
     cluster.fail("a")
     [fourth] = {"b", "c", "d"} - set(cluster.state(at).replicas)
@@ -371,12 +376,7 @@ def test_a_rescue_deletes_nothing_that_an_older_catalog_had_given_up(tmp_path: P
     """It has lost that the replica came back since, and holds more than all others."""
     cluster.apply(kind="form_cluster", cluster_id="c")
     cluster.register("d")
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        make_leader(cluster, at)
-        append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    at = a_process_that_led(tmp_path, cluster)
     cluster.fail("a")
     [fourth] = {"b", "c", "d"} - set(cluster.state(at).replicas)
     cluster.apply(kind="reassign", stream=at[0], partition=at[1], replicas=["b", "c", fourth])
@@ -410,12 +410,7 @@ def test_a_rescue_deletes_nothing_that_an_older_catalog_had_given_up(tmp_path: P
 
 def test_a_log_that_was_found_outlives_a_fault_of_ours_when_it_is_taken(tmp_path: Path, cluster: Cluster) -> None:
     """It would lead with an empty log, and the others would cut all that they have."""
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        make_leader(cluster, at)
-        append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    at = a_process_that_led(tmp_path, cluster)
     with node(tmp_path, cluster, "p2") as two:
         real, calls = two.followers, []
 
@@ -509,10 +504,7 @@ def test_a_log_that_was_closed_has_not_failed(led: tuple[Node, Cluster, Place]) 
 
 
 def test_a_lost_folder_is_not_listed_and_made_anew(tmp_path: Path, cluster: Cluster) -> None:
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    at = a_process_that_opened(tmp_path, cluster)
     Path(f"{tmp_path}/streams/s/i-s/0/partition.json").write_text("{")
     with node(tmp_path, cluster, "p2") as two:
         assert two.start().sound == {}
@@ -527,12 +519,7 @@ def test_what_cannot_be_opened_for_now_is_not_lost(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, why: str, is_alone: bool
 ) -> None:
     """G8: after an outage of all every broker may have a full disk; each would say that it has lost everything."""
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        make_leader(cluster, at)
-        append(one.leading(at))
-        eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    at = a_process_that_led(tmp_path, cluster)
     if is_alone:
         for broker in ("b", "c"):
             cluster.fail(broker)
@@ -557,10 +544,7 @@ def test_what_cannot_be_opened_for_now_is_not_lost(
 
 
 def test_a_folder_that_a_later_release_has_written_is_not_lost(tmp_path: Path, cluster: Cluster) -> None:
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    at = a_process_that_opened(tmp_path, cluster)
     file = Path(f"{tmp_path}/streams/s/i-s/0/partition.json")
     file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 99}))
     with node(tmp_path, cluster, "p2") as two, pytest.raises(UnknownFormatVersion):
@@ -569,10 +553,7 @@ def test_a_folder_that_a_later_release_has_written_is_not_lost(tmp_path: Path, c
 
 
 def test_a_folder_that_the_catalog_does_not_know_is_kept(tmp_path: Path, cluster: Cluster) -> None:
-    with node(tmp_path, cluster, "p1") as one:
-        one.start()
-        [at] = cluster.create("s")
-        eventually(lambda: "a" in cluster.state(at).opened, what="to be open")
+    at = a_process_that_opened(tmp_path, cluster)
     other = Cluster()
     with node(tmp_path, other, "p2") as two:
         assert two.start().sound == {"i-s": [0]}
