@@ -22,12 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import re
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +33,7 @@ from broker.api.errors import InvalidRequest, LiftlogError, Unavailable
 from broker.api.plain import parse_json
 from broker.api.stream import check_subject
 from broker.client.nats_connection import NatsConnection, close, flush
+from broker.client.writing.payloads import as_async, read_ahead
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -46,7 +45,6 @@ EXAMPLE_CHARS_MAX: Final = 500
 _REASON: Final = re.compile(r"(.*) \[([a-z_]{1,64})\]", re.DOTALL)
 """How our own refusals end (broker/ingest/answers.py)."""
 PROGRESS_EVERY: Final = 1_000
-READ_AHEAD: Final = 1_024
 AWAITED_BYTES_MAX: Final = 64 << 20
 """Payloads that await their ack are kept, to be sent again (P2)."""
 REPEAT_S: Final = 0.1
@@ -136,7 +134,7 @@ def publish(
     work = _Publish(subject, dict(headers) if headers else None, window, ack_timeout_s, on_nobody)
 
     def run() -> PublishReport:
-        source = _read_ahead(payloads) if payloads_may_block else _as_async(payloads)
+        source = read_ahead(payloads) if payloads_may_block else as_async(payloads)
         return asyncio.run(work.publish(nats_url, source, connect_options, acks=acks, on_progress=on_progress))
 
     try:
@@ -388,42 +386,6 @@ def _reason_of(error: Mapping[str, Any]) -> tuple[str, str]:
         return ours[2], ours[1]
     code = error.get("err_code", error.get("code"))
     return f"jetstream_{code}" if isinstance(code, int) and 0 <= code < 100_000 else "refused", text
-
-
-async def _as_async(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for payload in payloads:
-        yield payload
-
-
-async def _read_ahead(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """What a thread reads, as it comes, however long that takes."""
-    loop = asyncio.get_running_loop()
-    ahead: queue.Queue[tuple[bytes | None, BaseException | None]] = queue.Queue(READ_AHEAD)
-    arrived = asyncio.Event()
-
-    def read(items: Iterator[bytes]) -> None:
-        error = None
-        try:
-            for item in items:
-                ahead.put((item, None))
-                loop.call_soon_threadsafe(arrived.set)
-        except BaseException as caught:
-            error = caught
-        ahead.put((None, error))
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads any more
-            loop.call_soon_threadsafe(arrived.set)
-
-    threading.Thread(target=read, args=(iter(payloads),), name="liftlog-publish-reader", daemon=True).start()
-    while True:
-        arrived.clear()
-        while not ahead.empty():
-            item, error = ahead.get_nowait()
-            if error is not None:
-                raise error
-            if item is None:
-                return
-            yield item
-        await arrived.wait()
 
 
 def _in_thread(run: Callable[[], PublishReport], cancel: Callable[[], None]) -> PublishReport:

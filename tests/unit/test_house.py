@@ -102,7 +102,7 @@ def test_every_metric_and_log_line_is_documented() -> None:
 LINES_MAX = {
     "api": (2_700, 97),
     "cli": (5_150, 97),
-    "client": (5_450, 97),
+    "client": (5_500, 97),
     "groups": (150, 76),
     "ingest": (1_750, 76),
     "metadata": (2_800, 76),
