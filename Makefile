@@ -4,7 +4,7 @@
 # make bench        benchmarks, paired with peers                     make clean   removes what make made
 # make prop MINUTES=60   property tests and state machines, other seeds each time, until one fails
 # make fuzz MINUTES=60   changed inputs for every decoder, until one does what is not documented
-# make soak MINUTES=60 SEED=7   users and an operator at random; then what is stored is held against what they were told
+# make soak MINUTES=60 SEED=7 [BROKERS=3]   users and an operator at random; then what is stored is held against acks
 # make sim SEED=7 [STEPS=900]   a cluster in one process, its story; SEED=0..500: many; MUTANT="asks in too early": with a mistake
 # make chaos MINUTES=5   three brokers under load, killed, frozen, restarted; then what they have is held against their acks
 # make chaos ROUNDS=50   one broker, kill -9 under load
@@ -61,7 +61,7 @@ fuzz: install
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 soak: install
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(BROKERS),--brokers $(BROKERS))
 
 sim: install
 	$(BIN)/python -m tests.sim $(if $(findstring ..,$(SEED)),--seeds $(SEED),$(if $(SEED)$(MUTANT),$(if $(SEED),--seed $(SEED)),--seed 0)) $(if $(STEPS),--steps $(STEPS)) $(if $(MUTANT),--mutant "$(MUTANT)")

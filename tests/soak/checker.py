@@ -8,6 +8,7 @@ K5  Each batch of the sink that was committed is there once, whole, of one attem
 K6  What was refused by an error that says that nothing is stored, is not.
 K7  Logs begin no later than the operator and retention may have made them begin.
 K8  Each record that was published with the last sequence of its subject names the record before it (`chain.py`).
+K9  All replicas have the same records (`replicas.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from broker.api.answers import PartitionDescription
+from broker.api.answers import PartitionDescription, StreamDescription
 from broker.client import Client
 from tests.soak.chain import check_chain
 from tests.soak.ledger import History, Ledger, Message, Violation
 from tests.soak.reader import identity_of
 from tests.soak.sink import ROWS
+from tests.support.processes import eventually
 
 LATE_S = 30.0
 """So long a message may be on its way through NATS."""
@@ -55,7 +57,7 @@ def check(client: Client, ledger: Ledger) -> dict[str, int]:
     """Read everything and hold it against the ledger; figures. Raises Violation."""
     figures: Counter[str] = Counter()
     for name, history in ledger.histories.items():
-        description = client.describe(name)
+        description = settled(client, name)
         found = [_read(client, ledger, history, description.incarnation, p) for p in description.partitions]
         figures["records"] += sum(len(one.records) for one in found)
         by_id = {stored.identity: (one, stored) for one in found for stored in one.records.values()}
@@ -73,6 +75,26 @@ def check(client: Client, ledger: Ledger) -> dict[str, int]:
     figures["sink batches"] = _check_sink(client, ledger)
     figures["links"] = check_chain(client)
     return dict(figures)
+
+
+def settled(client: Client, stream: str) -> StreamDescription:
+    """A stream as it is described once each partition has a leader that answers."""
+
+    def look() -> StreamDescription | None:
+        found = client.describe(stream)
+        return found if all(one.record_count is not None for one in found.partitions) else None
+
+    found = eventually(look, what=f"leaders of {stream}")
+    assert found is not None
+    return found
+
+
+def bounds(described: PartitionDescription) -> tuple[int, int]:
+    """The first offset that is there, and the first one that is not committed."""
+    start, end = described.log_start_offset, described.high_watermark
+    assert start is not None
+    assert end is not None
+    return start, end
 
 
 def _place(one: Partition, offset: int) -> str:
@@ -95,9 +117,7 @@ def _read(
     client: Client, ledger: Ledger, history: History, incarnation: str, described: PartitionDescription
 ) -> Partition:
     """Read one partition; K3, and that each value is that of its id."""
-    one = Partition(
-        history.name, incarnation, described.partition, described.log_start_offset, described.high_watermark, {}, {}
-    )
+    one = Partition(history.name, incarnation, described.partition, *bounds(described), {}, {})
     expected = one.log_start_offset
     may_have_gaps = history.may_compact or (history.is_loose and bool(ledger.harmed_s))
     with client.read(history.name, partitions=[one.partition], columns=COLUMNS) as reader:

@@ -60,6 +60,13 @@ def durable_end() -> None:
     _replace(Chain, sync=sync)
 
 
+def commits_alone() -> None:
+    """A leader takes for committed what it has on its own disk, whatever its followers have."""
+    from broker.replication.insync import InSync
+
+    _replace(InSync, durable_end=lambda self, own_end: own_end)
+
+
 def _replace(cls: type, **functions: Any) -> None:
     for name, function in functions.items():
         getattr(cls, name)
@@ -70,4 +77,5 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "half-message": half_message,
     "ids-kept": ids_kept,
     "durable-end": durable_end,
+    "commits-alone": commits_alone,
 }

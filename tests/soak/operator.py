@@ -13,19 +13,13 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from broker.api.errors import LiftlogError
-from broker.client import Client
 from tests.soak import chain
-from tests.soak.faults import Faults
-from tests.soak.ledger import Ledger, Violation
-from tests.support.processes import BrokerProcess, NatsServer
+from tests.soak.world import World, begins_as
 
-BAD_WORDS = ("Traceback", "_bug ", ".bug ", "panic:")
-"""None of them may be in a log."""
 KEPT: dict[str, list[Any]] = {
     "acks": ["all", "leader"],
     "linger_ms": [0, 1, 5, 50],
@@ -53,52 +47,6 @@ SEGMENTS = r"\.arrows$"
 SMALL_FILES = r"(?<!\.arrows)$"
 
 
-@dataclass
-class World:
-    """The processes, the streams, and the file of faults."""
-
-    nats: NatsServer
-    broker: BrokerProcess
-    faults: Faults
-    client: Client
-    hasty: Client
-    ledger: Ledger
-    captured: list[str]
-    written: list[str]
-    log_bytes: int = 0
-
-    def all_go_on(self, timeout_s: float = 40) -> None:
-        """Wait until somebody got an ack, of something new, from each stream."""
-        since_s = time.monotonic()
-        for stream in [*self.captured, *self.written]:
-            while self.ledger.freshest_s.get(stream, 0.0) <= since_s:
-                self.look()
-                if time.monotonic() > since_s + timeout_s:
-                    self.ledger.violate(f"{stream}: no new record was acked for {timeout_s:.0f} s", since_s, since_s)
-                time.sleep(0.005)
-
-    def look(self) -> None:
-        """Raise what somebody has met."""
-        if self.ledger.violations:
-            raise self.ledger.violations[0]
-        process = self.broker.process
-        if process is not None and process.popen.poll() is not None:
-            self.ledger.violate(f"the broker ended by itself: {process.popen.returncode}")
-        with (self.broker.folder / "broker.log").open("rb") as file:
-            file.seek(self.log_bytes)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self.log_bytes += len(whole)
-        check_log(whole.decode(errors="replace"))
-
-
-def check_log(text: str) -> None:
-    """Raise Violation for a traceback in a log."""
-    for word in BAD_WORDS:
-        if (at := text.find(word)) >= 0:
-            raise Violation(f"a log has {word!r}:\n{text[max(0, at - 400) : at + 2_500]}")
-
-
 class Operator:
     """See the module.
 
@@ -106,6 +54,11 @@ class Operator:
         seed: Of the sequence of operations.
         names: Operations to choose from; the others are passed over when their turn comes.
     """
+
+    kept = KEPT
+    stands_still_s: tuple[float, ...] = (0.05, 0.5, 2.0)
+    operations: Mapping[str, tuple[float, Callable[[Any], None]]]
+    """By name: how often, and how."""
 
     def __init__(self, world: World, seed: str, names: Collection[str]) -> None:
         self.names = names
@@ -119,25 +72,33 @@ class Operator:
 
     def run(self, until_s: float) -> None:
         """Operate until then. Raises what was met."""
-        names, weights = list(OPERATIONS), [weight for weight, _ in OPERATIONS.values()]
+        names, weights = list(self.operations), [weight for weight, _ in self.operations.values()]
         while time.monotonic() < until_s:
             (name,) = self.rng.choices(names, weights)
             pause_s, probes = self.rng.choice([0.0, 0.05, 0.3]), self.rng.random() < 0.5
             if name not in self.names:
                 continue
             self.count += 1
+            self.before(name)
             try:
-                OPERATIONS[name][1](self)
+                self.operations[name][1](self)
             except LiftlogError as error:
                 self.story.tell(f"{name}: {error.reason}: {error}")
                 if error.reason == "internal":
                     self.ledger.violate(f"{name}: an answer of 500: {error}")
-            self.faults("clear")
+            self.world.everywhere("clear")
+            self.after(name)
             time.sleep(pause_s)
             self.world.look()
             if probes:
                 self.world.all_go_on()
         self.story.tell("operator: done")
+
+    def before(self, name: str) -> None:
+        """Something is about to be done."""
+
+    def after(self, name: str) -> None:
+        """It was done, or has failed; no disk fails any more."""
 
     def faults(self, do: str, **values: Any) -> dict[str, int]:
         return self.world.faults.order(do, **values)
@@ -152,7 +113,9 @@ class Operator:
 
     def _some_settings(self, stream: str) -> dict[str, Any]:
         history = self.ledger.histories[stream]
-        values = {key: self.rng.choice(KEPT[key]) for key in self.rng.sample(sorted(KEPT), self.rng.randint(1, 3))}
+        values = {
+            key: self.rng.choice(self.kept[key]) for key in self.rng.sample(sorted(self.kept), self.rng.randint(1, 3))
+        }
         if stream == "chain" and values.get("subjects_max") == 0:
             values["subjects_max"] = 1  # with 0 its publishers would be refused
         if history.may_expire and self.rng.random() < 0.5:
@@ -194,8 +157,9 @@ class Operator:
         begun_s = time.monotonic()
         grown = self.ledger.histories["parts"].grown
         grown.append((begun_s, float("inf")))
-        self.client.add_partitions("parts", now + 1)
-        grown[-1] = (begun_s, time.monotonic())
+        found = self.client.add_partitions("parts", now + 1)
+        if found.settings["partitions"] > now:  # else it is under way
+            grown[-1] = (begun_s, time.monotonic())
 
     def pause(self) -> None:
         stream, for_s = self.any_stream(), self.rng.choice([0.0, 0.3])
@@ -213,8 +177,9 @@ class Operator:
 
     def trim(self) -> None:
         stream, share = self.rng.choice(["brief", "parts", "loose"]), self.rng.choice([0.3, 0.9, 1.0])
-        description = self.client.describe(stream)
-        one = self.rng.choice(description.partitions)
+        one = self.rng.choice(self.client.describe(stream).partitions)
+        if one.log_start_offset is None or one.high_watermark is None:
+            return  # nobody leads it just now
         before = int(one.log_start_offset + share * (one.high_watermark - one.log_start_offset))
         self.story.tell(f"trim {stream}/{one.partition} before {before}")
         trimmed = self.ledger.histories[stream].trimmed
@@ -224,17 +189,19 @@ class Operator:
     def make_anew(self) -> None:
         self.story.tell("delete brief, create it")
         self.client.delete_stream("brief", missing_ok=True)
-        self.client.create_stream("brief", **STREAMS["brief"])
+        self.client.create_stream("brief", **begins_as("brief", len(self.world.brokers)))
         self.ledger.histories["brief"].made_anew()
 
     def make_other(self) -> None:
         """Streams come and go beside the others; the second one captures what the first stream does."""
         self.story.tell("create and delete others")
-        self.client.create_stream("other", subject="other")
-        self.client.create_stream("copy", subject="ids", reply_acks=False, retention_records=10)
-        time.sleep(self.rng.choice([0.0, 0.3]))
-        self.client.delete_stream("other", missing_ok=True)
-        self.client.delete_stream("copy", missing_ok=True)
+        try:
+            self.client.create_stream("other", subject="other")
+            self.client.create_stream("copy", subject="ids", reply_acks=False, retention_records=10)
+            time.sleep(self.rng.choice([0.0, 0.3]))
+        finally:
+            self.client.delete_stream("other", missing_ok=True)
+            self.client.delete_stream("copy", missing_ok=True)
 
     def reset_consumer(self) -> None:
         stream = self.any_stream()
@@ -370,7 +337,7 @@ class Operator:
         self.world.nats.start()
 
     def freeze(self) -> None:
-        which, for_s = self.rng.choice(["broker", "nats-server"]), self.rng.choice([0.05, 0.5, 2.0])
+        which, for_s = self.rng.choice(["broker", "nats-server"]), self.rng.choice(self.stands_still_s)
         self.story.tell(f"freeze {which} for {for_s} s")
         process = self.world.broker.process if which == "broker" else self.world.nats.process
         assert process is not None
@@ -384,7 +351,7 @@ class Operator:
         self._clock_ms += by_ms
         if by_ms < 0:
             self.ledger.clock_back.append(time.monotonic())
-        self.faults("clock", ahead_ms=self._clock_ms)
+        self.world.everywhere("clock", ahead_ms=self._clock_ms)
 
 
 OPERATIONS: dict[str, tuple[float, Callable[[Operator], None]]] = {
@@ -414,19 +381,4 @@ OPERATIONS: dict[str, tuple[float, Callable[[Operator], None]]] = {
     "move_clock": (3, Operator.move_clock),
 }
 """What there is to do, how often, and how."""
-
-_SMALL = {"segment_bytes": 1 << 16, "batch_bytes": 4 << 10}
-STREAMS: dict[str, dict[str, Any]] = {
-    "ids": {"subject": "ids", **_SMALL},
-    "short": {"subject": "short", "dedup_window_ms": 1_000, **_SMALL},
-    "parts": {"subject": "parts", "partition_by": "key", "partitions": 2, **_SMALL},
-    "keyed": {"subject": "keyed", "cleanup": "compact", "min_cleanable_dirty_percent": 1, **_SMALL},
-    "loose": {"subject": "loose", "fsync": "interval", "fsync_interval_ms": 50, **_SMALL},
-    "brief": {"subject": "brief", **_SMALL},
-    "chain": {"subject": "chain", **_SMALL},
-    "http": {"partitions": 2, **_SMALL},
-    "sunk": {"partitions": 2, **_SMALL},
-}
-"""The streams of a soak, and how they begin."""
-CAPTURED = [name for name, settings in STREAMS.items() if "subject" in settings]
-WRITTEN = [name for name in STREAMS if name not in CAPTURED]
+Operator.operations = OPERATIONS

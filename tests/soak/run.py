@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,17 @@ from pathlib import Path
 from broker.api.errors import LiftlogError
 from broker.client import connect
 from tests.soak.checker import check
+from tests.soak.cluster import ClusterOperator
 from tests.soak.faults import Faults
 from tests.soak.ledger import History, Ledger, Story, Violation
-from tests.soak.operator import CAPTURED, OPERATIONS, STREAMS, WRITTEN, Operator, World, check_log
+from tests.soak.operator import Operator
 from tests.soak.producer import IdempotentWriter, PlainWriter
 from tests.soak.publishers import Publishers
 from tests.soak.reader import Reader
+from tests.soak.replicas import check_replicas, committed
 from tests.soak.sink import SinkWriter
+from tests.soak.world import CAPTURED, STREAMS, WRITTEN, World, begins_as, check_log
+from tests.support.clusters import IDS, RealCluster
 from tests.support.processes import BrokerProcess, NatsServer
 
 MEMORY_BYTES_MAX = 200 << 20
@@ -64,16 +68,19 @@ def run_round(
     *,
     mutant: str | None = None,
     effort: float = 1.0,
-    operations: Collection[str] = tuple(OPERATIONS),
+    operations: Collection[str] | None = None,
+    brokers: int = 1,
 ) -> Outcome:
     """Run one round in an empty folder.
 
     Args:
+        brokers: 1, or 3: a cluster.
         seconds: How long the operator is at large; beginning and end come on top.
         mutant: The mend that is taken out.
         effort: How fast writers write.
-        operations: What the operator may do.
+        operations: What the operator may do; None: all.
     """
+    kind = Operator if brokers == 1 else ClusterOperator
     folder.mkdir(parents=True, exist_ok=True)
     sockets = Path(tempfile.mkdtemp(prefix="soak-"))  # the path of a socket must be short
     story = Story(folder / "story.txt")
@@ -83,17 +90,20 @@ def run_round(
         with ExitStack() as stack:
             nats = NatsServer(folder / "nats").start()
             stack.callback(nats.stop)
-            faults = Faults(sockets / "faults")
-            command = ["tests.soak.broker", "--faults", str(faults.path), *(["--mutant", mutant] if mutant else [])]
-            broker = BrokerProcess(folder / "broker", nats, env=ENVIRONMENT, command=command).start()
-            stack.callback(broker.stop)
-            client = stack.enter_context(connect(broker.address, timeout_s=20, deadline_s=20))
-            hasty = stack.enter_context(connect(broker.address, timeout_s=20, deadline_s=2))
-            world = World(nats, broker, faults, client, hasty, ledger, CAPTURED, WRITTEN)
-            _work(world, Operator(world, str(seed), operations), seconds, effort, outcome)
+            disks = {name: Faults(sockets / name) for name in (IDS[:brokers] if brokers > 1 else ("broker",))}
+            started, stop = _start(folder, nats, disks, ["--mutant", mutant] if mutant else [])
+            stack.callback(stop)
+            addresses = [broker.address for broker in started.values()]
+            client = stack.enter_context(connect(addresses, timeout_s=20, deadline_s=20))
+            hasty = stack.enter_context(connect(addresses, timeout_s=20, deadline_s=2))
+            world = World(nats, started, disks, client, hasty, ledger, CAPTURED, WRITTEN, victim=next(iter(disks)))
+            names = kind.operations if operations is None else operations
+            _work(world, kind(world, str(seed), names), seconds, effort, outcome)
             outcome.figures |= check(client, ledger)
-            broker.stop()
+            ranges = committed(world) if brokers > 1 else []
+            stop()
             nats.stop()
+            outcome.figures |= check_replicas(folder, sorted(disks), ledger, ranges)
             _check_logs(folder)
     except Violation as violation:
         outcome.violation = violation
@@ -109,9 +119,30 @@ def run_round(
     return outcome
 
 
+def _start(
+    folder: Path, nats: NatsServer, disks: dict[str, Faults], options: list[str]
+) -> tuple[dict[str, BrokerProcess], Callable[[], object]]:
+    """One broker, or a cluster; and what stops them."""
+
+    def command(name: str) -> list[str]:
+        return ["tests.soak.broker", "--faults", str(disks[name].path), *options]
+
+    if len(disks) > 1:
+        cluster = RealCluster(folder, nats, ids=tuple(disks), command=command, **ENVIRONMENT)
+        try:
+            return cluster.start().brokers, cluster.stop
+        except BaseException:
+            cluster.stop()
+            raise
+    ((name, _),) = disks.items()
+    broker = BrokerProcess(folder / name, nats, env=ENVIRONMENT, command=command(name))
+    return {name: broker.start()}, broker.stop
+
+
 def _work(world: World, operator: Operator, seconds: float, effort: float, outcome: Outcome) -> None:
-    ledger, address, name = world.ledger, world.broker.address, str(outcome.seed)
-    for stream, settings in STREAMS.items():
+    ledger, address, name = world.ledger, world.addresses, str(outcome.seed)
+    for stream in STREAMS:
+        settings = begins_as(stream, len(world.brokers))
         world.client.create_stream(stream, **settings)
         ledger.histories[stream] = History(
             stream,
@@ -120,7 +151,7 @@ def _work(world: World, operator: Operator, seconds: float, effort: float, outco
             may_compact="cleanup" in settings,
             is_loose=settings.get("fsync") == "interval",
         )
-    memory_before = _memory(world.broker.pid)
+    memory_before = {broker: _memory(process.pid) for broker, process in world.brokers.items()}
     with ExitStack() as stack:
         publishers = Publishers(world.nats.port, ledger, CAPTURED, name, effort)
         writers = [
@@ -140,9 +171,13 @@ def _work(world: World, operator: Operator, seconds: float, effort: float, outco
     outcome.figures["seen by readers"] = sum(reader.record_count for reader in readers)
     _check_memory(world, memory_before, outcome)
     ledger.story.tell("power cut, and all is checked")
-    world.faults.power_cut(outcome.seed)
-    world.broker.kill9()
-    world.broker.start()
+    for disk in world.disks.values():
+        disk.power_cut(outcome.seed)
+    for broker in world.brokers.values():
+        broker.kill9()
+        broker.start(wait=False)
+    for broker in world.brokers.values():
+        broker.wait_ready()
 
 
 def _check_all_work(world: World, readers: list[Reader]) -> None:
@@ -158,12 +193,13 @@ def _check_all_work(world: World, readers: list[Reader]) -> None:
             time.sleep(0.01)
 
 
-def _check_memory(world: World, memory_before: int, outcome: Outcome) -> None:
+def _check_memory(world: World, memory_before: dict[str, int], outcome: Outcome) -> None:
     """Nobody is connected any more."""
     deadline_s = time.monotonic() + 30
     while True:
-        memory = _memory(world.broker.pid) - memory_before
-        descriptors = len(list(Path(f"/proc/{world.broker.pid}/fd").iterdir()))
+        pids = {name: broker.pid for name, broker in world.brokers.items()}
+        memory = max(_memory(pid) - memory_before[name] for name, pid in pids.items())
+        descriptors = max(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids.values())
         if memory <= MEMORY_BYTES_MAX and descriptors <= DESCRIPTORS_MAX + 40:
             break
         if time.monotonic() > deadline_s:
@@ -180,5 +216,5 @@ def _memory(pid: int) -> int:
 
 
 def _check_logs(folder: Path) -> None:
-    for path in (folder / "broker" / "broker.log", folder / "nats" / "nats.log"):
+    for path in (*folder.glob("*/broker.log"), folder / "nats" / "nats.log"):
         check_log(path.read_text(errors="replace"))

@@ -201,12 +201,16 @@ class BrokerProcess:
     def start(self, *, wait: bool = True) -> BrokerProcess:
         self.process = Process(self._command, self.folder / "broker.log", self._env)
         if wait:
-            try:
-                eventually(self.is_ready, timeout_s=120, what="broker ready")
-            except AssertionError as error:
-                self.kill9()
-                raise AssertionError(f"{error}\n{self.output()[-4000:]}") from None
+            self.wait_ready()
         return self
+
+    def wait_ready(self) -> None:
+        """AssertionError: it is not ready in time, and killed."""
+        try:
+            eventually(self.is_ready, timeout_s=120, what="broker ready")
+        except AssertionError as error:
+            self.kill9()
+            raise AssertionError(f"{error}\n{self.output()[-4000:]}") from None
 
     def is_ready(self) -> bool:
         """Whether it says so; AssertionError: it has ended."""
