@@ -13,7 +13,7 @@ import pytest
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.intake import flush
 from broker.runtime.intake.driver import IntakeDriver
-from broker.runtime.intake.flush import Flusher, Slot
+from broker.runtime.intake.flush import Flusher, FlushSlot
 from broker.runtime.partitions.control import Control
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
@@ -27,7 +27,7 @@ Patch = pytest.MonkeyPatch
 
 
 def a_pause_does_not_wait_for_batches_in_flight(patch: Patch) -> None:
-    async def remove(self: Flusher, slot: Slot) -> None:
+    async def remove(self: Flusher, slot: FlushSlot) -> None:
         self._flush(slot, force=True)
 
     patch.setattr(Flusher, "remove", remove)
@@ -45,7 +45,7 @@ def a_pause_closes_the_stream_before_it_detaches(patch: Patch) -> None:
 
 
 def an_alter_swaps_the_builder_at_once(patch: Patch) -> None:
-    def alter(self: Flusher, slot: Slot, info: StreamInfo) -> None:
+    def alter(self: Flusher, slot: FlushSlot, info: StreamInfo) -> None:
         slot.builder = self._make_builder(
             stream=info.name, partition=slot.partition.partition, **flush._builder_settings(info)
         )
