@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import cast
 
+from broker.api.errors import UnknownStream
 from spark_liftlog.progress.publishing import Progress
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.offsets import Key, Offset, Position
@@ -52,3 +53,26 @@ def test_closing_publishes_what_waits() -> None:
     progress.learned(offset(2))
     progress.close(60)
     assert brokers.published == [1, 2]
+
+
+class Refusing:
+    """Brokers that have no stream `gone`; a commit is taken as a whole or not at all."""
+
+    def __init__(self) -> None:
+        self.published: dict[Key, int] = {}
+
+    def commit(self, consumer: str, positions: Mapping[Key, Position], incarnations: Mapping[str, str]) -> None:
+        if any(stream == "gone" for stream, _ in positions):
+            raise UnknownStream("no stream 'gone'")
+        self.published |= {key: at.offset for key, at in positions.items()}
+
+
+def test_a_position_that_is_refused_refuses_no_other() -> None:
+    """G4: the stream was deleted, and the query goes on with its other one."""
+    brokers = Refusing()
+    progress = Progress(cast("Cluster", brokers))
+    positions = {("gone", 0): Position(7), ("orders", 0): Position(1), ("orders", 1): Position(2)}
+    progress.learned(Offset(consumer="c", incarnations={"gone": "a1", "orders": "a2"}, positions=positions))
+    progress.flush(60)
+    progress.close(60)
+    assert brokers.published == {("orders", 0): 1, ("orders", 1): 2}
