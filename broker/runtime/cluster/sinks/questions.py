@@ -194,7 +194,7 @@ def _placed(store: StageStore, refs: Iterable[Ref]) -> list[StageRef]:
 
 
 class RemoteStages:
-    """The stages of a partition that another broker leads. Implements `coordinator.Stages`; calls block.
+    """The stages of a partition that another broker leads. Implements `stores.Stages`; calls block.
 
     Args:
         ask: Sends a question to whoever leads the partition: act, what, how long the answer may take. Raises

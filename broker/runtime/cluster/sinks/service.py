@@ -66,7 +66,7 @@ COMMITS: Final = (COMMITS_STREAM, 0)
 
 
 class PlacedSinks:
-    """See the module. Implements `SinksView` and `coordinator.Stores`.
+    """See the module. Implements `SinksView` and `stores.Stores`.
 
     Args:
         companions: Finds the stages of a partition that is led here.
@@ -180,7 +180,7 @@ class PlacedSinks:
             except Exception:
                 log.exception("sink.round_bug at=cluster")
 
-    # --- the stages of every partition (`coordinator.Stores`) ------------------------------------------------
+    # --- the stages of every partition (`stores.Stores`) ------------------------------------------------
 
     def store(self, stream: str, partition: int) -> Stages:
         """Raises UnknownStream, UnknownPartition, NotReady."""
