@@ -250,6 +250,24 @@ class Checker(OfRewrites):
             self.world.saw("acked records given up by an operator")
         known.acked = kept
 
+    def emptied(self, replica: Replica, batches: Sequence[Stored]) -> None:
+        """An operator has given up what these empty batches stand for: that is lost, and nothing else is."""
+        known = self.known[replica.name]
+        known.bad.discard(replica.broker.name)
+        known.spares = set()
+        for one in batches:
+            self.world.note("CHECK", f"{replica.name}: [{one.first}, {one.next}) is given up")
+            for at in [at for at in known.at if one.first <= at < one.next]:
+                batch = known.gone[at] = known.at.pop(at)
+                if known.rewritten is not None:
+                    known.rewritten.given_up[at] = batch
+            known.at[one.first] = one
+            if known.rewritten is not None:
+                known.rewritten.written[one] = ()
+            known.given_up += one.next - one.first
+            known.acked = [acked for acked in known.acked if not one.first <= acked[1] < one.next]
+        known.last = known.at[max(known.at)]
+
     def members_hold(self, name: str, partition: PartitionState) -> None:
         for who in partition.isr:
             replica = self.brokers[who].replicas.get(name)

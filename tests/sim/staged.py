@@ -8,6 +8,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
+from broker.storage.inspect.scrub import scrub
+from broker.storage.recovery import Ranges
+from broker.storage.rewrite.giving_up import give_up
 from tests.sim.broker import Broker
 from tests.sim.checker import Known
 from tests.sim.clients import Consumer, IdPublisher, Publisher
@@ -225,6 +228,60 @@ def an_operator_gives_up_what_is_damaged(cluster: Cluster) -> None:
     sole.start()
     until(cluster, 4_000)
     assert not sole.replicas["p0"].is_damaged, "it is damaged still"
+
+
+def _lost(replica: Replica) -> Ranges:
+    """What is marked lost, once all was looked at."""
+    log = replica.log
+    assert log is not None
+    at = log.log_start_offset
+    while (piece := scrub(log, at)) is not None:
+        at = piece.next_offset
+    return log.lost_ranges
+
+
+def _give_up(replica: Replica) -> None:
+    log = replica.log
+    assert log is not None
+    assert log.log.led is not None, "it does not lead"
+    give_up(log, log.lost_ranges, leader_epoch=log.log.led, aside=f"{replica.folder}.aside")
+
+
+def an_operator_gives_up_the_damaged_range_alone(cluster: Cluster) -> None:
+    """Nobody else has what is damaged. It becomes empty, though the power goes meanwhile; lost is nothing else."""
+    until(cluster, 2_000)
+    ask(cluster, "set_min_insync", stream="p0", min_insync_replicas=1)
+    sole, (early, late) = _left_alone(cluster)
+    first, known = _first_without(sole, late), cluster.checker.known["p0"]
+    known.spares = {late.name}
+    _rot(cluster, sole, first)
+    late.start()
+    until(cluster, 4_000)
+    assert late.replicas["p0"].durable_end == first, "it came past the damage, or not up to it"
+    [(start, end)] = _lost(sole.replicas["p0"])
+    while _lost(sole.replicas["p0"]):
+        assert leader_of(cluster) is sole, "another leads, and lacks what is behind the damage"
+        sole.disk.crash_at = sole.disk.steps + cluster.world.rng.randint(1, 60)
+        sole.guard(_give_up, sole.replicas["p0"])
+        sole.disk.crash_at = None
+        is_gone = sole.process == 0
+        sole.start_if_gone()
+        if not _lost(sole.replicas["p0"]):  # before anybody hears of it
+            replica = sole.replicas["p0"]
+            replica.is_damaged = False
+            replica._look()
+            cluster.checker.emptied(replica, [one for one in replica.shadow if start <= one.first < end])
+        until(cluster, 6_000 if is_gone else 0)
+    replica = sole.replicas["p0"]
+    assert known.given_up == end - start > 0, "more or less is gone than was damaged"
+    until(cluster, 4_000)
+    assert late.name in cluster.metadata.states["p0"].isr, "it does not come past the range"
+    assert not replica.is_damaged, "it is damaged still"
+    sole.crash("kill")
+    until(cluster, 4_000)
+    assert leader_of(cluster) is late, "who followed past the range does not lead"
+    early.start()
+    sole.start()
 
 
 def an_operator_elects_who_lacks_what_was_trimmed(cluster: Cluster) -> None:

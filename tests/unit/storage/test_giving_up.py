@@ -14,6 +14,7 @@ import pytest
 
 from broker.api.batch import decode_batch, verify_batch
 from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
+from broker.storage.inspect.inspection import inspect_partition
 from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import Ranges
@@ -160,6 +161,8 @@ def test_the_range_is_empty_and_all_else_is_as_it_was(name: str) -> None:
     give_up(log, ranges, leader_epoch=5, aside=ASIDE)
     check_given_up(log, ranges, whole)
     check_given_up(copied(log), ranges, whole)
+    found = inspect_partition(disk, FOLDER, in_use=True).findings
+    assert [each for each in found if each.kind != "leftover"] == [], "an index whose segment is gone may be left"
     log.append([row_batch([b"after"])], leader_epoch=5, now_us=0)
     commit(log)
     assert verified_records(log)[-1][::2] == (END, b"after")
@@ -225,6 +228,23 @@ def test_what_is_not_given_up_stays_lost_in_the_same_segment() -> None:
     again = open_log(disk, settings=REPLICATED)
     assert found_by_the_scrub(again) == ((2, 4),)
     assert [at for at, *_ in read_records(again, 4)] == list(range(4, 6)) + list(range(8, END))
+
+
+def test_a_sole_replica_that_has_lost_something_can_be_mended_likewise() -> None:
+    """Reads pass over it before and after; what was lost is no reason any more not to compact or join."""
+    disk = SimDisk()
+    log = create_log(disk)
+    log.lead(1)
+    for _ in range(12):
+        log.append([row_batch([b"v" * 50] * 2)], leader_epoch=1, now_us=0)
+        commit(log)
+    flips(4)(disk, log)
+    assert found_by_the_scrub(log) == ((4, 6),)
+    before = verified_records(log)
+    give_up(log, log.lost_ranges, leader_epoch=1, aside=ASIDE)
+    assert found_by_the_scrub(log) == ()
+    assert verified_records(log) == before
+    assert len(before) == 22
 
 
 def test_what_cannot_be_read_is_kept_aside() -> None:
