@@ -13,7 +13,8 @@ Commands (`"v": 1`, `"kind"`, `"request_id"`, and; those of `broker_commands.py`
     alter_stream     name, settings
     set_state        name, paused and/or read_only
     add_partitions   name, partitions                         the new count; of a placed stream once it is confirmed:
-    confirm_partitions  name, incarnation, partitions, broker_id, registration, leaders [[partition, leader epoch]]
+    confirm_partitions  name, incarnation, partitions, broker_id, registration, leaders [[partition, leader epoch]],
+                     as_of, is_stopped (optional), gives_up (optional)      (`growth.py`)
     raise_replication   name, replication_factor, min_insync_replicas (optional)
     delete_stream    name, incarnation (optional)             with the stream of its stages (M9)
     forget_deleted   incarnations                             of deleted streams whose folders are gone

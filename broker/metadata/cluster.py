@@ -45,7 +45,8 @@ class Cluster:
     Attributes:
         leftovers: Replicas that a broker still has to delete (C5).
         reports: Of leaders that cannot be reached: epoch, and when which broker said so (ms).
-        confirmed: How many partitions there will be, as the present leader knows by its own word (`growth.G1`).
+        confirmed: Of a stream that is about to have more partitions, by the word of the present leader: as of when it
+            knows that, and whether it has stopped for it (`growth.G4`).
         removed: The ids in the Raft group of brokers that were removed, the newest REMOVED_REMEMBERED: id -> broker.
     """
 
@@ -54,7 +55,7 @@ class Cluster:
     leftovers: dict[str, frozenset[Place]] = field(default_factory=dict)
     reports: dict[Place, tuple[int, dict[str, int]]] = field(default_factory=dict)
     rescue: Rescue | None = None
-    confirmed: dict[Place, int] = field(default_factory=dict)
+    confirmed: dict[Place, tuple[int, bool]] = field(default_factory=dict)
     epoch_last: int = 0
     feature_level: int = FEATURE_LEVEL_FIRST
     cluster_id: str | None = None
@@ -229,7 +230,7 @@ class Cluster:
             "leftovers": [[broker, sorted(map(list, self.leftovers[broker]))] for broker in sorted(self.leftovers)],
             "reports": [[*at, epoch, said] for at, (epoch, said) in sorted(self.reports.items())],
             **({"rescue": self.rescue.as_dict()} if self.rescue else {}),
-            "confirmed": [[*at, count] for at, count in sorted(self.confirmed.items())],
+            "confirmed": [[*at, *said] for at, said in sorted(self.confirmed.items())],
             **({"removed": [[raft, broker] for raft, broker in self.removed.items()]} if self.removed else {}),
         }
 
@@ -242,7 +243,7 @@ class Cluster:
             leftovers={broker: frozenset((s, n) for s, n in places) for broker, places in value["leftovers"]},
             reports={(stream, number): (epoch, dict(said)) for stream, number, epoch, said in value["reports"]},
             rescue=rescue_from(value["rescue"]) if "rescue" in value else None,
-            confirmed={(stream, number): count for stream, number, count in value["confirmed"]},
+            confirmed={(s, number): (said[0], said[1]) for s, number, *said in value["confirmed"] if len(said) == 2},
             epoch_last=epoch_last,
             feature_level=value["feature_level"],
             cluster_id=value["cluster_id"],

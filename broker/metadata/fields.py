@@ -63,6 +63,14 @@ def checked_epoch(epoch: int) -> int:
     return epoch
 
 
+def flag(command: Mapping[str, Any], key: str) -> bool:
+    """True or false; false if it is not there."""
+    value = command.get(key, False)
+    if not isinstance(value, bool):
+        raise _unfit(key, value, "true or false")
+    return value
+
+
 def names(command: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """Texts, each once, in their order; at least one."""
     value = command.get(key)

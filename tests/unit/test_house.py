@@ -108,7 +108,7 @@ LINES_MAX = {
     "metadata": (2_800, 76),
     "raft": (1_900, 85),
     "replication": (1_900, 73),
-    "runtime": (17_550, 97),
+    "runtime": (17_900, 100),
     "serving": (5_700, 97),
     "sinks": (1_100, 92),
     "storage": (10_950, 103),

@@ -134,13 +134,16 @@ class ClusterBroker(Assembled):
             self._streams,
             loop=self._dataplane.loop,
             on_change=lambda: self._hub.note("catalog"),
+            may_change=plane.has_session,
         )
         self._own = {
             name: OwnStream(plane.service, name, settings, voters=len(identity.named), executor=self._commands)
             for name, settings in ((OFFSETS_STREAM, OFFSETS_SETTINGS), (COMMITS_STREAM, COMMITS_SETTINGS))
         }
         self.offsets = PlacedConsumers(self._streams.partition, self._commands, self._own[OFFSETS_STREAM].why_missing)
-        self.admin = ClusterAdmin(config.broker_id, plane.service, open_here=self._replicas.partitions)
+        self.admin = ClusterAdmin(
+            config.broker_id, plane.service, open_here=self._replicas.partitions, may_change=plane.has_session
+        )
         self._waits_for = "its start"
         self._looking = asyncio.Semaphore(LOOKING)
         self._assemble(self._streams, self._control, scrub_stages=lambda partition: None)

@@ -45,11 +45,18 @@ SETTLE_S: Final = 8.0
 APPLIED_S: Final = 8.0
 
 
+def check_may_change(may_change: Callable[[], bool]) -> None:
+    """Raise NotReady if this broker may change nothing (X6)."""
+    if not may_change():
+        raise NotReady("this broker has no session: what it is asked may be done by now")
+
+
 class PlacedControl:
     """See the module. Coroutines run on the data plane's loop.
 
     Args:
         on_change: Called after each command that was applied here, on the catalog's thread.
+        may_change: X6.
     """
 
     def __init__(
@@ -60,12 +67,14 @@ class PlacedControl:
         *,
         loop: asyncio.AbstractEventLoop,
         on_change: Callable[[], None],
+        may_change: Callable[[], bool],
     ) -> None:
         self._config = config
         self._service = service
         self._streams = streams
         self._loop = loop
         self._on_change = on_change
+        self._may_change = may_change
         self._applied = asyncio.Event()
         self._is_closed = False
 
@@ -107,7 +116,7 @@ class PlacedControl:
         """Have a command carried out. Raises as `CatalogService.execute`; NotReady: the broker stops, or X6."""
         if self._is_closed:
             raise NotReady("the broker is stopping")
-        self._streams.check_session()
+        check_may_change(self._may_change)
         command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
         return await asyncio.to_thread(self._service.execute, command)
 

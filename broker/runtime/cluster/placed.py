@@ -28,6 +28,7 @@ V10  A replica that the catalog knows no other of does with its log what a broke
     it leads, or follows, in the epoch in which there are others.
 V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
     in the order in which they were begun, and the stream of that name may be another one by now.
+V12  It stops taking messages, and goes on, in turns, as it was told: a stop is confirmed as of the moment of its turn.
 
 Design: docs/explain/replication.md. The model is `tests/sim/replica.py`.
 """
@@ -45,6 +46,7 @@ from typing import Final
 
 from broker.api.errors import DiskFull, LiftlogError, NotLeader
 from broker.metadata.catalog import StreamInfo
+from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
 from broker.runtime.cluster.turns import Turns
@@ -68,6 +70,7 @@ class Told:
         registration: Of this process.
         leader_at: Where the leader answers HTTP.
         was_left: This broker has not confirmed yet that a former replica of the partition is deleted.
+        stage: How far its stream is, if it is about to have more partitions.
     """
 
     info: StreamInfo
@@ -75,6 +78,7 @@ class Told:
     registration: int
     leader_at: str | None = None
     was_left: bool = False
+    stage: GrowthStage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,7 @@ class PlacedReplica:
             self._begin_step_out(wants_out)
         if not self._wants.trim():
             self._is_unsettled = True
+        self._see_to_stage(told)
         self._see_to_capture(told)
 
     def _adopt(self, told: Told) -> bool:
@@ -447,6 +452,26 @@ class PlacedReplica:
                 partition.log.recover(time.time_ns() // 1000)
         except LiftlogError as error:
             self._host.give_up(f"{self}: the log cannot be recovered: {error}")
+
+    # -- more partitions (V12) -------------------------------------------------------------------------------
+
+    def may_confirm(self, told: Told) -> bool:
+        """Whether what the stage asks for is done, of what was told (`replicas.G9`)."""
+        partition, stage, epoch = self.partition, told.stage, told.state.leader_epoch
+        if partition is None or stage is None:
+            return False
+        if stage.is_stopping:
+            return partition.has_stopped(stage.as_of, epoch)
+        return self.knows == (epoch, told.info.partitions_next) and partition.may_commit
+
+    def _see_to_stage(self, told: Told) -> None:
+        partition = self.partition
+        if partition is None:
+            return
+        if told.stage is not None and told.stage.is_stopping:
+            partition.stop_taking(told.stage.as_of, self._woken)
+        else:
+            partition.go_on_taking()
 
     # -- messages (V6) ---------------------------------------------------------------------------------------
 

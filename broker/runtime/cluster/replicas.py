@@ -15,8 +15,9 @@ G7  While the catalog is rescued, no log that was found is taken, moved aside or
     a replica may be no longer so, and the log may be the one that has every committed record (`rescue.Q3`).
 G8  A log is not lost because this process cannot open it for now: on a full disk, or with a release that is too old, or
     where the disk refuses and nobody else could lead. Then the start fails before the catalog is told anything.
-G9  A leader confirms that its stream is about to have more partitions once it takes in messages under that knowledge,
-    in its present epoch; again until the catalog shows it (`growth.G1`).
+G9  A leader of a stream that is about to have more partitions confirms that it knows, once it takes in messages under
+    that knowledge and could commit; and, when all know, that it has stopped (`replicated.P17`). Again until the catalog
+    shows it. If not all have stopped within `STOP_MS` it gives up, and tries again after `STOP_AGAIN_MS` (`growth.G5`).
 G10  While a broker stops, the end of its session is the end of what it leads: who waits for an ack is told at once that
     it is not known. No other broker may be there whose answer could be waited for.
 G11  While the catalog is rescued, this broker reports what was found, until the catalog shows that it has.
@@ -34,6 +35,7 @@ from typing import Any, Final
 from broker.api.errors import DiskFull, LiftlogError, StorageFailed, UnknownFormatVersion
 from broker.api.stream import settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
+from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
 from broker.runtime.cluster.placed import PlacedReplica, Stepping, Told
 from broker.runtime.cluster.wiring import Host
@@ -46,6 +48,9 @@ TICK_MS: Final = 200
 GATHER_MS: Final = 30
 ASK_AGAIN_MS: Final = 400
 GIVE_UP_MS: Final = 5_000
+STOP_MS: Final = 2_500
+"""Longer than it takes until a broker that has died leads no more."""
+STOP_AGAIN_MS: Final = 15_000
 
 
 @dataclass(slots=True)
@@ -75,6 +80,8 @@ class Replicas:
         self._asked_ms: dict[tuple[Place, Stepping], int] = {}  # step-outs, and when they were asked for last
         self._asking: set[str] = set()  # why; under way to the catalog
         self._knowing: set[str] = set()  # streams whose coming partitions are being confirmed
+        self._stops: dict[str, tuple[int, int]] = {}  # of streams that are to stop: as of when, and since when (ms)
+        self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
         self._is_confirming = self._has_given_up = self._is_due = self._is_reporting = False
         self._has_named_unknown = False
         self._stepper = ThreadPoolExecutor(2, thread_name_prefix="step-out")  # not behind other commands
@@ -184,6 +191,7 @@ class Replicas:
         self._registration = own.registration
         self._leftovers = cluster.leftovers.get(me, frozenset())
         infos = {info.incarnation: info for info in catalog.streams.values()}
+        growing = {info.incarnation: stage_of(cluster, info) for info in infos.values() if info.partitions_next}
         kept = set()
         for at, state in cluster.partitions.items():
             if me not in state.replicas:
@@ -198,6 +206,7 @@ class Replicas:
                 registration=own.registration,
                 leader_at=leader.http if leader is not None else None,
                 was_left=at in self._leftovers,
+                stage=growing.get(at[0]),
             )
             if not _is_same(self._seen.get(at), told):
                 self._tell(at, told.info.name, told)
@@ -208,6 +217,8 @@ class Replicas:
             is_told = at in self._seen and self._seen[at] is None
             if not is_told and (at in self._replicas or known is not None):
                 self._tell(at, known or "", None)
+        if growing:
+            self._wake.set()
         self._drop_gone(kept)
         if not self._has_named_unknown and cluster.rescue is None:
             self._has_named_unknown = True
@@ -245,7 +256,7 @@ class Replicas:
             try:
                 is_gathering = self._step_out(now_ms)
                 self._confirm_deleted()
-                self._confirm_partitions()
+                self._confirm_partitions(now_ms)
                 self._report_logs()
             except Exception:
                 log.exception("replica.round_bug")
@@ -328,27 +339,46 @@ class Replicas:
             self._is_confirming = True
             self._host.commands.submit(self._confirm, gone)
 
-    def _confirm_partitions(self) -> None:
+    def _confirm_partitions(self, now_ms: int) -> None:
         """G9."""
         catalog = self._host.service.catalog
         if not any(info.partitions_next for info in list(catalog.streams.values())):
+            self._stops.clear()
+            self._knows_again_ms.clear()
             return
-        due: dict[str, list[list[int]]] = {}
-        infos: dict[str, StreamInfo] = {}
-        confirmed = catalog.cluster.confirmed
+        due: dict[tuple[str, GrowthStage], tuple[Told, list[list[int]], bool]] = {}
         for at, told in list(self._seen.items()):
-            if told is None or not told.info.partitions_next or told.state.leader != self._host.me:
+            replica = self._replicas.get(at)
+            if told is None or told.stage is None or replica is None or told.state.leader != self._host.me:
                 continue
-            replica, count, epoch = self._replicas.get(at), told.info.partitions_next, told.state.leader_epoch
-            if replica is not None and replica.knows == (epoch, count) and confirmed.get(at) != count:
-                infos[at[0]] = told.info
-                due.setdefault(at[0], []).append([at[1], epoch])
-        for incarnation, leaders in due.items():
+            as_of, is_stopping = told.stage
+            if is_stopping:
+                since_ms = self._stopping_since_ms(at[0], as_of, now_ms)
+                gives_up = now_ms - since_ms > STOP_MS
+            else:
+                gives_up = False
+                if now_ms < self._knows_again_ms.get(at[0], now_ms):
+                    continue
+            is_new = catalog.cluster.confirmed.get(at, (-1, False)) < told.stage
+            if gives_up or (is_new and replica.may_confirm(told)):
+                _, leaders, _ = due.setdefault((at[0], told.stage), (told, [], gives_up))
+                leaders.append([at[1], told.state.leader_epoch])
+        for (incarnation, stage), (told, leaders, gives_up) in due.items():
             if incarnation not in self._knowing:
                 self._knowing.add(incarnation)
-                self._host.commands.submit(self._say_known, infos[incarnation], leaders)
+                if gives_up:
+                    log.warning("replica.stop_given_up stream=%s leaders=%s", told.info.name, leaders)
+                    self._knows_again_ms[incarnation] = now_ms + STOP_AGAIN_MS
+                self._host.commands.submit(self._confirm_stage, told.info, stage, leaders, gives_up)
 
-    def _say_known(self, info: StreamInfo, leaders: list[list[int]]) -> None:
+    def _stopping_since_ms(self, incarnation: str, as_of: int, now_ms: int) -> int:
+        known, since_ms = self._stops.get(incarnation, (as_of, now_ms))
+        if known != as_of:
+            since_ms = now_ms
+        self._stops[incarnation] = as_of, since_ms
+        return since_ms
+
+    def _confirm_stage(self, info: StreamInfo, stage: GrowthStage, leaders: list[list[int]], gives_up: bool) -> None:
         command = {
             "v": COMMAND_VERSION,
             "kind": "confirm_partitions",
@@ -358,6 +388,9 @@ class Replicas:
             "broker_id": self._host.me,
             "registration": self._registration,
             "leaders": leaders,
+            "as_of": stage.as_of,
+            "is_stopped": stage.is_stopping and not gives_up,
+            "gives_up": gives_up,
         }
         try:
             self._host.service.execute(command)
@@ -412,6 +445,6 @@ def _is_same(before: Told | None, told: Told) -> bool:
     return before is not None and (
         before.info is told.info
         and before.state is told.state
-        and (before.registration, before.leader_at, before.was_left)
-        == (told.registration, told.leader_at, told.was_left)
+        and (before.registration, before.leader_at, before.was_left, before.stage)
+        == (told.registration, told.leader_at, told.was_left, told.stage)
     )

@@ -12,6 +12,8 @@ E4  Many that begin at the same time are confirmed by one question to the server
 E5  Where a hash decides, messages are sorted by one number of partitions in each slot: another number means other
     slots, also for the partitions that stay. What had gathered in the former ones, or was half received, names the
     number by which it was sorted, and its partition may refuse it (`replicated.P15`).
+E6  What the server had sent before it confirmed was given to the partition when `begin` returns. A new leadership takes
+    nothing before that: what another broker has taken by the former number is not taken here by the new one.
 """
 
 from __future__ import annotations
@@ -106,6 +108,9 @@ class Captures:
             if self._round is None:  # E4
                 self._round = asyncio.get_running_loop().create_task(self._confirm())
             await asyncio.shield(self._round)
+            for slot in attachment.slots:
+                if slot.partition is partition and is_hashed:
+                    self._flusher.flush(slot)  # E6
 
     async def end(self, partition: Partition) -> None:
         """Capture it no more."""

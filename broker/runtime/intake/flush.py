@@ -194,6 +194,10 @@ class Flusher:
         self._flush(slot, force=True)
         await slot.idle.wait()
 
+    def flush(self, slot: FlushSlot) -> None:
+        """Give its partition what has gathered."""
+        self._flush(slot, force=True)
+
     def after_feed(self) -> None:
         """Schedule flushes of what the last chunk has filled, and send the refusals."""
         full = self._intake.full()

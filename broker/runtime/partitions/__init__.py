@@ -9,7 +9,6 @@ control.py        What changes the set of streams, their settings and state: one
 effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
 follower_read.py  Committed records of a partition that another broker leads, for readers that are
                   near.
-keyed_locks.py    One lock per name, kept only while somebody holds it or waits for it.
 leader.py         One partition that this broker leads: the driver of its core
                   (`broker.replication.leader`).
 open_logs.py      How many logs keep their file open: those that were appended to last, up to a
@@ -22,6 +21,7 @@ replica.py        One partition's log on this broker, whoever leads it: synced, 
                   trimmed, scrubbed, and let rest.
 replicated.py     One partition that other brokers keep as well: its session, its in-sync replicas, its failures.
 row_sync.py       How a partition is synced in a row with others.
+stopping.py       Who waits for an ack of what was sorted by a number of partitions, and a stop of all that.
 streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
 sync.py           The fsync pool: group commit.
 watch.py          Wakes whoever waits for a partition to move on.

@@ -250,8 +250,8 @@ class Partition:
                 epoch = core.epoch
                 if core.role is not LEADING or (leader_epoch is not None and leader_epoch != epoch):
                     self._refuse(leader_epoch)
-                if sorted_by and sorted_by != self._info.settings.partitions:
-                    raise NotReady(f"{self}: sorted by {sorted_by} partitions, and there is another number of them now")
+                if sorted_by:
+                    self._check_sorted(sorted_by)
                 if self._told_of is not self._info:
                     before = self._news()
                 if self._state.failure is not None and not replica.removed:
@@ -310,6 +310,11 @@ class Partition:
         elif failure is not None:
             self._log_failure(failure)
         return result
+
+    def _check_sorted(self, sorted_by: int) -> None:
+        """With the lock held (`replicated.P15`)."""
+        if sorted_by != self._info.settings.partitions:
+            raise NotReady(f"{self}: sorted by {sorted_by} partitions, and there is another number of them now")
 
     def _refuse(self, leader_epoch: int | None) -> None:
         """Nothing may be appended (P6)."""

@@ -17,6 +17,8 @@ P14  A new leader tells nobody where the log ends before the high watermark has 
 P15  Records that were sorted by another number of partitions than holds are refused, and none is taken by a partition
     that does not count yet. So the records of one leader epoch were sorted by one number (`growth.G2`).
 P16  What an operator gives up is remembered until the process ends: the answer may be lost, and asked for again.
+P17  While its stream is about to count by another number it takes nothing that was sorted by a number. It has stopped
+    when all that it took before is committed and was answered, so that nobody is told that it is not known.
 """
 
 from __future__ import annotations
@@ -30,11 +32,23 @@ from typing import Any, NamedTuple
 from broker.api.errors import LiftlogError, NotEnoughReplicas, NotLeader, NotReady, StorageFailed
 from broker.metadata.catalog import StreamInfo
 from broker.metadata.partition import PartitionState
-from broker.replication.events import Deposed, Effect, Event, IsrAnswered, StartMoved, SyncFailed, Tick, TrimAsked
+from broker.replication.events import (
+    Acks,
+    Appended,
+    Deposed,
+    Effect,
+    Event,
+    IsrAnswered,
+    StartMoved,
+    SyncFailed,
+    Tick,
+    TrimAsked,
+)
 from broker.replication.leader import LEADING
 from broker.runtime.partitions.effects import OnDurable, gone
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
+from broker.runtime.partitions.stopping import Admitted, Stopping
 from broker.runtime.partitions.sync import Outcome, SyncPool
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.recovery import Ranges, merge_ranges
@@ -92,6 +106,7 @@ class ReplicatedPartition(Partition):
         self.leader_at: str | None = None
         self._served_epoch = self._least_epoch = -1
         self._has_session = has_session
+        self._stopping = Stopping()
         self._held: list[Held] = []
         self._held_lock = threading.Lock()
         self.given_up: Ranges = ()
@@ -261,6 +276,9 @@ class ReplicatedPartition(Partition):
         if core.role is LEADING and not self.removed:
             self._check_ready()
         epoch = core.epoch
+        admitted: Admitted | None = None
+        if options.get("sorted_by") and type(on_durable) is not Bookkeeping:
+            admitted = on_durable = self._stopping.admit(on_durable)
         try:
             return super().append_now(
                 batches,
@@ -268,8 +286,11 @@ class ReplicatedPartition(Partition):
                 on_leader=[self._kept_back(o, epoch) for o in on_leader],
                 **options,
             )
-        except (LiftlogError, OSError):
-            self.look_at_failure()
+        except BaseException as error:
+            if admitted is not None:
+                admitted.end()
+            if isinstance(error, LiftlogError | OSError):
+                self.look_at_failure()
             raise
 
     def _check_ready(self) -> None:
@@ -290,6 +311,14 @@ class ReplicatedPartition(Partition):
                 f"{self}: in sync are {members}, min_insync_replicas={least}", in_sync=members, limit=least
             )
 
+    def _check_sorted(self, sorted_by: int) -> None:
+        """P15, P17. What was judged without the lock may be so no more: whether it serves is asked again."""
+        super()._check_sorted(sorted_by)
+        if self._stopping.as_of is not None:
+            raise NotReady(f"{self}: its stream gets more partitions, and takes nothing until every leader knows")
+        if self._served_epoch != self._core.epoch:
+            raise NotReady(f"{self}: this broker has just begun to lead, and does not take in messages yet")
+
     def _refuse(self, leader_epoch: int | None) -> None:
         try:
             super()._refuse(leader_epoch)
@@ -300,6 +329,41 @@ class ReplicatedPartition(Partition):
 
     def _whereabouts(self) -> dict[str, str]:
         return {} if self.leader_at is None else {"leader": self.leader_at}
+
+    # -- another number of partitions (P17) -------------------------------------------------------------------
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether what is appended now can be committed, and told."""
+        with self._lock:
+            core = self._core
+            is_enough = core.in_sync is None or len(core.in_sync.members) >= core.min_insync_replicas
+            return core.role is LEADING and is_enough and self._state.failure is None and self._may_answer()
+
+    def stop_taking(self, as_of: int, on_stopped: Callable[[], None]) -> None:
+        """Take nothing more that was sorted by a number of partitions. `on_stopped`: see `has_stopped`."""
+        effects: tuple[Effect, ...] = ()
+        with self._lock:
+            core = self._core
+            epoch, end = core.epoch, core.log_end
+            if self._stopping.stop(as_of, epoch, on_stopped) and core.role is LEADING:
+                tell = self._kept_back(functools.partial(self._committed, epoch), epoch)
+                awaited = (((AppendResult(end, end, 0, False), tell), Acks.ALL),)
+                effects = core.step(Appended(end, end, (), awaited, -1))
+        self._effects.do(effects)
+
+    def _committed(self, epoch: int, result: AppendResult, outcome: Outcome) -> None:
+        if isinstance(outcome, int):
+            self._stopping.committed(epoch)
+
+    def go_on_taking(self) -> None:
+        """There is no such stop, or none any more."""
+        if self._stopping.as_of is not None:
+            self._stopping.go_on()
+
+    def has_stopped(self, as_of: int, leader_epoch: int) -> bool:
+        """Whether it has stopped in this leadership as of that moment (P17)."""
+        return self._stopping.has_stopped(as_of, leader_epoch)
 
     # -- a session (P8) --------------------------------------------------------------------------------------
 

@@ -26,9 +26,9 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
-from broker.runtime.partitions.keyed_locks import KeyedLocks
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.sinks.commits_log import CommitsLog, Removed
+from broker.runtime.sinks.keyed_locks import KeyedLocks
 from broker.runtime.sinks.stages import Staged, StageLimits
 from broker.runtime.sinks.stores import Stages, Stores
 from broker.sinks.ledger import CommitRequest, CommitResult, Ledger, NamedStage, OpenResult, check_rows

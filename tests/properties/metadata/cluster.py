@@ -14,8 +14,9 @@ W3  Registrations, leader epochs and partition epochs grow, the latter by one an
 W4  What `alter_isr` was refused once, other than as `not_ready`, it is refused for ever (C4).
 W5  A refused command changes nothing, and `judge` says the same as `apply` (M7).
 W6  A catalog that is restored, or to which the commands are given again, is the same.
-W8  Partitions are added when the leader of each has confirmed them in its epoch, and each has another from then on (G1,
-    G2). A raised replication factor takes nobody away, and leaves the minimum as it is until all have joined (G3).
+W8  Partitions are added when the leader of each has stopped in its epoch, when all knew, and as of the same moment: no
+    leadership of the stream has begun or ended since. Each has another epoch from then on (G1, G2, G4). A raised
+    replication factor takes nobody away, and leaves the minimum as it is until all have joined (G3).
 W7  What is to be deleted is on somebody's list, and a stream is forgotten with the last entry (C5, M6).
 """
 
@@ -27,6 +28,7 @@ from typing import Any
 
 from broker.api.errors import LiftlogError
 from broker.metadata.catalog import Catalog
+from broker.metadata.growth import stage_of
 from broker.metadata.partition import PartitionState, Place
 
 BROKERS = ("a", "b", "c", "d")
@@ -35,7 +37,7 @@ CALM = {
     "do_alter": 30,
     "do_opened": 12,
     "do_renew": 12,
-    "do_confirm_partitions": 12,
+    "do_confirm_partitions": 40,
     "do_elect_first": 4,
     "do_add_partitions": 4,
     "do_raise": 2,
@@ -69,7 +71,7 @@ class Cluster:
         self.old: list[Command] = []
         self.streams = 0
         self.seen: dict[str, int] = {}
-        self.confirmed: set[tuple[Place, int, int]] = set()
+        self.confirmed: dict[str, dict[tuple[int, bool], set[Place]]] = {}
         self.steps = 0
 
     @property
@@ -153,7 +155,11 @@ class Cluster:
             "broker_id": broker,
             "registration": max(0, self.registration(broker, rng)),
             "leaders": leaders,
+            "as_of": max(0, max(state.leader_epoch for state in states.values()) + self.off(rng)),
         }
+        stage = stage_of(self.cluster, info)
+        if stage is not None and (stage.is_stopping or rng.random() < 0.05):
+            command["gives_up" if rng.random() < 0.1 else "is_stopped"] = True
         return command
 
     def do_raise(self, rng: random.Random) -> Command | None:
@@ -390,18 +396,30 @@ class Cluster:
 
     def watch_growth(self, command: Command, states: dict[Place, PartitionState], counts: dict[str, int]) -> None:
         """W8."""
-        if command["kind"] == "confirm_partitions":
+        for incarnation in {at[0] for at in states.keys() | self.cluster.partitions.keys()}:
+            now = {at: s for at, s in self.cluster.partitions.items() if at[0] == incarnation}
+            was = {at: s for at, s in states.items() if at[0] == incarnation}
+            if {at: s.leader_epoch for at, s in now.items()} != {at: s.leader_epoch for at, s in was.items()}:
+                is_last = command["kind"] == "confirm_partitions" and command["incarnation"] == incarnation
+                if not is_last:
+                    self.confirmed.pop(incarnation, None)
+        if command["kind"] == "confirm_partitions" and not command.get("gives_up"):
+            known = self.confirmed.setdefault(command["incarnation"], {})
+            is_stopped = command.get("is_stopped", False)
             for number, epoch in command["leaders"]:
                 at = (command["incarnation"], number)
                 if at in states and (states[at].leader, states[at].leader_epoch) == (command["broker_id"], epoch):
-                    self.confirmed.add((at, epoch, command["partitions"]))
+                    known.setdefault((command["as_of"], is_stopped), set()).add(at)
         for name, info in self.catalog.streams.items():
             numbers = {at[1] for at in self.cluster.partitions if at[0] == info.incarnation}
             assert numbers == set(range(info.partitions_next or info.settings.partitions)), "W8"
             if counts.get(name, info.settings.partitions) != info.settings.partitions:
+                as_of, said = command["as_of"], self.confirmed.pop(info.incarnation)
+                epochs = [state.leader_epoch for at, state in states.items() if at[0] == info.incarnation]
+                assert as_of == max(epochs), "W8"
                 for at in ((info.incarnation, number) for number in numbers):
                     assert states[at].leader is not None, "W8"
-                    assert (at, states[at].leader_epoch, len(numbers)) in self.confirmed, "W8"
+                    assert at in said[as_of, False] & said[as_of, True], "W8"
                     assert self.cluster.partitions[at].leader == states[at].leader, "W8"
                     assert self.cluster.partitions[at].leader_epoch > states[at].leader_epoch, "W8"
         if command["kind"] == "raise_replication":

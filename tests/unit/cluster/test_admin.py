@@ -15,6 +15,7 @@ from broker.api.errors import (
     InvalidRequest,
     InvalidSetting,
     LiftlogError,
+    NotReady,
     UnknownPartition,
     UnknownStream,
     from_problem,
@@ -31,6 +32,7 @@ class Service:
         self.catalog = Catalog()
         self.sent: list[Mapping[str, Any]] = []
         self.fails_at: int | None = None
+        self.has_session = True
         self.registrations = {broker: self.register(broker) for broker in brokers}
         self.do(
             "create_stream",
@@ -89,11 +91,29 @@ def made(brokers: str = "ab", replicas: int = 2, later: str = "cd") -> tuple[Ser
     """`later`: brokers that keep nothing."""
     service = Service(brokers, replicas)
     service.registrations |= {broker: service.register(broker) for broker in later}
-    return service, ClusterAdmin("a", service, open_here=list)  # type: ignore[arg-type]
+    return service, ClusterAdmin("a", service, open_here=list, may_change=lambda: service.has_session)  # type: ignore[arg-type]
 
 
 def run(call: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(call)
+
+
+def test_a_broker_without_a_session_moves_nothing() -> None:
+    """D6."""
+    service, admin = made()
+    service.has_session = False
+    before, sent = admin.placements(), len(service.sent)
+    for call in (
+        lambda: admin.reassign("s", None, ["c", "d"], None),
+        lambda: admin.drain("b", fewer_replicas=False),
+        lambda: admin.remove_broker("d"),
+        lambda: admin.elect_preferred("s", None),
+    ):
+        with pytest.raises(NotReady):
+            run(call())
+    assert (admin.placements(), len(service.sent)) == (before, sent)
+    service.has_session = True
+    assert run(admin.reassign("s", None, ["c", "d"], None))
 
 
 def test_a_stream_is_moved_so_that_its_leaders_differ_and_back_again() -> None:

@@ -130,7 +130,7 @@ def test_it_is_done_once_accepted_and_said_again_when_asked_again() -> None:
     one = Damaged()
     one.back(one.early)
     led = Led(one)
-    admin = ClusterAdmin(one.leader, one, open_here=lambda: [led])  # type: ignore[arg-type,list-item]
+    admin = ClusterAdmin(one.leader, one, open_here=lambda: [led], may_change=lambda: True)  # type: ignore[arg-type,list-item]
     with pytest.raises(InvalidRequest, match="--yes"):
         asyncio.run(admin.accept_loss("s", 0, is_accepted=False))
     assert led.asked == []
@@ -151,7 +151,7 @@ def test_who_does_not_lead_gives_up_nothing(what: str) -> None:
     led.serves = what != "does not serve"
     led.leader_epoch -= what == "another epoch"
     here = [] if what == "not open" else [led]
-    admin = ClusterAdmin(one.leader, one, open_here=lambda: here)  # type: ignore[arg-type,return-value]
+    admin = ClusterAdmin(one.leader, one, open_here=lambda: here, may_change=lambda: True)  # type: ignore[arg-type,return-value]
     with pytest.raises(NotReady, match="does not lead"):
         asyncio.run(admin.accept_loss("s", 0, is_accepted=True))
     assert led.asked == []

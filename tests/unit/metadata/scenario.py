@@ -3,7 +3,8 @@
 register a [sound=yes] [behind=yes] [after=3] [seen=9]    with its folder, or without
 renew a b, fail a [renewal=0], stop a, remove a
 create 3 min=2, delete, confirm a [0]
-add-partitions 2, confirm-partitions a [of=2] [epoch=3], raise 3 [min=2], settings fsync=interval
+add-partitions 2, confirm-partitions a [of=2] [epoch=3] [as-of=3] [stopped=yes] [gives-up=yes], raise 3 [min=2]
+settings fsync=interval
 opened a, elect-first, preferred, unclean a [seen=9], min-insync 1, reassign a,b,d [min=2]
 alter a add=b | remove=b [epoch=1] [pe=2] [incarnation=1,0]
 report b at=100, step-out a why=damage
@@ -17,6 +18,7 @@ import json
 from typing import Any
 
 from broker.metadata.catalog import Catalog
+from broker.metadata.growth import stage_of
 
 AT = ("i1", 0)
 PARTITION: dict[str, Any] = {"stream": "i1", "partition": 0}
@@ -96,7 +98,11 @@ class Scenario:
                 led = [(n, s) for (_, n), s in self.catalog.cluster.partitions.items() if s.leader == broker]
                 leaders = [[n, int(values.get("epoch", s.leader_epoch))] for n, s in led]
                 named = {"name": "s", "incarnation": "i1", "partitions": count, "leaders": leaders}
-                return {"kind": "confirm_partitions", **by, **named}
+                stage = stage_of(self.catalog.cluster, self.catalog.streams["s"])
+                as_of = int(values.get("as-of", stage.as_of if stage else 0))
+                keys = {"is_stopped": "stopped", "gives_up": "gives-up"}
+                flags = {key: True for key, word in keys.items() if word in values}
+                return {"kind": "confirm_partitions", **by, **named, "as_of": as_of, **flags}
             case "raise":
                 least = {"min_insync_replicas": int(values["min"])} if "min" in values else {}
                 return {"kind": "raise_replication", "name": "s", "replication_factor": int(words[0]), **least}
@@ -175,7 +181,10 @@ class Scenario:
             lines.append("  ".join(words))
         for name, stream in self.catalog.streams.items():
             if stream.partitions_next:
-                lines.append(f"{name} has {stream.settings.partitions} partitions, soon {stream.partitions_next}")
+                stage = stage_of(cluster, stream)
+                present = stream.settings.partitions
+                then = " and all are to stop" if stage and stage.is_stopping else ""
+                lines.append(f"{name} has {present} partitions, soon {stream.partitions_next}{then}")
         if self.rescue():
             lines.append(f"rescue {self.rescue()}")
         if dead:

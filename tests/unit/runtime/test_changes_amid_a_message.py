@@ -283,6 +283,27 @@ def test_a_message_amid_another_number_of_partitions_is_sorted_by_the_new_one_or
     assert (refused > 0) == (crc32(key) % 3 in (0, 1)), "sorted to one that is led here before its key was whole"
 
 
+def test_what_came_before_the_server_confirmed_is_given_to_the_partition_at_once(implementation: str) -> None:
+    """E6: another leader may have taken it by the former number. It is refused then, as this leadership has not begun;
+    what lingered until it has would be stored."""
+    key = next(key for key in (b"%d" % number for number in range(100)) if crc32(key) % 5 == 0)
+    pool = SyncPool(1)
+    with ThreadPoolExecutor(1) as appender:
+        broker = Led(implementation, appender, pool)
+        broker.change(partitions=5, linger_ms=10_000)
+
+        async def subscribe() -> None:
+            broker.receive(hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3))
+            assert broker.partitions["s"][0].log.log_end_offset == 0, "it lingers"
+
+        broker.driver._captures._subscribe = subscribe
+        broker.begin(0)
+        assert broker.partitions["s"][0].log.log_end_offset == 1
+        broker.until_stored()
+        broker.loop.close()
+        pool.close()
+
+
 def test_what_hashes_to_a_partition_that_is_led_elsewhere_is_passed_over_in_silence(implementation: str) -> None:
     pool = SyncPool(1)
     with ThreadPoolExecutor(1) as appender:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from broker.api.errors import (
+    InvalidRequest,
     InvalidSetting,
     LiftlogError,
     NotLeader,
@@ -30,8 +32,10 @@ from broker.api.stream import OFFSETS_STREAM
 from broker.client.client import TIMEOUT_S
 from broker.groups.offsets import ConsumerOffset
 from broker.metadata.catalog import Catalog, StreamInfo
+from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
 from broker.runtime.cluster import control as control_module
+from broker.runtime.cluster import replicas as replicas_module
 from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.offsets import PlacedConsumers
@@ -39,6 +43,7 @@ from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.configuration import load
 from tests.support.placed import Cluster, Node, node
 from tests.support.processes import eventually
+from tests.unit.runtime.test_partition import Waiter, rows
 from tests.unit.runtime.test_placed import append, make_leader
 
 T = TypeVar("T")
@@ -81,8 +86,15 @@ def run() -> Iterator[Run[Any]]:
 
 
 @pytest.fixture
-def control(run: Any, cluster: Cluster, streams: PlacedStreams) -> PlacedControl:
-    made = PlacedControl(load(None, {}), cluster, streams, loop=run.loop, on_change=lambda: None)
+def control(run: Any, one: Node, cluster: Cluster, streams: PlacedStreams) -> PlacedControl:
+    made = PlacedControl(
+        load(None, {}),
+        cluster,
+        streams,
+        loop=run.loop,
+        on_change=lambda: None,
+        may_change=lambda: one.has_session,
+    )
     made.begin()
     return made
 
@@ -257,7 +269,7 @@ def test_a_request_that_waited_while_the_broker_stood_still_deletes_no_younger_s
     one.has_session = True
 
     known = cluster.catalog.streams["s"]
-    behind = SimpleNamespace(info=lambda name: replace(known, incarnation="former"), check_session=lambda: None)
+    behind = SimpleNamespace(info=lambda name: replace(known, incarnation="former"))
     with monkeypatch.context() as patch:
         patch.setattr(control, "_streams", behind)
         assert isinstance(refusal(lambda: run(control.delete_stream("s"))), NotReady)
@@ -276,15 +288,20 @@ def confirm_elsewhere(cluster: Cluster, name: str, count: int, *brokers: str) ->
         if info.partitions_next != count:
             return
         states = {n: cluster.state((info.incarnation, n)) for n in range(count)}
-        cluster.apply(
-            kind="confirm_partitions",
-            name=name,
-            incarnation=info.incarnation,
-            partitions=count,
-            broker_id=broker,
-            registration=cluster.catalog.brokers[broker].registration,
-            leaders=[[n, state.leader_epoch] for n, state in states.items() if state.leader == broker],
-        )
+        stage = stage_of(cluster.catalog.cluster, info)
+        assert stage is not None
+        with suppress(InvalidRequest):  # this broker confirms at the same time: it is another stage by now
+            cluster.apply(
+                kind="confirm_partitions",
+                name=name,
+                incarnation=info.incarnation,
+                partitions=count,
+                broker_id=broker,
+                registration=cluster.catalog.brokers[broker].registration,
+                leaders=[[n, state.leader_epoch] for n, state in states.items() if state.leader == broker],
+                as_of=stage.as_of,
+                is_stopped=stage.is_stopping,
+            )
 
 
 def grow(
@@ -330,7 +347,7 @@ def test_a_confirmation_ends_with_the_leadership_and_is_given_again(
     """G1: whoever leads from then on confirms by himself; here this broker, in its next epoch."""
 
     def another_leadership() -> None:
-        eventually(lambda: cluster.catalog.cluster.confirmed.get(led) == 3, what="our confirmation")
+        eventually(lambda: led in cluster.catalog.cluster.confirmed, what="our confirmation")
         cluster.apply(kind="reassign", stream=led[0], partition=0, replicas=["a", "b"])
         assert led not in cluster.catalog.cluster.confirmed
 
@@ -345,7 +362,7 @@ def test_a_leader_without_a_session_confirms_nothing(
     """X5: the answer says what is under way; to ask again is to wait again."""
     monkeypatch.setattr(control_module, "SETTLE_S", 0.3)
     one.has_session = False
-    monkeypatch.setattr(control._streams, "check_session", lambda: None)  # another broker was asked (X6)
+    monkeypatch.setattr(control, "_may_change", lambda: True)  # another broker was asked (X6)
     info = run(control.add_partitions("s", 2))
     assert (info.settings.partitions, info.partitions_next) == (1, 2)
     assert "2 partitions are being made" in str(info.warnings)
@@ -354,6 +371,72 @@ def test_a_leader_without_a_session_confirms_nothing(
     one.has_session = True
     monkeypatch.setattr(control_module, "SETTLE_S", 60.0)
     assert grow(cluster, control, run, 2).settings.partitions == 2
+
+
+def stage(cluster: Cluster) -> GrowthStage | None:
+    return stage_of(cluster.catalog.cluster, cluster.catalog.streams["s"])
+
+
+def test_a_leader_stops_when_all_know_and_goes_on_when_another_leadership_ends(
+    one: Node, cluster: Cluster, control: PlacedControl, led: Place, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G9, `growth.G4`: what it confirmed before is of no worth then."""
+    monkeypatch.setattr(control_module, "SETTLE_S", 0.3)
+    partition = one.leading(led)
+    run(control.add_partitions("s", 2))
+    assert partition.append_now([rows(b"x")], Waiter(), sorted_by=1).first_offset == 0
+    cluster.opened((led[0], 1), "b", "c")
+    eventually(lambda: cluster.catalog.cluster.confirmed.get(led), what="that we know")
+    if (other := cluster.state((led[0], 1)).leader) != "a":
+        assert other is not None
+        confirm_elsewhere(cluster, "s", 2, other)
+    eventually(lambda: (now := stage(cluster)) is not None and now.is_stopping, what="all to know")
+    before = stage(cluster)
+    assert before is not None
+
+    def is_refused() -> bool:
+        try:
+            partition.append_now([rows(b"x")], Waiter(), sorted_by=1)
+        except NotReady as error:
+            return "gets more partitions" in str(error)
+        return False
+
+    eventually(is_refused, what="a stop")
+    assert not partition.has_stopped(before.as_of, partition.leader_epoch), "nobody has what it took"
+    cluster.apply(kind="reassign", stream=led[0], partition=1, replicas=["a", "b"])
+    eventually(lambda: not is_refused(), what="to take messages again")
+    sent = [command for command in cluster.sent if command["kind"] == "confirm_partitions"]
+    assert not any(command["is_stopped"] for command in sent if [0, partition.leader_epoch] in command["leaders"])
+
+
+def test_a_stop_that_takes_too_long_is_given_up_and_tried_again_later(
+    one: Node, cluster: Cluster, control: PlacedControl, led: Place, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`growth.G5`: some leader hangs, and lives: the stream is not to wait for it for ever."""
+    monkeypatch.setattr(control_module, "SETTLE_S", 0.3)
+    monkeypatch.setattr(replicas_module, "STOP_MS", 300)
+    monkeypatch.setattr(replicas_module, "STOP_AGAIN_MS", 1_500)
+    partition = one.leading(led)
+    epoch = partition.leader_epoch
+    run(control.add_partitions("s", 2))
+    partition.append_now([rows(b"x")], Waiter(), sorted_by=1)  # nobody follows
+    cluster.opened((led[0], 1), "b", "c")
+    eventually(lambda: cluster.catalog.cluster.confirmed.get(led), what="that we know")
+    if (other := cluster.state((led[0], 1)).leader) != "a":
+        assert other is not None
+        confirm_elsewhere(cluster, "s", 2, other)
+
+    def given_up() -> bool:
+        return any(command.get("gives_up") for command in cluster.sent)
+
+    eventually(given_up, what="to give up")
+    eventually(lambda: cluster.state(led).leader_epoch > epoch, what="another leader epoch")
+    eventually(lambda: one.leading(led).leader_epoch > epoch, what="to lead in it")
+    sent = len(cluster.sent)
+    assert one.partition(led).append_now([rows(b"x")], Waiter(), sorted_by=1).first_offset == 1
+    eventually(
+        lambda: any(command["kind"] == "confirm_partitions" for command in cluster.sent[sent:]), what="another try"
+    )
 
 
 def test_a_group_with_one_partition_gets_no_others(
@@ -434,7 +517,12 @@ def test_offsets_are_read_anew_by_each_leadership(
 
 def test_partitions_have_a_limit(run: Any, one: Node, cluster: Cluster, streams: PlacedStreams, led: Place) -> None:
     control = PlacedControl(
-        load(None, {}, {"limits.partitions_max": 3}), cluster, streams, loop=run.loop, on_change=lambda: None
+        load(None, {}, {"limits.partitions_max": 3}),
+        cluster,
+        streams,
+        loop=run.loop,
+        on_change=lambda: None,
+        may_change=lambda: True,
     )
     for refused in (
         lambda: run(control.create_stream("t", {"partitions": 3})),

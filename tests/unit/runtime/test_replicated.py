@@ -282,3 +282,75 @@ def test_a_log_start_that_is_not_written_down_is_told_to_nobody(led: Led, monkey
     log.checkpoint()
     led.partition.tick(2_000)
     assert led.partition._core.trims.log_start == following._holds().log_start == 3
+
+
+# -- another number of partitions (P17)
+
+
+def test_a_stop_refuses_what_was_sorted_and_has_stopped_when_all_before_was_answered(led: Led) -> None:
+    stopped: list[int] = []
+    before = append(led, sorted_by=1)
+    led.partition.stop_taking(7, lambda: stopped.append(1))
+    with pytest.raises(NotReady, match="gets more partitions"):
+        append(led, sorted_by=1)
+    assert led.partition.log.log_end_offset == 1, "what is refused is not stored"
+    assert not led.partition.has_stopped(7, 2)
+    led.follow(1)
+    assert (before.outcome, bool(stopped)) == (1, True)
+    assert led.partition.has_stopped(7, 2)
+    assert not led.partition.has_stopped(8, 2), "of another moment"
+    append(led)  # over HTTP: its client chose the partition
+    assert led.partition.has_stopped(7, 2), "that is not waited for"
+    led.partition.stop_taking(8, lambda: None)
+    assert led.partition.has_stopped(8, 2)
+    led.partition.go_on_taking()
+    assert not led.partition.has_stopped(8, 2)
+    append(led, sorted_by=1)
+    led.partition.stop_taking(9, lambda: None)
+    assert not led.partition.has_stopped(9, 2), "what came since is not committed"
+    led.follow(3)
+    assert led.partition.has_stopped(9, 2)
+
+
+def test_a_stop_waits_for_what_a_former_leader_has_left(led: Led) -> None:
+    """Nobody here waits for it, and it is stored by the old number: whoever repeats it must find its id here."""
+    led.partition.append_now([rows(b"x")], Bookkeeping(Waiter()), acks=Acks.LEADER, sorted_by=1)
+    led.partition.run_sync()
+    led.partition.lead(3, STATE)
+    led.partition.serve(3)
+    led.partition.stop_taking(7, lambda: None)
+    assert not led.partition.has_stopped(7, 3)
+    led.state = replace(STATE, leader_epoch=3)
+    led.follow(1)
+    assert led.partition.has_stopped(7, 3)
+
+
+def test_who_is_held_back_without_a_session_keeps_a_stop_from_its_end(led: Led) -> None:
+    waiter = append(led, sorted_by=1)
+    led.has_session = False
+    led.follow(1)
+    led.partition.stop_taking(7, lambda: None)
+    assert (waiter.outcome, led.partition.has_stopped(7, 2)) == (None, False)
+    led.has_session = True
+    led.partition.tick(1)
+    assert (waiter.outcome, led.partition.has_stopped(7, 2)) == (1, True)
+
+
+def test_a_stop_that_ends_with_its_leadership_has_not_stopped(led: Led) -> None:
+    append(led, sorted_by=1)
+    led.partition.stop_taking(7, lambda: None)
+    led.partition.lead(3, STATE)
+    led.partition.serve(3)
+    assert not led.partition.has_stopped(7, 2)
+    assert not led.partition.has_stopped(7, 3)
+    with pytest.raises(NotReady):
+        append(led, sorted_by=1)
+
+
+def test_a_new_leadership_takes_nothing_that_was_sorted_before_it_serves(led: Led) -> None:
+    """P15, also if it was judged before the leadership began (by another thread)."""
+    led.partition.lead(3, STATE)
+    led.partition._check_ready = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(NotReady, match="just begun"):
+        append(led, sorted_by=1)
+    assert led.partition.log.log_end_offset == 0

@@ -10,6 +10,7 @@ D3  Each partition is one command, which names what should be. A call that was c
 D4  A drain moves what has a copy elsewhere. What only the drained broker has stays, and is named.
 D5  Nothing has fewer replicas because a live broker was drained: the controller gives internal streams as many as there
     are brokers, and would give it back what it has just lost.
+D6  A broker without a session moves nothing (`control.X6`). Rescues know no session.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
 from broker.metadata.placement import candidates, extend
+from broker.runtime.cluster.control import check_may_change
 from broker.runtime.cluster.folders import ASIDE
 from broker.runtime.cluster.operating import losing, rescuing
 from broker.runtime.cluster.plane.service import Catalogs
@@ -41,12 +43,21 @@ class ClusterAdmin:
 
     Args:
         open_here: The replicas that are open on this broker.
+        may_change: D6.
     """
 
-    def __init__(self, me: str, service: Catalogs, *, open_here: Callable[[], Iterable[ReplicatedPartition]]) -> None:
+    def __init__(
+        self,
+        me: str,
+        service: Catalogs,
+        *,
+        open_here: Callable[[], Iterable[ReplicatedPartition]],
+        may_change: Callable[[], bool],
+    ) -> None:
         self._me = me
         self._service = service
         self._open_here = open_here
+        self._may_change = may_change
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -78,7 +89,7 @@ class ClusterAdmin:
         for at in places:
             by = at[1] % len(replicas) if partition is None else 0
             target = [*replicas[by:], *replicas[:by]]
-            await self._execute("reassign", stream=at[0], partition=at[1], replicas=target, **least)
+            await self._change("reassign", stream=at[0], partition=at[1], replicas=target, **least)
         log.info("cluster.reassigned stream=%s partitions=%d replicas=%s", stream, len(places), ",".join(replicas))
         return self._now(await self._fresh(), places)
 
@@ -112,7 +123,7 @@ class ClusterAdmin:
                 continue
             moves[at] = _without(cluster, at, state, broker, brokers, fewer_replicas=fewer_replicas)
         for at, (target, least) in moves.items():
-            await self._execute(
+            await self._change(
                 "reassign", stream=at[0], partition=at[1], replicas=list(target), min_insync_replicas=least
             )
         if moves:
@@ -130,7 +141,7 @@ class ClusterAdmin:
         catalog = await self._fresh()
         _broker(catalog.cluster, broker)
         try:
-            await self._execute("remove_broker", broker_id=broker)
+            await self._change("remove_broker", broker_id=broker)
         except InvalidRequest as error:
             kept = [at for at, _ in _kept_by(catalog.cluster, broker)]
             named = [f"{each.stream}/{each.partition}" for each in self._now(catalog, kept)]
@@ -148,7 +159,7 @@ class ClusterAdmin:
         asked: dict[str, list[int]] = {}
         for incarnation, number in places:
             asked.setdefault(incarnation, []).append(number)
-        said = await self._execute("elect_preferred", partitions=asked)
+        said = await self._change("elect_preferred", partitions=asked)
         moved = [(incarnation, number) for incarnation, number, _ in said["moved"]]
         log.info("cluster.elected_preferred asked=%d moved=%d", len(places), len(moved))
         catalog = await self._fresh()
@@ -163,7 +174,7 @@ class ClusterAdmin:
         """
         catalog = await self._fresh()
         [at] = _places(catalog, _info(catalog, stream), partition)
-        await self._execute("elect_unclean", stream=at[0], partition=at[1], broker_id=broker, epoch_seen=epoch_seen)
+        await self._change("elect_unclean", stream=at[0], partition=at[1], broker_id=broker, epoch_seen=epoch_seen)
         log.warning("cluster.elected_unclean partition=%s/%d leader=%s", stream, partition, broker)
         [now] = self._now(await self._fresh(), [at])
         return now
@@ -241,6 +252,11 @@ class ClusterAdmin:
     async def _fresh(self) -> Catalog:
         """The catalog with all that was acknowledged before (D1). Raises NotReady: no controller has answered."""
         return await asyncio.to_thread(self._service.read, timeout_s=READ_S)
+
+    async def _change(self, kind: str, **values: Any) -> Any:
+        """D6."""
+        check_may_change(self._may_change)
+        return await self._execute(kind, **values)
 
     async def _execute(self, kind: str, **values: Any) -> Any:
         command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}

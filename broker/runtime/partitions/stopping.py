@@ -1,0 +1,107 @@
+"""Who waits for an ack of what was sorted by a number of partitions, and a stop of all that (`replicated.P17`).
+
+    admit ──► append ──► told: one less ─┐
+    stop  ──► nothing more is admitted ──┴──► none is left: `has_stopped`, `on_stopped` is called
+
+A stop is asked for as of a moment (`growth.G4`), again for a later one, and taken back. What is behind it in the log is
+known when the stop's own ticket is answered, which waits behind all others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from broker.runtime.partitions.effects import OnDurable
+from broker.runtime.partitions.sync import Outcome
+from broker.storage.log import AppendResult
+
+
+class Admitted:
+    """One who waits. Called once with what became of it, or `end` is, if it never began."""
+
+    __slots__ = ("_is_over", "_stopping", "_tell")
+
+    def __init__(self, stopping: Stopping, tell: OnDurable) -> None:
+        self._stopping = stopping
+        self._tell = tell
+        self._is_over = False
+
+    def __call__(self, result: AppendResult, outcome: Outcome) -> None:
+        try:
+            self._tell(result, outcome)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Wait no more."""
+        if not self._is_over:
+            self._is_over = True
+            self._stopping.ended()
+
+
+class Stopping:
+    """Of one partition. Thread-safe.
+
+    Attributes:
+        as_of: Of the stop that was asked for last; None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.as_of: int | None = None
+        self._epoch = self._committed_epoch = -1
+        self._waiting_count = 0
+        self._on_stopped: Callable[[], None] = _nothing
+        self._lock = threading.Lock()
+
+    def admit(self, tell: OnDurable) -> Admitted:
+        """Somebody is about to wait."""
+        with self._lock:
+            self._waiting_count += 1
+        return Admitted(self, tell)
+
+    def ended(self) -> None:
+        """And does so no more."""
+        with self._lock:
+            self._waiting_count -= 1
+        self._look()
+
+    def stop(self, as_of: int, epoch: int, on_stopped: Callable[[], None]) -> bool:
+        """Whether what the log holds has yet to be committed in this leadership: then `committed` is to say so."""
+        with self._lock:
+            is_new = self.as_of is None or self._epoch != epoch
+            self.as_of, self._epoch, self._on_stopped = as_of, epoch, on_stopped
+            if is_new:
+                self._committed_epoch = -1
+        self._look()
+        return is_new
+
+    def committed(self, epoch: int) -> None:
+        """All that the log held when the stop began in this leadership."""
+        with self._lock:
+            if self.as_of is not None:
+                self._committed_epoch = max(self._committed_epoch, epoch)
+        self._look()
+
+    def go_on(self) -> None:
+        """Take the stop back."""
+        with self._lock:
+            self.as_of, self._epoch, self._committed_epoch = None, -1, -1
+
+    def has_stopped(self, as_of: int, epoch: int) -> bool:
+        """Whether all that was taken in is committed and answered, and nothing more is taken."""
+        with self._lock:
+            return self._is_done() and (self.as_of, self._epoch) == (as_of, epoch)
+
+    def _is_done(self) -> bool:
+        return self.as_of is not None and self._committed_epoch == self._epoch and not self._waiting_count
+
+    def _look(self) -> None:
+        with self._lock:
+            is_done, on_stopped = self._is_done(), self._on_stopped
+        if is_done:
+            on_stopped()
+
+
+def _nothing() -> None:
+    pass
