@@ -114,11 +114,12 @@ class Submit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """Tell a broker that its heartbeat is renewed."""
+    """Tell a broker that its heartbeat is renewed. `renewal`: as `BrokerInfo` counts it by now."""
 
     broker: str
     registration: int
     number: int
+    renewal: int
 
 
 Effect = Submit | Renewed
@@ -193,7 +194,7 @@ class Controller:
             case ReportArrived():
                 return self._on_report(event)
             case SubmitAnswered():
-                return self._on_answer(event, now_ms)
+                return self._on_answer(event, catalog, now_ms)
             case TimePassed():
                 return self._on_time(catalog, now_ms)
             case _:
@@ -261,7 +262,7 @@ class Controller:
             window_ms=REPORT_WINDOW_MS,
         )
 
-    def _on_answer(self, event: SubmitAnswered, now_ms: int) -> list[Effect]:
+    def _on_answer(self, event: SubmitAnswered, catalog: Catalog, now_ms: int) -> list[Effect]:
         out = self._out.pop(event.number, None)
         if out is None:
             return []
@@ -273,9 +274,9 @@ class Controller:
             self._led |= {(stream, number): leader for stream, number, leader in event.result["ok"]["moved"]}
         live = event.result["ok"].get("live", ())
         return [
-            Renewed(broker=broker, registration=registration, number=number)
+            Renewed(broker=broker, registration=registration, number=number, renewal=info.renewal)
             for broker, (registration, number) in out.beats.items()
-            if broker in live
+            if broker in live and (info := catalog.brokers.get(broker)) and info.registration == registration
         ]
 
     def _on_time(self, catalog: Catalog, now_ms: int) -> list[Effect]:

@@ -1,13 +1,15 @@
 """A broker's session with the controller, as the broker itself counts it. Time is an argument.
 
     heartbeat 7 is sent at 1,000 ─► heard by the controller ─► its renewal is committed ─► told here: 7 is renewed
+          │                                                            └─► applied here ─────────────┤
           └─ the session runs until 1,000 + SESSION_MS: from the sending on, however long the rest took
 
 Invariants
 S1  The session ends here before the controller takes it for lapsed: that counts from the arrival of the last heartbeat
     (`controller.H1`), and this one from the sending of the last renewed one.
 S2  Only what a committed renewal answered counts, and only a heartbeat of this registration. A controller that has been
-    deposed cannot commit, so it prolongs nothing.
+    deposed cannot commit, so it prolongs nothing. And only once the catalog here has applied it: who is cut off from
+    the log, and hears of renewals all the same, would go on as the leader of long ago.
 S3  Without a session a leader acks nothing, answers no end of a log, and reads nothing from NATS. It goes on when the
     session is renewed, if the catalog still says that it leads in that epoch. This is hygiene: what keeps records safe
     are epochs and in-sync replicas.
@@ -60,6 +62,8 @@ class Session:
         self._beat_at_ms = sent_ms
         self._number = 0
         self._sent: dict[int, int] = {}  # heartbeats that may still be renewed: when each was sent
+        self._told: dict[int, int] = {}  # of them, those of which that was told: by which renewal
+        self._applied = 0
         self._is_open = False  # as the driver was told last
 
     def is_open(self, now_ms: int) -> bool:
@@ -73,13 +77,25 @@ class Session:
             self._beat_at_ms = now_ms + HEARTBEAT_MS
             self._number += 1
             self._sent = {number: ms for number, ms in self._sent.items() if now_ms - ms < SESSION_MS}
+            self._told = {number: renewal for number, renewal in self._told.items() if number in self._sent}
             self._sent[self._number] = now_ms
             effects.append(Beat(registration=self.registration, number=self._number))
         return effects
 
-    def renewed(self, registration: int, number: int, now_ms: int) -> list[Effect]:
-        """The controller says that a heartbeat's renewal is committed (S2)."""
+    def renewed(self, registration: int, number: int, renewal: int, now_ms: int) -> list[Effect]:
+        """The controller says that a heartbeat's renewal is committed (S2). `renewal`: it was the so many-th."""
         if registration == self.registration and number in self._sent:
+            self._told[number] = renewal
+        return self._counted(now_ms)
+
+    def applied(self, renewal: int, now_ms: int) -> list[Effect]:
+        """The catalog here knows of so many renewals of this registration."""
+        self._applied = max(self._applied, renewal)
+        return self._counted(now_ms)
+
+    def _counted(self, now_ms: int) -> list[Effect]:
+        for number in [number for number, renewal in self._told.items() if renewal <= self._applied]:
+            del self._told[number]
             self._until_ms = max(self._until_ms, self._sent[number] + SESSION_MS)
         return self._turned(now_ms)
 

@@ -33,8 +33,8 @@ class Office:
             match effect:
                 case c.Submit(number=number, command=command):
                     self._submit(number, command)
-                case c.Renewed(broker=name, registration=registration, number=number):
-                    self.broker.tell(name, "renewed", registration, number)
+                case c.Renewed(broker=name, registration=registration, number=number, renewal=renewal):
+                    self.broker.tell(name, "renewed", registration, number, renewal)
 
     def _submit(self, number: int, command: dict[str, Any]) -> None:
         self.world.saw(f"controller asks: {command['kind']}")
@@ -91,6 +91,7 @@ class Sessions:
             self.note(f"controls term {self._known[0]}")
             self.office = Office(self, self._known[0])
         if self.session is not None:
+            self.count_renewals(self.session)
             for effect in self.session.tick(self.now_ms):
                 if isinstance(effect, Beat):
                     self.tell_controller("beat", effect.registration, effect.number)
@@ -118,7 +119,14 @@ class Sessions:
                 c.ReportArrived(broker=name, registration=registration, at=at, leader_epoch=epoch, wall_ms=wall_ms)
             )
 
-    def renewed(self: Broker, registration: int, number: int) -> None:  # type: ignore[misc]
+    def renewed(self: Broker, registration: int, number: int, renewal: int) -> None:  # type: ignore[misc]
         """The controller says that a heartbeat's renewal is committed."""
         if self.session is not None:
-            self.session.renewed(registration, number, self.now_ms)
+            self.session.renewed(registration, number, renewal, self.now_ms)
+            self.count_renewals(self.session)
+
+    def count_renewals(self: Broker, session: Session) -> None:  # type: ignore[misc]
+        """As the catalog says that this broker has applied."""
+        own = self.catalog.brokers.get(self.name)
+        if own is not None and own.registration == session.registration:
+            session.applied(own.renewal, self.now_ms)

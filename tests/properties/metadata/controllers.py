@@ -132,7 +132,9 @@ class World:
                 reign, event = content
                 self.take(reign, event)
             else:
-                self.sessions[content.broker].renewed(content.registration, content.number, self.now_ms)
+                self.sessions[content.broker].renewed(
+                    content.registration, content.number, content.renewal, self.now_ms
+                )
         for reign in self.reigns:
             if not self.is_wild or rng.random() < 0.5:
                 reign.view = self.copied()
@@ -141,6 +143,9 @@ class World:
         for broker, session in self.sessions.items():
             if broker in self.dead:
                 continue
+            info = self.catalog.brokers[broker]
+            if info.registration == session.registration and not (self.is_wild and self.now_ms // 1_000 % 3 == 0):
+                session.applied(info.renewal, self.now_ms)
             for effect in session.tick(self.now_ms):
                 if isinstance(effect, Beat) and not (self.is_wild and rng.random() < 0.2):
                     reign = rng.choice(self.reigns) if self.is_wild else self.reigns[-1]

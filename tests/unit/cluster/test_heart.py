@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,15 +58,22 @@ class Both:
         )
         self.duties = Duties("a", "x", wake=lambda: None, now_ms=lambda: self.now_ms, now_wall_ms=lambda: self.now_ms)
         self.hears = True
+        self.behind: Catalog | None = None
         self.kinds: list[str] = []
+
+    @property
+    def applied(self) -> Catalog:
+        """The catalog as the broker has applied it."""
+        return self.behind or self.node.catalog
 
     def run(self, ms: int, *, commits: bool = True) -> None:
         for _ in range(ms // 50):
             self.now_ms += 50
-            self.heart.tick(self.node)
+            view: Any = SimpleNamespace(note=self.node.note, catalog=self.applied)
+            self.heart.tick(view)
             notes, self.node.notes = self.node.notes, []
             for note in notes if self.hears else ():
-                self.duties.beat(self.node, note, lambda answer: self.heart.renewed(answer))
+                self.duties.beat(self.node, note, lambda answer: self.heart.renewed(answer, self.applied))
             self.duties.tick(self.node)
             if commits:
                 self.kinds += self.node.commit()
@@ -90,6 +98,20 @@ def test_a_session_lasts_as_long_as_it_is_renewed_and_ends_before_the_controller
     both.run(1_000)
     assert both.heart.has_session()
     assert both.node.catalog.brokers["b"].is_live
+
+
+def test_a_renewal_counts_once_the_catalog_here_has_it() -> None:
+    """S2: notes come, and the log does not."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(2_000)
+    both.behind = Catalog.restore(both.node.catalog.snapshot())
+    both.run(SESSION_MS + 500)
+    assert both.node.catalog.brokers["b"].is_live
+    assert not both.heart.has_session()
+    both.behind = None
+    both.run(50)
+    assert both.heart.has_session()
 
 
 def test_a_thread_that_hangs_loses_the_session_by_the_clock_alone() -> None:
@@ -136,7 +158,7 @@ def test_malformed_notes_are_dropped(note: dict[str, Any]) -> None:
     both.duties.beat(both.node, note, lambda answer: None)
     both.duties.report(both.node, note)
     both.heart.registered(1, 0)
-    both.heart.renewed(note)
+    both.heart.renewed(note, both.applied)
 
 
 def test_a_report_becomes_a_command() -> None:

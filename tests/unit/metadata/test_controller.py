@@ -136,7 +136,9 @@ def test_heartbeats_are_one_renewal_and_are_answered_when_it_is_committed() -> N
     [renewal] = bench.tick()
     assert renewal.command["renewals"] == {"a": 1, "b": 2}
     assert [bench.tick() for _ in range(5)] == [[]] * 5, "one is out"
-    assert bench.answer(renewal) == [Renewed(broker=b, registration=n, number=1) for b, n in (("a", 1), ("b", 2))]
+    assert bench.answer(renewal) == [
+        Renewed(broker=b, registration=n, number=1, renewal=1) for b, n in (("a", 1), ("b", 2))
+    ]
     assert bench.tick() == [], "an fsync each"
     [renewal] = bench.tick()
     bench.silent = {"b"}

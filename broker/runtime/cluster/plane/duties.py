@@ -166,7 +166,14 @@ class Duties:
             case Renewed():
                 reply = self._reply.get(effect.broker)
                 if reply is not None:
-                    reply({"type": "renewed", "registration": effect.registration, "number": effect.number})
+                    reply(
+                        {
+                            "type": "renewed",
+                            "registration": effect.registration,
+                            "number": effect.number,
+                            "renewal": effect.renewal,
+                        }
+                    )
 
     def _note_answer(self, term: int, number: int, result: Mapping[str, Any] | None) -> None:
         """O3."""

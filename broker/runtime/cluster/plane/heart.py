@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from broker.metadata.catalog import Catalog
 from broker.metadata.session import Beat, Lapsed, Opened, Session
@@ -72,14 +72,22 @@ class Heart:
     def tick(self, node: RaftNode) -> None:
         """Send what is due."""
         if self._session is not None and not self._is_over:
+            self._count(self._session, node.catalog)
             self._do(self._session.tick(self._now_ms()), node)
 
-    def renewed(self, note: Mapping[str, Any]) -> None:
-        """The controller's answer to a heartbeat."""
-        registration, number = note.get("registration"), note.get("number")
-        if self._session is None or not isinstance(registration, int) or not isinstance(number, int):
+    def renewed(self, note: Mapping[str, Any], catalog: Catalog) -> None:
+        """The controller's answer to a heartbeat. `catalog`: as it is applied here."""
+        values = note.get("registration"), note.get("number"), note.get("renewal")
+        if self._session is None or not all(isinstance(value, int) for value in values):
             return
-        self._do(self._session.renewed(registration, number, self._now_ms()), None)
+        registration, number, renewal = cast(tuple[int, int, int], values)
+        self._do(self._session.renewed(registration, number, renewal, self._now_ms()), None)
+        self._count(self._session, catalog)
+
+    def _count(self, session: Session, catalog: Catalog) -> None:
+        own = catalog.brokers.get(self._broker_id)
+        if own is not None and own.registration == session.registration:
+            self._do(session.applied(own.renewal, self._now_ms()), None)
 
     def applied(self, catalog: Catalog) -> None:
         """The catalog has changed (B2)."""

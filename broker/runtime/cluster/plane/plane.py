@@ -343,7 +343,7 @@ class Plane:
             case "report":
                 self._duties.report(self._node, note)
             case "renewed":
-                self._heart.renewed(note)
+                self._heart.renewed(note, self._node.catalog)
 
     def _greeted(self, hello: dict[str, Any]) -> dict[str, Any]:
         assert self._node is not None
