@@ -20,7 +20,7 @@ Q2  Nobody is elected before every broker has reported, or is excused by name. T
     name too.
 Q3  The greatest (epoch, log end) leads. It has every committed record if nobody was excused: a leader had them all, and
     who has a record of its epoch has what its log held before. Equals are in the last ISR. Where a replica was excused,
-    the partition says so: `unclean_epoch`.
+    or nobody could be elected before, the partition says so: `unclean_epoch`.
 Q4  A partition of which nobody has a log is led by nobody, until it is deleted or `elect_unclean` chooses somebody.
     Logs of streams that the catalog does not know are told, and left alone.
 
@@ -121,13 +121,17 @@ def _end(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unknown(state: PartitionState, epoch: int) -> PartitionState:
     """Nobody leads, nobody is in sync. What a reassignment has added stays, and what it would have taken away too."""
-    return replace(state, leader=None, leader_epoch=epoch, isr=(), last_isr=(), target=None, target_min=0)
+    is_lost = state.has_led and not state.electable  # before this rescue
+    unclean = epoch if is_lost else state.unclean_epoch
+    return replace(
+        state, leader=None, leader_epoch=epoch, isr=(), last_isr=(), target=None, target_min=0, unclean_epoch=unclean
+    )
 
 
 def _chosen(state: PartitionState, rescue: Rescue, at: Place, epoch: int, who: Who) -> PartitionState:
     """Q3. Who has more than all replicas that the catalog knows is one that it does not know any more."""
     logs = {broker: logs[at] for broker, logs in rescue.logs.items() if at in logs}
-    if any(broker not in logs for broker in state.replicas):
+    if state.unclean_epoch == rescue.number or any(broker not in logs for broker in state.replicas):
         state = replace(state, unclean_epoch=epoch)
     if not logs:
         return state

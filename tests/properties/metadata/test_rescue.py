@@ -48,6 +48,8 @@ class Logs(Cluster):
             return
         if (lost := self.lost_by(command, ok, at, before)) is not None:
             self.logs.pop((lost, at), None)
+            if now.has_led and not now.electable:  # nobody has it: lost before any rescue
+                self.committed.pop(at, None)
         for broker in now.replicas:
             if broker in now.opened or broker in now.isr:
                 self.logs.setdefault((broker, at), [])
@@ -60,7 +62,7 @@ class Logs(Cluster):
         for broker in now.replicas:
             if broker in now.isr:
                 self.logs[broker, at] = list(log)
-            elif (broker, at) in self.logs and self.rng.random() < 0.5:
+            elif (broker, at) in self.logs and broker not in now.last_isr and self.rng.random() < 0.5:
                 self.logs[broker, at] = log[: self.rng.randint(0, len(log))]
         if len(now.isr) >= now.min_insync_replicas:
             self.committed[at] = list(log)
@@ -150,7 +152,8 @@ def rescued(world: Logs, catalog: Catalog, rng: random.Random) -> None:
         log = holders[first]
         assert all((log[-1:], len(log)) >= (other[-1:], len(other)) for other in holders.values()), "Q3"
         assert all(holders[b] == log for b in state.last_isr), "Q3"
-        is_whole = not any(b in gone or (b, at) in excused for b in was.replicas)
+        was_lost = was.has_led and not was.electable
+        is_whole = not was_lost and not any(b in gone or (b, at) in excused for b in was.replicas)
         assert (state.unclean_epoch > number) != is_whole, "Q3"
         if is_whole and at in world.cluster.partitions:
             assert log[: len(world.committed.get(at, ()))] == world.committed.get(at, []), "Q3"
