@@ -316,6 +316,7 @@ def _typed() -> list[str]:
         "cluster drain",
         "cluster remove-broker",
         "cluster rescue",
+        "cluster accept-loss",
         "--unclean",
     )  # test_three_operator.py
     return [

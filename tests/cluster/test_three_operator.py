@@ -192,6 +192,7 @@ def test_a_damaged_record_that_nobody_else_has_is_given_up_alone(cluster: RealCl
         client.accept_loss("rotten", 0, accept_loss=True)
     cluster.brokers["d"].kill9()
     cluster.in_sync("rotten", 1)
+    eventually(lambda: len([broker for broker in client.cluster().brokers if broker.live]) == 3, what="d to be failed")
     for number in range(1, 8):
         store(client, "rotten", 0, [{"value": b"only c has %d" % number}])
     rot(cluster, "c", "rotten", b"only c has 4")

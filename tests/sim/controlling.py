@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from broker.metadata import controller as c
-from broker.metadata.session import Beat, Lapsed, Session
+from broker.metadata.session import Beat, Effect, Lapsed, Session
 
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
@@ -91,8 +91,7 @@ class Sessions:
             self.note(f"controls term {self._known[0]}")
             self.office = Office(self, self._known[0])
         if self.session is not None:
-            self.count_renewals(self.session)
-            for effect in self.session.tick(self.now_ms):
+            for effect in (*self.count_renewals(self.session), *self.session.tick(self.now_ms)):
                 if isinstance(effect, Beat):
                     self.tell_controller("beat", effect.registration, effect.number)
                 elif isinstance(effect, Lapsed):
@@ -125,8 +124,9 @@ class Sessions:
             self.session.renewed(registration, number, renewal, self.now_ms)
             self.count_renewals(self.session)
 
-    def count_renewals(self: Broker, session: Session) -> None:  # type: ignore[misc]
+    def count_renewals(self: Broker, session: Session) -> list[Effect]:  # type: ignore[misc]
         """As the catalog says that this broker has applied."""
         own = self.catalog.brokers.get(self.name)
-        if own is not None and own.registration == session.registration:
-            session.applied(own.renewal, self.now_ms)
+        if own is None or own.registration != session.registration:
+            return []
+        return session.applied(own.renewal, self.now_ms)

@@ -96,7 +96,6 @@ MUTANTS: Final = (
     # sessions
     of("takes for dead whom it has never heard", "controller", "_Seen(info.registration, info.is_live, now_ms, now_ms, ", "_Seen(info.registration, info.is_live, now_ms - 10_000, now_ms, "),
     of("answers heartbeats before they are renewed", "controller", "        self._beats[event.broker] = (event.registration, event.number)\n        return []", "        self._beats[event.broker] = (event.registration, event.number)\n        return [Renewed(broker=event.broker, registration=event.registration, number=event.number, renewal=0)]", seed=1),
-    of("counts its session from the answer", "session", "self._sent[number] + SESSION_MS", "now_ms + SESSION_MS", seed=32, seeds=60),
     of("goes on as a controller, and asks the next one", "controlling", "if office is not None and office.term < self._known[0]:", "if False:", "metadata.submit_own(\n            self.term, broker.name, command, ", "metadata.submit(\n            broker.name, command, ", seed=1),
     of("acks without a session", "leading", "if outcome is e.Outcome.STORED and not self.broker.has_session:\n                self", "if False:\n                self", seed=2),
     # what is known of repeats

@@ -50,11 +50,11 @@ def test_what_was_acknowledged_is_there_and_no_command_is_lost(first: int) -> No
     [
         ("forgets_results", 0),
         ("counts_on_from_a_snapshot", 0),
-        ("vote_not_synced", 0),
+        ("vote_not_synced", 183),
         ("no_append_filter", 1),
         ("unsynced_sends", 4),
     ],
 )
 def test_a_mistake_in_the_adapter_of_raft_is_found_here_too(mutant: str, seed: int) -> None:
     with mutated(mutant):
-        assert any(play(each, raft=True)[1] for each in sorted(range(8), key=lambda each: each != seed))
+        assert any(play(each, raft=True)[1] for each in (seed, *range(8)))
