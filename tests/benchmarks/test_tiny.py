@@ -12,10 +12,10 @@ from benchmarks import kafka
 from benchmarks.__main__ import main
 
 
-def run_tiny(workload: str, folder: Path) -> list[dict[str, Any]]:
+def run_tiny(workload: str, folder: Path, *more: str) -> list[dict[str, Any]]:
     """Run it as the command does; its lines."""
     results = folder / "results"
-    arguments = [workload, "--tiny", "--repeats", "1", "--data", str(folder / "data"), "--results", str(results)]
+    arguments = [workload, "--tiny", "--repeats", "1", "--data", str(folder / "data"), "--results", str(results), *more]
     assert main(arguments) == 0
     assert list((folder / "data").iterdir()) == [], "it left files behind"
     return [json.loads(line) for line in (results / f"{workload}.jsonl").read_text().splitlines()]
@@ -91,12 +91,11 @@ def test_spark_read(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_spark_write(tmp_path: Path) -> None:
-    """A batch into every sink, a few micro-batches, a plan of some partitions."""
-    write, small, plan = run_tiny("spark_write", tmp_path)
-    assert ours(write)["lost"] == ours(plan)["lost"] == 0
+    """A batch into every sink. Micro-batches and plans are left to `make bench`: each side of them starts a JVM."""
+    (write,) = run_tiny("spark_write", tmp_path, "--only", "spark-write")
+    assert ours(write)["lost"] == 0
     assert {"liftlog/append", "liftlog/null"} <= set(write["ratios"])
     assert with_kafka_or_the_reason(write)
-    assert ours(small)["micro_batches"] == 5
 
 
 @pytest.mark.parametrize(
