@@ -138,11 +138,25 @@ class Checker(OfRewrites):
             self.fail(f"R4: {name}: {who} commits up to {end}, within a commit group")
         if who in known.bad:
             known.unread_end = max(known.unread_end, end)
+            if replica.leads:
+                self._as_others_hold_it(name, end)
         elif end > known.end:
             self.fail(f"R4: {name}: {who} commits up to {end}, and has nothing there")
         if replica.leads:
             self.members_hold(name, self.partitions[name])
             self._enough_hold(replica, end)
+
+    def _as_others_hold_it(self, name: str, end: int) -> None:
+        """A leader has committed more than it can read: another member of the ISR, who has fsynced it, says what."""
+        known = self.known[name]
+        for who in self.partitions[name].isr:
+            other = self.brokers[who].replicas.get(name)
+            if who in known.bad or other is None or other.durable_end < end:
+                continue
+            for batch in other.shadow:
+                if known.end == batch.first < end:
+                    known.at[batch.first] = known.last = batch
+                    known.end = batch.next
 
     def cut(self, replica: Replica) -> None:
         self._member_holds(self.partitions[replica.name], replica, "has cut its log")
