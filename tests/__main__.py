@@ -1,9 +1,10 @@
 """All tests, as `make test` runs them: `python -m tests [arguments of pytest]`.
 
-A test with processes that waited in vain, or was told of an error, is run once more, alone, in a process of its own.
-Five workers on two cores make brokers stand still for seconds: sessions lapse, and what a test took for granted is not
-so. What compares is never luck: an assertion that does not hold is final. So are failures of other tests, and more
-than `AGAIN_MAX`. What passes only when it runs alone is named at the end (record 99).
+A test that waited in vain, or was told of an error, is run once more, alone, in a process of its own. Five workers on
+two cores make brokers and threads stand still for seconds: sessions lapse, and what a test took for granted is not so.
+What compares is never luck: an assertion that does not hold is final. So are more failures than `AGAIN_MAX`, and
+without processes all errors but those that a broker documents. What passes only when it runs alone is named at the end
+(record 99).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import pytest
 AGAIN_MAX = 3
 IN_VAIN = "AssertionError: not within "
 """How `tests.support.processes.eventually` begins."""
+TOLD = "broker.api.errors."
+"""How an error begins that a broker documents."""
 
 
 class Failed:
@@ -28,17 +31,19 @@ class Failed:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.nodes[report.nodeid] = None
-            self.is_final |= "process" not in report.keywords or compares(report)
+            self.is_final |= not may_be_luck(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self.is_final |= report.failed
 
 
-def compares(report: pytest.TestReport) -> bool:
+def may_be_luck(report: pytest.TestReport) -> bool:
     crash = getattr(report.longrepr, "reprcrash", None)
-    return crash is None or (
-        crash.message.startswith(("assert", "AssertionError")) and not crash.message.startswith(IN_VAIN)
-    )
+    if crash is None:
+        return False
+    if crash.message.startswith((IN_VAIN, TOLD)):
+        return True
+    return "process" in report.keywords and not crash.message.startswith(("assert", "AssertionError"))
 
 
 def main(arguments: list[str]) -> int:

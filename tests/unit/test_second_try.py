@@ -34,7 +34,8 @@ TOLD = "raise NotLeader('s/0')"
         pytest.param({"failure": "raise AssertionError('not within 60 s: ready')"}, 0, id="waited-in-vain"),
         pytest.param({"failure": "assert [1] == [1, 1]"}, 1, id="compared"),
         pytest.param({"always": TOLD}, 1, id="again"),
-        pytest.param({"mark": ""}, 1, id="without-processes"),
+        pytest.param({"mark": ""}, 0, id="without-processes"),
+        pytest.param({"mark": "", "failure": "raise KeyError('s')"}, 1, id="without-processes-and-undocumented"),
         pytest.param({"count": 4}, 1, id="too-many"),
     ],
 )

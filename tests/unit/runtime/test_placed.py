@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from broker.api.batch import decode_batch
-from broker.api.errors import CorruptLog, DiskFull, NotLeader, NotReady, StorageFailed, UnknownFormatVersion
+from broker.api.errors import (
+    CorruptLog,
+    DiskFull,
+    NotEnoughReplicas,
+    NotLeader,
+    NotReady,
+    StorageFailed,
+    UnknownFormatVersion,
+)
 from broker.metadata.partition import Place
 from broker.runtime.cluster import replicas as replicas_module
 from broker.runtime.cluster.folders import Folders
@@ -82,6 +90,18 @@ def append(partition: ReplicatedPartition) -> Waiter:
     waiter = Waiter()
     partition.append_now([rows(b"x")], waiter)
     return waiter
+
+
+def taken(partition: ReplicatedPartition) -> Waiter:
+    """An append, as soon as it is not refused: what the catalog decides is heard of a moment later."""
+
+    def attempt() -> Waiter | None:
+        try:
+            return append(partition)
+        except (NotReady, NotEnoughReplicas):
+            return None
+
+    return eventually(attempt, what="an append")
 
 
 def a_process_that_led(tmp_path: Path, cluster: Cluster) -> Place:
@@ -654,7 +674,7 @@ def test_damage_that_any_reader_has_noted_is_a_step_out(led: tuple[Node, Cluster
         cluster.fail(broker)
     cluster.apply(kind="set_min_insync", stream=at[0], min_insync_replicas=1)
     partition = one.partition(at)
-    eventually(lambda: append(partition), what="an append")
+    taken(partition)
     eventually(lambda: partition.log.high_watermark == 1, what="a commit")
     rejoin(cluster, at, broker="b")
     partition.log.checkpoint()

@@ -44,7 +44,7 @@ from broker.runtime.config.configuration import load
 from tests.support.placed import Cluster, Node, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
-from tests.unit.runtime.test_placed import append, make_leader
+from tests.unit.runtime.test_placed import make_leader, taken
 
 T = TypeVar("T")
 pytestmark = pytest.mark.slow
@@ -461,7 +461,7 @@ def test_a_trim_is_answered_when_all_in_sync_have_followed(
         cluster.fail(broker)
     cluster.apply(kind="set_min_insync", stream=led[0], min_insync_replicas=1)
     partition = one.leading(led)
-    waiter = eventually(lambda: append(partition), what="an append")
+    waiter = taken(partition)
     eventually(lambda: waiter.outcome == 1, what="an ack")
     incarnation = led[0]
     assert isinstance(refusal(lambda: run(control.trim_stream("s", "other", {0: 1}))), StaleIncarnation)
