@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness import Case, Measures, Side, Target
-from broker.ingest import Builder, Intake
 from broker.storage import LogIdentity, LogSettings, OsDisk, PartitionLog
 from tests.support.logs import plan_bytes
+from tests.support.published import batch_from_nats, with_id
 
 BATCH_IDS = 4_000
 CHECKPOINT_IDS = 200_000
 NOW_US = 1 << 50
+VALUE = b"v" * 100
 SETTINGS = LogSettings(is_sole_replica=False, dedup_window_ms=3_600_000)
 
 
@@ -84,21 +85,8 @@ def _log(folder: Path) -> PartitionLog:
 
 def _publish(log: PartitionLog, first: int, count: int, *, epoch: int) -> int:
     """Messages `first` and so on, each with its id. Returns how many were stored."""
-    builder = Builder(
-        stream="s",
-        partition=0,
-        partition_count=1,
-        reply_acks=True,
-        default_ack="all",
-        record_bytes_max=1 << 20,
-        batch_bytes=4 << 20,
-        batch_records=1 << 16,
-    )
-    intake = Intake()
-    intake.route(1, [builder], partition_by="subject_suffix")
-    line = b"HMSG s 1 r 37 137\r\nNATS/1.0\r\nNats-Msg-Id: %010d\r\n\r\n" + b"v" * 100 + b"\r\n"
-    intake.feed(b"".join(line % number for number in range(first, first + count)), NOW_US)
-    result = log.append([builder.take()], leader_epoch=epoch, now_us=NOW_US)
+    messages = [(VALUE, with_id(f"{number:010d}")) for number in range(first, first + count)]
+    result = log.append([batch_from_nats(messages, NOW_US)], leader_epoch=epoch, now_us=NOW_US)
     return result.next_offset - result.first_offset
 
 
