@@ -1,13 +1,17 @@
 """Catching up: how fast an empty replica copies a log, and what publishers notice of it.
 
-Three brokers; the stream is on two of them, and is filled. Then the third becomes a replica: `mb_s` is the size of the
-log by the time from there until all three are in sync. `liftlog`: nobody publishes meanwhile. `liftlog-loaded`: a
+Three brokers; the stream is on two of them, and is filled. Then the third becomes a replica: `mb_s` is what it has
+stored when all three are in sync, by the time until then. `liftlog`: nobody publishes meanwhile. `liftlog-loaded`: a
 publisher sends half of what the stream takes at most, each message when it is due; `p99_ratio` is its ack latency
-during the copy by that before. All brokers, the publisher and nats-server share the machine, and its disk.
+during the copy by that before. `of_cp` is `mb_s` by what one process reaches that copies the leader's files right
+afterwards, and fsyncs them: a page cache that has to grow may take a third of what one takes that has been there.
+All brokers, the publisher and nats-server share the machine, and its disk.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,7 +54,10 @@ def cases(*, tiny: bool) -> Sequence[Case]:
 def _sides(folder: Path, count: int, *, load_s: float) -> Iterator[Mapping[str, Side]]:
     def idle() -> Measures:
         with _filled(folder, count) as (place, _):
-            return _copied(place, lambda: None)
+            copied = _copied(place, lambda: None)
+            begun_s = time.monotonic()
+            size = sum(_copied_file(file, folder / "copy") for file in _segments(place, place.brokers.leader(STREAM)))
+            return {**copied, "of_cp": copied["mb_s"] * 1e6 * (time.monotonic() - begun_s) / size}
 
     def loaded() -> Measures:
         with _filled(folder, count) as (place, rate), ThreadPoolExecutor(1) as pool:
@@ -74,18 +81,32 @@ def _filled(folder: Path, count: int) -> Iterator[tuple[LiftlogCluster, float]]:
 def _copied(place: LiftlogCluster, begin: Callable[[], None]) -> Measures:
     """`begin` is called when the third broker is a replica: the leader goes on in another epoch then, and refuses
     what is under way."""
-    leader = place.brokers.brokers[place.brokers.leader(STREAM)]
-    size = sum(file.stat().st_size for file in (leader.folder / "data" / "streams" / STREAM).rglob("*.arrows"))
-    stored, epoch = place.stored(), place.brokers.state(STREAM)["leader_epoch"]
+    stored, before = place.stored(), place.brokers.state(STREAM)
     begun_s = time.monotonic()
     with place.brokers.client() as client:
         client.alter(STREAM, replication_factor=3)
-    eventually(lambda: place.brokers.state(STREAM)["leader_epoch"] != epoch, what="a third replica")
+    eventually(lambda: place.brokers.state(STREAM)["leader_epoch"] != before["leader_epoch"], what="a third replica")
     place.brokers.leader(STREAM)
     begin()
     place.brokers.in_sync(STREAM, 3)
     took_s = time.monotonic() - begun_s
+    [copy] = {*place.brokers.brokers} - {*before["replicas"]}
+    size = sum(file.stat().st_size for file in _segments(place, copy))
     return {"mb_s": size / took_s / 1e6, "seconds": took_s, "mb": size / 1e6, "lost": max(0, stored - place.stored())}
+
+
+def _segments(place: LiftlogCluster, broker: str) -> list[Path]:
+    return sorted((place.brokers.brokers[broker].folder / "data" / "streams" / STREAM).rglob("*.arrows"))
+
+
+def _copied_file(file: Path, to: Path) -> int:
+    """Copy it and have it on the disk. Returns its size."""
+    shutil.copyfile(file, to)
+    with to.open("rb") as copy:
+        os.fsync(copy.fileno())
+    size = to.stat().st_size
+    to.unlink()
+    return size
 
 
 def _paced(place: LiftlogCluster, rate: float, seconds: float) -> Acked:
