@@ -47,6 +47,10 @@ class Admission:
         self._heads, self._is_final, self.is_waiting = heads, is_final, False
         self._rows_max, self._is_bounded = rows_max, is_bounded
 
+    def renewed(self, heads: Heads) -> None:
+        """The same trigger has newer heads."""
+        self._heads = heads
+
     def share(self, backlogs: Mapping[Key, int]) -> dict[Key, int]:
         """Records to take per partition; none if the batch is put off."""
         options, total = self._options, sum(backlogs.values())

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from broker.api.errors import InvalidSetting
+from broker.api.errors import InvalidSetting, StaleIncarnation
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import SourceOptions
 from spark_liftlog.reading.advance import Heads
-from spark_liftlog.reading.cluster import Cluster
+from spark_liftlog.reading.cluster import ANY, Cluster
 from spark_liftlog.reading.offsets import Key
 from spark_liftlog.reading.plan import Range, plan
 from spark_liftlog.reading.positions import keys_of, resolve_where
@@ -79,12 +79,29 @@ class LiftlogReader(DataSourceReader):
             _, found = cluster.heads_now(options.selection.watched)
             return options.selection.of(found)
 
-        heads = cluster.whole(now(), now)
-        keys = keys_of(cluster, options.selection, heads)
-        starts, ends = (
-            resolve_where(cluster, keys, where, option=name, fail_on_data_loss=options.fail_on_data_loss)
-            for name, where in (("startingOffsets", options.starting), ("endingOffsets", options.ending))
-        )
+        def whole() -> Heads:
+            return cluster.whole(now(), now)
+
+        settling = cluster.settling()
+        while True:
+            keys, heads = keys_of(cluster, options.selection, whole(), whole)
+            known, there = heads.incarnations, dict.fromkeys(heads.incarnations, ANY)
+            starts, ends = (
+                resolve_where(
+                    cluster, keys, where, option=name, fail_on_data_loss=options.fail_on_data_loss, known=there
+                )
+                for name, where in (("startingOffsets", options.starting), ("endingOffsets", options.ending))
+            )
+            found = [(key[0], one.incarnation) for side in (starts, ends) for key, one in side.items()]
+            others = [(stream, incarnation) for stream, incarnation in found if incarnation != known[stream]]
+            if not others:
+                break
+            if not settling.again():
+                raise StaleIncarnation(
+                    f"stream {others[0][0]!r} was deleted and re-created while it was planned; call load() again",
+                    stream=others[0][0],
+                    incarnation=others[0][1],
+                )
         ranges = []
         for key, start in starts.items():
             begin, end = start.position.offset, ends[key].position.offset

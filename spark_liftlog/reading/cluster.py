@@ -10,6 +10,7 @@ Q1  `heads_now` and `resolve` are repeated until their deadline: a broker that i
     within it is a pause. `watch` and `commit` are asked once; their callers are threads that go on.
 Q2  A broker that does not know where a partition ends says so. Whoever plans from heads asks for `whole` ones: a read
     without that partition would be taken for all there is, and a query meet it later as one that was added.
+Q3  What contradicts what the caller knows (`known`) is asked again for as long as a broker may be behind (settling.py).
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from broker.client.http.patience import Patience
 from broker.client.positions import Position as ClientPosition
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.offsets import Key, Position
+from spark_liftlog.reading.settling import AGAIN_S, Settling
 
 FIRST_DEADLINE_S: Final = 30.0
 """Patience with brokers that never answered: more likely a wrong address than a restart."""
 DEADLINE_S: Final = 120.0
 """Patience with brokers that did answer before."""
 TIMEOUT_S: Final = 10.0
-AGAIN_S: Final = 0.1
+ANY: Final = ""
+"""In the place of an incarnation: the caller compares it himself, with newer heads if need be."""
 
 At: TypeAlias = str | Mapping[str, int]
 """`earliest`, `latest`, `{"offset": n}`, `{"timestamp_us": t}` (the first record that is not older) or `{"epoch": e}`
@@ -130,21 +133,33 @@ class Cluster:
             heads = again()
         return heads
 
-    def resolve(self, positions: Sequence[tuple[Key, At]]) -> list[Resolved]:
+    def settling(self) -> Settling:
+        """For one contradiction (Q3)."""
+        return Settling(self._brokers)
+
+    def resolve(self, positions: Sequence[tuple[Key, At]], *, known: Mapping[str, str] | None = None) -> list[Resolved]:
         """Resolve positions in one call, in their order; those that cannot be told now are asked again for a while.
 
+        Args:
+            known: Streams that are there, as far as the caller knows, and their incarnations (Q3), or ANY.
         Raises:
             Retryable: nobody answered in time; Unavailable in general.
         """
         found = self._resolve(positions)
         patience = Patience(self._deadline_s, what="resolving positions", outages=self._brokers.outages)
-        while again := [n for n, one in enumerate(found) if isinstance(one.error, Retryable)]:
-            error = found[again[0]].error
-            assert error is not None, "chosen so"
-            patience.pause(error)
+        settling = self.settling()
+        while True:
+            again = [n for n, one in enumerate(found) if isinstance(one.error, Retryable)]
+            if again:
+                error = found[again[0]].error
+                assert error is not None, "chosen so"
+                patience.pause(error)
+            else:
+                again = [n for n, one in enumerate(found) if _contradicts(one, positions[n][0][0], known or {})]
+                if not again or not settling.again():
+                    return found
             for number, one in zip(again, self._resolve([positions[n] for n in again]), strict=True):
                 found[number] = one
-        return found
 
     def _resolve(self, positions: Sequence[tuple[Key, At]]) -> list[Resolved]:
         asked = [ClientPosition(stream, partition, at) for (stream, partition), at in positions]
@@ -180,6 +195,14 @@ class Cluster:
 
     def _client(self, deadline_s: float) -> Client:
         return Client(self._brokers, timeout_s=TIMEOUT_S, deadline_s=deadline_s)
+
+
+def _contradicts(found: Resolved, stream: str, known: Mapping[str, str]) -> bool:
+    if stream not in known:
+        return False
+    if found.error is not None and not found.incarnation:
+        return isinstance(found.error, UnknownStream | UnknownPartition)
+    return known[stream] not in (ANY, found.incarnation)
 
 
 def _resolved(found: answers.Resolved) -> Resolved:

@@ -10,6 +10,8 @@ S3  A broker that is away is waited for; what is lost is named, or with failOnDa
 S4  Before a position is used for the first time, and again when the leader or the incarnation has
     changed, the epoch of the record before it is compared with the log's: a tail that was lost and
     written anew has the same offsets but another epoch.
+S5  That a stream is another one, or gone, is believed once it was said for longer than a broker may be behind
+    (settling.py). Until then nothing is planned, and the query stays in the incarnation where it is.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from spark_liftlog.progress.query_lag import report
 from spark_liftlog.reading import advance
 from spark_liftlog.reading.admission import Admission
 from spark_liftlog.reading.advance import Head, Heads, Loss
-from spark_liftlog.reading.cluster import DEADLINE_S, At, Cluster, Resolved
+from spark_liftlog.reading.cluster import ANY, DEADLINE_S, At, Cluster, Resolved
 from spark_liftlog.reading.heads import HeadWatch
 from spark_liftlog.reading.offsets import Decoder, Key, Offset, Position, encode, starting_point
 from spark_liftlog.reading.plan import Range
@@ -70,6 +72,7 @@ class StreamDriver:
         self._ends: Mapping[Key, int] = {}
         self._idle: tuple[Any, Heads] | None = None
         self._warned: set[str] = set()
+        self._believed: set[Key | tuple[str, str | None]] = set()  # S5: what contradicts a position, and was settled
         self._claimed: socket | None = None
 
     def claim(self) -> None:
@@ -109,6 +112,7 @@ class StreamDriver:
             if self._idle is not None and self._idle[0] == start_value and self._idle[1] is heads:
                 return start_value  # and what is before it was told to be done then
             self.done(start_value)
+            heads = self._settled(start, heads)
             found = self._next(start, heads)
             if found is None:
                 if not self._admission.is_waiting:
@@ -159,24 +163,68 @@ class StreamDriver:
     def _whole(self, heads: Heads) -> Heads:
         return self._cluster.whole(heads, self._watch.fresh) if heads.unknown else heads
 
+    def _again(self) -> Heads:
+        """Newer heads, for this trigger too."""
+        heads = self._whole(self._watch.fresh())
+        if self._frozen is not None:
+            self._frozen = heads
+        self._admission.renewed(heads)
+        return heads
+
+    def _settled(self, start: Offset, heads: Heads) -> Heads:
+        """Heads that agree with the position, or go on contradicting it (S5)."""
+        settling = self._cluster.settling()
+        while doubts := self._doubts(start, heads):
+            self._believed &= doubts
+            if doubts == self._believed:
+                return heads
+            if not settling.again():
+                break
+            heads = self._again()
+        self._believed = doubts
+        return heads
+
+    def _doubts(self, start: Offset, heads: Heads) -> set[Key | tuple[str, str | None]]:
+        """Streams that are another one now, or none, with its incarnation; partitions that are not there."""
+        selection = self._options.selection
+        streams = {
+            (stream, now)
+            for stream, known in start.incarnations.items()
+            if (now := heads.incarnations.get(stream)) != known and selection.has(stream)
+        }
+        gone = start.positions.keys() - heads.partitions.keys() - heads.unknown
+        others = {stream for stream, _ in streams}
+        return streams | {
+            key for key in gone if selection.has(key[0]) and selection.takes(key) and key[0] not in others
+        }
+
     def _first(self, start_value: dict[str, Any], heads: Heads) -> Offset | None:
         """The first end of a query: it says itself where its batch begins (S1). None: there is no stream yet."""
         options = self._options
         where = starting_point(start_value)
         if where == "committed":
             return self._committed(heads)
-        resolved = resolve_where(
-            self._cluster,
-            keys_of(self._cluster, options.selection, heads),
-            where,
-            option="startingOffsets",
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
-        if not resolved:
-            return None
-        for key, found in resolved.items():
-            if found.incarnation != (known := heads.incarnations[key[0]]):
-                raise advance.recreated(key[0], known, found.incarnation, found.head.log_start_offset)
+        settling = self._cluster.settling()
+        while True:
+            keys, heads = keys_of(self._cluster, options.selection, heads, self._again)
+            resolved = resolve_where(
+                self._cluster,
+                keys,
+                where,
+                option="startingOffsets",
+                fail_on_data_loss=options.fail_on_data_loss,
+                known=dict.fromkeys(heads.incarnations, ANY),
+            )
+            if not resolved:
+                return None
+            differs = [key for key, found in resolved.items() if found.incarnation != heads.incarnations[key[0]]]
+            if not differs:
+                break
+            if not settling.again():
+                (stream, _), found = differs[0], resolved[differs[0]]
+                known = heads.incarnations[stream]
+                raise advance.recreated(stream, known, found.incarnation, found.head.log_start_offset)
+            heads = self._again()
         first = Offset(
             consumer=self._consumer,
             incarnations=heads.incarnations,
@@ -196,7 +244,7 @@ class StreamDriver:
             UnknownConsumer: nothing was published for a stream that is read.
         """
         selection = self._options.selection
-        keys_of(self._cluster, selection, heads)
+        _, heads = keys_of(self._cluster, selection, heads, self._again)
         consumer = self._consumer
         with suppress(UnknownConsumer):
             found = [
@@ -210,6 +258,7 @@ class StreamDriver:
                     incarnations={p.stream: p.incarnation or heads.incarnations[p.stream] for p in found},
                     positions={(p.stream, p.partition): Position(p.offset, p.leader_epoch) for p in found},
                 )
+                heads = self._settled(start, heads)
                 resume, held = self._survived(start, heads)
                 base = {key: at.offset for key, at in start.positions.items() if key not in held} | resume
                 it = advance.step(start, heads, base, limit=None, held=held, share=self._admission.share)
@@ -247,19 +296,25 @@ class StreamDriver:
             where,
             option="startingOffsets",
             fail_on_data_loss=self._options.fail_on_data_loss,
+            known=heads.incarnations,
         )
-        return {key: one.position.offset for key, one in found.items()}
+        others = {key[0] for key, one in found.items() if one.incarnation != heads.incarnations[key[0]]}
+        return {
+            key: one.position.offset for key, one in found.items() if key[0] not in others
+        }  # later, with newer heads
 
     def _finish(self, it: advance.Step, heads: Heads) -> Offset:
         asked: list[tuple[Key, At]] = [
             (key, {"offset": end}) for key, end in sorted(advance.unknown_epochs(it, heads).items())
         ]
-        answers = self._cluster.resolve(asked)
+        answers = self._cluster.resolve(asked, known=it.incarnations)
         for answer in answers:
             if isinstance(answer.error, Retryable):
                 raise answer.error  # "unknown" would switch the comparison off for good
         epochs = {
-            key: -1 if answer.error is not None else answer.position.leader_epoch
+            key: -1
+            if answer.error is not None or answer.incarnation != it.incarnations[key[0]]
+            else answer.position.leader_epoch
             for (key, _), answer in zip(asked, answers, strict=True)
         }
         for key in it.ends:  # derived from this very leader's log
@@ -306,8 +361,10 @@ class StreamDriver:
         began = time.monotonic()
         keys = sorted(suspects)
         asked: list[tuple[Key, At]] = [(key, {"offset": suspects[key]}) for key in keys]
+        settled = {stream for stream, _ in self._believed}
+        known = {stream: found for stream, found in start.incarnations.items() if stream not in settled}
         while True:
-            answers = dict(zip(keys, self._cluster.resolve(asked), strict=True))
+            answers = dict(zip(keys, self._cluster.resolve(asked, known=known), strict=True))
             is_away = any(isinstance(found.error, Retryable) for found in answers.values())
             is_behind = any(
                 found.incarnation and found.head.high_watermark < suspects[key] for key, found in answers.items()
@@ -341,27 +398,28 @@ class StreamDriver:
         if head.log_start_offset > at.offset:
             return Loss(advance.expired(key, at.offset, head), head.log_start_offset)
         if head.high_watermark < at.offset:
-            resume = self._parting(key, at.leader_epoch, head.high_watermark, head)
+            resume = self._parting(key, known, at.leader_epoch, head.high_watermark, head)
             return Loss(advance.truncated(key, at.offset, resume, head), resume)
         epoch = found.position.leader_epoch
         # At the log's start the record before is gone, and its epoch perhaps with it.
         if at.offset > head.log_start_offset and -1 not in (epoch, at.leader_epoch) and epoch != at.leader_epoch:
-            resume = self._parting(key, at.leader_epoch, at.offset, head)
+            resume = self._parting(key, known, at.leader_epoch, at.offset, head)
             return Loss(advance.truncated(key, at.offset, resume, head), resume)
         return None
 
-    def _parting(self, key: Key, epoch: int, offset: int, head: Head) -> int:
+    def _parting(self, key: Key, incarnation: str, epoch: int, offset: int, head: Head) -> int:
         """Up to where the log is still the one that was read."""
         if epoch >= 0:
-            (found,) = self._cluster.resolve([(key, {"epoch": epoch})])
-            if found.error is None:
+            (found,) = self._cluster.resolve([(key, {"epoch": epoch})], known={key[0]: incarnation})
+            if found.error is None and found.incarnation == incarnation:
                 offset = min(offset, found.position.offset)
         return min(max(offset, head.log_start_offset), head.high_watermark)
 
     def _available(self, end: Offset, key: Key, begin: int, stop: int) -> Range | None:
         """The range as far as the log has it; None: nothing of it. A loss raises or is survived."""
         stream, partition = key
-        known, heads = end.incarnations[stream], self._heads_with(key)
+        known = end.incarnations[stream]
+        heads = self._heads_with(key, known)
         head = None if heads is None else heads.partitions[key]
         if heads is None or head is None:
             self._lost(Loss(advance.deleted(stream), None))
@@ -394,24 +452,35 @@ class StreamDriver:
         if r.end != at.offset or -1 in (epoch, at.leader_epoch) or epoch == at.leader_epoch:
             return r
         head = self._watch.current().partitions.get(key) or Head(r.start, r.end, epoch)
-        resume = self._parting(key, at.leader_epoch, r.end, head)
+        resume = self._parting(key, r.incarnation, at.leader_epoch, r.end, head)
         self._lost(Loss(advance.truncated(key, r.end, resume, head), resume))
         return replace(r, end=resume) if resume > r.start else None
 
-    def _heads_with(self, key: Key) -> Heads | None:
-        """Heads that tell of the partition, waited for while it is unavailable; None: it does not exist (any more)."""
+    def _heads_with(self, key: Key, known: str) -> Heads | None:
+        """Heads that tell of the partition, waited for while it is unavailable; None: it does not exist (any more).
+
+        Args:
+            known: The incarnation that is meant. The heads have it, unless the stream is another one (S5).
+        """
         if not (self._options.selection.has(key[0]) and self._options.selection.takes(key)):
             _, heads = self._cluster.heads_now([key[0]])  # of a batch that was planned when it was still selected
             return heads if key in heads.partitions else None
         began = time.monotonic()
-        heads = self._watch.current()
-        while key not in heads.partitions:
-            (found,) = self._cluster.resolve([(key, "earliest")])
-            if isinstance(found.error, UnknownStream | UnknownPartition):
-                return None
-            if time.monotonic() - began > DEADLINE_S:
-                raise found.error or NotReady(f"stream {key[0]!r} is there, but nobody leads partition {key[1]}")
-            time.sleep(0.1)
+        heads, settling = self._watch.current(), self._cluster.settling()
+        while (now := heads.incarnations.get(key[0])) != known or key not in heads.partitions:
+            if key in heads.partitions:
+                if (key[0], now) in self._believed or not settling.again():
+                    self._believed.add((key[0], now))
+                    return heads
+            else:
+                unsure = {} if (key[0], None) in self._believed else {key[0]: known}
+                (found,) = self._cluster.resolve([(key, "earliest")], known=unsure)
+                if isinstance(found.error, UnknownStream | UnknownPartition):
+                    self._believed |= {(key[0], None)} if isinstance(found.error, UnknownStream) else set()
+                    return None
+                if time.monotonic() - began > DEADLINE_S:
+                    raise found.error or NotReady(f"stream {key[0]!r} is there, but nobody leads partition {key[1]}")
+                time.sleep(0.1)
             heads = self._watch.fresh()
         return heads
 

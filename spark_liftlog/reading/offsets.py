@@ -202,7 +202,7 @@ def _items(value: Any, found: Any) -> list[tuple[str, Any]]:
 
 
 def _partition(value: Any, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 6):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 6 and text == str(int(text))):  # one spelling for each
         raise _bad(value, f"{text!r} is no partition")
     return int(text)
 

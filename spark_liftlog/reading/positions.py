@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from broker.api.errors import InvalidSetting, NotReady, OffsetOutOfRange
@@ -17,33 +17,43 @@ from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, W
 log = logging.getLogger("spark_liftlog")
 
 
-def keys_of(cluster: Cluster, selection: Selection, heads: Heads) -> list[Key]:
-    """The partitions that are read, in order.
+def keys_of(
+    cluster: Cluster, selection: Selection, heads: Heads, again: Callable[[], Heads]
+) -> tuple[list[Key], Heads]:
+    """The partitions that are read, in order, and heads that have them.
 
+    Args:
+        again: Newer heads. Brokers differ for a moment after a stream was made.
     Raises:
         UnknownStream: a stream that is named does not exist.
         UnknownPartition: a partition that is named does not.
         Retryable: it does, but cannot be read at present.
     """
-    for stream in selection.names:
-        if stream not in heads.incarnations:
-            (found,) = cluster.resolve([((stream, 0), "earliest")])
-            raise found.error or NotReady(f"stream {stream!r} was created a moment ago", stream=stream)
-    for stream, numbers in sorted((selection.partitions or {}).items()):
-        for number in sorted(numbers):
-            if (stream, number) not in heads.partitions:
-                (found,) = cluster.resolve([((stream, number), "earliest")])
-                raise found.error or NotReady(f"partition {number} of stream {stream!r} was created a moment ago")
-    return sorted(heads.partitions)
+    settling = cluster.settling()
+    while (key := selection.lacking(heads)) is not None:
+        (found,) = cluster.resolve([(key, "earliest")], known=heads.incarnations)
+        if found.error is not None:
+            raise found.error
+        if not settling.again():
+            raise NotReady(f"stream {key[0]!r} partition {key[1]} was created a moment ago", stream=key[0])
+        heads = again()
+    return sorted(heads.partitions), heads
 
 
 def resolve_where(
-    cluster: Cluster, keys: Sequence[Key], where: Where, *, option: str, fail_on_data_loss: bool
+    cluster: Cluster,
+    keys: Sequence[Key],
+    where: Where,
+    *,
+    option: str,
+    fail_on_data_loss: bool,
+    known: Mapping[str, str],
 ) -> dict[Key, Resolved]:
     """The positions that an option stands for, for every partition that is read.
 
     Args:
         option: `startingOffsets` or `endingOffsets`, for errors.
+        known: The streams' incarnations, as `Cluster.resolve` has them.
         fail_on_data_loss: False: an offset out of range becomes the nearest valid one, with a warning.
     Raises:
         UnknownStream: there is no such stream.
@@ -52,7 +62,7 @@ def resolve_where(
     """
     asked = [(key, at) for key, at in zip(keys, _asked(keys, where, option), strict=True)]
     found: dict[Key, Resolved] = {}
-    for (key, wanted), resolved in zip(asked, cluster.resolve(asked), strict=True):
+    for (key, wanted), resolved in zip(asked, cluster.resolve(asked, known=known), strict=True):
         if not isinstance(wanted, str) and "offset" in wanted:
             found[key] = _within(key, wanted["offset"], resolved, option, fail_on_data_loss)
             continue
@@ -141,13 +151,15 @@ def weighed(cluster: Cluster, ranges: Sequence[Range]) -> tuple[list[Range], dic
     for r in full:
         key = (r.stream, r.partition)
         asked += [(key, {"offset": r.start}), (key, {"offset": r.end})]
-    answers = cluster.resolve(asked)
+    answers = cluster.resolve(asked, known={r.stream: r.incarnation for r in full})
     sized = [
         replace(r, byte_count=max(0, start.bytes_ahead - end.bytes_ahead))
         for r, start, end in zip(full, answers[::2], answers[1::2], strict=True)
     ]
     epochs = {
-        (r.stream, r.partition): -1 if end.error is not None else end.position.leader_epoch
+        (r.stream, r.partition): -1
+        if end.error is not None or end.incarnation != r.incarnation  # the task says what is wrong
+        else end.position.leader_epoch
         for r, end in zip(full, answers[1::2], strict=True)
     }
     return sized, epochs

@@ -49,6 +49,14 @@ class Selection:
         unknown = frozenset(key for key in heads.unknown if key[0] in incarnations and self.takes(key))
         return Heads(incarnations=incarnations, partitions=partitions, unknown=unknown)
 
+    def lacking(self, heads: Heads) -> Key | None:
+        """The first partition of what is named that the heads do not have; of a stream that is not in them, 0."""
+        for stream in self.names:
+            if stream not in heads.incarnations:
+                return stream, 0
+        named = {(stream, number) for stream, numbers in (self.partitions or {}).items() for number in numbers}
+        return min(named - heads.partitions.keys(), default=None)
+
     def __str__(self) -> str:
         return f"pattern {self.pattern!r}" if self.pattern is not None else ", ".join(map(repr, self.names))
 

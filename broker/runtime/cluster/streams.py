@@ -5,7 +5,8 @@
 
 U1  A partition that this broker leads by the catalog, and does not serve yet or any more, is not ready. One that
     another broker leads is that broker's. Both are retriable, and neither says that the partition is gone.
-U2  That a stream is not there is said only by a broker that has a session: the catalog of another one may be old.
+U2  That a stream or partition is not there is said only by a broker that has a session: the catalog of another one may
+    be old.
 U3  The catalog is read a value at a time: another thread applies commands meanwhile.
 """
 
@@ -75,6 +76,7 @@ class PlacedStreams:
         """
         info, count = self.info(stream), self.info(stream).settings.partitions
         if not 0 <= partition < count:
+            self.check_session()
             raise UnknownPartition(
                 f"stream {stream!r} has no partition {partition}, it has {count}",
                 stream=stream,

@@ -140,6 +140,13 @@ def test_any_json_gives_an_offset_or_a_named_error(value: Any) -> None:
         {"v": 1, "consumer": "c", "streams": {"s": {"incarnation": "i", "partitions": {"0": [-1, 1]}}}},
         {"v": 1, "consumer": "c", "streams": {"s": {"incarnation": "i", "partitions": {"x": [1, 1]}}}},
         {"v": 1, "consumer": "c", "streams": {}, "base": {"s": {"0": 1}}},
+        {"v": 1, "consumer": "c", "streams": {"s": {"incarnation": "i", "partitions": {"0": [1, 1], "00": [5, 1]}}}},
+        {
+            "v": 1,
+            "consumer": "c",
+            "streams": {"s": {"incarnation": "i", "partitions": {"1": [1, 1]}}},
+            "base": {"s": {"01": 0}},
+        },
     ],
 )
 def test_what_this_source_did_not_write_is_refused(value: Any) -> None:
@@ -147,7 +154,9 @@ def test_what_this_source_did_not_write_is_refused(value: Any) -> None:
         decode(value)
 
 
-@pytest.mark.parametrize("start", [None, 7, "newest", [], {"orders": {"0": "x"}}, {"orders": 7}])
+@pytest.mark.parametrize(
+    "start", [None, 7, "newest", [], {"orders": {"0": "x"}}, {"orders": 7}, {"orders": {"0": 1, "00": 2}}]
+)
 def test_a_symbolic_offset_of_another_form_is_refused(start: Any) -> None:
     with pytest.raises(BadOffset):
         starting_point({"v": 1, "start": start})

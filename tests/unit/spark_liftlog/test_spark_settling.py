@@ -1,0 +1,254 @@
+"""Brokers that are behind: D1 and D2 of settling.py, S5 of driver.py, T3 of task.py.
+
+Method: a cluster whose answers are played: each is given once, the last one for ever. Nothing depends on time but how
+long a contradiction that stays is asked about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.api.errors import LiftlogError, StaleIncarnation, UnknownPartition, UnknownStream
+from broker.client.http.interrupt import Interrupt
+from spark_liftlog.options import source_options
+from spark_liftlog.reading import batch_reader, cluster, driver, settling, task
+from spark_liftlog.reading.advance import Head, Heads
+from spark_liftlog.reading.batch_reader import LiftlogReader
+from spark_liftlog.reading.cluster import Cluster, Resolved
+from spark_liftlog.reading.driver import StreamDriver
+from spark_liftlog.reading.offsets import Key, Offset, Position, decode, encode
+from spark_liftlog.reading.plan import Range
+from spark_liftlog.reading.refresh import Opening
+from spark_liftlog.schema import ROW
+
+AT = 10
+"""Where the query stands, in partition 0 of incarnation `new`."""
+
+
+def view(incarnation: str | None, *ends: int) -> Heads:
+    """What a broker says of stream `s`; None: it has none."""
+    if incarnation is None:
+        return Heads(incarnations={}, partitions={})
+    partitions = {("s", number): Head(0, end, 1, "a:1") for number, end in enumerate(ends)}
+    return Heads(incarnations={"s": incarnation}, partitions=partitions)
+
+
+def said(incarnation: str | None, end: int = 0, error: LiftlogError | None = None) -> Resolved:
+    """An answer about a position: its offset is the end, unless another one was asked for."""
+    return Resolved(
+        position=Position(end, 1),
+        incarnation=incarnation or "",
+        head=Head(0, end, -1),
+        bytes_ahead=0,
+        error=error,
+    )
+
+
+GONE = said(None, error=UnknownStream("no stream 's'", stream="s"))
+FEWER = said(None, error=UnknownPartition("no partition 1", stream="s", partition=1))
+
+
+class Played(Cluster):
+    """Stands for brokers. `views` and `answers` are played; `asked` counts views."""
+
+    brokers = "a:1,b:2"
+    views: Sequence[Heads] = ()
+    answers: Sequence[Resolved] = ()
+
+    def __init__(self, brokers: Any) -> None:
+        super().__init__(self.brokers)
+        self.asked = 0
+        self._answered = 0
+
+    def _watch(self, query: dict[str, Any], deadline_s: float, interrupt: Interrupt | None) -> tuple[int, Heads]:
+        if interrupt is not None:  # the thread of a watch, which has nothing new
+            interrupt.pause(60)
+        self.asked += interrupt is None
+        return 1, self.views[max(0, min(self.asked, len(self.views)) - 1)]
+
+    def _resolve(self, positions: Any) -> list[Resolved]:
+        found = []
+        for _, at in positions:
+            one = self.answers[min(self._answered, len(self.answers) - 1)]
+            self._answered += 1
+            is_offset = isinstance(at, dict) and "offset" in at and one.error is None
+            found.append(replace(one, position=Position(at["offset"], 1)) if is_offset else one)
+        return found
+
+
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    monkeypatch.setattr(settling, "AGAIN_S", 0.0)
+    for module in (driver, task, batch_reader):
+        monkeypatch.setattr(module, "Cluster", Played)
+
+    def played(views: Sequence[Heads], answers: Sequence[Resolved], *, brokers: str = "a:1,b:2") -> None:
+        for name, value in (("views", views), ("answers", answers), ("brokers", brokers)):
+            monkeypatch.setattr(Played, name, value)
+
+    return played
+
+
+@contextlib.contextmanager
+def query(**options: str) -> Iterator[StreamDriver]:
+    given = {"brokers": "a:1,b:2", "stream": "s", "startingOffsets": "earliest", "commitOffsets": "false", **options}
+    made = StreamDriver(source_options(given, "stream"))
+    yield made
+    made.close()
+
+
+def start(*offsets: int) -> dict[str, Any]:
+    positions = {("s", number): Position(offset, 1) for number, offset in enumerate(offsets or (AT,))}
+    return encode(Offset(consumer="c", incarnations={"s": "new"}, positions=positions))
+
+
+def position(value: dict[str, Any], key: Key = ("s", 0)) -> tuple[str, int]:
+    offset = decode(value)
+    assert offset is not None
+    return offset.incarnations[key[0]], offset.positions[key].offset
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("behind", [view("old", 7), view("old", 99), view(None)])
+def test_a_view_of_before_the_stream_was_made_anew_is_no_verdict(play: Play, fail: str, behind: Heads) -> None:
+    """S5: not a loss, and above all no way back to records of the former stream."""
+    play([behind, behind, view("new", AT + 2)], [said("new", AT + 2)])
+    with query(failOnDataLoss=fail) as it:
+        assert position(it.latest(start())) == ("new", AT + 2)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("behind", [said("old", 7), said("old", 99), GONE])
+def test_an_answer_about_positions_may_be_behind_as_well(play: Play, fail: str, behind: Resolved) -> None:
+    play([view("new", AT + 2)], [behind, behind, said("new", AT + 2)])
+    with query(failOnDataLoss=fail) as it:
+        assert position(it.latest(start())) == ("new", AT + 2)
+
+
+def test_a_partition_that_one_broker_does_not_know_yet_is_not_gone(play: Play) -> None:
+    play([view("new", AT), view("new", AT, AT + 5)], [FEWER, FEWER, said("new", AT + 5)])
+    with query() as it:
+        assert position(it.latest(start(AT, 3)), ("s", 1)) == ("new", AT + 5)
+
+
+def test_a_batch_that_is_planned_waits_for_the_view_too(play: Play) -> None:
+    play([view("old", 99), view(None), view("new", AT + 2)], [GONE, said("new", AT + 2)])
+    with query() as it:
+        ranges = it.ranges(start(), start(AT + 2))
+        assert [(r.incarnation, r.start, r.end) for r in ranges] == [("new", AT, AT + 2)]
+
+
+def test_a_query_begins_in_one_incarnation(play: Play) -> None:
+    """Heads of the former stream, positions of the new one: neither is mixed with the other."""
+    play([view("old", 99), view("new", 5)], [said("new", 5)])
+    with query(startingOffsets="latest") as it:
+        it._watch.fresh()
+        assert position(it.latest({"v": 1, "start": "latest"})) == ("new", 5)
+
+
+def test_a_batch_read_is_planned_in_one_incarnation(play: Play) -> None:
+    play([view("old", 99), view("new", 5)], [said("new", 5)])
+    reader = LiftlogReader(source_options({"stream": "s"}, "batch"), ROW)
+    assert [(r.incarnation, r.end) for each in reader.partitions() for r in each.value] == [("new", 5)]
+
+
+def test_a_stream_that_was_made_a_moment_ago_is_waited_for(play: Play) -> None:
+    play([view(None), view(None), view("new", 5)], [said("new", 5)])
+    reader = LiftlogReader(source_options({"stream": "s"}, "batch"), ROW)
+    assert [r.end for each in reader.partitions() for r in each.value] == [5]
+
+
+@pytest.mark.parametrize("now, answer", [(view("newer", 3), said("newer", 3)), (view(None), GONE)])
+def test_what_is_said_for_longer_than_a_broker_may_be_behind_is_believed(
+    play: Play, monkeypatch: pytest.MonkeyPatch, now: Heads, answer: Resolved
+) -> None:
+    """D1; and once it is, no further trigger waits for it."""
+    monkeypatch.setattr(settling, "SETTLE_S", 0.05)
+    play([now], [answer])
+    with query() as it, pytest.raises((StaleIncarnation, UnknownStream), match="deleted"):
+        it.latest(start())
+    with query(failOnDataLoss="false") as it:
+        assert isinstance(it._cluster, Played)
+        found = it.latest(start())
+        asked, waits = it._cluster.asked, []
+        assert asked > 1
+        monkeypatch.setattr(Interrupt, "pause", lambda self, seconds: waits.append(seconds))
+        it._idle = None
+        assert it.latest(found) == found
+        assert (it._cluster.asked, waits) == (asked, [])
+
+
+def test_a_broker_that_is_alone_is_believed_at_once(play: Play) -> None:
+    """D2."""
+    play([view("newer", 3)], [said("newer", 3)], brokers="a:1")
+    with query() as it:
+        assert isinstance(it._cluster, Played)
+        with pytest.raises(StaleIncarnation):
+            it.latest(start())
+        assert it._cluster.asked == 1
+
+
+class Fetch:
+    """Stands for the records of a range: the errors first, then one row for each offset that is asked for."""
+
+    errors: list[LiftlogError]
+    from_: list[int]
+
+    def __init__(self, reader: Any, stream: str, partition: int, at: int, **options: Any) -> None:
+        self.position, self.has_gaps = at, False
+        self.from_.append(at)
+
+    def until(self, end: int, take: Any, memory: Any) -> Iterator[Any]:
+        self.position += 1
+        yield from ()
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+class Gathered:
+    """Stands for rows that are gathered."""
+
+    memory = add = None
+
+    def rest(self) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.mark.parametrize("error", [StaleIncarnation("old"), UnknownStream("none"), UnknownPartition("none")])
+def test_a_task_asks_again_before_it_takes_a_stream_for_another_one(
+    play: Play, monkeypatch: pytest.MonkeyPatch, error: LiftlogError
+) -> None:
+    """T3, from where it stands."""
+    monkeypatch.setattr(task, "PartitionFetch", Fetch)
+    monkeypatch.setattr(Fetch, "errors", [error, error], raising=False)
+    monkeypatch.setattr(Fetch, "from_", [], raising=False)
+    wanted = Range(stream="s", partition=0, incarnation="new", start=AT, end=AT + 9)
+    assert list(task._records(wanted, Gathered(), "a:1,b:2", None, True, Interrupt())) == []  # type: ignore[arg-type]
+    assert Fetch.from_ == [AT, AT + 1, AT + 2]
+    monkeypatch.setattr(settling, "SETTLE_S", 0.0)
+    monkeypatch.setattr(Fetch, "errors", [error])
+    with pytest.raises(type(error)):
+        list(task._records(wanted, Gathered(), "a:1,b:2", None, True, Interrupt()))  # type: ignore[arg-type]
+
+
+def test_a_frame_that_is_read_again_asks_again_before_its_stream_is_another_one(play: Play) -> None:
+    play([view("old", 99), view(None), view("new", AT + 2)], [GONE])
+    wanted = Range(stream="s", partition=0, incarnation="new", start=0, end=AT, is_open=True)
+    planned = task.TaskRanges([wanted], Opening(always=True, from_earliest=True, added={}))
+    assert [(r.start, r.end) for r in task._now(planned, "a:1,b:2")] == [(0, AT + 2)]
+
+
+def test_the_time_that_is_settled_for_is_longer_than_a_session() -> None:
+    """What D1 rests on."""
+    from broker.metadata.session import SESSION_MS
+
+    assert settling.SETTLE_S * 1000 >= 1.5 * SESSION_MS
+    assert cluster.AGAIN_S == settling.AGAIN_S
