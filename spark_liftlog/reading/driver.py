@@ -71,6 +71,7 @@ class StreamDriver:
         self._verified: dict[Key, tuple[str, int]] = {}
         self._ends: Mapping[Key, int] = {}
         self._idle: tuple[Any, Heads] | None = None
+        self._reported: tuple[Mapping[Key, int], Heads, dict[str, Any]] | None = None
         self._warned: set[str] = set()
         self._believed: set[Key | tuple[str, str | None]] = set()  # S5: what contradicts a position, and was settled
         self._claimed: socket | None = None
@@ -150,7 +151,10 @@ class StreamDriver:
         if not self._ends:
             return None
         heads = self._watch.current()
-        return report(self._ends, {key: head.high_watermark for key, head in heads.partitions.items()})
+        if self._reported is None or self._reported[0] is not self._ends or self._reported[1] is not heads:
+            found = report(self._ends, {key: head.high_watermark for key, head in heads.partitions.items()})
+            self._reported = (self._ends, heads, found)
+        return self._reported[2]
 
     def close(self) -> None:
         """Publish what was learned, shortly, and end the threads. Idempotent."""
