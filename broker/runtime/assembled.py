@@ -252,6 +252,9 @@ class Assembled:
     async def look_for(self, stream: str) -> None:
         """Return when this broker knows of a stream, if the cluster does. Alone, it knows all."""
 
+    def check_session(self) -> None:
+        """As `Backend.check_session`. Alone, it knows all."""
+
     async def controller(self) -> str | None:
         """The id of the broker that decides about streams: this one, where it is alone."""
         return self.broker_id

@@ -200,6 +200,9 @@ class LogBackend:
     async def look_for(self, stream: str) -> None:
         pass
 
+    def check_session(self) -> None:
+        pass
+
     async def controller(self) -> str | None:
         return self.broker_id
 

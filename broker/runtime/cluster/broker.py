@@ -247,6 +247,10 @@ class ClusterBroker(Assembled):
                 with suppress(LiftlogError):
                     await asyncio.to_thread(self._plane.service.read, timeout_s=LOOK_S)
 
+    def check_session(self) -> None:
+        """As `PlacedStreams.check_session`."""
+        self._streams.check_session()
+
     async def controller(self) -> str | None:
         """As this broker knows."""
         try:

@@ -257,6 +257,9 @@ class Backend(StreamChanges, Protocol):
     async def look_for(self, stream: str) -> None:
         """Return when this broker knows of a stream, if the cluster does: another broker may just have made it."""
 
+    def check_session(self) -> None:
+        """Raises NotReady: what this broker knows of the cluster may be old."""
+
     def partition(self, stream: str, partition: int) -> PartitionHandle:
         """One that is led here. Raises UnknownStream, UnknownPartition, NotLeader, NotReady."""
 

@@ -1,7 +1,7 @@
 """One long poll over many partitions: what a reader of hundreds of them waits on instead of hundreds of polls.
 
 The version counts every change in the broker; the client hands back the one it saw. With a selection of
-streams, changes elsewhere do not end the wait.
+streams, changes elsewhere do not end the wait. A broker without a session is not ready: another one knows.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ async def _look_elsewhere(backend: Backend, heads: Heads, patterns: list[str] | 
 
 def state(backend: Backend, patterns: list[str] | None, heads: Heads | None = None) -> dict[str, Any]:
     """The watched numbers of the selected streams. Internal streams only by a pattern that begins like them."""
+    backend.check_session()
     leader = leader_of(backend)
     found: dict[str, Any] = {}
     for info in _selected(backend, patterns):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from broker.api.answers import LeaderAddress
-from broker.api.errors import NotLeader, Unavailable
+from broker.api.errors import NotLeader, NotReady, Unavailable
 from broker.client import connect
 from broker.runtime.partitions.leader import Partition
 from broker.serving.contract.backend import Whereabouts
@@ -102,6 +102,25 @@ def test_a_stream_is_described_with_what_each_leader_knows(two: Two) -> None:
             assert [p["leader"]["id"] for p in described["partitions"]] == ["broker-0", "broker-1"]
             assert [p["isr"] for p in described["partitions"]] == [["broker-0", "broker-1"]] * 2
             assert (described["replication_factor"], described["min_insync_replicas"]) == (2, 2), "least, and greatest"
+
+
+def test_a_broker_without_a_session_is_not_watched(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: it told of partitions that it knew nothing of, for as long as it was cut off, and the client waited
+    for them there. The next broker knows."""
+    cut_off = two.servers[0]
+
+    def lapsed() -> None:
+        raise NotReady("this broker has no session")
+
+    now = cut_off.api.get("/v1/watch?streams=orders").json()
+    assert now["streams"]["orders"]["unknown"] == []
+    monkeypatch.setattr(cut_off.backend, "check_session", lapsed)
+    for query in ("streams=orders", "streams=ord*", f"streams=orders&since={now['version']}&max_wait_ms=50", ""):
+        answer = cut_off.api.get(f"/v1/watch?{query}")
+        assert (answer.status, answer.reason) == (503, "not_ready"), query
+    with connect([two.address(0), two.address(1)], deadline_s=60) as client:
+        told = client.watch(streams="orders").streams["orders"]
+        assert ({*told.partitions}, told.unknown) == ({1}, (0,)), "what the one leads that is cut off is unknown"
 
 
 def test_who_is_asked_by_a_broker_asks_nobody(two: Two) -> None:
