@@ -43,11 +43,20 @@ class Router:
         columns: Where in a batch each record column is.
         find: A stream as it is now. Raises UnknownStream.
         task: Number of the Spark partition, for errors.
+        again: Whether to look once more for a partition that is not there: it may have been added a moment ago.
     """
 
     def __init__(
-        self, columns: Mapping[str, int], options: SinkOptions, find: Callable[[str], Target], outlet: Outlet, task: int
+        self,
+        columns: Mapping[str, int],
+        options: SinkOptions,
+        find: Callable[[str], Target],
+        outlet: Outlet,
+        task: int,
+        *,
+        again: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._again = again
         self._columns = columns
         self._options = options
         self._find = find
@@ -109,6 +118,12 @@ class Router:
         except (UnknownStream, InvalidName, InvalidRecords) as error:
             self._refuse(stream, rows, [Bad(np.arange(rows.num_rows), error)], places)
             return None
+        highest = None if partitions is None else pc.max(partitions).as_py()
+        while highest is not None and highest >= target.partition_count and self._again():
+            now = self._find(target.stream)
+            if now.incarnation != target.incarnation:
+                break
+            target = self._targets[target.stream] = now
         lengths = row_bytes(rows, target.subject)
         bad = list(bad_rows(rows, partitions, target, lengths))
         if bad:

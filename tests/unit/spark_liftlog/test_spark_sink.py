@@ -26,6 +26,7 @@ from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing.jobs import Job
 from spark_liftlog.writing.outlets import APPEND_BYTES, Appending
 from spark_liftlog.writing.partitioner import partitions_for
+from spark_liftlog.writing.router import Router
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
 from spark_liftlog.writing.run import Written, checkpoint_name
 from spark_liftlog.writing.sink_options import SinkOptions, checkpoint_place
@@ -159,6 +160,33 @@ def test_every_kind_of_bad_row_is_found_where_it_is() -> None:
             (RecordTooLarge, 6),
             (UnknownPartition, 6),
         }
+
+
+class Collecting:
+    """An outlet that notes where rows went."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int]] = []
+
+    def add(self, target: Target, partition: int, rows: pa.RecordBatch) -> None:
+        self.found += [(target.stream, partition)] * rows.num_rows
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_partition_that_a_broker_does_not_know_yet_is_asked_for_again(given_up: bool) -> None:
+    """It was added a moment ago. Seen before: the row was a dead letter."""
+    counts = {"s": [3, 3, 5], "letters": [1]}
+
+    def find(stream: str) -> Target:
+        left = counts[stream]
+        count = left.pop(0) if len(left) > 1 else left[0]
+        return replace(TARGET, stream=stream, partition_count=count, record_bytes_max=2_000)
+
+    options = SinkOptions(brokers="b", stream="s", dead_letter_stream="letters")
+    outlet, columns = Collecting(), {"value": 0, "partition": 1}
+    router = Router(columns, options, find, outlet, 0, again=lambda: not given_up)
+    router.add(pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "partition": pa.array([1, 4], pa.int32())}))
+    assert sorted(outlet.found) == [("letters", 0), ("s", 1)] if given_up else [("s", 1), ("s", 4)]
 
 
 @pytest.mark.parametrize(
