@@ -17,7 +17,7 @@ prefetch.py       Reading ahead of Spark: a thread makes the next batch while Sp
                   before.
 refresh.py        A frame that is planned once and read again: what it has grown by is asked then.
 selection.py      Which streams and partitions a read is about.
-settling.py       How long a broker that may be behind is asked again before it is believed.
+asking_again.py   How long a broker that may be behind is asked again before it is believed.
 stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in driver.py.
 task.py           What an executor does: read the ranges of one input partition. HTTP only, nothing
                   of the driver's.

@@ -82,7 +82,7 @@ class LiftlogReader(DataSourceReader):
         def whole() -> Heads:
             return cluster.whole(now(), now)
 
-        settling = cluster.settling()
+        asking = cluster.asking_again()
         while True:
             keys, heads = keys_of(cluster, options.selection, whole(), whole)
             known, there = heads.incarnations, dict.fromkeys(heads.incarnations, ANY)
@@ -96,7 +96,7 @@ class LiftlogReader(DataSourceReader):
             others = [(stream, incarnation) for stream, incarnation in found if incarnation != known[stream]]
             if not others:
                 break
-            if not settling.again():
+            if not asking.again():
                 raise StaleIncarnation(
                     f"stream {others[0][0]!r} was deleted and re-created while it was planned; call load() again",
                     stream=others[0][0],

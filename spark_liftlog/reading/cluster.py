@@ -10,7 +10,8 @@ Q1  `heads_now` and `resolve` are repeated until their deadline: a broker that i
     within it is a pause. `watch` and `commit` are asked once; their callers are threads that go on.
 Q2  A broker that does not know where a partition ends says so. Whoever plans from heads asks for `whole` ones: a read
     without that partition would be taken for all there is, and a query meet it later as one that was added.
-Q3  What contradicts what the caller knows (`known`) is asked again for as long as a broker may be behind (settling.py).
+Q3  What contradicts what the caller knows (`known`) is asked again for as long as a broker may be behind
+    (asking_again.py).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from broker.client.http.interrupt import Interrupt
 from broker.client.http.patience import Patience
 from broker.client.positions import Position as ClientPosition
 from spark_liftlog.reading.advance import Head, Heads
+from spark_liftlog.reading.asking_again import AGAIN_S, AskingAgain
 from spark_liftlog.reading.offsets import Key, Position
-from spark_liftlog.reading.settling import AGAIN_S, Settling
 
 FIRST_DEADLINE_S: Final = 30.0
 """Patience with brokers that never answered: more likely a wrong address than a restart."""
@@ -133,9 +134,9 @@ class Cluster:
             heads = again()
         return heads
 
-    def settling(self) -> Settling:
+    def asking_again(self) -> AskingAgain:
         """For one contradiction (Q3)."""
-        return Settling(self._brokers)
+        return AskingAgain(self._brokers)
 
     def resolve(self, positions: Sequence[tuple[Key, At]], *, known: Mapping[str, str] | None = None) -> list[Resolved]:
         """Resolve positions in one call, in their order; those that cannot be told now are asked again for a while.
@@ -147,7 +148,7 @@ class Cluster:
         """
         found = self._resolve(positions)
         patience = Patience(self._deadline_s, what="resolving positions", outages=self._brokers.outages)
-        settling = self.settling()
+        asking = self.asking_again()
         while True:
             again = [n for n, one in enumerate(found) if isinstance(one.error, Retryable)]
             if again:
@@ -156,7 +157,7 @@ class Cluster:
                 patience.pause(error)
             else:
                 again = [n for n, one in enumerate(found) if _contradicts(one, positions[n][0][0], known or {})]
-                if not again or not settling.again():
+                if not again or not asking.again():
                     return found
             for number, one in zip(again, self._resolve([positions[n] for n in again]), strict=True):
                 found[number] = one

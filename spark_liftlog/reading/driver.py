@@ -11,7 +11,7 @@ S4  Before a position is used for the first time, and again when the leader or t
     changed, the epoch of the record before it is compared with the log's: a tail that was lost and
     written anew has the same offsets but another epoch.
 S5  That a stream is another one, or gone, is believed once it was said for longer than a broker may be behind
-    (settling.py). Until then nothing is planned, and the query stays in the incarnation where it is.
+    (asking_again.py). Until then nothing is planned, and the query stays in the incarnation where it is.
 """
 
 from __future__ import annotations
@@ -177,12 +177,12 @@ class StreamDriver:
 
     def _settled(self, start: Offset, heads: Heads) -> Heads:
         """Heads that agree with the position, or go on contradicting it (S5)."""
-        settling = self._cluster.settling()
+        asking = self._cluster.asking_again()
         while doubts := self._doubts(start, heads):
             self._believed &= doubts
             if doubts == self._believed:
                 return heads
-            if not settling.again():
+            if not asking.again():
                 break
             heads = self._again()
         self._believed = doubts
@@ -208,7 +208,7 @@ class StreamDriver:
         where = starting_point(start_value)
         if where == "committed":
             return self._committed(heads)
-        settling = self._cluster.settling()
+        asking = self._cluster.asking_again()
         while True:
             keys, heads = keys_of(self._cluster, options.selection, heads, self._again)
             resolved = resolve_where(
@@ -224,7 +224,7 @@ class StreamDriver:
             differs = [key for key, found in resolved.items() if found.incarnation != heads.incarnations[key[0]]]
             if not differs:
                 break
-            if not settling.again():
+            if not asking.again():
                 (stream, _), found = differs[0], resolved[differs[0]]
                 known = heads.incarnations[stream]
                 raise advance.recreated(stream, known, found.incarnation, found.head.log_start_offset)
@@ -470,10 +470,10 @@ class StreamDriver:
             _, heads = self._cluster.heads_now([key[0]])  # of a batch that was planned when it was still selected
             return heads if key in heads.partitions else None
         began = time.monotonic()
-        heads, settling = self._watch.current(), self._cluster.settling()
+        heads, asking = self._watch.current(), self._cluster.asking_again()
         while (now := heads.incarnations.get(key[0])) != known or key not in heads.partitions:
             if key in heads.partitions:
-                if (key[0], now) in self._believed or not settling.again():
+                if (key[0], now) in self._believed or not asking.again():
                     self._believed.add((key[0], now))
                     return heads
             else:

@@ -29,12 +29,12 @@ def keys_of(
         UnknownPartition: a partition that is named does not.
         Retryable: it does, but cannot be read at present.
     """
-    settling = cluster.settling()
+    asking = cluster.asking_again()
     while (key := selection.lacking(heads)) is not None:
         (found,) = cluster.resolve([(key, "earliest")], known=heads.incarnations)
         if found.error is not None:
             raise found.error
-        if not settling.again():
+        if not asking.again():
             raise NotReady(f"stream {key[0]!r} partition {key[1]} was created a moment ago", stream=key[0])
         heads = again()
     return sorted(heads.partitions), heads

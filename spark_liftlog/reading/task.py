@@ -7,7 +7,7 @@ and a fork opens its own. The plan names each leader, so nobody is asked where t
 
 T1  A closed range gives the same rows in the same order every time, or an error: a task may be retried.
 T2  What broke underway is taken up again at the next offset (broker.client.reading.fetch), within DEADLINE_S.
-T3  That the stream is another one, or gone, is believed as the driver does (settling.D1).
+T3  That the stream is another one, or gone, is believed as the driver does (asking_again.D1).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from broker.client.reading.session import FetchSession
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions
 from spark_liftlog.reading.advance import Head, Heads, expired, lost, truncated
+from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.cluster import TIMEOUT_S, Cluster
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.prefetch import read_ahead
 from spark_liftlog.reading.refresh import QUERY_ID, Opening, grown
-from spark_liftlog.reading.settling import Settling
 from spark_liftlog.schema import GATHERED_BYTES, Projection, joined
 
 DEADLINE_S: Final = 120.0
@@ -129,13 +129,13 @@ def _now(partition: InputPartition, brokers: str) -> list[Range]:
     def now() -> Heads:
         return cluster.heads_now(streams)[1]
 
-    settling = cluster.settling()
+    asking = cluster.asking_again()
     while True:
         heads = cluster.whole(now(), now, of=lambda key: key in keys or key[0] in opening.added)
         try:
             return grown(ranges, opening, heads)
         except (StaleIncarnation, UnknownStream):
-            if not settling.again():
+            if not asking.again():
                 raise
 
 
@@ -152,7 +152,7 @@ def _records(
     key = (wanted.stream, wanted.partition)
     if wanted.address:
         reader.brokers.note_leader(key, wanted.address)
-    at, settling = wanted.start, Settling(reader.brokers, interrupt)
+    at, asking = wanted.start, AskingAgain(reader.brokers, interrupt)
     while at < wanted.end:
         fetch = PartitionFetch(
             reader,
@@ -181,7 +181,7 @@ def _records(
                 break
             at = head.log_start_offset
         except (StaleIncarnation, UnknownStream, UnknownPartition) as error:
-            if settling.again():
+            if asking.again():
                 at = fetch.position
                 continue
             if fail_on_data_loss:
@@ -202,12 +202,12 @@ def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool, interrupt:
     """
     calls = Calls(session(brokers).brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S)
     patience = Patience(DEADLINE_S, interrupt=interrupt, what=f"asking what a disk lost of {wanted.stream!r}")
-    settling = Settling(calls.brokers, interrupt)
+    asking = AskingAgain(calls.brokers, interrupt)
     while True:
         found = understand(StreamDescription, calls.json("GET", path("streams", wanted.stream)), where=brokers)
         partition = next((each for each in found.partitions if each.partition == wanted.partition), None)
         if partition is None or found.incarnation != wanted.incarnation:
-            if settling.again():
+            if asking.again():
                 continue
             return
         if partition.high_watermark is not None:

@@ -29,7 +29,7 @@ from broker.client.http.calls import Calls, path, understand
 from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import default_subject
 from spark_liftlog.errors import ModeRefused, shown_to_spark
-from spark_liftlog.reading.settling import Settling
+from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.task import session
 from spark_liftlog.writing.advice import advised
 from spark_liftlog.writing.digest import as_text
@@ -201,7 +201,7 @@ def write_task(
             sink = opened(brokers, run, options.delivery_timeout_s)
             epoch = sink.epoch or 0
             outlet = Staging(sink)
-        again = Settling(brokers).again
+        again = AskingAgain(brokers).again
         router = Router(columns, options, lambda stream: find(calls, stream), outlet, task, again=again)
         for batch in gathered(batches):
             router.add(batch)

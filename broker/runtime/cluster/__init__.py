@@ -12,7 +12,7 @@ plane/      The metadata plane: the Raft node on a thread, sessions, the control
 operating/  What an operator sees of a cluster, and does to it by hand.
 placed.py   One replica under the catalog: leader, follower or resting; its step-outs.
 replicas.py All replicas of this broker: what the catalog says goes to each, and step-outs are gathered.
-turns.py    One thing at a time for each replica, on the threads of a pool.
+serial_work.py  One thing at a time for each replica, on the threads of a pool.
 wants.py    What one replica wants of the catalog and of its followers, asked once at a time.
 link/       Replicas of several brokers over gRPC: who follows asks, who leads answers.
 wiring.py   What a replica needs of others: the catalog, a session, followers, the capture of messages.

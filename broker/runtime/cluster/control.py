@@ -4,7 +4,7 @@
 
 X1  A change is answered when this broker's own catalog has it: whoever asks it next sees what he has changed.
 X2  A new stream is answered when it is led and all its replicas have opened it whose brokers live, or after
-    `SETTLE_S`. It exists in either case; a warning says what is missing. A client hears it before its patience ends.
+    `DONE_S`. It exists in either case; a warning says what is missing. A client hears it before its patience ends.
 X3  What would lose messages in silence is refused by name: a queue group gives each broker a share of all messages, so
     a partition that is chosen by key, subject or token would miss those that went to the others.
 X4  A trim is answered once no replica that may lead begins below it (`trims.T2`).
@@ -39,7 +39,7 @@ from broker.runtime.partitions.replicated import ReplicatedPartition
 
 log = logging.getLogger(__name__)
 
-SETTLE_S: Final = 8.0
+DONE_S: Final = 8.0
 """A client that hears nothing for 10 s asks again. A broker that dies is failed in 2 s, and the first election waits
 5 s for a replica that is not opened (`controller.py`)."""
 APPLIED_S: Final = 8.0
@@ -168,7 +168,7 @@ class PlacedControl:
                 if s is None or s.leader is None or {*s.replicas} & (live if of_live else {*s.replicas}) - {*s.opened}
             ]
 
-        await self._until(lambda: not missing(of_live=True) or self._is_gone(info), SETTLE_S)
+        await self._until(lambda: not missing(of_live=True) or self._is_gone(info), DONE_S)
         return missing()
 
     def _is_gone(self, info: StreamInfo) -> bool:
@@ -203,7 +203,7 @@ class PlacedControl:
         return await self._seen(info)
 
     async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
-        """Raise the number of partitions. Answered when all leaders sort by it, or after `SETTLE_S` with a warning that
+        """Raise the number of partitions. Answered when all leaders sort by it, or after `DONE_S` with a warning that
         says that it is under way (X5).
 
         Raises:
@@ -220,7 +220,7 @@ class PlacedControl:
             is_other = now is not None and now.incarnation != asked.incarnation
             return is_other or self._is_gone(asked) or (now is not None and now.settings.partitions >= partitions)
 
-        if await self._until(is_done, SETTLE_S):
+        if await self._until(is_done, DONE_S):
             log.info("stream.partitions_added stream=%s partitions=%d", name, partitions)
         else:
             log.warning("stream.partitions_pending stream=%s partitions=%d", name, partitions)
@@ -251,7 +251,7 @@ class PlacedControl:
         self._streams.info(name).check_incarnation(incarnation)
         asked = {number: _trim(partition, before[number]) for number, partition in partitions.items()}
         try:
-            async with asyncio.timeout(SETTLE_S):
+            async with asyncio.timeout(DONE_S):
                 await asyncio.gather(*map(asyncio.wrap_future, asked.values()))
         except TimeoutError:
             raise DeadlineExceeded(

@@ -5,7 +5,7 @@
 O1  The table is read anew for each leadership, from all that was committed before it: what another leader has stored
     meanwhile is in it. Before that nobody is answered.
 O2  A commit is appended in the leadership whose table was read, or refused (`leader.P6`).
-O3  A table that passed over damage is not used where others have what is lost (`settling.W3`): an offset that was
+O3  A table that passed over damage is not used where others have what is lost (`committed.W3`): an offset that was
     committed would go back.
 """
 
@@ -21,7 +21,7 @@ from broker.api.stream import OFFSETS_STREAM
 from broker.groups.offsets import ConsumerOffset
 from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.settling import check_whole
+from broker.runtime.sinks.committed import check_whole
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@
 
 The cores decide and the catalog decides. This opens and makes the log, and moves the replica from one role to the next.
 
-V1  Nobody who tells it something waits for a disk or for another broker. It is done in turns (turns.py): one at a time,
-    in order, and of several states the newest.
+V1  Nobody who tells it something waits for a disk or for another broker. It is done in turns (serial_work.py): one at a
+    time, in order, and of several states the newest.
 V2  A state counts only if this process is registered. A leadership counts only under the replica's own incarnation.
 V3  A replica that was removed gives up its log, also if it is wanted again by the time that it has a turn: the others
     have forgotten it. Its folder is gone before the catalog is told so.
@@ -49,7 +49,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
-from broker.runtime.cluster.turns import Turns
+from broker.runtime.cluster.serial_work import SerialWork
 from broker.runtime.cluster.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
 from broker.runtime.metrics import LEADERSHIP_START_SECONDS
@@ -118,7 +118,7 @@ class PlacedReplica:
         self._name = name
         self._found = found
         self._woken = woken
-        self._turns = Turns(host.workers, self._work)
+        self._turns = SerialWork(host.workers, self._work)
         self._wants = Wants(host, at, ask_turn=self._turns.ask, step_out=self.step_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
         self._told: Told | None = None

@@ -5,7 +5,7 @@ coordinator.py  decides, and sees to it that what was decided is finished
 keyed_locks.py  one lock per name, kept only while somebody holds it or waits for it
 rounds.py       what is done at the start, and in each round of the cleaner
 service.py      coroutines for the HTTP API in front of calls that block
-settling.py     appends that are waited for; reads of all that a log holds
+committed.py    appends that are waited for; reads of all that a log holds
 stage_log.py    the hidden log of one partition's stages
 stages.py       the stages of one partition, and the commit groups made of them
 stores.py       what the coordinator asks of the partitions, here or at another broker

@@ -5,7 +5,7 @@ on disk before the ledger shows it.
 
 C2  After a failed append the ledger is read anew: the record may be there or not. So it is when the
     partition has another leader epoch than when it was read. It is read once all that the log holds
-    is committed (`settling.W1`), and whole (`settling.W3`).
+    is committed (`committed.W1`), and whole (`committed.W3`).
 C7  Nobody is told what the ledger holds while this broker may not answer for it: where others keep
     the partition too, another one may lead it.
 C4  A change is judged under a leader epoch and appended under it, or not at all.
@@ -25,7 +25,7 @@ import pyarrow as pa
 from broker.api.batch import decode_batch
 from broker.api.errors import LiftlogError, NotReady
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.settling import append_durable, check_whole, let_go, settle
+from broker.runtime.sinks.committed import append_durable, await_committed, check_whole, let_go
 from broker.sinks.ledger import Ledger
 from broker.sinks.state import SinkState, removal_row, state_rows
 from broker.storage.disk import disk_errors
@@ -110,7 +110,7 @@ class CommitsLog:
         if self._ledger is None or self._leader_epoch != self._partition.leader_epoch:
             self._ledger = None
             leader_epoch = self._partition.leader_epoch
-            settle(self._partition)
+            await_committed(self._partition)
             ledger = Ledger()
             with disk_errors("reading the sinks"):
                 for message in self._partition.log.batches(self._partition.log.log_start_offset):

@@ -23,7 +23,7 @@ from broker.api.batch import decode_batch, read_header
 from broker.api.encodable import Encodable
 from broker.api.errors import CorruptLog, LiftlogError, NotLeader, StorageFailed
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.settling import SETTLE_S
+from broker.runtime.sinks.committed import COMMITTED_S
 from broker.sinks.notes import Note, note_rows, notes_in
 from broker.sinks.restamp import RestampedBatch, StampedBatch
 from broker.sinks.stages import Stage, StageTable
@@ -72,7 +72,7 @@ class HiddenLog:
         """The log, opened or made if need be. Under the lock."""
         raise NotImplementedError
 
-    def ready(self, *, wait_s: float = SETTLE_S) -> StageTable:
+    def ready(self, *, wait_s: float = COMMITTED_S) -> StageTable:
         """The table, read anew where it cannot be trusted (G2). Under the lock.
 
         Args:
@@ -236,7 +236,7 @@ class StageLog(HiddenLog):
                 hidden.close(clean=False)
         return -1
 
-    def ready(self, *, wait_s: float = SETTLE_S) -> StageTable:
+    def ready(self, *, wait_s: float = COMMITTED_S) -> StageTable:
         """As `HiddenLog.ready`; there are no others."""
         self._main.check_open(decided=True)
         with disk_errors(f"reading the stages of {self._main}"):

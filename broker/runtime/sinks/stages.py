@@ -32,7 +32,7 @@ from typing import Unpack
 from broker.api.batch import read_header
 from broker.api.errors import LiftlogError, StageLost
 from broker.runtime.partitions.leader import Partition
-from broker.runtime.sinks.settling import append_durable, check_whole, settle
+from broker.runtime.sinks.committed import append_durable, await_committed, check_whole
 from broker.runtime.sinks.stage_log import FOLDER, FOREVER_US, HiddenLog
 from broker.sinks.notes import GroupFinished, Note, PartStored, StageDropped, StagePart, StagePinned
 from broker.sinks.stages import Stage, StageTable, too_much_at_once
@@ -406,7 +406,7 @@ class StageStore:
 
     def _find(self, decision: int, start: int) -> tuple[int, int] | None:
         """Where the commit group of a decision stands in the partition's log, which is made durable first (G3)."""
-        settle(self.main)
+        await_committed(self.main)
         place = None
         with disk_errors(f"searching {self.main} for a group"):
             for message in self.main.log.batches(max(start, self.main.log.log_start_offset)):

@@ -25,7 +25,7 @@ from broker.api.errors import (
 )
 from broker.api.stream import settings_from
 from broker.runtime.sinks.commits_log import Removed
-from broker.runtime.sinks.settling import append_durable
+from broker.runtime.sinks.committed import append_durable
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import CommitRequest, Ledger
 from broker.sinks.notes import StagePinned

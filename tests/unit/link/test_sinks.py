@@ -26,9 +26,9 @@ from broker.metadata.partition import PartitionState
 from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.sinks.beside import wanted
 from broker.runtime.partitions.leader import Partition
+from broker.runtime.sinks.committed import append_durable
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.rounds import SinkRounds
-from broker.runtime.sinks.settling import append_durable
 from broker.runtime.sinks.stages import StageStore
 from broker.sinks.ledger import CommitRequest, NamedStage
 from broker.sinks.state import StageRef
@@ -314,7 +314,7 @@ def test_a_group_is_appended_once_by_two_threads_with_two_tables(
 
 @pytest.mark.parametrize("damaged", ["__commits", "the partition", "its stages"])
 def test_nothing_is_concluded_from_a_damaged_log(sinks: LinkedSinks, damaged: str) -> None:
-    """`settling.W3`: a decision, a group or a note that this replica has lost, and the others have."""
+    """`committed.W3`: a decision, a group or a note that this replica has lost, and the others have."""
     batch = Batch(sinks)
     batch.take("group without a note" if damaged == "the partition" else "finished")
     if damaged == "__commits":

@@ -26,7 +26,7 @@ from broker.runtime.partitions.leader import Outcome, Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
 from broker.runtime.partitions.watch import ChangeHub
-from broker.runtime.sinks.settling import append_durable
+from broker.runtime.sinks.committed import append_durable
 from broker.storage.disk import OsDisk
 from broker.storage.log import AppendResult, PartitionLog
 from broker.storage.rows import RowBatch

@@ -179,7 +179,7 @@ def test_a_new_stream_that_nobody_opens_is_answered_with_what_is_missing(
     control: PlacedControl, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X2."""
-    monkeypatch.setattr(control_module, "SETTLE_S", 0.3)
+    monkeypatch.setattr(control_module, "DONE_S", 0.3)
     info, created = run(control.create_stream("t", {}))
     assert created
     assert "partitions [0] have no leader yet" in str(info.warnings)
@@ -189,7 +189,7 @@ def test_a_new_stream_does_not_wait_for_a_replica_whose_broker_has_died(
     one: Node, cluster: Cluster, control: PlacedControl, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X2: it died after it was chosen. Who creates the stream would wait for it as long as it is away."""
-    monkeypatch.setattr(control_module, "SETTLE_S", 60.0)
+    monkeypatch.setattr(control_module, "DONE_S", 60.0)
 
     def die() -> None:
         eventually(lambda: "t" in cluster.catalog.streams, what="the stream")
@@ -212,7 +212,7 @@ def test_a_new_stream_does_not_wait_for_a_replica_whose_broker_has_died(
 
 def test_what_takes_long_is_answered_before_a_client_gives_up_on_the_broker() -> None:
     """X2, X4, X5. Else each try ends in silence, and the command never."""
-    assert max(control_module.SETTLE_S, control_module.APPLIED_S) < TIMEOUT_S
+    assert max(control_module.DONE_S, control_module.APPLIED_S) < TIMEOUT_S
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_leader_without_a_session_confirms_nothing(
     one: Node, cluster: Cluster, control: PlacedControl, led: Place, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """X5: the answer says what is under way; to ask again is to wait again."""
-    monkeypatch.setattr(control_module, "SETTLE_S", 0.3)
+    monkeypatch.setattr(control_module, "DONE_S", 0.3)
     one.has_session = False
     monkeypatch.setattr(control, "_may_change", lambda: True)  # another broker was asked (X6)
     info = run(control.add_partitions("s", 2))
@@ -370,7 +370,7 @@ def test_a_leader_without_a_session_confirms_nothing(
     confirm_elsewhere(cluster, "s", 2, "b", "c")
     assert led not in cluster.catalog.cluster.confirmed
     one.has_session = True
-    monkeypatch.setattr(control_module, "SETTLE_S", 60.0)
+    monkeypatch.setattr(control_module, "DONE_S", 60.0)
     assert grow(cluster, control, run, 2).settings.partitions == 2
 
 
@@ -382,7 +382,7 @@ def test_a_leader_stops_when_all_know_and_goes_on_when_another_leadership_ends(
     one: Node, cluster: Cluster, control: PlacedControl, led: Place, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G9, `growth.G4`: what it confirmed before is of no worth then."""
-    monkeypatch.setattr(control_module, "SETTLE_S", 0.3)
+    monkeypatch.setattr(control_module, "DONE_S", 0.3)
     partition = one.leading(led)
     run(control.add_partitions("s", 2))
     assert partition.append_now([rows(b"x")], Waiter(), sorted_by=1).first_offset == 0
@@ -414,7 +414,7 @@ def test_a_stop_that_takes_too_long_is_given_up_and_tried_again_later(
     one: Node, cluster: Cluster, control: PlacedControl, led: Place, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`growth.G5`: some leader hangs, and lives: the stream is not to wait for it for ever."""
-    monkeypatch.setattr(control_module, "SETTLE_S", 0.3)
+    monkeypatch.setattr(control_module, "DONE_S", 0.3)
     monkeypatch.setattr(replicas_module, "STOP_MS", 300)
     monkeypatch.setattr(replicas_module, "STOP_AGAIN_MS", 1_500)
     partition = one.leading(led)

@@ -24,7 +24,7 @@ from broker.api.errors import (
 )
 from broker.replication.events import Appended
 from broker.runtime.sinks import commits_log
-from broker.runtime.sinks.settling import append_durable
+from broker.runtime.sinks.committed import append_durable
 from broker.runtime.sinks.stage_log import StageLog
 from broker.runtime.sinks.stages import StageLimits, StageStore
 from broker.sinks.ledger import CommitRequest, Ledger, NamedStage

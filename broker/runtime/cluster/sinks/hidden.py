@@ -3,7 +3,7 @@
     notes, parts ─► companion, led here ─► followers ─► committed: answered
 
 Q1  The table is read under one leadership of the partition and one of the companion, once all that the companion holds
-    is committed (`settling.W1`). Another epoch of either, and it is read anew. So it is when the log of the companion
+    is committed (`committed.W1`). Another epoch of either, and it is read anew. So it is when the log of the companion
     was recovered in place, which the only replica does (`placed.V10`): what it held may be cut.
 Q2  What was appended counts in the table at once, and is answered when it is committed (`stage_log.G1`). If it is not,
     the leadership is over, and so is the table.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from broker.api.errors import NotReady, StorageFailed
 from broker.runtime.partitions.replicated import ReplicatedPartition
-from broker.runtime.sinks.settling import SETTLE_S, Awaited, check_whole, settle
+from broker.runtime.sinks.committed import COMMITTED_S, Awaited, await_committed, check_whole
 from broker.runtime.sinks.stage_log import HiddenLog, read_table
 from broker.sinks.stages import StageTable
 from broker.storage.disk import disk_errors
@@ -46,7 +46,7 @@ class ReplicatedStageLog(HiddenLog):
         """As `HiddenLog.open`."""
         return self.companion.log
 
-    def ready(self, *, wait_s: float = SETTLE_S) -> StageTable:
+    def ready(self, *, wait_s: float = COMMITTED_S) -> StageTable:
         """As `HiddenLog.ready` (Q1, Q3)."""
         self._main.check_open(decided=True)
         for partition in (self._replicated, self.companion):
@@ -62,7 +62,7 @@ class ReplicatedStageLog(HiddenLog):
             self._distrust()
             self.leader_epoch, self._companion_epoch = epochs
         if self._table is None:
-            settle(self.companion, wait_s)
+            await_committed(self.companion, wait_s)
             recoveries = self.companion.generation
             with disk_errors(f"reading the stages of {self._main}"):
                 table = read_table(self.companion.log)

@@ -1,4 +1,4 @@
-"""Brokers that are behind: D1 and D2 of settling.py, S5 of driver.py, T3 of task.py.
+"""Brokers that are behind: D1 and D2 of asking_again.py, S5 of driver.py, T3 of task.py.
 
 Method: a cluster whose answers are played: each is given once, the last one for ever. Nothing depends on time but how
 long a contradiction that stays is asked about.
@@ -16,7 +16,7 @@ import pytest
 from broker.api.errors import LiftlogError, StaleIncarnation, UnknownPartition, UnknownStream
 from broker.client.http.interrupt import Interrupt
 from spark_liftlog.options import source_options
-from spark_liftlog.reading import batch_reader, cluster, driver, settling, task
+from spark_liftlog.reading import asking_again, batch_reader, cluster, driver, task
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.cluster import Cluster, Resolved
@@ -86,7 +86,7 @@ Play = Callable[..., None]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Play:
-    monkeypatch.setattr(settling, "AGAIN_S", 0.0)
+    monkeypatch.setattr(asking_again, "AGAIN_S", 0.0)
     for module in (driver, task, batch_reader):
         monkeypatch.setattr(module, "Cluster", Played)
 
@@ -171,7 +171,7 @@ def test_what_is_said_for_longer_than_a_broker_may_be_behind_is_believed(
     play: Play, monkeypatch: pytest.MonkeyPatch, now: Heads, answer: Resolved
 ) -> None:
     """D1; and once it is, no further trigger waits for it."""
-    monkeypatch.setattr(settling, "SETTLE_S", 0.05)
+    monkeypatch.setattr(asking_again, "DOUBTED_S", 0.05)
     play([now], [answer])
     with query() as it, pytest.raises((StaleIncarnation, UnknownStream), match="deleted"):
         it.latest(start())
@@ -233,7 +233,7 @@ def test_a_task_asks_again_before_it_takes_a_stream_for_another_one(
     wanted = Range(stream="s", partition=0, incarnation="new", start=AT, end=AT + 9)
     assert list(task._records(wanted, Gathered(), "a:1,b:2", None, True, Interrupt())) == []  # type: ignore[arg-type]
     assert Fetch.from_ == [AT, AT + 1, AT + 2]
-    monkeypatch.setattr(settling, "SETTLE_S", 0.0)
+    monkeypatch.setattr(asking_again, "DOUBTED_S", 0.0)
     monkeypatch.setattr(Fetch, "errors", [error])
     with pytest.raises(type(error)):
         list(task._records(wanted, Gathered(), "a:1,b:2", None, True, Interrupt()))  # type: ignore[arg-type]
@@ -250,5 +250,5 @@ def test_the_time_that_is_settled_for_is_longer_than_a_session() -> None:
     """What D1 rests on."""
     from broker.metadata.session import SESSION_MS
 
-    assert settling.SETTLE_S * 1000 >= 1.5 * SESSION_MS
-    assert cluster.AGAIN_S == settling.AGAIN_S
+    assert asking_again.DOUBTED_S * 1000 >= 1.5 * SESSION_MS
+    assert cluster.AGAIN_S == asking_again.AGAIN_S

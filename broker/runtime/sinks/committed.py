@@ -1,15 +1,15 @@
 """Appends to a partition that are waited for, and reads of all that it holds: for what is exactly once.
 
-    append ─► on the disk, and on those of the others in sync ─► here again
-    settle ─► what the log held is committed ─► a search finds what any former leader has appended
+    append          ─► on the disk, and on those of the others in sync ─► here again
+    await_committed ─► what the log held is committed ─► a search finds what any former leader has appended
 
 Where this broker alone keeps the partition, its fsync is all there is to wait for. Where others do too, they may be
 away: nobody waits for ever, and whoever gave up has to look again.
 
-W1  After `settle` the log shows all that it held when it was called: what former leaders have left, and what this one
-    has appended. A search that finds nothing then proves that there is nothing.
+W1  After `await_committed` the log shows all that it held when it was called: what former leaders have left, and what
+    this one has appended. A search that finds nothing then proves that there is nothing.
 W2  Who gives up waiting does not know. What it appended may come to be committed later, under the same leader epoch: it
-    settles, and looks, before it appends the same again.
+    waits (W1), and looks, before it appends the same again.
 W3  Where others keep the partition too, nothing is concluded from a log that lacks something by damage: they have it.
     It is left to the next leader; the replica is about to step out (`placed.V5`).
 """
@@ -29,7 +29,8 @@ from broker.storage.log import AppendResult, StoredGroup
 
 WAIT_S: Final = 20.0
 """So long the others may take; then whoever asked is told that it is not known."""
-SETTLE_S: Final = 5.0
+COMMITTED_S: Final = 5.0
+"""So long `await_committed` waits for what the log held before."""
 LOOK_S: Final = 0.005
 
 
@@ -86,7 +87,7 @@ def append_durable(
     return result
 
 
-def settle(partition: Partition, timeout_s: float = SETTLE_S) -> None:
+def await_committed(partition: Partition, timeout_s: float = COMMITTED_S) -> None:
     """Return once all that the log held before is committed (W1).
 
     Raises:

@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 log = logging.getLogger(__name__)
 
 
-class Turns:
+class SerialWork:
     """Of one owner. Thread-safe.
 
     Args:

@@ -19,11 +19,12 @@ from typing import Final
 from broker.client.http.brokers import Brokers
 from broker.client.http.interrupt import Interrupt
 
-SETTLE_S: Final = 3.0
+DOUBTED_S: Final = 3.0
+"""So long a broker that contradicts what is known is asked again (D1)."""
 AGAIN_S: Final = 0.1
 
 
-class Settling:
+class AskingAgain:
     """How long one contradiction is asked about. Its time begins with the first `again`.
 
     Args:
@@ -39,7 +40,7 @@ class Settling:
         """Whether to ask once more, after a pause (D1)."""
         now_s = time.monotonic()
         if self._until_s is None:
-            self._until_s = now_s + SETTLE_S
+            self._until_s = now_s + DOUBTED_S
         if now_s >= self._until_s or self._interrupt.is_set or len(self._brokers.candidates()) < 2:  # D2
             return False
         self._interrupt.pause(AGAIN_S)
