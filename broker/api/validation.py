@@ -5,7 +5,7 @@ The type of a dataclass's field and its `Rule` declare once what a value must be
     partition: Annotated[int, Rule(limit=(0, 1023))]
     linger_ms: int = declared(20, limit=(0, 10_000), unit="ms")
 
-`build` makes the declared value of a JSON value. `Shape.schema` says the same declaration as JSON Schema.
+`build` makes the declared value of a JSON value. `ValueShape.schema` says the same declaration as JSON Schema.
 
 V1  For any value, `take` returns a value of the declared type, or raises Misfit, or what a `Rule.read` raises.
 V2  `take` refuses every value that the schema of the shape forbids. It may refuse more: see `Rule`.
@@ -75,7 +75,7 @@ def build(cls: type[T], value: Any, *, is_open: bool = False) -> T:
     return cast("T", shape_of(cls, is_open=is_open).take(value))
 
 
-def shape_of(hint: Any, rule: Rule | None = None, *, is_open: bool = False) -> Shape:
+def shape_of(hint: Any, rule: Rule | None = None, *, is_open: bool = False) -> ValueShape:
     """The shape of a type, with what its `Rule` adds."""
     return _shape_of(hint, rule, is_open)
 
@@ -86,7 +86,7 @@ def object_of(cls: Any, *, is_open: bool = False) -> Object:
 
 
 @functools.cache
-def _shape_of(hint: Any, rule: Rule | None, is_open: bool) -> Shape:
+def _shape_of(hint: Any, rule: Rule | None, is_open: bool) -> ValueShape:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return shape_of(arguments[0], rule or arguments[1], is_open=is_open)
@@ -110,7 +110,7 @@ def _shape_of(hint: Any, rule: Rule | None, is_open: bool) -> Shape:
     return _PLAIN.get(hint, Text if rule.read else Anything)(rule)
 
 
-class Shape:
+class ValueShape:
     """The values that are taken, and what is made of them.
 
     Attributes:
@@ -149,11 +149,11 @@ class Shape:
         return {key: bound for key, bound in found.items() if bound or key != least or least == "minimum"}
 
 
-class Anything(Shape):
+class Anything(ValueShape):
     """Any value; what it must be is another's to say."""
 
 
-class Whole(Shape):
+class Whole(ValueShape):
     """A whole number."""
 
     kind = "int"
@@ -181,7 +181,7 @@ class Whole(Shape):
         return {"type": "integer", **self._limits("minimum", "maximum")}
 
 
-class Truth(Shape):
+class Truth(ValueShape):
     """True or false."""
 
     kind = "bool"
@@ -198,7 +198,7 @@ class Truth(Shape):
         return {"type": "boolean"}
 
 
-class Text(Shape):
+class Text(ValueShape):
     """Text: one of some words, or of some length, or as a pattern says."""
 
     kind = "str"
@@ -251,10 +251,10 @@ def is_utf8(text: str) -> bool:
         return False
 
 
-class OrNone(Shape):
+class OrNone(ValueShape):
     """The value, or null."""
 
-    def __init__(self, rule: Rule, inner: Shape) -> None:
+    def __init__(self, rule: Rule, inner: ValueShape) -> None:
         super().__init__(rule)
         self.inner = inner
         self.kind = inner.kind
@@ -280,7 +280,7 @@ class OrNone(Shape):
         return {"oneOf": [inner, {"type": "null"}]}
 
 
-class OneOf(Shape):
+class OneOf(ValueShape):
     """One of several words, or an object with one of several keys."""
 
     def __init__(self, rule: Rule, choices: Iterable[Any], is_open: bool) -> None:
@@ -304,12 +304,12 @@ class OneOf(Shape):
         return {"oneOf": [shape.schema(names) for shape in self.shapes]}
 
 
-class Items(Shape):
+class Items(ValueShape):
     """A list of items of one shape, as a tuple."""
 
     kind = "list"
 
-    def __init__(self, rule: Rule, item: Shape) -> None:
+    def __init__(self, rule: Rule, item: ValueShape) -> None:
         super().__init__(rule)
         self.item = item
         self.least, self.greatest = cast("tuple[int, int]", rule.limit or (0, 1 << 62))
@@ -336,10 +336,10 @@ class Items(Shape):
         return {"type": "array", "items": self.item.schema(names), **self._limits("minItems", "maxItems")}
 
 
-class Pieces(Shape):
+class Pieces(ValueShape):
     """A list of fixed length, as a tuple."""
 
-    def __init__(self, rule: Rule, shapes: list[Shape]) -> None:
+    def __init__(self, rule: Rule, shapes: list[ValueShape]) -> None:
         super().__init__(rule)
         self.shapes = shapes
         self.what = f"must be a list of {len(shapes)} items"
@@ -361,10 +361,10 @@ class Pieces(Shape):
         return {"type": "array", "items": self.shapes[0].schema(names), "minItems": count, "maxItems": count}
 
 
-class Table(Shape):
+class Table(ValueShape):
     """An object of any keys, whose values are of one shape. Keys may be whole numbers, which JSON has as text."""
 
-    def __init__(self, rule: Rule, key: type, item: Shape) -> None:
+    def __init__(self, rule: Rule, key: type, item: ValueShape) -> None:
         super().__init__(rule)
         self.item = item
         self.key = key
@@ -394,7 +394,7 @@ class Table(Shape):
         return {"type": "object", **more, **self._limits("minProperties", "maxProperties")}
 
 
-class Object(Shape):
+class Object(ValueShape):
     """A dataclass; an instance of it is taken as it is.
 
     An open one is an answer: its schema promises every key, and who reads it does without those that have a default.
@@ -456,4 +456,4 @@ def _has_default(one: Field[Any]) -> bool:
     return one.default is not MISSING or one.default_factory is not MISSING
 
 
-_PLAIN: Final[dict[Any, type[Shape]]] = {int: Whole, bool: Truth, str: Text}
+_PLAIN: Final[dict[Any, type[ValueShape]]] = {int: Whole, bool: Truth, str: Text}

@@ -1,7 +1,7 @@
 """The commands of `liftlog` in one table. A command is imported when it runs, and not before.
 
-To import all of them takes longer than a short command runs. A `Group` knows the name, the place and one line of help
-of each command, and makes only the one that runs.
+To import all of them takes longer than a short command runs. A `LazyGroup` knows the name, the place and one line of
+help of each command, and makes only the one that runs.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ COMMANDS: Final[Mapping[str, Leaf | Branch]] = {
 }
 
 
-class Group(click.Group):
+class LazyGroup(click.Group):
     """Lists its commands without making them; each is made the first time that somebody asks for it."""
 
     def __init__(self, name: str, places: Mapping[str, Leaf | Branch], **more: Any) -> None:
@@ -129,5 +129,5 @@ class Group(click.Group):
 
 def _made(name: str, place: Leaf | Branch) -> click.Command:
     if isinstance(place, Branch):
-        return Group(name, place.leaves, help=place.help)
+        return LazyGroup(name, place.leaves, help=place.help)
     return command(name, getattr(importlib.import_module(place.module), place.name))

@@ -17,7 +17,7 @@ from broker import __version__
 from broker.api.errors import DiskFull, LiftlogError
 from broker.cli.arguments import Option, command
 from broker.cli.exits import FAILED, INTERRUPTED, code_of
-from broker.cli.lazy import COMMANDS, Group
+from broker.cli.lazy import COMMANDS, LazyGroup
 from broker.cli.options import Brokers, Globals, Json, Nats, RetrySeconds
 from broker.cli.output import make_writable, printable
 
@@ -43,7 +43,7 @@ def _globals(
     ctx.obj = Globals(brokers=brokers, nats=nats, json=json, retry_s=retry_s)
 
 
-class Root(Group):
+class Root(LazyGroup):
     """`liftlog` itself, with the options that hold for every command."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -27,7 +27,7 @@ from broker.ingest.answers import Refusal, publish, refusal_body
 from broker.ingest.control import ControlLine, begins_operation, read_control_line, read_operation
 from broker.ingest.errors import EXCERPT_BYTES_MAX, IntakeProtocolError
 from broker.ingest.pure_batch import Builder, PendingBatch, Row
-from broker.ingest.pure_fate import Message, Route, decide
+from broker.ingest.pure_fate import PendingMessage, Route, decide
 from broker.ingest.settings import check_intake, check_route
 
 IMPLEMENTATION: Final = "pure"
@@ -69,7 +69,7 @@ class Intake:
         self._state = _State.AT_LINE
         self._part = bytearray()  # of a control line or a header block
         self._missing = 0
-        self._message: Message | None = None
+        self._message: PendingMessage | None = None
         self._problem: tuple[str, int, bytes] | None = None
 
     @property
@@ -114,7 +114,7 @@ class Intake:
             self._routes.pop(sid, None)
         self._ending.clear()
 
-    def _drop_message(self, message: Message) -> None:
+    def _drop_message(self, message: PendingMessage) -> None:
         """The rest of the current message is skipped, and counts as unrouted."""
         message.fate = "unrouted"
         message.builder = None
@@ -236,7 +236,7 @@ class Intake:
 
     def _begin(self, line: ControlLine) -> None:
         """A control line is here: is the header block wanted?"""
-        self._message = message = Message(line)
+        self._message = message = PendingMessage(line)
         route = self._routes.get(line.sid)
         peek = line.header_size is not None and line.header_size <= rules.HEADER_PEEK_BYTES_MAX
         if line.header_size is not None and route is not None and (peek or not message.is_oversize(route.lead)):

@@ -35,7 +35,7 @@ from broker.ingest.settling import (
     WRONG,
     Dropped,
     Ids,
-    LogView,
+    LogFacts,
     Subjects,
     is_told,
     settle,
@@ -276,7 +276,7 @@ class PendingBatch:
     ) -> None:
         """Drop the records that are not to be stored: see `Conditional`."""
         self._missed_end = subjects.missed_end if subjects is not None else 0
-        log = LogView(ids, subjects, next_offset, window_us, ids_max, subjects_max)
+        log = LogFacts(ids, subjects, next_offset, window_us, ids_max, subjects_max)
         kept, self._dropped = settle(self._rows, log, self._puts)
         if not self._dropped:
             return

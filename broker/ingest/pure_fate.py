@@ -46,7 +46,7 @@ class Route:
 
 
 @dataclass(slots=True)
-class Message:
+class PendingMessage:
     """A message whose control line has arrived.
 
     Attributes:
@@ -82,7 +82,7 @@ class Message:
         return self.wire_bytes > builder._record_bytes_max
 
 
-def decide(message: Message, block: bytes | None, route: Route | None, intake: object) -> None:
+def decide(message: PendingMessage, block: bytes | None, route: Route | None, intake: object) -> None:
     """Set the fate of a message, and what is needed to store or answer it. Rules 1 and 2: is it ours at all?
 
     Args:
@@ -121,7 +121,12 @@ def decide(message: Message, block: bytes | None, route: Route | None, intake: o
 
 
 def _judge(
-    message: Message, builder: Builder, headers: Headers | None, options: Mapping[bytes, bytes], *, oversize: bool
+    message: PendingMessage,
+    builder: Builder,
+    headers: Headers | None,
+    options: Mapping[bytes, bytes],
+    *,
+    oversize: bool,
 ) -> str | Refusal:
     """Rules 3 to 10: stored, or why not."""
     if headers is None:

@@ -78,7 +78,7 @@ class Subjects(Protocol):
     def make_room(self, fill: Any = None) -> None: ...
 
 
-class LogView(NamedTuple):
+class LogFacts(NamedTuple):
     """What settling is told of the log.
 
     Attributes:
@@ -108,7 +108,7 @@ class Dropped(NamedTuple):
 
 
 def settle(
-    rows: Sequence[Row], log: LogView, puts: list[tuple[bytes, int]]
+    rows: Sequence[Row], log: LogFacts, puts: list[tuple[bytes, int]]
 ) -> tuple[list[Row], list[tuple[Row, Dropped]]]:
     """Split rows into those to be stored, which are in the tables now, and those that are not, and why.
 
@@ -135,7 +135,7 @@ def settle(
     return kept, dropped
 
 
-def _judge(row: Row, log: LogView, offset: int, last_id: bytes) -> Dropped | None:
+def _judge(row: Row, log: LogFacts, offset: int, last_id: bytes) -> Dropped | None:
     """None: it is stored at `offset`."""
     ids = log.ids
     if row.msg_id and ids is not None:
@@ -158,7 +158,7 @@ def _judge(row: Row, log: LogView, offset: int, last_id: bytes) -> Dropped | Non
     return None
 
 
-def _judge_subject(row: Row, log: LogView) -> Dropped | None:
+def _judge_subject(row: Row, log: LogFacts) -> Dropped | None:
     subjects = log.subjects
     if not log.subjects_max:
         return Dropped(WRONG, error=SUBJECTS_OFF)

@@ -49,7 +49,7 @@ Answer = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
-class Waiting:
+class Submission:
     """A submission that is under way. `index`: applied here once the log is applied up to there; 0: not known."""
 
     done: Done
@@ -156,7 +156,7 @@ class RaftNode:
         self._options: dict[str, Any] = {"transport": transport, "node": node, "conf": conf, "seeds": seeds, **told}
         self._clock = clock
         self._life = life
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, Submission] = {}
         self._last_id = 0
         self._check_at_s = 0.0
         self._pending_since_s = clock()
@@ -281,7 +281,7 @@ class RaftNode:
         """Have the group carry out a command; `done` is called once (N2), perhaps before this returns."""
         self._last_id += 1
         number = f"{self._life}/{self._last_id}"
-        self._waiting[number] = Waiting(done, self._clock() + timeout_s)
+        self._waiting[number] = Submission(done, self._clock() + timeout_s)
         leader = self.core._getLeader()
         if self.is_controller:
             self._lead(command, lambda result: self._arrived(number, result))

@@ -207,7 +207,7 @@ def _parsed_within(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return parse_within
 
 
-class Bounded:
+class BoundedZlib:
     """zlib, in the place of the module: what takes little as it is sent may be a thousand times as long (W4)."""
 
     compress = staticmethod(zlib.compress)
@@ -231,7 +231,7 @@ def _read_some(conn: Any) -> None:
 
 
 tcp_connection.pickle = Codec
-tcp_connection.zlib = Bounded
+tcp_connection.zlib = BoundedZlib
 tcp_connection.TcpConnection._TcpConnection__tryReadBuffer = _read_some
 tcp_connection.TcpConnection._TcpConnection__processParseMessage = _parsed_within(
     tcp_connection.TcpConnection._TcpConnection__processParseMessage

@@ -27,7 +27,7 @@ from typing import TypeAlias
 from broker.api.answers import PartitionDescription
 from broker.api.errors import LiftlogError, StaleIncarnation, UnknownPartition, UnknownStream
 from spark_liftlog.errors import HOW_TO_GO_ON, LogTruncated, RecordsExpired, RecordsLost
-from spark_liftlog.reading.offsets import Key, Offset, Position
+from spark_liftlog.reading.offsets import Key, Offset, ReadPosition
 from spark_liftlog.reading.plan import prorate
 
 Share: TypeAlias = Callable[[Mapping[Key, int]], dict[Key, int]]
@@ -252,7 +252,7 @@ def finish(it: Step, heads: Heads, epochs: Mapping[Key, int]) -> Offset:
     }
     for key, end in it.ends.items():
         known = _known_epoch(it, heads, key)
-        positions[key] = Position(end, epochs[key] if known is None else known)
+        positions[key] = ReadPosition(end, epochs[key] if known is None else known)
     return Offset(consumer=it.start.consumer, incarnations=it.incarnations, positions=positions, base=it.base)
 
 

@@ -32,7 +32,7 @@ from broker.client.http.patience import Patience
 from broker.client.positions import Position as ClientPosition
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.asking_again import AGAIN_S, AskingAgain
-from spark_liftlog.reading.offsets import Key, Position
+from spark_liftlog.reading.offsets import Key, ReadPosition
 
 FIRST_DEADLINE_S: Final = 30.0
 """Patience with brokers that never answered: more likely a wrong address than a restart."""
@@ -60,7 +60,7 @@ class Resolved:
         is_beyond: No record is that late; `position` is then the head's high watermark.
     """
 
-    position: Position
+    position: ReadPosition
     incarnation: str
     head: Head
     bytes_ahead: int
@@ -168,7 +168,7 @@ class Cluster:
         assert len(found) == len(asked), "one answer for each position"
         return found
 
-    def commit(self, consumer: str, positions: Mapping[Key, Position], incarnations: Mapping[str, str]) -> None:
+    def commit(self, consumer: str, positions: Mapping[Key, ReadPosition], incarnations: Mapping[str, str]) -> None:
         """Publish a consumer's positions, once."""
         offsets = [
             {
@@ -212,7 +212,7 @@ def _resolved(found: answers.Resolved) -> Resolved:
     if offset is None:
         offset = (found.high_watermark or 0) if is_beyond else start
     return Resolved(
-        position=Position(offset, found.leader_epoch),
+        position=ReadPosition(offset, found.leader_epoch),
         incarnation=found.incarnation or "",
         head=Head(start, found.high_watermark or 0, -1),
         bytes_ahead=found.bytes_ahead or 0,

@@ -44,7 +44,7 @@ from spark_liftlog.reading.admission import Admission
 from spark_liftlog.reading.advance import Head, Heads, Loss
 from spark_liftlog.reading.cluster import ANY, DEADLINE_S, At, Cluster, Resolved
 from spark_liftlog.reading.heads import HeadWatch
-from spark_liftlog.reading.offsets import Decoder, Key, Offset, Position, encode, starting_point
+from spark_liftlog.reading.offsets import Decoder, Key, Offset, ReadPosition, encode, starting_point
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.positions import keys_of, resolve_where, weighed
 from spark_liftlog.reading.where import ByPartition, ByTime
@@ -260,7 +260,7 @@ class StreamDriver:
                 start = Offset(
                     consumer=consumer,
                     incarnations={p.stream: p.incarnation or heads.incarnations[p.stream] for p in found},
-                    positions={(p.stream, p.partition): Position(p.offset, p.leader_epoch) for p in found},
+                    positions={(p.stream, p.partition): ReadPosition(p.offset, p.leader_epoch) for p in found},
                 )
                 heads = self._settled(start, heads)
                 resume, held = self._survived(start, heads)

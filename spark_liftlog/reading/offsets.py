@@ -44,7 +44,7 @@ Key: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ReadPosition:
     """Where to read on in one partition.
 
     Attributes:
@@ -69,7 +69,7 @@ class Offset:
 
     consumer: str
     incarnations: Mapping[str, str]
-    positions: Mapping[Key, Position]
+    positions: Mapping[Key, ReadPosition]
     base: Mapping[Key, int] = field(default_factory=dict)
 
 
@@ -144,7 +144,7 @@ def decode(value: Any) -> Offset | None:
     if not isinstance(value["consumer"], str):
         raise _bad(value, "the consumer is no text")
     incarnations: dict[str, str] = {}
-    positions: dict[Key, Position] = {}
+    positions: dict[Key, ReadPosition] = {}
     for stream, entry in _items(value, value["streams"]):
         if not isinstance(entry, dict) or set(entry) != {"incarnation", "partitions"}:
             raise _bad(value, f"stream {stream!r} is not {{incarnation, partitions}}")
@@ -155,7 +155,7 @@ def decode(value: Any) -> Offset | None:
             if not (isinstance(pair, list) and len(pair) == 2):
                 raise _bad(value, f"partition {partition} is not [offset, epoch]")
             offset, epoch = _number(value, pair[0], 0), _number(value, pair[1], -1)
-            positions[stream, _partition(value, partition)] = Position(offset, epoch)
+            positions[stream, _partition(value, partition)] = ReadPosition(offset, epoch)
     base = {
         (stream, _partition(value, partition)): _number(value, start, 0)
         for stream, partitions in _items(value, value.get("base", {}))

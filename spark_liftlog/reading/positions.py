@@ -9,7 +9,7 @@ from dataclasses import replace
 from broker.api.errors import InvalidSetting, NotReady, OffsetOutOfRange
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.cluster import At, Cluster, Resolved
-from spark_liftlog.reading.offsets import Key, Position
+from spark_liftlog.reading.offsets import Key, ReadPosition
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.selection import Selection
 from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
@@ -119,7 +119,7 @@ def _within(key: Key, wanted: int, resolved: Resolved, option: str, fail_on_data
         raise error
     log.warning("source.data_loss error=%s", error)
     bytes_ahead = resolved.bytes_ahead if nearest == head.log_start_offset else 0
-    return replace(resolved, position=Position(nearest), bytes_ahead=bytes_ahead, error=None)
+    return replace(resolved, position=ReadPosition(nearest), bytes_ahead=bytes_ahead, error=None)
 
 
 def _check_partitions(keys: Sequence[Key], named: ByPartition, option: str) -> None:

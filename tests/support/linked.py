@@ -19,7 +19,7 @@ from typing import Any
 from broker.api.errors import StorageFailed
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link.link import ReplicaLink
-from broker.runtime.cluster.replicas import Found, Replicas
+from broker.runtime.cluster.replicas import FoundReplicas, Replicas
 from broker.runtime.config.settings import ReplicationConfig
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.support.placed import Node, ScriptedCatalog
@@ -150,7 +150,7 @@ class LinkedNode(Node):
     def report(self, at: Place, epoch: int) -> None:
         self.reports.append((at, epoch))
 
-    def start(self) -> Found:
+    def start(self) -> FoundReplicas:
         cluster, service = self.cluster, self.cluster.service
         relay = cluster.relays[self.me]
         relay.target = self.link.start("127.0.0.1", 0)

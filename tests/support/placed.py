@@ -18,7 +18,7 @@ from broker.replication.events import Send
 from broker.replication.messages import Incarnation
 from broker.runtime.cluster.folders import Folders
 from broker.runtime.cluster.placed import PlacedReplica
-from broker.runtime.cluster.replicas import Found, Replicas
+from broker.runtime.cluster.replicas import FoundReplicas, Replicas
 from broker.runtime.cluster.wiring import Capture, Host
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
@@ -191,7 +191,7 @@ class Node:
     def followers(self, at: Place, partition: ReplicatedPartition) -> Recorded:
         return Recorded(self.story, at)
 
-    def start(self) -> Found:
+    def start(self) -> FoundReplicas:
         found = self.replicas.open_found()
         known = self.service.catalog.brokers.get(US)
         self.replicas.start()

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from broker.ingest.rules import COUNTERS
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("broker", "spark_liftlog", "pyspark_liftlog")
 
 
 @pytest.mark.process
@@ -95,6 +97,33 @@ def test_every_metric_and_log_line_is_documented() -> None:
         for path in sorted(set((ROOT / package).rglob("*.py")) - {ROOT / "broker/runtime/logs.py"}):
             for event in re.findall(r'log\.(?:info|warning|error|exception)\(\s*"([a-z_]+\.[a-z_]+)', path.read_text()):
                 assert f"`{event}`" in operations, f"{path.name}: {event}"
+
+
+WIRE = {
+    "broker/api/answers.py",
+    "broker/api/sink_answers.py",
+    "broker/serving/contract/schemas.py",
+    "broker/runtime/cluster/sinks/questions.py",
+}
+"""Their classes are bodies and questions of the wire. Such a class may be called as what it carries."""
+
+CALLED_ALIKE = {"Cluster": "as its catalog knows it, and as those whom a query asks"}
+"""Names that two classes may have for one thing, seen from two sides."""
+
+
+def test_no_class_is_called_as_another_one() -> None:
+    """Whoever meets a name in a message or a signature finds one class of that name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    twice = {name: [path for path in paths if path not in WIRE] for name, paths in found.items()}
+    assert len(found) > 500
+    assert {name for name, paths in twice.items() if len(paths) > 1} == CALLED_ALIKE.keys()
+    wire = [path for paths in found.values() for path in paths if path in WIRE]
+    assert len(wire) > 50
+    assert set(wire) == WIRE
 
 
 # Most lines of Python in each package, and the record that allows them. Who needs more raises the number and says in a

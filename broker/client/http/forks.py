@@ -7,14 +7,14 @@ import weakref
 from typing import Final, Protocol
 
 
-class Renewed(Protocol):
+class Renewable(Protocol):
     """Something that a fork must not share."""
 
     def after_fork(self) -> None:
         """Called in the child, where no other thread runs."""
 
 
-def renew_after_fork(one: Renewed) -> None:
+def renew_after_fork(one: Renewable) -> None:
     """Call its `after_fork` in every child that is forked while it lives."""
     _LIVING.add(one)
 
@@ -24,5 +24,5 @@ def _renew_all() -> None:
         one.after_fork()
 
 
-_LIVING: Final[weakref.WeakSet[Renewed]] = weakref.WeakSet()
+_LIVING: Final[weakref.WeakSet[Renewable]] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_renew_all)

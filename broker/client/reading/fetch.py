@@ -35,7 +35,7 @@ from broker.client.http.patience import DEADLINE_S, Patience
 from broker.client.reading.frames import Message
 from broker.client.reading.gathering import rows_between
 from broker.client.reading.reused_memory import ReusedMemory
-from broker.client.reading.session import ANSWER_BYTES, BATCH_TIMEOUT_S, TIMEOUT_S, Answer, FetchSession
+from broker.client.reading.session import ANSWER_BYTES, BATCH_TIMEOUT_S, TIMEOUT_S, FetchAnswer, FetchSession
 
 MAX_WAIT_MS: Final = 2_000
 
@@ -188,7 +188,7 @@ class PartitionFetch:
     def __str__(self) -> str:
         return f"{self._stream}/{self._partition}/{self.position}"
 
-    def _open(self, end: int | None, max_wait_ms: int) -> Answer:
+    def _open(self, end: int | None, max_wait_ms: int) -> FetchAnswer:
         return self._session.open(
             self._stream,
             self._partition,

@@ -1,6 +1,6 @@
 """Asking the brokers of a cluster for records of a partition: one question, one answer.
 
-    session.open("orders", 0, offset=100) ──► Answer: what its headers say, and its messages, verified
+    session.open("orders", 0, offset=100) ──► FetchAnswer: what its headers say, and its messages, verified
 
 An answer comes from the leader, or from an in-sync replica in the reader's rack (`nearest.py`). What breaks is the
 caller's to ask again: `fetch.py`.
@@ -63,7 +63,7 @@ class FetchSession:
         timeout_s: float = TIMEOUT_S,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         interrupt: Interrupt | None = None,
-    ) -> Answer:
+    ) -> FetchAnswer:
         """Ask once for records from `offset` on.
 
         Args:
@@ -109,7 +109,9 @@ class FetchSession:
         if exchange is None:
             exchange = self.brokers.exchange(request(), key=key)
         try:
-            answer = Answer(exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s, is_near=is_near)
+            answer = FetchAnswer(
+                exchange, f"{exchange.address} {stream}/{partition}: ", batch_timeout_s, is_near=is_near
+            )
             if incarnation is not None and answer.incarnation != incarnation:
                 raise StaleIncarnation(
                     f"{stream}: incarnation {answer.incarnation} answers, {incarnation} was asked for: the stream was"
@@ -156,7 +158,7 @@ class FetchSession:
         self.brokers.pool.close()
 
 
-class Answer:
+class FetchAnswer:
     """One answer of a broker: what its headers say, and its batches. A context manager.
 
     Attributes:
@@ -203,7 +205,7 @@ class Answer:
         """Give the connection back, or close it if batches were left unread. Idempotent."""
         self._exchange.close()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> FetchAnswer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -44,7 +44,7 @@ class Chores:
     passed: Callable[[], None] = lambda: None
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """The broker stops, or the stream was deleted."""
 
 
@@ -110,7 +110,7 @@ class Compactor:
             return
         try:
             act()
-        except _Stopped:
+        except Stopped:
             pass
         except (LiftlogError, OSError) as error:
             if isinstance(what, Partition) and (what.removed or what.replica.is_closed):
@@ -130,7 +130,7 @@ class Compactor:
     def _pace(self, partition: Partition) -> Callable[[int], None]:
         def pace(size: int) -> None:
             if self._stop.wait(size / self._bytes_per_s) or partition.removed or partition.replica.is_closed:
-                raise _Stopped
+                raise Stopped
             if partition.replica.room is not None:
                 partition.replica.room.check()  # a rewrite must not eat what is kept for checkpoints
 

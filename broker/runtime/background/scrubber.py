@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 from broker.api.errors import LiftlogError
 from broker.api.validation import build
+from broker.runtime.background.compactor import Stopped
 from broker.runtime.config.configuration import Config
 from broker.runtime.metrics import Sample
 from broker.runtime.partitions.leader import Partition
@@ -81,10 +82,6 @@ class Scrubbed(Protocol):
         """As `storage.scrub.scrub`."""
 
 
-class _Stopped(Exception):
-    """The broker stops, or the stream was deleted."""
-
-
 class Scrubber:
     """Owns the scrub thread; with `scrub.interval_ms = 0` there is none.
 
@@ -138,7 +135,7 @@ class Scrubber:
     def _run(self) -> None:
         self._position = load_position(self._disk, self._path)
         self._remembered_s = time.monotonic()
-        with suppress(_Stopped):
+        with suppress(Stopped):
             while not self._stop.wait(min(LOOK_S, self._interval_s)):
                 since_s = time.time() - self._position.finished_us / 1e6
                 if self._position.partition >= 0 or since_s >= self._interval_s:
@@ -165,7 +162,7 @@ class Scrubber:
     def _guarded(self, partition: Partition, offset: int) -> None:
         try:
             self._scrub(partition, offset)
-        except _Stopped:
+        except Stopped:
             if self._stop.is_set():
                 self._remember(self._position)
                 raise
@@ -213,7 +210,7 @@ class Scrubber:
 
     def _pause(self, what: Scrubbed, seconds: float) -> None:
         if self._stop.wait(seconds) or what.removed:
-            raise _Stopped
+            raise Stopped
 
     def _remember(self, position: ScrubPosition) -> None:
         self._position = position

@@ -54,7 +54,7 @@ STOP_AGAIN_MS: Final = 15_000
 
 
 @dataclass(slots=True)
-class Found:
+class FoundReplicas:
     """What the disks hold. `sound`: the numbers of the replicas that are whole, by incarnation of the stream."""
 
     sound: dict[str, list[int]] = field(default_factory=dict)
@@ -91,14 +91,14 @@ class Replicas:
 
     # -- start and stop --------------------------------------------------------------------------------------
 
-    def open_found(self) -> Found:
+    def open_found(self) -> FoundReplicas:
         """Open what has a folder (G1). Touches the disk.
 
         Raises:
             OSError: the folders cannot be listed.
             DiskFull, UnknownFormatVersion, StorageFailed: a log cannot be opened for now (G8).
         """
-        found, folders = Found(), self._host.folders
+        found, folders = FoundReplicas(), self._host.folders
         catalog = self._host.service.catalog
         infos = {info.incarnation: info for info in list(catalog.streams.values())}
         for identity in list(folders.found()):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, cast
 
-from broker.api.validation import OrNone, Shape, Text, object_of
+from broker.api.validation import OrNone, Text, ValueShape, object_of
 from broker.runtime.config.settings import Config, Secret
 
 PREFIX: Final = "LIFTLOG_"
@@ -34,7 +34,7 @@ class Setting:
     key: str
     kind: str
     default: Any
-    shape: Shape
+    shape: ValueShape
 
     @property
     def limit(self) -> tuple[int, int] | tuple[str, ...] | None:

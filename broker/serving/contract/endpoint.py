@@ -34,7 +34,7 @@ from broker.serving.http.meters import Meters
 from broker.serving.http.peers import Peers
 
 if TYPE_CHECKING:
-    from broker.serving.endpoints.heads import Heads
+    from broker.serving.endpoints.heads import PolledHeads
 
 TIMEOUT_MS_DEFAULT: Final = 120_000
 TIMEOUT_MS_MAX: Final = 600_000
@@ -195,7 +195,7 @@ class Serving:
     meters: Meters
     budget: BodyBudget
     peers: Peers
-    heads: Heads
+    heads: PolledHeads
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def in_worker(self, function: Callable[..., T], *args: Any, undo: Callable[[T], None] | None = None) -> T:

@@ -86,7 +86,7 @@ def problems(meters: Meters) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
         meters.in_flight.inc()
-        if begin := getattr(request.protocol, "request_began", None):  # a `connections.Connection`
+        if begin := getattr(request.protocol, "request_began", None):  # a `connections.HttpConnection`
             begin(request.content)
         status: Any = "gone"
         try:

@@ -43,7 +43,7 @@ class _Poll:
         self.has_answered = asyncio.Event()
 
 
-class Heads:
+class PolledHeads:
     """See the module. On the data plane's loop.
 
     Args:

@@ -28,7 +28,7 @@ from broker.serving.contract.endpoint import (
     text,
     wait_seconds,
 )
-from broker.serving.endpoints.heads import Heads
+from broker.serving.endpoints.heads import PolledHeads
 from broker.serving.endpoints.streams import leader_of
 from broker.serving.http.peers import is_from_peer
 from broker.serving.http.waiting import until_draining
@@ -111,7 +111,7 @@ def parse_patterns(value: str | None) -> list[str] | None:
     return patterns
 
 
-async def _look_elsewhere(backend: Backend, heads: Heads, patterns: list[str] | None) -> None:
+async def _look_elsewhere(backend: Backend, heads: PolledHeads, patterns: list[str] | None) -> None:
     """Have the leaders of what is selected and not led here say what moves there."""
     if len(backend.brokers()) < 2:
         return
@@ -128,7 +128,7 @@ async def _look_elsewhere(backend: Backend, heads: Heads, patterns: list[str] | 
     await heads.look(names, leaders)
 
 
-def state(backend: Backend, patterns: list[str] | None, heads: Heads | None = None) -> dict[str, Any]:
+def state(backend: Backend, patterns: list[str] | None, heads: PolledHeads | None = None) -> dict[str, Any]:
     """The watched numbers of the selected streams. Internal streams only by a pattern that begins like them."""
     backend.check_session()
     leader = leader_of(backend)

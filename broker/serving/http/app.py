@@ -32,7 +32,7 @@ from broker.serving.endpoints import (
     streams,
     watch,
 )
-from broker.serving.endpoints.heads import Heads
+from broker.serving.endpoints.heads import PolledHeads
 from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
 from broker.serving.http.meters import Meters
@@ -94,7 +94,7 @@ def build_app(
         meters=meters,
         budget=BodyBudget(BODIES_AT_ONCE * body_bytes_max),
         peers=peers,
-        heads=Heads(peers, backend.note_elsewhere),
+        heads=PolledHeads(peers, backend.note_elsewhere),
     )
     app = web.Application(middlewares=[problems(meters)])
     app[SERVING] = serving

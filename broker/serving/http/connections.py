@@ -104,16 +104,16 @@ class Connections:
         self.meters = meters
         self._open_count = 0
         # When the time of each is up. All wait equally long, so the first is due first.
-        self._heads: dict[Connection, float] = {}
+        self._heads: dict[HttpConnection, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[ClosingConnection] = set()
         self._refused = RateLimitedLog()
         self._malformed = RateLimitedLog()
 
-    def protocol_factory(self, server: web.Server) -> Callable[[], Connection]:
+    def protocol_factory(self, server: web.Server) -> Callable[[], HttpConnection]:
         """What `loop.create_server` takes: connections of this server."""
         loop = asyncio.get_running_loop()
-        return lambda: Connection(self, server, loop)
+        return lambda: HttpConnection(self, server, loop)
 
     def close(self) -> None:
         """Cut who is still being told why; for when the server has ended."""
@@ -143,7 +143,7 @@ class Connections:
         self.dismiss(transport, last_words(error, HTTPStatus.SERVICE_UNAVAILABLE))
         return False
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: HttpConnection) -> None:
         """It is closed."""
         self.head_done(connection)
         self._open_count -= 1
@@ -151,7 +151,7 @@ class Connections:
 
     # --- how long -------------------------------------------------------------------------------------------
 
-    def await_head(self, connection: Connection) -> None:
+    def await_head(self, connection: HttpConnection) -> None:
         """Its time for a head runs, from now on unless it runs already (N1)."""
         if connection in self._heads:
             return
@@ -160,7 +160,7 @@ class Connections:
         if self._timer is None:
             self._timer = loop.call_at(due, self._cut_slow, due)
 
-    def head_done(self, connection: Connection) -> None:
+    def head_done(self, connection: HttpConnection) -> None:
         """The head is complete, or the connection closed."""
         self._heads.pop(connection, None)
 
@@ -191,7 +191,7 @@ class Connections:
             transport.set_protocol(closing)
             transport.abort()
 
-    def refusal(self, error: HttpProcessingError, connection: Connection, remote: str | None) -> web.Response:
+    def refusal(self, error: HttpProcessingError, connection: HttpConnection, remote: str | None) -> web.Response:
         """The answer to what is no HTTP, counted and logged."""
         refused, status = refusal_of(error, headers_max=connection.max_headers)
         self.meters.requests.labels("none", status).inc()
@@ -201,7 +201,7 @@ class Connections:
         return problem_response(refused, status=status)
 
 
-class Connection(web.RequestHandler):
+class HttpConnection(web.RequestHandler):
     """One connection: aiohttp's protocol, and what this module adds."""
 
     __slots__ = ("_body", "_half_closed", "_has_spoken", "_is_busy", "_is_malformed", "_newest", "_owner")

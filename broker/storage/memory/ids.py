@@ -282,7 +282,7 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-class Found(NamedTuple):
+class FoundIds(NamedTuple):
     """The ids of a batch.
 
     Attributes:
@@ -302,9 +302,9 @@ def has_headers(message: bytes | bytearray | memoryview) -> bool:
     return bool(null_count != count)
 
 
-def ids_in(message: bytes | bytearray | memoryview) -> Found:
+def ids_in(message: bytes | bytearray | memoryview) -> FoundIds:
     """Find the ids of a batch. Of a repeated header the first counts; an empty id is none. The CRC is not checked."""
-    none = Found([], np.zeros(0, np.int64), np.zeros(0, np.int64), b"")
+    none = FoundIds([], np.zeros(0, np.int64), np.zeros(0, np.int64), b"")
     if not has_headers(message):  # most batches
         return none
     rows = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
@@ -321,4 +321,4 @@ def ids_in(message: bytes | bytearray | memoryview) -> Found:
     offsets = rows.column("offset").to_numpy()[owners]
     times_us = rows.column("timestamp").cast(pa.int64()).to_numpy()[owners]
     last_id = texts[-1] if texts and owners[-1] == rows.num_rows - 1 else b""
-    return Found(texts, offsets, times_us, last_id)
+    return FoundIds(texts, offsets, times_us, last_id)

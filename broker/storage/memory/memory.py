@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from broker.api.batch import read_header
-from broker.storage.memory.ids import Found, IdTable, ids_in
+from broker.storage.memory.ids import FoundIds, IdTable, ids_in
 from broker.storage.memory.producers import GroupStamp, ProducerTable
 from broker.storage.memory.state_files import IDS, PRODUCERS, SUBJECTS
 from broker.storage.memory.subjects import Latest, SubjectTable, read_head
@@ -243,7 +243,7 @@ class Rows(Verdict):
         self._log_start = log_start_offset
         self._now_us = now_us
         self._begin = begin
-        self._ids: list[Found] = []
+        self._ids: list[FoundIds] = []
         self._latest: list[Latest] = []
 
     def look(self, messages: Sequence[Message]) -> None:

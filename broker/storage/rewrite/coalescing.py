@@ -41,8 +41,8 @@ from broker.storage.read import NeedsRepair
 from broker.storage.rewrite.clean_state import load_clean_state
 from broker.storage.rewrite.rewriting import (
     BATCH_COST_BYTES,
+    BatchRun,
     BatchShape,
-    Run,
     body_bytes,
     is_joinable,
     is_packable,
@@ -290,7 +290,7 @@ def _gains(log: PartitionLog, settings: CoalescingSettings, known: Known, thrott
                 run.add(header, rows, size)
                 continue
             after += 1
-            run = Run(header, rows, size) if joins else None
+            run = BatchRun(header, rows, size) if joins else None
     finally:
         file.close()
     if packs and packable_bytes * PACKABLE_PARTS >= known.bytes:

@@ -188,7 +188,7 @@ def is_joinable(header: BatchHeader, needs_stamp: Callable[[BatchHeader], bool])
 
 
 @dataclass(slots=True)
-class Run:
+class BatchRun:
     """Batches that are to become one, by what is known without their rows.
 
     Attributes:
@@ -241,7 +241,7 @@ class _Rewrite:
         self.segment = sources[0][0]
         self.path = self.segment.path + TEMPORARY
         self.file: File | None = None  # None: all as it was so far
-        self.run: Run | None = None
+        self.run: BatchRun | None = None
         self.rows: list[pa.RecordBatch] = []  # of the run
         self.stored: memoryview | None = None  # the run is one batch so far, as it was
         self.parts: list[bytes | bytearray | memoryview] = []
@@ -266,7 +266,7 @@ class _Rewrite:
             self.stored = None
             return
         self.close_run()
-        self.run = Run(header, kept, size)
+        self.run = BatchRun(header, kept, size)
         self.rows = [rows]
         self.stored = batch.message if kept == stored else None
         if not joins:

@@ -204,7 +204,7 @@ def test_a_head_is_forgotten_when_its_broker_is_gone(two: Two) -> None:
 
 def test_a_head_of_another_epoch_is_nobodys(two: Two) -> None:
     """H1."""
-    made = heads.Heads(None, lambda: None)  # type: ignore[arg-type]
+    made = heads.PolledHeads(None, lambda: None)  # type: ignore[arg-type]
     poll = made._polls["b:1"] = heads._Poll()
     poll.streams = {"orders": {"incarnation": "i", "partitions": {"1": {"leader_epoch": 4, "high_watermark": 9}}}}
     leader = LeaderAddress(id="b", http="b:1")

@@ -21,7 +21,7 @@ from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.cluster import Cluster, Resolved
 from spark_liftlog.reading.driver import StreamDriver
-from spark_liftlog.reading.offsets import Key, Offset, Position, decode, encode
+from spark_liftlog.reading.offsets import Key, Offset, ReadPosition, decode, encode
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.refresh import Opening
 from spark_liftlog.schema import ROW
@@ -41,7 +41,7 @@ def view(incarnation: str | None, *ends: int) -> Heads:
 def said(incarnation: str | None, end: int = 0, error: LiftlogError | None = None) -> Resolved:
     """An answer about a position: its offset is the end, unless another one was asked for."""
     return Resolved(
-        position=Position(end, 1),
+        position=ReadPosition(end, 1),
         incarnation=incarnation or "",
         head=Head(0, end, -1),
         bytes_ahead=0,
@@ -77,7 +77,7 @@ class Played(Cluster):
             one = self.answers[min(self._answered, len(self.answers) - 1)]
             self._answered += 1
             is_offset = isinstance(at, dict) and "offset" in at and one.error is None
-            found.append(replace(one, position=Position(at["offset"], 1)) if is_offset else one)
+            found.append(replace(one, position=ReadPosition(at["offset"], 1)) if is_offset else one)
         return found
 
 
@@ -106,7 +106,7 @@ def query(**options: str) -> Iterator[StreamDriver]:
 
 
 def start(*offsets: int) -> dict[str, Any]:
-    positions = {("s", number): Position(offset, 1) for number, offset in enumerate(offsets or (AT,))}
+    positions = {("s", number): ReadPosition(offset, 1) for number, offset in enumerate(offsets or (AT,))}
     return encode(Offset(consumer="c", incarnations={"s": "new"}, positions=positions))
 
 

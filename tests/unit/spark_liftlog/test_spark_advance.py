@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from broker.api.errors import StaleIncarnation
 from spark_liftlog.errors import LogTruncated, RecordsExpired
 from spark_liftlog.reading.advance import Head, Heads, finish, losses, recreated, step, truncated, unknown_epochs
-from spark_liftlog.reading.offsets import Key, Offset, Position
+from spark_liftlog.reading.offsets import Key, Offset, ReadPosition
 
 
 def start_at(positions: dict[int, tuple[int, int]], *, incarnation: str = "i1") -> Offset:
     return Offset(
         consumer="c",
         incarnations={"s": incarnation},
-        positions={("s", p): Position(offset, epoch) for p, (offset, epoch) in positions.items()},
+        positions={("s", p): ReadPosition(offset, epoch) for p, (offset, epoch) in positions.items()},
     )
 
 
@@ -83,7 +83,7 @@ def test_a_partition_without_news_keeps_its_entry_to_the_letter() -> None:
     assert it is not None
     assert unknown_epochs(it, heads) == {("s", 1): 6}
     end = finish(it, heads, {("s", 1): 9})
-    assert end.positions == {("s", 0): Position(10, 1), ("s", 1): Position(6, 9)}
+    assert end.positions == {("s", 0): ReadPosition(10, 1), ("s", 1): ReadPosition(6, 9)}
 
 
 def test_the_epoch_is_not_asked_for_while_it_cannot_have_changed() -> None:
@@ -91,7 +91,7 @@ def test_the_epoch_is_not_asked_for_while_it_cannot_have_changed() -> None:
     it = step(start, heads, {}, limit=None)
     assert it is not None
     assert unknown_epochs(it, heads) == {}
-    assert finish(it, heads, {}).positions == {("s", 0): Position(12, 4)}
+    assert finish(it, heads, {}).positions == {("s", 0): ReadPosition(12, 4)}
 
 
 def test_retention_past_the_start_is_told_with_range_and_option() -> None:
@@ -129,7 +129,7 @@ def test_a_survived_loss_says_in_its_base_where_the_batch_begins() -> None:
     assert it is not None
     end = finish(it, heads, dict.fromkeys(unknown_epochs(it, heads), 3))
     assert end.base == {("s", 0): 25}
-    assert end.positions == {("s", 0): Position(40, 3), ("s", 1): Position(9, 1)}
+    assert end.positions == {("s", 0): ReadPosition(40, 3), ("s", 1): ReadPosition(9, 1)}
     assert step(end, heads, {}, limit=None) is None
 
 
@@ -145,7 +145,7 @@ def test_after_a_truncation_the_end_may_lie_below_the_start_but_says_so() -> Non
     it = step(start, heads, {("s", 0): 80}, limit=None)
     assert it is not None
     end = finish(it, heads, dict.fromkeys(unknown_epochs(it, heads), 2))
-    assert (end.base, end.positions) == ({("s", 0): 80}, {("s", 0): Position(90, 2)})
+    assert (end.base, end.positions) == ({("s", 0): 80}, {("s", 0): ReadPosition(90, 2)})
 
 
 def test_the_partitions_of_a_recreated_stream_replace_the_old_ones() -> None:
@@ -155,7 +155,7 @@ def test_the_partitions_of_a_recreated_stream_replace_the_old_ones() -> None:
     assert it is not None
     end = finish(it, heads, dict.fromkeys(unknown_epochs(it, heads), 5))
     assert end.incarnations == {"s": "i2"}
-    assert end.positions == {("s", 0): Position(3, 5)}
+    assert end.positions == {("s", 0): ReadPosition(3, 5)}
     assert unknown_epochs(it, heads) == {("s", 0): 3}
 
 
@@ -180,7 +180,7 @@ def test_a_partition_that_an_answer_does_not_tell_of_keeps_its_position() -> Non
     it = step(start, heads, {}, limit=None)
     assert it is not None
     end = finish(it, heads, {})
-    assert end.positions == {("s", 0): Position(12, 1), ("s", 1): Position(7, 1)}
+    assert end.positions == {("s", 0): ReadPosition(12, 1), ("s", 1): ReadPosition(7, 1)}
     assert step(end, heads, {}, limit=None) is None
 
 
@@ -188,27 +188,27 @@ def test_a_stream_that_is_not_told_of_keeps_its_positions_and_incarnation() -> N
     start = Offset(
         consumer="c",
         incarnations={"s": "i1", "t": "j1"},
-        positions={("s", 0): Position(10, 1), ("t", 0): Position(5, 1)},
+        positions={("s", 0): ReadPosition(10, 1), ("t", 0): ReadPosition(5, 1)},
     )
     it = step(start, heads_of({0: (0, 12, 1)}), {}, limit=None)
     assert it is not None
     end = finish(it, heads_of({0: (0, 12, 1)}), {})
     assert end.incarnations == start.incarnations
-    assert end.positions["t", 0] == Position(5, 1)
+    assert end.positions["t", 0] == ReadPosition(5, 1)
 
 
 def test_a_stream_that_is_lost_holds_up_no_other() -> None:
     start = Offset(
         consumer="c",
         incarnations={"s": "i1", "t": "j1"},
-        positions={("s", 0): Position(10, 1), ("t", 0): Position(5, 1)},
+        positions={("s", 0): ReadPosition(10, 1), ("t", 0): ReadPosition(5, 1)},
     )
     both = Heads(incarnations={"s": "i2", "t": "j1"}, partitions={("s", 0): Head(0, 99, 1), ("t", 0): Head(0, 6, 1)})
     it = step(start, both, {}, limit=None, held={("s", 0)})
     assert it is not None
     end = finish(it, both, {})
     assert end.incarnations == {"s": "i1", "t": "j1"}, "its offsets still count the old records"
-    assert end.positions == {("s", 0): Position(10, 1), ("t", 0): Position(6, 1)}
+    assert end.positions == {("s", 0): ReadPosition(10, 1), ("t", 0): ReadPosition(6, 1)}
 
 
 def test_streams_that_are_found_while_running_begin_where_they_are_told_to() -> None:
@@ -219,7 +219,7 @@ def test_streams_that_are_found_while_running_begin_where_they_are_told_to() -> 
     assert it is not None
     end = finish(it, both, dict.fromkeys(unknown_epochs(it, both), 1))
     assert (end.base, end.incarnations) == ({("t", 0): 4}, {"s": "i1", "t": "j1"})
-    assert end.positions == {("s", 0): Position(10, 1), ("t", 0): Position(6, 1)}
+    assert end.positions == {("s", 0): ReadPosition(10, 1), ("t", 0): ReadPosition(6, 1)}
 
 
 def test_the_beginning_of_an_added_partition_that_retention_took_is_a_loss() -> None:

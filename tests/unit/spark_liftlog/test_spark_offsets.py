@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from broker.api.errors import LiftlogError, UnknownFormatVersion
 from spark_liftlog.errors import BadOffset
-from spark_liftlog.reading.offsets import Offset, Position, decode, encode, starting_point, symbolic
+from spark_liftlog.reading.offsets import Offset, ReadPosition, decode, encode, starting_point, symbolic
 from spark_liftlog.reading.where import ByTime, Where
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "offsets-v1.json"
@@ -23,7 +23,7 @@ NUMBERS = st.integers(0, (1 << 63) - 1)
 
 @st.composite
 def offsets(draw: st.DrawFn) -> Offset:
-    positions = draw(st.dictionaries(KEYS, st.builds(Position, NUMBERS, st.integers(-1, 1 << 32)), max_size=12))
+    positions = draw(st.dictionaries(KEYS, st.builds(ReadPosition, NUMBERS, st.integers(-1, 1 << 32)), max_size=12))
     incarnations = {stream: draw(st.text("0123456789abcdef", min_size=1)) for stream, _ in sorted(positions)}
     base = {key: draw(NUMBERS) for key in positions if draw(st.booleans())}
     return Offset(consumer=draw(st.text()), incarnations=incarnations, positions=positions, base=base)
@@ -38,18 +38,22 @@ GOLDEN_OFFSETS = {
     "first offset of a query": Offset(
         consumer="spark-0f8fad5bd9cb469fa16570867728950e",
         incarnations={"orders": "b1946ac92492d234"},
-        positions={("orders", 10): Position(7, 3), ("orders", 2): Position(105, 3), ("orders", 0): Position(0, -1)},
+        positions={
+            ("orders", 10): ReadPosition(7, 3),
+            ("orders", 2): ReadPosition(105, 3),
+            ("orders", 0): ReadPosition(0, -1),
+        },
         base={("orders", 10): 7, ("orders", 2): 100, ("orders", 0): 0},
     ),
     "later offset": Offset(
         consumer="billing",
         incarnations={"orders": "b1946ac92492d234"},
-        positions={("orders", 0): Position((1 << 63) - 1, 4294967295)},
+        positions={("orders", 0): ReadPosition((1 << 63) - 1, 4294967295)},
     ),
     "two streams": Offset(
         consumer="billing",
         incarnations={"returns": "2", "orders": "1"},
-        positions={("returns", 0): Position(5, 1), ("orders", 0): Position(9, 2)},
+        positions={("returns", 0): ReadPosition(5, 1), ("orders", 0): ReadPosition(9, 2)},
     ),
 }
 

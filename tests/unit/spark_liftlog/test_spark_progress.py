@@ -9,7 +9,7 @@ from typing import cast
 from broker.api.errors import UnknownStream
 from spark_liftlog.progress.publishing import Progress
 from spark_liftlog.reading.cluster import Cluster
-from spark_liftlog.reading.offsets import Key, Offset, Position
+from spark_liftlog.reading.offsets import Key, Offset, ReadPosition
 
 FOR_EVER_S = 3600.0
 
@@ -21,13 +21,13 @@ class Noting:
         self.published: list[int] = []
         self.asked = threading.Semaphore(0)
 
-    def commit(self, consumer: str, positions: Mapping[Key, Position], incarnations: Mapping[str, str]) -> None:
+    def commit(self, consumer: str, positions: Mapping[Key, ReadPosition], incarnations: Mapping[str, str]) -> None:
         self.published.append(positions["orders", 0].offset)
         self.asked.release()
 
 
 def offset(number: int) -> Offset:
-    return Offset(consumer="c", incarnations={"orders": "a1"}, positions={("orders", 0): Position(number)})
+    return Offset(consumer="c", incarnations={"orders": "a1"}, positions={("orders", 0): ReadPosition(number)})
 
 
 def test_between_two_publications_only_the_newest_position_is_kept() -> None:
@@ -61,7 +61,7 @@ class Refusing:
     def __init__(self) -> None:
         self.published: dict[Key, int] = {}
 
-    def commit(self, consumer: str, positions: Mapping[Key, Position], incarnations: Mapping[str, str]) -> None:
+    def commit(self, consumer: str, positions: Mapping[Key, ReadPosition], incarnations: Mapping[str, str]) -> None:
         if any(stream == "gone" for stream, _ in positions):
             raise UnknownStream("no stream 'gone'")
         self.published |= {key: at.offset for key, at in positions.items()}
@@ -71,7 +71,7 @@ def test_a_position_that_is_refused_refuses_no_other() -> None:
     """G4: the stream was deleted, and the query goes on with its other one."""
     brokers = Refusing()
     progress = Progress(cast("Cluster", brokers))
-    positions = {("gone", 0): Position(7), ("orders", 0): Position(1), ("orders", 1): Position(2)}
+    positions = {("gone", 0): ReadPosition(7), ("orders", 0): ReadPosition(1), ("orders", 1): ReadPosition(2)}
     progress.learned(Offset(consumer="c", incarnations={"gone": "a1", "orders": "a2"}, positions=positions))
     progress.flush(60)
     progress.close(60)
