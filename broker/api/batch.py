@@ -50,7 +50,6 @@ from broker.api.errors import BadBatch, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 
 FORMAT_VERSION: Final = 1
-METADATA_KEY: Final = b"liftlog"
 
 # name -> hex digits, in order. All are unsigned but max_timestamp_us (two's complement).
 FIELDS: Final = {

@@ -6,9 +6,8 @@ from typing import Final
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, Unavailable
 
-OK: Final = 0
+# 0 is a command that succeeded; 2 is click's, for a command line that it cannot take.
 FAILED: Final = 1
-USAGE: Final = 2
 UNREACHABLE: Final = 3
 INTERRUPTED: Final = 130
 

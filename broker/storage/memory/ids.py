@@ -5,7 +5,7 @@
     index     hash -> place in the ring                                                   open addressing, linear
 
 An id is known while its record is younger than the window; the records' own timestamps decide, so that the same log
-gives the same table. `IDS_BYTES` (48) an id at most, twice that while it grows.
+gives the same table. An id takes 48 bytes at most, twice that while it grows.
 
 I1  Of the records with one id the last is known. Those from NATS are a window apart, so within a window it is the only
     one, but for what came over HTTP. (The last, not the first: so the log tells the same from wherever it is read.)
@@ -36,7 +36,6 @@ from broker.api.schema import SCHEMA
 from broker.storage.memory.siphash import FEW, KEY_BYTES, Hashes, siphash, siphash_all
 
 HEADER_NAME: Final = "Nats-Msg-Id"
-IDS_BYTES: Final = 48
 INDEX_PER_ENTRY: Final = 4
 SNAPSHOT_VERSION: Final = 1
 CAPACITY_MIN: Final = 64

@@ -11,7 +11,7 @@ J2  The records of subjects that are not in the table lie below `missed_end`. Wh
 J3  The arrays are the whole state: the compiled twin (broker/ingest/_subjects.pxi) works on the same ones, step by step
     as `find`, `takes`, `put` and `put_back` do.
 J4  At most half of the slots are taken, by at most `subjects_max` subjects; what is below the log start goes when room
-    is needed. `SUBJECT_BYTES` (48) a subject, up to twice that while there is room.
+    is needed. A subject takes 48 bytes, up to twice that while there is room.
 
 Subjects stand as keyed hashes: siphash.py says why that is enough. Format of a snapshot: docs/reference/storage.md.
 """
@@ -31,7 +31,6 @@ from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 from broker.storage.memory.siphash import KEY_BYTES, siphash, siphash_column
 
-SUBJECT_BYTES: Final = 48
 SNAPSHOT_VERSION: Final = 1
 SLOTS_MIN: Final = 64
 NONE: Final = 0

@@ -47,7 +47,7 @@ def oracle(batch: pa.RecordBatch, value: bytes) -> bytes:
     """The same message as pyarrow writes it, given the metadata value."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        writer.write_batch(batch, custom_metadata={codec.METADATA_KEY: value})
+        writer.write_batch(batch, custom_metadata={b"liftlog": value})
     return sink.getvalue()[len(SCHEMA_BYTES) : -len(END_OF_STREAM)]
 
 

@@ -15,7 +15,6 @@ import pytest
 
 from broker.api.batch import (
     CRC_AT,
-    METADATA_KEY,
     VALUE_AT,
     VALUE_BYTES,
     BatchHeader,
@@ -87,7 +86,7 @@ def by_arrow(rows: pa.RecordBatch, header: BatchHeader) -> bytes:
     """The message as pyarrow's stream writer writes it, with our metadata."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        writer.write_batch(rows, custom_metadata={METADATA_KEY: header.value()})
+        writer.write_batch(rows, custom_metadata={b"liftlog": header.value()})
     return bytes(sink.getvalue().to_pybytes()[len(SCHEMA_BYTES) : -len(END_OF_STREAM)])
 
 

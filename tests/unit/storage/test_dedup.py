@@ -15,7 +15,7 @@ import pytest
 from broker.api.batch import BatchHeader, encode_batch
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
-from broker.storage.memory.ids import CAPACITY_MIN, IDS_BYTES, IdTable, ids_in
+from broker.storage.memory.ids import CAPACITY_MIN, IdTable, ids_in
 from broker.storage.memory.siphash import FEW, siphash, siphash_all
 from tests.support.effort import seeds
 
@@ -89,7 +89,7 @@ def test_memory_is_bounded_and_stays_small_while_ids_go() -> None:
         table.expire(i - 40)
         table.reserve(1)
         table.add(b"%d" % i, i, i)
-    assert table.entries.nbytes + table.index.nbytes == CAPACITY_MIN * IDS_BYTES
+    assert table.entries.nbytes + table.index.nbytes == CAPACITY_MIN * 48
 
 
 def test_a_snapshot_leaves_out_what_is_above_its_end() -> None:

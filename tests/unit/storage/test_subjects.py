@@ -17,7 +17,7 @@ from broker.api.batch import BatchHeader, encode_batch
 from broker.api.errors import CorruptLog, UnknownFormatVersion
 from broker.api.schema import SCHEMA
 from broker.storage.memory.siphash import siphash, siphash_all, siphash_column
-from broker.storage.memory.subjects import NONE, SLOTS_MIN, SUBJECT_BYTES, UNKNOWN, SubjectTable, read_head
+from broker.storage.memory.subjects import NONE, SLOTS_MIN, UNKNOWN, SubjectTable, read_head
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ def test_memory_is_bounded_and_small_again_when_the_log_has_moved_on() -> None:
     for at in range(0, len(words), 1 << 12):
         table.note(type(table.digest(batch_of([])))(words[at : at + (1 << 12)], np.arange(at + 1, at + 1 + (1 << 12))))
     assert len(table) == 1 << 16
-    assert table.slots.nbytes == (1 << 16) * SUBJECT_BYTES
+    assert table.slots.nbytes == (1 << 16) * 48
     assert table.missed_end == 1 << 17
     table.begin(1 << 17, 1 << 16)
     table.make_room()
