@@ -12,8 +12,8 @@ P3  A partition that refuses records, because its stream is paused, read-only or
     with an error of its own for each append. Reads go on, but for a deleted one. What was decided before (`decided`,
     the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
 P4  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
-    quick fsync. It is the pool's while the pool is at it, and after an fsync that took longer than `QUICK_S`. So it is
-    where followers fsync it, too: they are told of it first, and it is done here while they do it.
+    quick fsync. It is the pool's while the pool is at it, after an fsync that took longer than `QUICK_S`, and always
+    where other brokers keep it, too: they are told of it first, and fsync it at the same time.
 P5  What is synced in a row keeps nobody waiting (row_sync.py).
 P6  What was judged or searched under a leader epoch is appended under that one, or not at all. (Else a leader that
     searched, was deposed and leads again appends what another leader has appended meanwhile.)
