@@ -10,8 +10,7 @@ does not, call `register(spark)`. The page for users is docs/guides/spark.md.
     session.py     register, configure
     options.py     the options of the source
     parsing.py     option values: found by name, read, refused
-    schema.py      the row, the projection
-    subjects.py    rows of some subjects only
+    schema.py      the row, the projection, rows of some subjects only
     errors.py      LIFTLOG_<REASON>
 
     reading/       the source: what the driver plans, and what a task reads

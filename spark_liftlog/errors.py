@@ -22,10 +22,20 @@ import functools
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-from broker.api.errors import CorruptLog, InvalidRequest, LiftlogError, NotSupported, OffsetOutOfRange
+from broker.api.errors import (
+    CorruptLog,
+    InvalidRequest,
+    LiftlogError,
+    NotSupported,
+    OffsetOutOfRange,
+    RequestTooLarge,
+    SinkBatchesMissing,
+    SinkRowsDiffer,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E", bound=LiftlogError)
 
 HOW_TO_GO_ON: Final = (
     "set the option failOnDataLoss=false to go on at {where}, or start with a new checkpoint and startingOffsets"
@@ -99,3 +109,23 @@ def shown_to_spark(method: Callable[P, R]) -> Callable[P, R]:
             raise for_spark(error)  # noqa: B904 -- for_spark decides about the cause
 
     return wrapped
+
+
+def advised(error: E) -> E:
+    """A broker's refusal of a sink, with the options that decide, or what has to be done first."""
+    text = _advice(error)
+    return error if text is None else type(error)(f"{error}; {text}", **error.fields)
+
+
+def _advice(error: LiftlogError) -> str | None:
+    if isinstance(error, SinkRowsDiffer):
+        return "in Spark that is the option onRepeatWithOtherRows=keepFirst"
+    if isinstance(error, SinkBatchesMissing):
+        return "or set the option onMissingBatches=accept for one run, to go on without them"
+    if isinstance(error, RequestTooLarge) and error.fields.get("key") == "sinks.group_bytes_max":
+        return (
+            "a micro-batch that is planned comes again with the same rows: raise sinks.group_bytes_max at the broker"
+            " until it is through, and keep the next ones smaller with the source's option maxBytesPerTrigger or"
+            " maxOffsetsPerTrigger"
+        )
+    return None

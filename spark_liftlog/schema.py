@@ -16,10 +16,12 @@ C2  Columns are taken over as they are; `stream` and `partition` are constants r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -34,7 +36,6 @@ from pyspark.sql.types import (
 
 from broker.api.errors import InvalidSetting
 from broker.client.reading.gathering import Shape
-from spark_liftlog.subjects import with_subjects
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 ROW: Final = StructType(
@@ -80,9 +81,19 @@ class Projection:
         return Shape(self._columns, self._schema, constants)
 
     def of_subjects(self, batches: Iterable[pa.RecordBatch], patterns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Of batches in the shape with subjects, the rows whose subject matches one of the patterns."""
-        names = [*self._columns, "subject"]
-        return with_subjects(batches, patterns, at=names.index("subject"), width=len(self._columns))
+        """Of batches in the shape with subjects, the rows whose subject matches one of the patterns: checked NATS
+        subjects, wildcards allowed. Each distinct subject of a batch is judged once."""
+        at, width = [*self._columns, "subject"].index("subject"), len(self._columns)
+        wanted = re.compile("|".join(map(_regex, patterns)))
+        for batch in batches:
+            column = batch.column(at).dictionary_encode()
+            fits = [wanted.fullmatch(subject) is not None for subject in column.dictionary.to_pylist()]
+            schema = pa.schema([batch.schema.field(i) for i in range(width)])
+            rest = pa.RecordBatch.from_arrays(batch.columns[:width], schema=schema)
+            if all(fits):
+                yield rest
+            elif any(fits):
+                yield rest.filter(pc.take(pa.array(fits), column.indices))
 
 
 def row_of(names: Sequence[str]) -> StructType:
@@ -155,3 +166,8 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _refused(column: str, why: str) -> InvalidSetting:
     return InvalidSetting(f"column {column!r} of the given schema: {why}", key="schema", value=column)
+
+
+def _regex(pattern: str) -> str:
+    tokens = [{"*": r"[^.]+", ">": r".+"}.get(token, re.escape(token)) for token in pattern.split(".")]
+    return r"\.".join(tokens)

@@ -3,7 +3,8 @@
     batch ── column stream ──► rows of one stream ── bad rows ──► rows of one partition ──► outlet
              (or the option)                          └──► error, or the dead letter stream
 
-    partition of a row: its column `partition`; else the hash of its key; else the task's turn, batch by batch
+    partition of a row: its column `partition`; else CRC-32 of its key, as the broker's `partition_by = key`; else the
+    task's turn: rows without a key share one for each batch, so that each batch is one append
 
 K3  Rows of one task and one partition keep their order.
 K4  Without a dead letter stream the first bad row of a task is the error, whichever stream it names.
@@ -17,14 +18,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broker.api.errors import InvalidName, InvalidRecords, LiftlogError, UnknownStream
+from broker.api.errors import InvalidName, InvalidRecords, LiftlogError, UnknownPartition, UnknownStream
 from broker.api.stream import check_name
+from broker.client.writing.partitioner import partitions_of
 from spark_liftlog.writing.digest import digest_of, together
 from spark_liftlog.writing.letters import letters_of
-from spark_liftlog.writing.partitioner import partitions_for
 from spark_liftlog.writing.rows import ARROW, Bad, Target, bad_rows, row_bytes
 from spark_liftlog.writing.sink_options import SinkOptions
 
@@ -186,3 +188,37 @@ def _by_value(column: Any) -> Iterable[tuple[str | None, Any]]:
 
 def _taken(rows: pa.RecordBatch, places: Any) -> pa.RecordBatch:
     return rows if len(places) == rows.num_rows else rows.take(pa.array(places))
+
+
+def partitions_for(keys: Any, explicit: Any, *, partition_count: int, turn: int) -> npt.NDArray[np.int32]:
+    """The partition of each row.
+
+    Args:
+        keys: Binary `pyarrow.Array`, or None where the frame has no such column.
+        explicit: int32 `pyarrow.Array`, or None; wins over the key where it is not null. One of the two is given.
+        partition_count: >= 1.
+        turn: Where rows with neither go, modulo the partitions.
+    Raises:
+        UnknownPartition: an explicit partition that the stream does not have.
+    """
+    rows = len(keys if keys is not None else explicit)
+    found = np.full(rows, turn % partition_count, np.int32)
+    if keys is not None and partition_count > 1:
+        hashed = partitions_of(pa.RecordBatch.from_arrays([keys], names=["key"]), partition_count, default_subject="")
+        np.copyto(found, hashed, where=_is_valid(keys))
+    if explicit is not None:
+        chosen, is_chosen = explicit.fill_null(0).to_numpy(zero_copy_only=False), _is_valid(explicit)
+        wrong = np.flatnonzero(is_chosen & ((chosen < 0) | (chosen >= partition_count)))
+        if len(wrong):
+            raise UnknownPartition(
+                f"column partition: {int(chosen[wrong[0]])} is not a partition of the stream, which has 0 to"
+                f" {partition_count - 1}",
+                partitions=partition_count,
+            )
+        np.copyto(found, chosen, where=is_chosen)
+    return found
+
+
+def _is_valid(array: Any) -> npt.NDArray[np.bool_]:
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid

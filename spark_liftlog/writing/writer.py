@@ -28,10 +28,9 @@ from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls, path, understand
 from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import default_subject
-from spark_liftlog.errors import ModeRefused, shown_to_spark
+from spark_liftlog.errors import ModeRefused, advised, shown_to_spark
 from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.task import session
-from spark_liftlog.writing.advice import advised
 from spark_liftlog.writing.digest import as_text
 from spark_liftlog.writing.gathering import gathered
 from spark_liftlog.writing.jobs import Job

@@ -18,9 +18,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from broker.api.errors import RequestTooLarge
 from broker.api.schema import HEADERS_TYPE
 from broker.client.client import Client
-from spark_liftlog.errors import LiftlogSparkError
+from spark_liftlog.errors import LiftlogSparkError, advised
 from spark_liftlog.schema import HEADERS
-from spark_liftlog.writing.advice import advised
 from spark_liftlog.writing.run import checkpoint_name
 from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter

@@ -25,8 +25,7 @@ from spark_liftlog.errors import LiftlogSparkError, ModeRefused
 from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing.jobs import Job
 from spark_liftlog.writing.outlets import APPEND_BYTES, Appending
-from spark_liftlog.writing.partitioner import partitions_for
-from spark_liftlog.writing.router import Router
+from spark_liftlog.writing.router import Router, partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
 from spark_liftlog.writing.run import Written, checkpoint_name
 from spark_liftlog.writing.sink_options import SinkOptions, checkpoint_place
