@@ -1,25 +1,27 @@
 """The source: what the driver plans, and what a task reads.
 
-admission.py      How much of what there is goes into the next batch: the limits, together.
-advance.py        From where the query stands to where its next batch ends: the decisions, without
-                  the network.
+    stream_reader ─► driver ─► heads ─► advance ─► plan ─► task, on an executor ─► batches for Spark
+
+stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in driver.py.
 batch_reader.py   A batch read: where it starts and ends is asked when it is planned.
-cluster.py        What the driver asks of the brokers: heads, positions, publishing.
 driver.py         The driver's side of a streaming read: what `stream_reader.py` asks, independent
                   of Spark.
+selection.py      Which streams and partitions a read is about.
+where.py          Where a read starts or ends, as options say it.
+positions.py      Option values and ranges, made concrete by asking the brokers once. For batch and
+                  stream alike.
+cluster.py        What the driver asks of the brokers: heads, positions, publishing.
+asking_again.py   How long a broker that may be behind is asked again before it is believed.
 heads.py          What there is to read, always at hand: one long poll in the background, answers
                   from memory.
 offsets.py        The offset JSON: what Spark keeps in the checkpoint and hands back, for years.
-plan.py           Which records go into which Spark task. Arithmetic only.
-positions.py      Option values and ranges, made concrete by asking the brokers once. For batch and
-                  stream alike.
-prefetch.py       Reading ahead of Spark: a thread makes the next batch while Spark takes the one
-                  before.
+admission.py      How much of what there is goes into the next batch: the limits, together.
+advance.py        From where the query stands to where its next batch ends: the decisions, without
+                  the network.
 refresh.py        A frame that is planned once and read again: what it has grown by is asked then.
-selection.py      Which streams and partitions a read is about.
-asking_again.py   How long a broker that may be behind is asked again before it is believed.
-stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in driver.py.
+plan.py           Which records go into which Spark task. Arithmetic only.
 task.py           What an executor does: read the ranges of one input partition. HTTP only, nothing
                   of the driver's.
-where.py          Where a read starts or ends, as options say it.
+prefetch.py       Reading ahead of Spark: a thread makes the next batch while Spark takes the one
+                  before.
 """

@@ -1,28 +1,32 @@
 """The streams and partitions of this broker: opened, changed, synced, watched.
 
+    catalog ─► streams ─► logs on this disk ─► appends ─► core ─► fsync ─► high watermark ─► readers, offsets
+
 catalog_store.py  The catalog on this broker's disk: one file of lines, rewritten as one at start
                   and when it has grown.
-consumers.py      Consumer offsets: commits appended to the offset stream, answered when durable,
-                  newest in memory.
 control.py        What changes the set of streams, their settings and state: one change at a time,
                   on the control loop.
-effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
-follower_read.py  Committed records of a partition that another broker leads, for readers that are
-                  near.
-leader.py         One partition that this broker leads: the driver of its core
-                  (`broker.replication.leader`).
-open_logs.py      How many logs keep their file open: those that were appended to last, up to a
-                  limit.
+streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
 orphans.py        Folders of streams: how one goes, and those that the catalog does not name, found
                   at the start.
-queued_appends.py Appends that come from elsewhere than intake: made by the appenders, awaited as
-                  futures.
+open_logs.py      How many logs keep their file open: those that were appended to last, up to a
+                  limit.
 replica.py        One partition's log on this broker, whoever leads it: synced, checkpointed,
                   trimmed, scrubbed, and let rest.
-replicated.py     One partition that other brokers keep as well: its session, its in-sync replicas, its failures.
-row_sync.py       How a partition is synced in a row with others.
-stopping.py       Who waits for an ack of what was sorted by a number of partitions, and a stop of all that.
-streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
+queued_appends.py Appends that come from elsewhere than intake: made by the appenders, awaited as
+                  futures.
+leader.py         One partition that this broker leads: the driver of its core
+                  (`broker.replication.leader`).
+replicated.py     One partition that other brokers keep as well: its session, its in-sync replicas,
+                  its failures.
+stopping.py       Who waits for an ack of what was sorted by a number of partitions, and a stop of
+                  all that.
+effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
 sync.py           The fsync pool: group commit.
+row_sync.py       How a partition is synced in a row with others.
 watch.py          Wakes whoever waits for a partition to move on.
+follower_read.py  Committed records of a partition that another broker leads, for readers that are
+                  near.
+consumers.py      Consumer offsets: commits appended to the offset stream, answered when durable,
+                  newest in memory.
 """
