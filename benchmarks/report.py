@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,16 @@ INTRODUCTION = """# Benchmarks
 <!-- Written by `python -m benchmarks report` from benchmarks/results/*.jsonl and benchmarks/notes.md.
      Do not edit this page. -->
 
-Every figure here is the median of the repeats of one run; in each repeat liftlog and its peers take turns on the same
-machine, and a ratio is made within a repeat. Publishers, servers, brokers and clients all share that machine's cores.
-Figures move by 20 % and more with the machine; ratios move less. The lines behind the figures, each repeat included,
-are in `benchmarks/results/`.
+Every figure here is the median of the repeats of one run; in each repeat liftlog and its peers take
+turns on the same machine, and a ratio is made within a repeat. Publishers, servers, brokers and
+clients all share that machine's cores. Figures move by 20 % and more with the machine; ratios move
+less. The lines behind the figures, each repeat included, are in `benchmarks/results/`.
 
-Repeat them with `make bench`, one workload with `python -m benchmarks intake`; `--data DIR` chooses the disk, and
-nats.go is measured where Go is installed. To compare with Kafka, unpack a Kafka distribution (3.9 or 4.x) and name its
-folder in the environment variable `BENCH_KAFKA_HOME`. To compare with Spark's Kafka source as well, put into `spark/`
-in that folder the jars of spark-sql-kafka-0-10 for your Spark (Scala 2.13) and of what it depends on:
+Repeat them with `make bench`, one workload with `python -m benchmarks intake`; `--data DIR` chooses
+the disk, and nats.go is measured where Go is installed. To compare with Kafka, unpack a Kafka
+distribution (3.9 or 4.x) and name its folder in the environment variable `BENCH_KAFKA_HOME`. To
+compare with Spark's Kafka source as well, put into `spark/` in that folder the jars of
+spark-sql-kafka-0-10 for your Spark (Scala 2.13) and of what it depends on:
 spark-token-provider-kafka-0-10, kafka-clients and commons-pool2. Kafka adds some nine minutes.
 """
 
@@ -70,7 +72,8 @@ def section(workload: str, lines: Sequence[Line]) -> str:
     """Heading, what is measured, and the table of a workload."""
     docstring = (importlib.import_module(f"benchmarks.{workload}").__doc__ or "").strip()
     title, _, rest = docstring.partition(":")
-    words = f"## {title}\n\n{rest.strip()[:1].upper()}{rest.strip()[1:]}\n"
+    paragraphs = f"{rest.strip()[:1].upper()}{rest.strip()[1:]}".split("\n\n")
+    words = f"## {title}\n\n" + "\n\n".join(map(_wrapped, paragraphs)) + "\n"
     units = {line["metric"]: line["unit"] for line in lines if not line["metric"].endswith(f"_{line['unit']}")}
     heads = [f"{name} ({units[name]})" if name in units else name for name in _columns(lines)]
     rows = [["case", "side", *heads, "ours ÷ this", "to reach"]]
@@ -88,6 +91,13 @@ def section(workload: str, lines: Sequence[Line]) -> str:
         for side, reason in line["skipped"].items():
             rows.append(["", side, *("" for _ in _columns(lines)), "", f"not measured: {reason}"])
     return words + "\n" + _table(rows)
+
+
+def _wrapped(paragraph: str) -> str:
+    """As prose stands in docs; lines that are indented stay as they are."""
+    if any(line.startswith("    ") for line in paragraph.splitlines()):
+        return paragraph
+    return textwrap.fill(paragraph, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _columns(lines: Sequence[Line]) -> list[str]:
