@@ -41,6 +41,7 @@ Spark (`LIFTLOG_` + the reason in capitals). Codes are never renamed or reused.
         StreamExists            stream_exists          exists with other settings: `differences`
         OffsetOutOfRange        offset_out_of_range    outside [log_start_offset, high_watermark]: both are fields
         StaleIncarnation        stale_incarnation      the stream was deleted and re-created: `incarnation`
+        ExpectationFailed       expectation_failed     a Nats-Expected-* header did not hold: in the answers of intake
         NotSupported            not_supported          a feature that this release does not have
         ReadOnly                read_only              the stream accepts no records
         PortInUse               port_in_use            another process listens there
@@ -271,6 +272,13 @@ class OffsetOutOfRange(InvalidRequest):
 class StaleIncarnation(InvalidRequest):
     reason = "stale_incarnation"
     status = 409
+
+
+class ExpectationFailed(InvalidRequest):
+    """Never raised: the broker answers it over NATS alone, with this reason (`broker.ingest.answers`)."""
+
+    reason = "expectation_failed"
+    status = 412
 
 
 class NotSupported(InvalidRequest):
