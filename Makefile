@@ -7,7 +7,7 @@
 # make soak MINUTES=60 SEED=7 [BROKERS=3]   users and an operator at random; then what is stored is held against acks
 # make sim SEED=7 [STEPS=900]   a cluster in one process, its story; SEED=0..500: many; MUTANT="asks in too early": with a mistake
 # make chaos MINUTES=5   three brokers under load, killed, frozen, restarted; then what they have is held against their acks
-# make chaos ROUNDS=50   one broker, kill -9 under load
+# make chaos ROUNDS=50   one broker, kill -9 under load; either: HISTORY=f.jsonl, what clients saw [chaos-history/seed-SEED.jsonl]
 
 PYTHON ?= python3
 VENV := .venv
@@ -67,9 +67,9 @@ sim: install
 	$(BIN)/python -m tests.sim $(if $(findstring ..,$(SEED)),--seeds $(SEED),$(if $(SEED)$(MUTANT),$(if $(SEED),--seed $(SEED)),--seed 0)) $(if $(STEPS),--steps $(STEPS)) $(if $(MUTANT),--mutant "$(MUTANT)")
 
 chaos: install
-	$(BIN)/python -m tests.cluster $(if $(ROUNDS),--rounds $(ROUNDS),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.cluster $(if $(ROUNDS),--rounds $(ROUNDS),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(if $(HISTORY),--history "$(HISTORY)")
 
 clean:
-	rm -rf $(VENV) build dist fuzz-failures *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data
+	rm -rf $(VENV) build dist fuzz-failures chaos-history *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis liftlog-data quickstart-data
 	find broker spark_liftlog pyspark_liftlog tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 	rm -f broker/ingest/_intake.c broker/client/reading/_gathering.c broker/ingest/*.so broker/client/reading/*.so

@@ -130,9 +130,9 @@ class Figures:
         return ", ".join(f"{name} {value:,.0f}" for name, value in vars(self).items())
 
 
-def run(folder: Path, rounds: int, seed: int) -> Figures:
-    """Kill a broker so often; raise AssertionError for X1 to X6. The history is `history.jsonl` in the folder."""
-    with Recorder(folder / "history.jsonl") as recorder:
+def run(folder: Path, rounds: int, seed: int, history: Path | None = None) -> Figures:
+    """Kill a broker so often; raise AssertionError for X1 to X6. `history`: as for `chaos.run`."""
+    with Recorder(history or folder / "history.jsonl") as recorder:
         figures = _run(folder, rounds, seed, recorder)
     with recorder.path.open() as lines:
         found = judge(read(lines))
