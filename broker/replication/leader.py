@@ -157,10 +157,10 @@ class Leader:
         self._for_leader: Waiting = []
         self._sync: tuple[Effect, ...] = (Sync(0),)
 
-    @property
-    def knows_end(self) -> bool:
-        """Whether it may say where the committed records end: not before its epoch's own start is committed."""
-        return self.role is Role.LEADING and self.high_watermark >= self.epoch_start
+    def may_tell_end(self, high_watermark: int) -> bool:
+        """Whether clients may be told that the committed records end there: not before the start of this epoch is
+        committed. Asked with the log's high watermark, which follows this core's: readers have no more."""
+        return self.role is Role.LEADING and high_watermark >= self.epoch_start
 
     @property
     def waiting_count(self) -> int:

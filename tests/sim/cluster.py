@@ -216,7 +216,7 @@ class Cluster:
                 if log.log_end_offset != self.checker.known[name].end:
                     return f"{name}: {who} ends at {log.log_end_offset}"
             core = self.brokers[p.leader or ""].replicas[name].leader
-            if core.waiting_count or core.epoch != p.leader_epoch or not core.knows_end:
+            if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
         for publisher in self.publishers:
             known = self.checker.known[publisher.partition]

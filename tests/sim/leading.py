@@ -325,7 +325,7 @@ class Leading(Held):
         if log is None or not self.leads or core.epoch < epoch or not self.broker.has_session:
             answer("not known")
             return
-        end = core.high_watermark if core.knows_end else -1
+        end = log.high_watermark if core.may_tell_end(log.high_watermark) else -1
         self.checker.serves(self, "a read")
         try:
             with log.read(max(offset, log.log_start_offset), max_bytes=3_000) as plan:

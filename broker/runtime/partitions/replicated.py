@@ -148,7 +148,7 @@ class ReplicatedPartition(Partition):
     def end(self) -> int | None:
         """As `Partition.end`: a new leader may know of less than former ones have told (P14)."""
         end = self._state.high_watermark
-        return end if end >= self._core.epoch_start and self.serves else None
+        return end if self._core.may_tell_end(end) and self.serves else None
 
     def _may_answer(self) -> bool:
         return self._served_epoch == self._core.epoch >= self._least_epoch and self._has_session()

@@ -246,4 +246,8 @@ class Scenario:
             pending = core.in_sync.pending
             line += f" isr={','.join(core.in_sync.members)} pe={core.in_sync.partition_epoch}"
             line += f" counting={','.join(core.in_sync.counting()) or '-'}" + (" asked" if pending else "")
-        return line + (" syncing" if core.is_syncing else "") + ("" if core.knows_end else " end-unknown")
+        return (
+            line
+            + (" syncing" if core.is_syncing else "")
+            + ("" if core.may_tell_end(core.high_watermark) else " end-unknown")
+        )

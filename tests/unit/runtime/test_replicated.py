@@ -254,6 +254,27 @@ def test_a_new_leader_tells_no_end_before_it_has_committed_its_beginning(led: Le
     assert partition.end is None
 
 
+def test_an_end_that_readers_do_not_see_yet_is_not_told(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core has moved its high watermark, and the effect that moves the log's is still to be done."""
+    partition = led.partition
+    append(led)
+    late: list[Effect] = []
+    do = partition._effects.do
+    with monkeypatch.context() as patched:
+        patched.setattr(type(partition._effects), "do", lambda _, effects, **__: late.extend(effects))
+        led.follow(1)
+        assert late
+        assert partition.end == 0
+        partition.lead(3, replace(led.state, leader_epoch=3))  # its epoch begins at 1
+        partition.serve(3)
+        led.state = replace(led.state, leader_epoch=3)
+        led.follow(1)
+        assert partition.serves
+        assert partition.end is None
+    do(late)
+    assert partition.end == 1
+
+
 def test_a_log_start_that_is_not_written_down_is_told_to_nobody(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash would undo it: whoever led then would bring back what was answered as gone."""
     for end in (1, 2, 3):
