@@ -286,6 +286,7 @@ class Partition:
                     effects = (Sync(core.generation),)
         except (LiftlogError, OSError):
             self._effects.do(before)
+            replica.refused()
             self.check_open(decided=decided)  # deleted meanwhile: then that is the reason
             raise
         except BaseException:
@@ -334,6 +335,7 @@ class Partition:
         """Recover the log if it failed, and make all that it holds durable and visible. Returns the high watermark.
 
         Raises:
+            UnknownStream: the stream was deleted.
             StorageFailed, DiskFull: what the log holds beyond its high watermark is not known.
         """
         self.check_open(decided=True)
@@ -344,6 +346,7 @@ class Partition:
         event = self._synced()
         self._tell(event)
         if isinstance(event, SyncFailed):
+            self.check_open(decided=True)  # deleted meanwhile, and the log closed: then that is the reason
             raise event.error
         self.replica.note_change()
         return self.log.high_watermark

@@ -106,12 +106,20 @@ class Replica:
         self.byte_count += byte_count
         if self.room is not None:
             self.room.took(byte_count)
+        self._note_open()
+        if self.log.lacks_subjects:
+            self._build_subjects()
+
+    def refused(self) -> None:
+        """An append has failed; the log may have opened its file for it, and keeps it open (R3)."""
+        if self.log.is_awake:
+            self._note_open()
+
+    def _note_open(self) -> None:
         if self._open_logs is not None:
             self._open_logs.touch(self.log)
             if self.removed:  # since it was appended to: nobody else takes it out
                 self._open_logs.forget(self.log)
-        if self.log.lacks_subjects:
-            self._build_subjects()
 
     def sync(self) -> int | LiftlogError:
         """Make durable what is in the log: the durable end, or why there is none. Who waits must hear of either."""

@@ -81,7 +81,7 @@ def append_durable(
     result = partition.append_now(batches, awaited, decided=decided, leader_epoch=leader_epoch)
     awaited.wait(partition)
     if partition.log.durable_end < result.next_offset:
-        partition.log.sync()
+        partition.commit_all()
     if generation != partition.generation:
         raise StorageFailed(f"{partition}: the log had to recover; the group that was appended may be lost")
     return result

@@ -85,7 +85,12 @@ class HiddenLog:
         raise NotImplementedError
 
     def make_durable(self, generation: int) -> None:
-        """Make durable all that was appended up to `generation` (G1, G2)."""
+        """Make durable all that was appended up to `generation` (G1, G2).
+
+        Raises:
+            UnknownStream: the stream was deleted.
+            StorageFailed, DiskFull: what was appended may be there or not.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -127,6 +132,8 @@ class HiddenLog:
                 byte_count=sum(batch.byte_count_max for batch in all_batches),
             )
         )
+        if self._main.replica.room is not None:
+            self._main.replica.room.took(result.bytes)
         for note in notes:
             self._table.apply(
                 note,
@@ -167,7 +174,7 @@ class HiddenLog:
         )
 
     def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
-        """Check what is staged from `offset` on; what is damaged is lost from then on, over a restart, too."""
+        """Check what is staged from `offset` on; that this copy lacks what is damaged is remembered over a restart."""
         with self.lock:
             self.ready()
             hidden = self.open()
@@ -206,7 +213,7 @@ class HiddenLog:
 
 
 class StageLog(HiddenLog):
-    """Of a broker that is alone: in a folder of its own, and this broker's fsync makes it durable.
+    """Of a broker that is alone: in a folder of its own, and this broker's fsync commits it.
 
     Args:
         main: The partition.
@@ -254,8 +261,12 @@ class StageLog(HiddenLog):
 
     def make_durable(self, generation: int) -> None:
         """As `HiddenLog.make_durable`."""
-        hidden = self.open()
-        hidden.advance_high_watermark(hidden.sync())
+        try:
+            hidden = self.open()
+            hidden.advance_high_watermark(hidden.sync())
+        except LiftlogError:
+            self._main.check_open(decided=True)  # deleted meanwhile, and the log closed: then that is the reason
+            raise
         if generation != self.generation:
             raise StorageFailed(f"{self._main}: the log of stages had to recover; the request may have been done")
 

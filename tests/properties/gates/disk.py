@@ -3,6 +3,7 @@
 write     before anything of it is written
 sync      before the fsync
 synced    after the fsync, before its caller hears of it
+space     before a small file is written whole, under another name
 effects   (not of the disk) before what the partition's core wants is done: high watermark, answers
 """
 
@@ -17,7 +18,8 @@ import pytest
 
 from broker.replication.events import Answer, Effect
 from broker.runtime.partitions.effects import Effects
-from broker.storage.disk import OsDisk, ReadableBuffer
+from broker.storage import disk
+from broker.storage.disk import TEMPORARY, OsDisk, ReadableBuffer
 from broker.storage.disk.osfile import OsFile
 from tests.support.waiting import DEADLINE_S
 
@@ -132,7 +134,13 @@ def gated(patch: pytest.MonkeyPatch) -> Gates:
             gates.pass_("effects", f"{self._replica.log.folder}/")
         real(self, effects, **options)
 
-    real = Effects.do
+    def write_whole(path: str, data: ReadableBuffer, flags: int) -> None:
+        if path.endswith(TEMPORARY):
+            gates.pass_("space", path)
+        real_write(path, data, flags)
+
+    real, real_write = Effects.do, disk._write_whole
+    patch.setattr(disk, "_write_whole", write_whole)
     patch.setattr(OsFile, "sync", lambda file: None)  # the power stays on, and the disk of the machine is slow
     patch.setattr("broker.runtime.assembled.OsDisk", GatedDisk)
     patch.setattr(Effects, "do", do)

@@ -5,9 +5,12 @@
     under way  no bytes between NATS and the disk, no append in a queue, no request body, no waiter
     records    as many were counted as the log has taken
     stages     as many bytes are staged as live stages have
+    reserve    what counts as free is what the system said when it was last asked, less all that was written since
+    spares     the spare files that there are, are those that count as there, each alone and as large as it should be
 
-Method: random appends and changes of a few streams, random calls to the disk that fail; what is counted is compared
-after each step. At the end all streams are deleted, and only what is the broker's own is left.
+Method: random appends and changes of a few streams, random calls to the disk that fail, a file system that others fill,
+no room for spare files for a while; what is counted is compared after each step. At the end all streams are deleted,
+and only what is the broker's own is left.
 """
 
 from __future__ import annotations
@@ -16,17 +19,22 @@ import errno
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from broker.api.errors import LiftlogError
 from broker.runtime.partitions.leader import Partition
+from broker.runtime.sinks.stage_log import StageLog
 from broker.serving.http.app import SERVING
 from broker.serving.http.body import BodyBudget
-from broker.storage.log import PartitionLog
+from broker.storage.disk.spare_files import Spares
+from broker.storage.log import AppendResult, PartitionLog, StoredGroup
 from broker.storage.segments.chain import AHEAD_BYTES
 from tests.properties.gates import appends
 from tests.properties.gates.rig import Rig
@@ -41,11 +49,60 @@ NAMES = ("a", "b", "c")
 FAULTS = ("write", "sync", "open", "unlink", "replace", "sync_dir", "remove_tree")
 
 
+class Place:
+    """The file system: what the broker has of it, what others have, and what was written when it was last asked.
+
+    Attributes:
+        others_bytes: Of other programs.
+        free_bytes: As it was told; -1: nobody has asked.
+        written_bytes: By the broker until then, of what the reserve is kept from.
+        is_full: There is no room for spare files.
+    """
+
+    total_bytes = 1 << 30
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, written: Callable[[], int]) -> None:
+        self.others_bytes = 0
+        self.free_bytes = -1
+        self.written_bytes = 0
+        self.is_full = False
+        self._folder = folder
+        self._written = written
+        patch.setattr(os, "statvfs", self._statvfs)
+        make = Spares._make
+
+        def make_if_there_is_room(spares: Spares, path: str, size: int) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            make(spares, path, size)
+
+        patch.setattr(Spares, "_make", make_if_there_is_room)
+
+    def _statvfs(self, _: str) -> Any:
+        used = 0
+        for path in self._folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                used += path.stat().st_blocks * 512
+        self.free_bytes = max(0, self.total_bytes - used - self.others_bytes)
+        self.written_bytes = self._written()
+        return SimpleNamespace(f_bavail=self.free_bytes, f_frsize=1, f_blocks=self.total_bytes)
+
+
 class Life:
     """What is done, step by step."""
 
-    def __init__(self, rig: Rig, seed: int) -> None:
+    def __init__(self, rig: Rig, seed: int, patch: pytest.MonkeyPatch) -> None:
         self.rig = rig
+        self.staged_bytes = 0
+        self.place = Place(rig.folder, patch, self.written_bytes)
+        append_group = StageLog._append_group
+
+        def counted(log: StageLog, group: StoredGroup) -> AppendResult:
+            result = append_group(log, group)
+            self.staged_bytes += result.bytes
+            return result
+
+        patch.setattr(StageLog, "_append_group", counted)
         self.rng = random.Random(seeded(seed))
         self.began: dict[Partition, int] = {}
         self.epochs: dict[str, int] = {}
@@ -58,6 +115,9 @@ class Life:
             faulty = rng.choice(FAULTS)
             kind = rng.choice([errno.EIO, errno.ENOSPC])
             self.rig.gates.fail(faulty, lambda path: f"/streams/{name}/" in path, kind)
+        if self.place.others_bytes or rng.random() < 0.05:
+            self.place.others_bytes = rng.choice([0, self.place.total_bytes])
+        self.place.is_full = rng.random() < 0.2
         act = rng.choice([self.create, self.append, self.append, self.append, self.sink, self.change, self.background])
         try:
             done = await act(name)
@@ -92,7 +152,7 @@ class Life:
 
     async def change(self, name: str) -> str:
         broker, rng = self.rig.broker, self.rng
-        match rng.randrange(6):
+        match rng.randrange(7):
             case 0:
                 await broker.delete_stream(name)
                 return "delete"
@@ -108,11 +168,13 @@ class Life:
             case 4:
                 await broker.add_partitions(name, broker.stream(name).settings.partitions + 1)
                 return "add partitions"
-            case _:
+            case number:
+                if number == 6:
+                    self.rig.gates.fail("space", lambda path: f"/streams/{name}/" in path, errno.ENOSPC)
                 incarnation = broker.stream(name).incarnation
                 end = broker.partition(name, 0).log.log_end_offset
                 await broker.trim_stream(name, incarnation, {0: rng.randint(0, end + 1)})
-                return "trim"
+                return "trim" if number == 5 else "trim with no room for a checkpoint"
 
     async def background(self, name: str) -> str:
         """A round of the cleaner over one stream."""
@@ -138,6 +200,32 @@ class Life:
                 return False
         return True
 
+    def written_bytes(self) -> int:
+        """What the logs of streams have taken, also of those that are gone, and what was staged."""
+        replicas = [partition.replica for partition in self.began if partition.replica.room is not None]
+        return self.staged_bytes + sum(replica.byte_count for replica in replicas)
+
+    def room_fits(self) -> bool:
+        room, place = self.rig.broker._room, self.place
+        left = place.free_bytes - room.reserve_bytes
+        written = self.written_bytes() - place.written_bytes
+        return place.free_bytes < 0 or (room._left, room.is_short) == (left - written, left <= 0)
+
+    def spares_fit(self) -> bool:
+        spares = self.rig.broker._disk._spares
+        assert spares is not None
+        with spares._lock:
+            found = {int(path.name): path.stat() for path in (self.rig.folder / "spare").iterdir()}
+            return (
+                not spares._in_use
+                and found.keys() == spares._there
+                and spares.is_short == (len(found) < len(spares._sizes))
+                and all(
+                    (one.st_nlink, one.st_size) == (1, spares._sizes[number]) and one.st_blocks * 512 >= one.st_size
+                    for number, one in found.items()
+                )
+            )
+
     async def check(self) -> None:
         rig, streams = self.rig, self.rig.broker._streams
         partitions = streams.all_partitions()
@@ -155,6 +243,8 @@ class Life:
                 parts = [part for stage in table.stages.values() for part in stage.parts.values()]
                 assert bool(store.byte_count()) == bool(parts)
         assert budget(rig).bytes_now == 0
+        await until(self.spares_fit, "the spare files are others than those that count as there")
+        await until(self.room_fits, "what counts as free is not what there was less what was written since")
 
 
 def files_of(logs: Sequence[PartitionLog]) -> list[str]:
@@ -186,7 +276,7 @@ def budget(rig: Rig) -> BodyBudget:
 async def test_what_is_counted_is_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     async with running(tmp_path / "data", monkeypatch) as rig:
         rig.expects_faults()
-        life = Life(rig, seed)
+        life = Life(rig, seed, monkeypatch)
         done = []
         for _ in range(STEPS):
             done.append(await life.step())

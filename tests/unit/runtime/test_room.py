@@ -8,6 +8,8 @@ import pytest
 
 from broker.api.errors import DiskFull
 from broker.runtime.background.disk_reserve import LOOK_S, SHARE, Room, free_and_total
+from tests.support.logs import row_batch
+from tests.unit.runtime.test_control import running
 
 
 class Place:
@@ -87,3 +89,26 @@ def test_a_disk_that_does_not_answer_refuses_nothing() -> None:
 def test_the_system_says_what_is_free(tmp_path: Path) -> None:
     free, total = free_and_total(str(tmp_path))
     assert 0 < free <= total
+
+
+async def test_what_is_staged_counts_too(tmp_path: Path) -> None:
+    """A sink that is fast cannot run through the reserve between two looks either."""
+    async with running(tmp_path) as broker:
+        await broker.create_stream("s", {})
+        room = broker._room
+        place = Place(free=room._wanted + 100, total=1 << 60)
+        room._look, room._clock, room._looked_s = place.look, lambda: place.now_s, float("-inf")
+        epoch = (await broker.sinks.open("sink", "owner", is_one_shot=False)).epoch
+
+        async def stage(part: int) -> None:
+            batches = [row_batch([b"v" * 1_000])]
+            await broker.sinks.stage(
+                "s", 0, batches, sink="sink", epoch=epoch, stage="0" * 32, part=part, is_last=False
+            )
+
+        await stage(0)
+        assert place.looks == 1
+        place.free = room._wanted
+        with pytest.raises(DiskFull):
+            await stage(1)
+        assert place.looks == 2
