@@ -194,7 +194,7 @@ def _check_once(ledger: Ledger, history: History, one: Partition) -> None:
         message = ledger.messages[stored.identity]
         until_s = _done_s(message)
         went_back = any(message.first_s - 60 <= at <= until_s for at in ledger.clock_back)
-        window_us = (history.window_ms or 0) * 1_000
+        window_us = history.least_window_ms(message.first_s, until_s) * 1_000
         if message.repeats and (went_back or stored.time_us - before.time_us >= window_us):
             continue
         _violate(ledger, message, f"K2: {_place(one, before.offset)} and {stored.offset} hold the same id")

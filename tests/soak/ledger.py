@@ -11,6 +11,8 @@ import random
 import time
 import zlib
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,8 @@ BLOCK = random.Random(0).randbytes(4 << 20)
 SIZES = (0, 1, 40, 100, 100, 900, 900, 5_000, 20_000, 20_000, 20_000, 70_000, 300_000)
 NEAR_S = 4.0
 SHOWN_MAX = 40
+HEARD_S = 10.0
+"""So long after the answer a broker that stood still may go by the setting of before."""
 
 
 def value_of(identity: str, size: int) -> bytes:
@@ -74,7 +78,8 @@ class History:
 
     Attributes:
         created_s: When the incarnation that is there now had been made.
-        window_ms: The shortest time for which ids were to be remembered; None: it has no ids.
+        windows: (begin, end, milliseconds) of each time for which ids may have been remembered so long, 0: not at all.
+            None: it has no ids.
         grown: (begin, end) of each time that partitions were added.
         trimmed: Per partition the greatest offset below which records were to go.
         may_expire: Retention may take records; may_compact: compaction.
@@ -83,16 +88,29 @@ class History:
 
     name: str
     created_s: float = 0.0
-    window_ms: int | None = 120_000
+    windows: list[tuple[float, float, int]] = field(default_factory=list)
     grown: list[tuple[float, float]] = field(default_factory=list)
     trimmed: dict[int, int] = field(default_factory=dict)
     may_expire: bool = False
     may_compact: bool = False
     is_loose: bool = False
 
-    def made_anew(self) -> None:
+    def made_anew(self, window_ms: int) -> None:
         self.created_s = time.monotonic()
-        self.trimmed, self.grown = {}, []
+        self.trimmed, self.grown, self.windows = {}, [], [(self.created_s, float("inf"), window_ms)]
+
+    @contextmanager
+    def window_changes(self, window_ms: int) -> Iterator[None]:
+        """Ids are remembered for another time from somewhere within on; if it raises, for the one or the other."""
+        begun_s = time.monotonic()
+        self.windows.append((begun_s, float("inf"), window_ms))
+        yield
+        done_s = time.monotonic() + HEARD_S
+        self.windows = [(begin, min(end, done_s), ms) for begin, end, ms in self.windows[:-1]] + self.windows[-1:]
+
+    def least_window_ms(self, since_s: float, until_s: float) -> int:
+        """The shortest time for which ids may have been remembered at some moment between the two."""
+        return min((ms for begin, end, ms in self.windows if begin <= until_s and since_s <= end), default=0)
 
 
 class Story:

@@ -14,11 +14,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from broker.api.errors import LiftlogError
 from tests.soak import chain
-from tests.soak.world import World, begins_as
+from tests.soak.world import World, begins_as, window_ms_of
 
 KEPT: dict[str, list[Any]] = {
     "acks": ["all", "leader"],
@@ -43,6 +44,8 @@ EXPIRING: dict[str, list[Any]] = {
     "retention_bytes": [1 << 18, 1 << 22, None],
     "retention_records": [200, 5_000, None],
 }
+WINDOWS_MS = [0, 1_000, 30_000, 120_000, 3_600_000]
+"""`dedup_window_ms`, where there are ids: what a repeat may be told follows from it (`History.windows`)."""
 SEGMENTS = r"\.arrows$"
 SMALL_FILES = r"(?<!\.arrows)$"
 
@@ -118,20 +121,26 @@ class Operator:
         }
         if stream == "chain" and values.get("subjects_max") == 0:
             values["subjects_max"] = 1  # with 0 its publishers would be refused
+        if history.may_compact:
+            values["cleanup"] = self.rng.choice(["compact", "compact", "delete", "both"])
+            history.may_expire |= values["cleanup"] == "both"  # from now on
+        if history.windows and self.rng.random() < 0.2:
+            values["dedup_window_ms"] = self.rng.choice(WINDOWS_MS)
         if history.may_expire and self.rng.random() < 0.5:
             key = self.rng.choice(sorted(EXPIRING))
             values[key] = self.rng.choice(EXPIRING[key])
         if history.is_loose and self.rng.random() < 0.5:
             values["fsync"] = self.rng.choice(["batch", "interval"])
-        if history.may_compact:
-            values["cleanup"] = self.rng.choice(["compact", "compact", "delete"])
         return values
 
     def alter(self) -> None:
         stream = self.any_stream()
         values = self._some_settings(stream)
         self.story.tell(f"alter {stream} {values}")
-        self.client.alter(stream, **values)
+        with ExitStack() as stack:
+            if "dedup_window_ms" in values:
+                stack.enter_context(self.ledger.histories[stream].window_changes(values["dedup_window_ms"]))
+            self.client.alter(stream, **values)
 
     def alter_often(self) -> None:
         stream = self.any_captured()
@@ -189,8 +198,9 @@ class Operator:
     def make_anew(self) -> None:
         self.story.tell("delete brief, create it")
         self.client.delete_stream("brief", missing_ok=True)
-        self.client.create_stream("brief", **begins_as("brief", len(self.world.brokers)))
-        self.ledger.histories["brief"].made_anew()
+        settings = begins_as("brief", len(self.world.brokers))
+        self.client.create_stream("brief", **settings)
+        self.ledger.histories["brief"].made_anew(window_ms_of(settings))
 
     def make_other(self) -> None:
         """Streams come and go beside the others; the second one captures what the first stream does."""

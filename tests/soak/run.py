@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from broker.api.errors import LiftlogError
 from broker.client import connect
@@ -26,7 +27,7 @@ from tests.soak.publishers import Publishers
 from tests.soak.reader import Reader
 from tests.soak.replicas import check_replicas, committed
 from tests.soak.sink import SinkWriter
-from tests.soak.world import CAPTURED, STREAMS, WRITTEN, World, begins_as, check_log
+from tests.soak.world import CAPTURED, STREAMS, WRITTEN, World, begins_as, check_log, window_ms_of
 from tests.support.clusters import IDS, RealCluster
 from tests.support.processes import BrokerProcess, NatsServer
 
@@ -144,13 +145,7 @@ def _work(world: World, operator: Operator, seconds: float, effort: float, outco
     for stream in STREAMS:
         settings = begins_as(stream, len(world.brokers))
         world.client.create_stream(stream, **settings)
-        ledger.histories[stream] = History(
-            stream,
-            window_ms=settings.get("dedup_window_ms", 120_000) if "subject" in settings else None,
-            may_expire=stream == "loose",
-            may_compact="cleanup" in settings,
-            is_loose=settings.get("fsync") == "interval",
-        )
+        ledger.histories[stream] = history_of(stream, settings)
     memory_before = {broker: _memory(process.pid) for broker, process in world.brokers.items()}
     with ExitStack() as stack:
         publishers = Publishers(world.nats.port, ledger, CAPTURED, name, effort)
@@ -178,6 +173,17 @@ def _work(world: World, operator: Operator, seconds: float, effort: float, outco
         broker.start(wait=False)
     for broker in world.brokers.values():
         broker.wait_ready()
+
+
+def history_of(stream: str, settings: Mapping[str, Any]) -> History:
+    """Of a stream that begins with these settings."""
+    return History(
+        stream,
+        windows=[(0.0, float("inf"), window_ms_of(settings))] if "subject" in settings else [],
+        may_expire=stream == "loose",
+        may_compact="cleanup" in settings,
+        is_loose=settings.get("fsync") == "interval",
+    )
 
 
 def _check_all_work(world: World, readers: list[Reader]) -> None:

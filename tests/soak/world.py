@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.api.stream import StreamSettings
 from broker.client import Client
 from tests.soak.faults import Faults
 from tests.soak.ledger import Ledger, Violation
@@ -39,6 +41,12 @@ def begins_as(stream: str, broker_count: int) -> dict[str, Any]:
         return settings
     kept = {key: value for key, value in settings.items() if not key.startswith("fsync")}
     return kept | {"replication_factor": broker_count, "min_insync_replicas": 2}
+
+
+def window_ms_of(settings: Mapping[str, Any]) -> int:
+    """So long a stream with these settings remembers ids."""
+    window_ms: int = settings.get("dedup_window_ms", StreamSettings().dedup_window_ms)
+    return window_ms
 
 
 @dataclass
