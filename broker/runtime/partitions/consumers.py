@@ -1,4 +1,4 @@
-"""Consumer offsets: commits appended to the offset stream, answered when durable, newest in memory.
+"""Consumer offsets: commits appended to the offset stream, answered when committed, newest in memory.
 
 Commits that arrive while one is on its way to the disk are appended together, as one batch.
 """
@@ -50,7 +50,7 @@ class Consumers:
         return self._table.get(consumer)
 
     async def commit(self, consumer: str, offsets: Sequence[ConsumerOffset]) -> None:
-        """Store offsets; returns when they are durable."""
+        """Store offsets; returns when they are committed."""
         now_us = time.time_ns() // 1000
         stamped = [replace(o, consumer=consumer, timestamp_us=now_us) for o in offsets]
         await self._store([(o.key, o.value()) for o in stamped])

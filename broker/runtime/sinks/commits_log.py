@@ -1,7 +1,7 @@
 """The ledger of sinks on the disk: the partition of `__commits`, and what its records say.
 
 Whoever asks gets the committed state; whoever changes it does so under the lock, and the change is
-on disk before the ledger shows it.
+committed before the ledger shows it.
 
 C2  After a failed append the ledger is read anew: the record may be there or not. So it is when the
     partition has another leader epoch than when it was read. It is read once all that the log holds
@@ -77,7 +77,9 @@ class CommitsLog:
             return self._read()
 
     def write(self, change: Change) -> SinkState | Removed:
-        """Append what `change` makes of the ledger, asked with nothing in between (`ledger.D5`); durable on return.
+        """Append what `change` makes of the ledger, asked with nothing in between (`ledger.D5`).
+
+        Committed on return.
 
         Raises:
             NotLeader, StorageFailed, DiskFull: not known; the ledger tells when it is read the next time.

@@ -60,13 +60,15 @@ class PartitionHandle(Protocol):
         """Append one commit group away from the calling thread.
 
         Returns:
-            Done when durable (`acks=none`: when appended). Must not be cancelled.
+            Done when committed (`acks=leader`: when durable here; `acks=none`: when appended). Must not be
+                cancelled.
         Raises:
             Overloaded: too many appends wait already.
         """
 
     def scrub(self, offset: int, *, bytes_max: int = PIECE_BYTES) -> Piece | None:
-        """Check what is stored from `offset` on; what is damaged is lost from then on. From worker threads, too.
+        """Check what is stored here from `offset` on. That this copy lacks a damaged range is remembered; it is lost
+        where no other broker has it. From worker threads, too.
 
         Raises:
             StorageFailed, CorruptLog: the disk cannot read; nothing was marked.
@@ -105,14 +107,14 @@ class OffsetsView(Protocol):
         """In order of stream and partition. Raises UnknownConsumer."""
 
     async def commit(self, consumer: str, offsets: list[ConsumerOffset]) -> None:
-        """Returns when durable."""
+        """Returns when committed."""
 
     async def forget(self, consumer: str) -> None:
         """Remove all that is stored under the name. Raises UnknownConsumer."""
 
 
 class SinksView(Protocol):
-    """Exactly-once sinks. What a call returns is durable."""
+    """Exactly-once sinks. What a call returns is committed."""
 
     async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> OpenResult:
         """Give an owner its epoch of the sink, which is made if need be. Raises SinkFenced."""

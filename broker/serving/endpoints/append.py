@@ -1,12 +1,12 @@
 """POST records: an Arrow stream in, the offsets of its records out. And the ids of producers that append idempotently.
 
-    body (bounded) ──► frame, decode, validate, convert ──► batches ──► one commit group ──► durable ──► answer
+    body (bounded) ──► frame, decode, validate, convert ──► batches ──► one commit group ──► committed ──► answer
 
 A body is appended whole or not at all: its batches are one commit group. Big bodies are decoded in a
 worker thread; the loop only moves bytes.
 
 With a producer's stamp (id, epoch, sequence) a repeat of what was appended is answered with the offsets of then, once
-they are durable. That is decided by the log, which knows its producers; that an epoch is the newest, by the catalog.
+they are committed. That is decided by the log, which knows its producers; that an epoch is the newest, by the catalog.
 """
 
 from __future__ import annotations

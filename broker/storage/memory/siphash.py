@@ -1,4 +1,4 @@
-"""SipHash-2-4 with 128 bits, of one text or of many at once: what message ids stand as in `dedup.py`.
+"""SipHash-2-4 with 128 bits, of one text or of many at once: what message ids and subjects stand as.
 
 A collision would take one message for a repeat of another and lose it in silence, so the hash is keyed and wide: by
 chance two of 2^32 different ids share one with probability 2^-65, and who does not know the key cannot look for two
