@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final, Literal, TypeAlias
 
-from broker.api.errors import InvalidSetting, NotSupported, UnknownSetting
+from broker.api.errors import InvalidRequest, InvalidSetting, NotSupported, UnknownSetting
 from broker.api.http import DEFAULT_PORT
 from broker.api.stream import check_name
+from broker.client.http.address import parse_addresses
 
 Kind: TypeAlias = Literal["batch", "stream"]
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -102,12 +103,13 @@ def stream_in(options: Mapping[str, str], given: Mapping[str, str], *, internal:
 
 
 def brokers_in(options: Mapping[str, str]) -> str:
-    """The addresses, without blanks."""
-    value = options.get("brokers", f"localhost:{DEFAULT_PORT}")
-    addresses = [address.strip() for address in value.split(",")]
-    if not all(addresses):
-        raise invalid("brokers", value, "must be HTTP addresses separated by commas, host:port,host:port")
-    return ",".join(addresses)
+    """The addresses as the client understands them. An error repeats no more of the value than the client's does."""
+    try:
+        return ",".join(map(str, parse_addresses(options.get("brokers", f"localhost:{DEFAULT_PORT}"))))
+    except NotSupported as error:
+        raise NotSupported(f"option brokers: {error}", **error.fields) from error
+    except InvalidRequest as error:
+        raise InvalidSetting(f"option brokers: {error}", key="brokers", value=None) from error
 
 
 def whole(options: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:

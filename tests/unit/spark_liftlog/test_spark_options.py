@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, LiftlogError, NotSupported, UnknownSetting
+from broker.client.http.address import parse_addresses
 from spark_liftlog.options import SOURCE_OPTIONS, SourceOptions, check_names, cores, source_options
 from spark_liftlog.reading.where import ByTime
 from spark_liftlog.writing.sink_options import SINK_OPTIONS, sink_options
+from tests.unit.client.test_client_address import MALFORMED
 
 
 def test_defaults_are_those_of_the_table() -> None:
@@ -132,8 +134,7 @@ def test_the_sink_refuses_what_only_the_source_has(name: str) -> None:
         ("batchRows", "1048577", "from 1 to 1048576"),
         ("failOnDataLoss", "yes", "true or false"),
         ("commitOffsets", "", "true or false"),
-        ("brokers", "", "separated by commas"),
-        ("brokers", "a:1,,b:2", "separated by commas"),
+        ("brokers", " , ", "no broker address given; expected host:port, or several separated by commas"),
         ("startingOffsets", "newest", "earliest or latest or committed or JSON"),
         ("startingOffsets", "{", "no JSON"),
         ("startingOffsets", '{"s": {"0": 1}', "no JSON"),
@@ -156,6 +157,26 @@ def test_a_bad_value_is_an_error_that_names_key_value_and_limit(name: str, value
     assert caught.value.key == name
     assert name in str(caught.value)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_an_address_that_the_client_refuses_is_refused_as_an_option(text: str) -> None:
+    for given in (text, f"a:1,{text}"):
+        for options in (source_options, sink_options):
+            with pytest.raises(InvalidSetting, match=r"^option brokers: broker address ") as caught:
+                options({"stream": "s", "brokers": given}, "stream")
+            assert repr(text) in str(caught.value)
+
+
+def test_addresses_are_those_of_the_client() -> None:
+    for options in (source_options, sink_options):
+        found = options({"stream": "s", "brokers": "http://A:1/, b,a:1,"}, "stream")
+        assert found.brokers == ",".join(map(str, parse_addresses("http://A:1/, b,a:1,"))) == "a:1,b:9293"
+        with pytest.raises(NotSupported, match=r"^option brokers: .*https"):
+            options({"stream": "s", "brokers": "https://a"}, "stream")
+        with pytest.raises(InvalidSetting) as caught:
+            options({"stream": "s", "brokers": "http://me:secret@a"}, "stream")
+        assert "secret" not in f"{caught.value}{caught.value.fields}"
 
 
 def test_a_huge_value_is_not_repeated_in_full() -> None:
