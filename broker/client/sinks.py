@@ -31,6 +31,7 @@ from broker.api.errors import InvalidRequest, UnknownSink
 from broker.api.sink_answers import SinkAborted, SinkCommitted, SinkDescription, SinkOpened, Stage, Staged
 from broker.api.stream import COMMITS_STREAM
 from broker.client.http.calls import Calls, path, understand
+from broker.client.http.interrupt import Interrupt
 from broker.client.http.pool import Request
 
 if TYPE_CHECKING:  # what only looks at sinks needs no Arrow
@@ -233,6 +234,7 @@ class Sink:
         *,
         is_last: bool,
         incarnation: str | None,
+        interrupt: Interrupt | None = None,
     ) -> int:
         """Store one part of a stage; returns its rows. The same part again is stored once."""
         from broker.client.writing.append import ARROW_HEADERS, TIMEOUT_S, encode
@@ -252,6 +254,7 @@ class Sink:
             body=encode(batches),
             headers=ARROW_HEADERS,
             timeout_s=max(self._calls.timeout_s, TIMEOUT_S),
+            interrupt=interrupt,
         )
         value = self._calls.send(request, key=(stream, partition))
         return understand(Staged, value, where=f"staging to {stream}/{partition}").record_count

@@ -20,7 +20,7 @@ from broker.api.errors import LiftlogError, SinkBatchRegressed, SinkFenced, Stag
 from broker.api.sink_answers import Stage
 from broker.client.http.brokers import Brokers
 from broker.client.sinks import Sink
-from spark_liftlog.writing.run import Run, Written, agreed, digest_of_all, opened, sink_of
+from spark_liftlog.writing.run import Run, agreed, all_written, digest_of_all, opened, sink_of
 from spark_liftlog.writing.sink_options import SinkOptions
 
 log = logging.getLogger("spark_liftlog")
@@ -72,8 +72,8 @@ class Job:
             raise type(error)(text, **error.fields) from error
 
     def _commit(self, messages: Sequence[Any], brokers: Brokers, deadline_s: float) -> None:
-        written = [message for message in messages if isinstance(message, Written)]
-        stages = [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages]
+        written = all_written(messages)
+        stages = [stage for message in written for stage in message.stages]
         if self.version is None and not stages:
             return
         if any(message.is_skipped for message in written):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -20,10 +21,12 @@ import pyarrow as pa
 
 from broker.api.errors import LiftlogError
 from broker.api.sink_answers import Stage
+from broker.client.http.interrupt import Interrupt
 from broker.client.sinks import Sink
 from broker.client.writing.append import AppendCalls
 from broker.client.writing.outgoing import pieces
 from spark_liftlog.writing.rows import Target
+from spark_liftlog.writing.run import ABORT_S
 
 APPEND_BYTES: Final = 4 << 20
 STAGE_BYTES: Final = 16 << 20
@@ -123,14 +126,16 @@ class Staging(Collecting):
 
     Args:
         sink: Open.
+        abort: Drops stages, with little patience.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, abort: Callable[[Sequence[Stage]], None]) -> None:
         super().__init__(STAGE_BYTES)
         self._sink = sink
+        self._abort = abort
         self._stages: dict[Key, _Open] = {}
         self._threads = ThreadPoolExecutor(IN_FLIGHT_MAX, thread_name_prefix="liftlog-stage")  # started when needed
-        self._under_way: set[Future[int]] = set()
+        self._under_way: dict[Future[int], Interrupt] = {}
 
     def finish(self) -> tuple[Stage, ...]:
         """Store what waits, and end every stage. Durable when it returns. Raises what the broker says."""
@@ -151,39 +156,43 @@ class Staging(Collecting):
         )
 
     def discard(self) -> None:
-        """Drop what was staged, as far as brokers answer: what remains goes with its lease. Never raises."""
-        self._threads.shutdown(cancel_futures=True)
+        """Drop what was staged, as far as brokers answer soon: what remains goes with its lease. Never raises."""
+        late = wait(self._under_way, timeout=ABORT_S).not_done  # a part that arrives after the abort would stay
+        for part in late:
+            self._under_way[part].set()
+        self._threads.shutdown()
         named = [
             Stage(stream=key[0], partition=key[1], stage=stage.name, parts=stage.parts, rows=stage.rows)
             for key, stage in sorted(self._stages.items())
         ]
         if named:
             with contextlib.suppress(LiftlogError):
-                self._sink.abort(named)
+                self._abort(named)
 
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:
         self._submit(key, self._stages.setdefault(key, _Open()), batches, is_last=False)
 
     def _submit(self, key: Key, stage: _Open, batches: list[pa.RecordBatch], *, is_last: bool) -> None:
         self._wait(IN_FLIGHT_MAX - 1)
-        self._under_way.add(
-            self._threads.submit(
-                self._sink.send_part,
-                batches,
-                key[0],
-                key[1],
-                stage.name,
-                stage.parts,
-                is_last=is_last,
-                incarnation=self._targets[key].incarnation,
-            )
+        interrupt = Interrupt()
+        part = self._threads.submit(
+            self._sink.send_part,
+            batches,
+            key[0],
+            key[1],
+            stage.name,
+            stage.parts,
+            is_last=is_last,
+            incarnation=self._targets[key].incarnation,
+            interrupt=interrupt,
         )
+        self._under_way[part] = interrupt
         stage.parts += 1
         stage.rows += sum(batch.num_rows for batch in batches)
 
     def _wait(self, count: int) -> None:
         """Until at most `count` parts are under way. Raises what one of them met."""
         while len(self._under_way) > count:
-            done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
-            for part in done:
+            for part in wait(self._under_way, return_when=FIRST_COMPLETED).done:
+                del self._under_way[part]
                 part.result()

@@ -9,6 +9,7 @@ often it is done, and tells the driver what it opened.
     epoch    of the sink, given by the broker to the owner
 
 M1  A run commits under one epoch. If its tasks were given different ones, the sink was deleted or reset in between.
+M2  A commit has what every task wrote. One that lacks a task's message would decide the batch without its rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from broker.api.errors import LiftlogError, NotSupported, SinkFenced, StaleIncarnation, UnknownSink
+from broker.api.errors import LiftlogError, NotSupported, SinkFenced, StageLost, StaleIncarnation, UnknownSink
 from broker.api.sink_answers import Stage
 from broker.client.http.brokers import Brokers
 from broker.client.http.calls import Calls
@@ -34,6 +35,8 @@ RUN_ID: Final = "spark.jobGroup.id"
 """Of a micro-batch's job, Spark's job group is the run."""
 EPOCHS_MAX: Final = 256
 TIMEOUT_S: Final = 30.0
+ABORT_S: Final = 5.0
+"""What an abort does not reach goes with its lease, or with the next run's commit."""
 
 log = logging.getLogger("spark_liftlog")
 
@@ -138,17 +141,40 @@ def sink_of(brokers: Brokers, run: Run, deadline_s: float, epoch: int | None = N
     return Sink(calls, run.sink, owner=run.owner, epoch=epoch)
 
 
-def agreed(messages: Sequence[Any]) -> tuple[Run, int] | None:
+def abort(brokers: Brokers, run: Run, stages: Sequence[Stage]) -> None:
+    """Drop what was staged, with little patience. What a commit has named is left alone by the broker.
+
+    Raises:
+        LiftlogError: some of it is there, until its lease is over.
+    """
+    Sink(Calls(brokers, timeout_s=ABORT_S, deadline_s=ABORT_S), run.sink, owner=run.owner).abort(stages)
+
+
+def all_written(messages: Sequence[Any]) -> list[Written]:
+    """The messages of a commit, one of each task, by their numbers.
+
+    Raises:
+        StageLost: one is no message of a task: its rows are nowhere, so nothing may be decided (M2).
+    """
+    strange = [message for message in messages if not isinstance(message, Written)]
+    if strange:
+        raise StageLost(
+            f"Spark commits {len(messages)} tasks and has {strange[0]!r} in the place of what one of them wrote;"
+            " nothing was decided: write the batch anew"
+        )
+    return sorted(messages, key=lambda one: one.task)
+
+
+def agreed(written: Sequence[Written]) -> tuple[Run, int] | None:
     """The run and the epoch of all tasks; None: none of them staged for a run.
 
     Raises:
         SinkFenced: tasks were given different epochs (M1).
         StaleIncarnation: a stream was deleted and created again between two tasks.
     """
-    written = [message for message in messages if isinstance(message, Written) and message.run is not None]
-    if not written:
+    first = next((message for message in written if message.run is not None), None)
+    if first is None:
         return None
-    first = written[0]
     incarnations: dict[str, str] = {}
     for message in written:
         if (message.run, message.epoch) != (first.run, first.epoch):

@@ -14,9 +14,10 @@ K6  Nothing that a log cannot honour is tried: overwriting, complete mode.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -41,7 +42,9 @@ from spark_liftlog.writing.run import (
     TIMEOUT_S,
     Run,
     Written,
+    abort,
     agreed,
+    all_written,
     digest_of_all,
     forget,
     is_stale,
@@ -51,9 +54,6 @@ from spark_liftlog.writing.run import (
     task_number,
 )
 from spark_liftlog.writing.sink_options import SinkOptions
-
-ABORT_DEADLINE_S: Final = 5.0
-"""What an abort does not reach goes with its lease, or with the next run's commit."""
 
 log = logging.getLogger("spark_liftlog")
 
@@ -83,11 +83,13 @@ class LiftlogWriter(DataSourceArrowWriter):
 
     @shown_to_spark
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        if self._job is not None:
+        if self._job is None:
+            all_written(messages)
+        else:
             self._job.commit(messages, brokers_of(self._options), self._options.delivery_timeout_s)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        abort(messages, self._options, "")
+        abort_tasks(messages, self._options, "")
 
 
 class LiftlogStreamWriter(DataSourceStreamArrowWriter):
@@ -113,17 +115,17 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
 
     @shown_to_spark
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        known = agreed(messages)
+        written = all_written(messages)
+        known = agreed(written)
         if known is None:
             return
         run, epoch = known
-        written = [message for message in messages if isinstance(message, Written)]
         sink = sink_of(brokers_of(self._options), run, self._options.delivery_timeout_s, epoch)
         digest = digest_of_all(written)
         try:
             done = sink.commit(
                 batchId,
-                [stage for message in sorted(written, key=lambda one: one.task) for stage in message.stages],
+                [stage for message in written for stage in message.stages],
                 digest=digest,
                 attributes={} if run.checkpoint is None else {"checkpoint": run.checkpoint},
                 follows=None if batchId == 0 or self._options.accepts_missing else batchId - 1,
@@ -139,7 +141,7 @@ class LiftlogStreamWriter(DataSourceStreamArrowWriter):
             log.warning(text, run.sink, batchId, rows, decided, is_same)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        abort(messages, self._options, f" batch_id={batchId}")
+        abort_tasks(messages, self._options, f" batch_id={batchId}")
 
 
 def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
@@ -199,7 +201,7 @@ def write_task(
         else:
             sink = opened(brokers, run, options.delivery_timeout_s)
             epoch = sink.epoch or 0
-            outlet = Staging(sink)
+            outlet = Staging(sink, functools.partial(abort, brokers, run))
         again = AskingAgain(brokers).again
         router = Router(columns, options, lambda stream: find(calls, stream), outlet, task, again=again)
         for batch in gathered(batches):
@@ -241,7 +243,7 @@ def find(calls: Calls, stream: str) -> Target:
     )
 
 
-def abort(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, what: str) -> None:
+def abort_tasks(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, what: str) -> None:
     """Drop what tasks staged; never raises. What a commit has named is left alone by the broker."""
     written = [message for message in messages if isinstance(message, Written)]
     staged = [message for message in written if message.run is not None]
@@ -249,7 +251,7 @@ def abort(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, 
     stages = [stage for message in staged for stage in message.stages]
     if stages and (run := staged[0].run) is not None:
         try:
-            sink_of(brokers_of(options), run, ABORT_DEADLINE_S).abort(stages)
+            abort(brokers_of(options), run, stages)
         except LiftlogError as error:
             log.warning("sink.abort_failed%s note=the stages expire with their lease error=%s", what, error)
     note = "appended rows stay in the stream" if appended else "nothing of it can be read"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Semaphore
+from typing import Any
 from zlib import crc32
 
 import pyarrow as pa
@@ -15,19 +17,23 @@ from broker.api.errors import (
     InvalidSetting,
     InvalidSubject,
     RecordTooLarge,
+    SinkFenced,
     Unavailable,
     UnknownPartition,
 )
 from broker.api.schema import HEADERS_TYPE
 from broker.client.http.brokers import Brokers
+from broker.client.http.interrupt import Interrupt
 from broker.client.sinks import Sink, Stage
 from spark_liftlog.errors import LiftlogSparkError, ModeRefused
 from spark_liftlog.schema import HEADERS
+from spark_liftlog.writing import outlets
+from spark_liftlog.writing import writer as writer_module
 from spark_liftlog.writing.jobs import Job
-from spark_liftlog.writing.outlets import APPEND_BYTES, Appending
+from spark_liftlog.writing.outlets import APPEND_BYTES, STAGE_BYTES, Appending, Staging
 from spark_liftlog.writing.router import Router, partitions_for
 from spark_liftlog.writing.rows import Target, bad_rows, columns_of, row_bytes
-from spark_liftlog.writing.run import Written, checkpoint_name
+from spark_liftlog.writing.run import ABORT_S, Run, Written, agreed, checkpoint_name
 from spark_liftlog.writing.sink_options import SinkOptions, checkpoint_place
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 
@@ -249,3 +255,73 @@ def test_a_column_and_an_option_that_say_the_same_are_refused() -> None:
         LiftlogWriter(of_a_transaction, schema, overwrite=False)
     with pytest.raises(InvalidSetting, match="no stream is named"):
         LiftlogWriter(SinkOptions(brokers="b", stream=None), VALUE, overwrite=False)
+
+
+def piece_of_a_stage() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": [bytes(STAGE_BYTES * 3 // 4)]})
+
+
+def test_a_task_that_fails_does_not_wait_long_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker dies while a task stages: parts that are under way are given up, and the abort is short, too."""
+    aborted: list[tuple[float, int]] = []
+
+    def hang(_: Sink, batches: list[pa.RecordBatch], *args: object, interrupt: Interrupt, **options: object) -> int:
+        if args[3] == 0:  # the first part
+            raise Unavailable("nobody answers")
+        interrupt.pause(600)
+        assert interrupt.is_set
+        raise Unavailable("interrupted")
+
+    def dropping(sink: Sink, stages: Sequence[Stage]) -> int:
+        aborted.append((sink._calls.deadline_s, len(stages)))
+        raise Unavailable("nobody answers")
+
+    monkeypatch.setattr(outlets, "ABORT_S", 0.05)
+    monkeypatch.setattr(Sink, "open", lambda sink, one_shot: setattr(sink, "epoch", 1))
+    monkeypatch.setattr(Sink, "send_part", hang)
+    monkeypatch.setattr(Sink, "abort", dropping)
+    monkeypatch.setattr(writer_module, "find", lambda calls, stream: replace(TARGET, record_bytes_max=1 << 30))
+    writer = LiftlogWriter(OPTIONS, VALUE, overwrite=False)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_UNAVAILABLE: nobody answers"):
+        writer.write(iter([piece_of_a_stage() for _ in range(12)]))
+    ((deadline_s, stages),) = aborted
+    assert deadline_s == ABORT_S < OPTIONS.delivery_timeout_s
+    assert stages
+
+
+def test_parts_that_are_soon_through_are_waited_for_before_the_abort() -> None:
+    """One that arrives after it would make a stage that nobody drops."""
+    events: list[str] = []
+
+    class Slow:
+        def send_part(self, *_: object, interrupt: Interrupt, **__: object) -> int:
+            interrupt.pause(0.2)
+            events.append("interrupted" if interrupt.is_set else "stored")
+            return 1
+
+    outlet = Staging(Slow(), lambda stages: events.append("aborted"))  # type: ignore[arg-type]
+    for _ in range(4):
+        outlet.add(replace(TARGET, partition_count=1), 0, piece_of_a_stage())
+    outlet.discard()
+    assert events == ["stored"] * 3 + ["aborted"]
+
+
+@pytest.mark.parametrize("options", [OPTIONS, replace(OPTIONS, is_exactly_once=False)])
+@pytest.mark.parametrize("nothing", [None, "what another source says"])
+def test_a_commit_that_lacks_what_a_task_wrote_is_refused(
+    monkeypatch: pytest.MonkeyPatch, options: SinkOptions, nothing: object
+) -> None:
+    """It would decide the batch without that task's rows, and its repetition would then be dropped."""
+    decided: list[object] = []
+    monkeypatch.setattr(Sink, "commit", lambda *args, **_: decided.append(args))
+    run = Run(sink="s", owner="o") if options.is_exactly_once else None
+    stages = (Stage(stream="s", partition=0, stage="0" * 32, parts=1, rows=1),) if run else ()
+    messages: list[Any] = [Written(task=0, row_count=1, run=run, epoch=1, stages=stages), nothing]
+    for each in (messages, messages[::-1]):
+        with pytest.raises(LiftlogSparkError, match="LIFTLOG_STAGE_LOST: Spark commits 2 tasks"):
+            LiftlogStreamWriter(options, VALUE, overwrite=False).commit(each, 0)
+        with pytest.raises(LiftlogSparkError, match="LIFTLOG_STAGE_LOST: Spark commits 2 tasks"):
+            LiftlogWriter(options, VALUE, overwrite=False).commit(each)
+    with pytest.raises(SinkFenced, match="task 0 was given epoch 1, task 1 epoch 0"):
+        agreed([Written(task=0, row_count=1, run=Run(sink="s", owner="o"), epoch=1), Written(task=1, row_count=1)])
+    assert not decided
