@@ -21,16 +21,19 @@ PATIENCE_S: Final = 15.0
 """A query that was stopped just now may still be ending."""
 
 
-def claim(consumer: str, brokers: str) -> socket.socket | None:
+def claim(consumer: str, progress: str) -> socket.socket | None:
     """Take the name for as long as the returned socket is open; None: this system has no such name space.
 
+    Args:
+        progress: The incarnation of the log that progress is published to. It tells clusters apart, where addresses do
+            not: they can be spelled in many ways, and each names some brokers only.
     Raises:
         InvalidSetting: another source of this driver has it.
     """
     if sys.platform != "linux":
         return None
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    named = hashlib.sha256(f"{brokers}\0{consumer}".encode()).hexdigest()[:32]
+    named = hashlib.sha256(f"{progress}\0{consumer}".encode()).hexdigest()[:32]
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from socket import socket
@@ -34,6 +34,7 @@ from broker.api.errors import (
     UnknownPartition,
     UnknownStream,
 )
+from broker.api.stream import OFFSETS_STREAM
 from spark_liftlog.errors import BadOffset
 from spark_liftlog.options import SourceOptions
 from spark_liftlog.progress.claim import claim
@@ -42,6 +43,7 @@ from spark_liftlog.progress.query_lag import report
 from spark_liftlog.reading import advance
 from spark_liftlog.reading.admission import Admission
 from spark_liftlog.reading.advance import Head, Heads, Loss
+from spark_liftlog.reading.asking_again import AGAIN_S
 from spark_liftlog.reading.cluster import ANY, DEADLINE_S, At, Cluster, Resolved
 from spark_liftlog.reading.heads import HeadWatch
 from spark_liftlog.reading.offsets import Decoder, Key, Offset, ReadPosition, encode, starting_point
@@ -84,7 +86,9 @@ class StreamDriver:
         """
         options = self._options
         if self._claimed is None and options.consumer is not None and options.commit_offsets:
-            self._claimed = claim(options.consumer, options.brokers)
+            _, heads = self._cluster.heads_now([OFFSETS_STREAM])
+            if (progress := heads.incarnations.get(OFFSETS_STREAM)) is not None:  # else nobody can publish yet
+                self._claimed = claim(options.consumer, progress)
 
     def freeze(self) -> None:
         """Read up to what there is now, and no further (Trigger.AvailableNow)."""
@@ -346,7 +350,7 @@ class StreamDriver:
 
     def _is_suspect(self, key: Key, offset: int, incarnation: str, heads: Heads) -> bool:
         """Whether the position must be compared with the log itself (S4)."""
-        if not (self._options.selection.has(key[0]) and self._options.selection.takes(key)):
+        if not self._is_read(key):
             return False
         head = heads.partitions.get(key)
         if head is None:
@@ -362,22 +366,18 @@ class StreamDriver:
 
     def _compared(self, start: Offset, heads: Heads, suspects: Mapping[Key, int]) -> dict[Key, Loss]:
         """Compare positions with the log itself (S4)."""
-        began = time.monotonic()
         keys = sorted(suspects)
         asked: list[tuple[Key, At]] = [(key, {"offset": suspects[key]}) for key in keys]
         settled = {stream for stream, _ in self._believed}
         known = {stream: found for stream, found in start.incarnations.items() if stream not in settled}
+        waits = self._waits()
         while True:
             answers = dict(zip(keys, self._cluster.resolve(asked, known=known), strict=True))
-            is_away = any(isinstance(found.error, Retryable) for found in answers.values())
             is_behind = any(
                 found.incarnation and found.head.high_watermark < suspects[key] for key, found in answers.items()
             )
-            waited_s = time.monotonic() - began
-            if (is_away and waited_s < DEADLINE_S) or (is_behind and waited_s < self._options.truncation_timeout_s):
-                time.sleep(0.1)  # a leader that has just begun learns its high watermark
-                continue
-            break
+            if not is_behind or not next(waits, False):
+                break
         lost: dict[Key, Loss] = {}
         for key, found in answers.items():
             loss = self._difference(start, key, found)
@@ -387,6 +387,17 @@ class StreamDriver:
                 head = heads.partitions.get(key)
                 self._verified[key] = (start.incarnations[key[0]], -1 if head is None else head.leader_epoch)
         return lost
+
+    def _waits(self) -> Iterator[bool]:
+        """Pauses for a log that ends below a position: a leader that has just begun learns its high watermark.
+
+        Only they count, not the time in which nobody said where the log ends.
+        """
+        left_s = self._options.truncation_timeout_s
+        while left_s > 0:
+            time.sleep(AGAIN_S)
+            left_s -= AGAIN_S
+            yield True
 
     def _difference(self, start: Offset, key: Key, found: Resolved) -> Loss | None:
         at, head, known = start.positions[key], found.head, start.incarnations[key[0]]
@@ -432,13 +443,13 @@ class StreamDriver:
             now = heads.incarnations[stream]
             self._lost(Loss(advance.recreated(stream, known, now, head.log_start_offset), None))
             return None
-        if head.high_watermark < stop:  # planned in an earlier run, perhaps: settle as in `_compared`
-            deadline = time.monotonic() + self._options.truncation_timeout_s
-            while (head := self._watch.fresh().partitions.get(key, head)).high_watermark < stop:
-                if time.monotonic() > deadline:
-                    self._lost(Loss(advance.truncated(key, stop, head.high_watermark, head), None))
-                    break
-                self._watch.wait(self._watch.current(), 0.1)
+        waits = self._waits()
+        while head.high_watermark < stop:  # planned in an earlier run, perhaps: settle as in `_compared`
+            newer = self._cluster.whole(self._fresh(key), lambda: self._fresh(key), of=key.__eq__)
+            head = newer.partitions.get(key, head)
+            if head.high_watermark < stop and not next(waits, False):
+                self._lost(Loss(advance.truncated(key, stop, head.high_watermark, head), None))
+                break
         if head.log_start_offset > begin:
             self._lost(Loss(advance.expired(key, begin, head), None))
         begin, stop = max(begin, head.log_start_offset), min(stop, head.high_watermark)
@@ -466,11 +477,9 @@ class StreamDriver:
         Args:
             known: The incarnation that is meant. The heads have it, unless the stream is another one (S5).
         """
-        if not (self._options.selection.has(key[0]) and self._options.selection.takes(key)):
-            _, heads = self._cluster.heads_now([key[0]])  # of a batch that was planned when it was still selected
-            return heads if key in heads.partitions else None
         began = time.monotonic()
-        heads, asking = self._watch.current(), self._cluster.asking_again()
+        heads = self._watch.current() if self._is_read(key) else self._fresh(key)
+        asking = self._cluster.asking_again()
         while (now := heads.incarnations.get(key[0])) != known or key not in heads.partitions:
             if key in heads.partitions:
                 if (key[0], now) in self._believed or not asking.again():
@@ -484,9 +493,16 @@ class StreamDriver:
                     return None
                 if time.monotonic() - began > DEADLINE_S:
                     raise found.error or NotReady(f"stream {key[0]!r} is there, but nobody leads partition {key[1]}")
-                time.sleep(0.1)
-            heads = self._watch.fresh()
+                time.sleep(AGAIN_S)
+            heads = self._fresh(key)
         return heads
+
+    def _is_read(self, key: Key) -> bool:
+        return self._options.selection.has(key[0]) and self._options.selection.takes(key)
+
+    def _fresh(self, key: Key) -> Heads:
+        """Newer heads that tell of the partition, also of one that was still read when a batch was planned."""
+        return self._watch.fresh() if self._is_read(key) else self._cluster.heads_now([key[0]])[1]
 
     def _check_streams(self, offset: Offset) -> None:
         """Streams may be added to a query and left out; one that has none of its streams any more is another query."""

@@ -5,9 +5,11 @@
 Sessions and memory are kept per process and set of addresses: workers serve task after task, batch after batch,
 and a fork opens its own. The plan names each leader, so nobody is asked where to read.
 
-T1  A closed range gives the same rows in the same order every time, or an error: a task may be retried.
+T1  A closed range gives the same rows in the same order every time, or an error: a task may be retried. Two things
+    change them: compaction removes rows for good, and failOnDataLoss=false leaves out what was lost.
 T2  What broke underway is taken up again at the next offset (broker.client.reading.fetch), within DEADLINE_S.
-T3  That the stream is another one, or gone, is believed as the driver does (asking_again.D1).
+T3  No gap of a range is passed on before its leader has said that no disk lost it, whatever the read survived.
+T4  That the stream is another one, or gone, is believed as the driver does (asking_again.D1).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from broker.client.reading.reused_memory import ReusedMemory
 from broker.client.reading.session import FetchSession
 from spark_liftlog.errors import for_spark
 from spark_liftlog.options import SourceOptions
-from spark_liftlog.reading.advance import Head, Heads, expired, lost, truncated
+from spark_liftlog.reading.advance import Head, Heads, expired, lost, missing, recreated, truncated
 from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.cluster import TIMEOUT_S, Cluster
 from spark_liftlog.reading.plan import Range
@@ -152,37 +154,32 @@ def _records(
     key = (wanted.stream, wanted.partition)
     if wanted.address:
         reader.brokers.note_leader(key, wanted.address)
-    at, asking = wanted.start, AskingAgain(reader.brokers, interrupt)
-    while at < wanted.end:
-        fetch = PartitionFetch(
-            reader,
-            wanted.stream,
-            wanted.partition,
-            at,
-            incarnation=wanted.incarnation,
-            deadline_s=DEADLINE_S,
-            interrupt=interrupt,
-        )
+    asking = AskingAgain(reader.brokers, interrupt)
+    fetch = PartitionFetch(
+        reader,
+        wanted.stream,
+        wanted.partition,
+        wanted.start,
+        incarnation=wanted.incarnation,
+        deadline_s=DEADLINE_S,
+        interrupt=interrupt,
+    )
+    while True:
         try:
             yield from fetch.until(wanted.end, gathering.add, gathering.memory)
             if fetch.has_gaps:
                 _check_lost(wanted, brokers, fail_on_data_loss, interrupt)
             break
         except OffsetOutOfRange as error:
-            at = fetch.position
-            head = Head(int(error.log_start_offset), int(error.high_watermark), -1)
-            loss = (
-                expired(key, at, head) if at < head.log_start_offset else truncated(key, at, head.high_watermark, head)
-            )
+            at, head = fetch.position, Head(int(error.log_start_offset), int(error.high_watermark), -1)
+            is_expired = at < head.log_start_offset
+            loss = expired(key, at, head) if is_expired else truncated(key, at, head.high_watermark, head)
             if fail_on_data_loss:
                 raise loss from error
             log.warning("source.data_loss error=%s", loss)
-            if at >= head.log_start_offset:
-                break
-            at = head.log_start_offset
+            fetch.position = head.log_start_offset if is_expired else wanted.end
         except (StaleIncarnation, UnknownStream, UnknownPartition) as error:
             if asking.again():
-                at = fetch.position
                 continue
             if fail_on_data_loss:
                 raise
@@ -198,24 +195,25 @@ def _check_lost(wanted: Range, brokers: str, fail_on_data_loss: bool, interrupt:
 
     Raises:
         RecordsLost: unless failOnDataLoss is false.
+        StaleIncarnation, UnknownStream, UnknownPartition: its log is another one by now, or gone: nobody knows.
         NotReady: nobody knew in time.
     """
     calls = Calls(session(brokers).brokers, timeout_s=TIMEOUT_S, deadline_s=DEADLINE_S)
     patience = Patience(DEADLINE_S, interrupt=interrupt, what=f"asking what a disk lost of {wanted.stream!r}")
-    asking = AskingAgain(calls.brokers, interrupt)
+    key = (wanted.stream, wanted.partition)
     while True:
         found = understand(StreamDescription, calls.json("GET", path("streams", wanted.stream)), where=brokers)
         partition = next((each for each in found.partitions if each.partition == wanted.partition), None)
-        if partition is None or found.incarnation != wanted.incarnation:
-            if asking.again():
-                continue
-            return
+        if partition is None:
+            raise missing(key)
+        if found.incarnation != wanted.incarnation:
+            raise recreated(wanted.stream, wanted.incarnation, found.incarnation, partition.log_start_offset or 0)
         if partition.high_watermark is not None:
             break
         patience.pause(NotReady(f"nobody can tell of partition {wanted.partition} now"))
     for start, end in partition.lost_ranges:
         if start < wanted.end and end > wanted.start:
-            error = lost((wanted.stream, wanted.partition), start, end, partition)
+            error = lost(key, start, end, partition)
             if fail_on_data_loss:
                 raise error
             log.warning("source.data_loss error=%s", error)

@@ -282,6 +282,20 @@ def test_a_second_source_of_a_driver_with_the_same_consumer_is_refused(
         reader.stop()
 
 
+def test_a_consumer_is_one_however_its_brokers_are_spelled(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_module, "PATIENCE_S", 0.2)
+    stream.append(1)
+    port = stream.address.rpartition(":")[2]
+    first = reader_of(stream, consumer="spelled")
+    first.latestOffset(first.initialOffset(), ALL)
+    for brokers in (f"localhost:{port}", f"localhost:{port},{stream.address}", f"http://{stream.address}/"):
+        second = reader_of(stream, consumer="spelled", brokers=brokers)
+        with pytest.raises(LiftlogSparkError, match="LIFTLOG_INVALID_SETTING: option consumer='spelled': another"):
+            second.latestOffset(second.initialOffset(), ALL)
+        second.stop()
+    first.stop()
+
+
 def test_the_empty_plan_of_a_batch_read_has_no_rows() -> None:
     options = source_options({"brokers": "127.0.0.1:9", "stream": "s"}, "batch")
     assert list(read_task(InputPartition(None), Projection(ROW), options=options)) == []

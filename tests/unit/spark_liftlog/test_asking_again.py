@@ -1,4 +1,4 @@
-"""Brokers that are behind: D1 and D2 of asking_again.py, S5 of driver.py, T3 of task.py.
+"""Brokers that are behind: D1 and D2 of asking_again.py, S5 of driver.py, T3 and T4 of task.py.
 
 Method: a cluster whose answers are played: each is given once, the last one for ever. Nothing depends on time but how
 long a contradiction that stays is asked about.
@@ -13,8 +13,17 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import LiftlogError, StaleIncarnation, UnknownPartition, UnknownStream
+from broker.api.answers import PartitionDescription, StreamDescription
+from broker.api.errors import (
+    LiftlogError,
+    NotReady,
+    OffsetOutOfRange,
+    StaleIncarnation,
+    UnknownPartition,
+    UnknownStream,
+)
 from broker.client.http.interrupt import Interrupt
+from spark_liftlog.errors import LogTruncated, RecordsLost
 from spark_liftlog.options import source_options
 from spark_liftlog.reading import asking_again, batch_reader, cluster, driver, task
 from spark_liftlog.reading.advance import Head, Heads
@@ -196,17 +205,62 @@ def test_a_broker_that_is_alone_is_believed_at_once(play: Play) -> None:
         assert it._cluster.asked == 1
 
 
+LEFT_OUT = {"stream": "t", "partitions": '{"t": [0]}'}
+"""The options of a query that read `s` until it was started again."""
+AWAY = Heads(incarnations={"s": "new"}, partitions={}, unknown=frozenset({("s", 0)}))
+"""What a broker says while nobody leads partition 0."""
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("options", [{}, LEFT_OUT])
+def test_a_partition_without_a_leader_is_not_gone_when_a_batch_is_planned_again(
+    play: Play, options: dict[str, str], fail: str
+) -> None:
+    """Nor if its stream was left out since: its position is kept, so what the plan left out would never be read."""
+    play([AWAY, AWAY, view("new", AT + 2)], [said("new", AT + 2)])
+    with query(**options, failOnDataLoss=fail) as it:
+        assert [(r.start, r.end) for r in it.ranges(start(), start(AT + 2))] == [(AT, AT + 2)]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("options", [{}, LEFT_OUT])
+def test_a_log_ends_too_early_only_where_somebody_says_so(play: Play, options: dict[str, str], fail: str) -> None:
+    """A leader goes, and the next one learns its high watermark: the time without a leader does not count."""
+    play([view("new", AT + 1), AWAY, view("new", AT + 1), view("new", AT + 2)], [said("new", AT + 2)])
+    with query(**options, failOnDataLoss=fail, truncationTimeoutMs="20") as it:
+        assert [(r.start, r.end) for r in it.ranges(start(), start(AT + 2))] == [(AT, AT + 2)]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_position_is_beyond_its_log_only_where_somebody_says_so(play: Play, fail: str) -> None:
+    """As above. With failOnDataLoss=false the query would go back, and read records a second time."""
+    away = said(None, error=NotReady("nobody leads it"))
+    play([view("new", AT)], [away, said("new", AT - 1), said("new", AT)])
+    at = start()
+    with query(failOnDataLoss=fail, truncationTimeoutMs="20") as it:
+        assert it.latest(at) is at
+
+
+def test_a_log_that_goes_on_ending_too_early_was_truncated(play: Play) -> None:
+    play([view("new", AT + 1)], [said("new", AT + 1)])
+    for options in ({}, LEFT_OUT):
+        with query(**options, truncationTimeoutMs="20") as it, pytest.raises(LogTruncated):
+            it.ranges(start(), start(AT + 2))
+
+
 class Fetch:
-    """Stands for the records of a range: the errors first, then one row for each offset that is asked for."""
+    """Stands for the records of a range: each `until` makes one step, and ends with the next of the errors if any."""
 
     errors: list[LiftlogError]
     from_: list[int]
+    gap_at = -1
 
     def __init__(self, reader: Any, stream: str, partition: int, at: int, **options: Any) -> None:
         self.position, self.has_gaps = at, False
-        self.from_.append(at)
 
     def until(self, end: int, take: Any, memory: Any) -> Iterator[Any]:
+        self.from_.append(self.position)
+        self.has_gaps |= self.position == self.gap_at
         self.position += 1
         yield from ()
         if self.errors:
@@ -226,7 +280,7 @@ class Gathered:
 def test_a_task_asks_again_before_it_takes_a_stream_for_another_one(
     play: Play, monkeypatch: pytest.MonkeyPatch, error: LiftlogError
 ) -> None:
-    """T3, from where it stands."""
+    """T4, from where it stands."""
     monkeypatch.setattr(task, "PartitionFetch", Fetch)
     monkeypatch.setattr(Fetch, "errors", [error, error], raising=False)
     monkeypatch.setattr(Fetch, "from_", [], raising=False)
@@ -237,6 +291,107 @@ def test_a_task_asks_again_before_it_takes_a_stream_for_another_one(
     monkeypatch.setattr(Fetch, "errors", [error])
     with pytest.raises(type(error)):
         list(task._records(wanted, Gathered(), "a:1,b:2", None, True, Interrupt()))  # type: ignore[arg-type]
+
+
+class Described:
+    """Stands for who is asked what a disk lost: plays its answers, the last one for ever."""
+
+    answers: list[Any]
+
+    def __init__(self, brokers: Any, **_: Any) -> None:
+        self.brokers = brokers
+
+    def json(self, *_: Any) -> Any:
+        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(found, LiftlogError):
+            raise found
+        return found
+
+
+def described(incarnation: str, *lost: tuple[int, int], partitions: int = 1) -> StreamDescription:
+    parts = tuple(
+        PartitionDescription(
+            partition=number,
+            leader=None,
+            replicas=(),
+            isr=(),
+            leader_epoch=1,
+            log_start_offset=0,
+            high_watermark=99,
+            log_end_offset=99,
+            bytes=0,
+            segments=1,
+            lost_ranges=lost,
+        )
+        for number in range(partitions)
+    )
+    return StreamDescription(
+        name="s", incarnation=incarnation, created_ms=0, internal=False, settings={}, warnings=(), partitions=parts
+    )
+
+
+LOST = described("new", (AT, AT + 2))
+SURVIVED = OffsetOutOfRange("gone", log_start_offset=AT + 5, high_watermark=AT + 99)
+
+
+@pytest.fixture
+def read(play: Play, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Read a range whose first answer had a gap."""
+    monkeypatch.setattr(task, "PartitionFetch", Fetch)
+    monkeypatch.setattr(task, "Calls", Described)
+    monkeypatch.setattr(task, "understand", lambda cls, value, where: value)
+    monkeypatch.setattr(Fetch, "gap_at", AT)
+    monkeypatch.setattr(Fetch, "from_", [], raising=False)
+
+    def reading(errors: list[LiftlogError], answers: list[Any], *, fail: bool = True) -> None:
+        monkeypatch.setattr(Fetch, "errors", errors, raising=False)
+        monkeypatch.setattr(Described, "answers", answers, raising=False)
+        wanted = Range(stream="s", partition=0, incarnation="new", start=AT, end=AT + 9)
+        assert list(task._records(wanted, Gathered(), "a:1,b:2", None, fail, Interrupt())) == []  # type: ignore[arg-type]
+
+    return reading
+
+
+@pytest.mark.parametrize("error", [StaleIncarnation("old"), UnknownStream("none"), UnknownPartition("none")])
+def test_a_gap_before_an_interruption_is_asked_about_too(read: Callable[..., None], error: LiftlogError) -> None:
+    with pytest.raises(RecordsLost, match=f"records {AT} to {AT + 1} were lost"):
+        read([error], [LOST])
+    read([error], [described("new")])
+
+
+def test_a_gap_before_records_that_expired_is_told_too(
+    read: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    read([SURVIVED], [LOST], fail=False)
+    assert "records 11 to 14 were deleted" in caplog.text
+    assert "records 10 to 11 were lost" in caplog.text
+
+
+GONE_SINCE = [
+    (described("newer"), StaleIncarnation, "'s' was deleted and re-created"),
+    (described("new", partitions=0), UnknownPartition, "has no partition 0 any more"),
+    (UnknownStream("no stream 's'"), UnknownStream, "no stream 's'"),
+]
+
+
+@pytest.mark.parametrize("now, error, says", GONE_SINCE)
+def test_a_gap_that_nobody_can_explain_any_more_is_an_error(
+    read: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    now: Any,
+    error: type[LiftlogError],
+    says: str,
+) -> None:
+    """The stream was made anew between the read and the question. A broker that is behind is asked again."""
+    read([], [now, now, described("new")])
+    with pytest.raises(RecordsLost):
+        read([], [now, LOST])
+    monkeypatch.setattr(asking_again, "DOUBTED_S", 0.0)
+    with pytest.raises(error, match=says):
+        read([], [now])
+    read([], [now], fail=False)
+    assert says in caplog.text
 
 
 def test_a_frame_that_is_read_again_asks_again_before_its_stream_is_another_one(play: Play) -> None:
