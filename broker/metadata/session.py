@@ -13,6 +13,8 @@ S2  Only what a committed renewal answered counts, and only a heartbeat of this 
 S3  Without a session a leader acks nothing, answers no end of a log, and reads nothing from NATS. It goes on when the
     session is renewed, if the catalog still says that it leads in that epoch. This is hygiene: what keeps records safe
     are epochs and in-sync replicas.
+S4  A heartbeat that nobody can have got is sent again at the next tick, and another one at once when a controller
+    begins (`hurry`): a session is to outlast an election.
 
 The clock has to count while the machine sleeps (CLOCK_BOOTTIME). Who waits for a disk between `is_open` and an ack asks
 again before the ack.
@@ -81,6 +83,10 @@ class Session:
             self._sent[self._number] = now_ms
             effects.append(Beat(registration=self.registration, number=self._number))
         return effects
+
+    def hurry(self) -> None:
+        """Send the next heartbeat at the next tick (S4)."""
+        self._beat_at_ms = 0
 
     def renewed(self, registration: int, number: int, renewal: int, now_ms: int) -> list[Effect]:
         """The controller says that a heartbeat's renewal is committed (S2). `renewal`: it was the so many-th."""

@@ -21,11 +21,25 @@ class Node:
         self.catalog = Catalog()
         self.notes: list[dict[str, Any]] = []
         self.log: list[tuple[Any, Any]] = []
-        self.has_begun, self.term, self.node_id = True, 1, "a.1@h:1"
+        self.is_controller, self.has_begun, self.term, self.node_id = True, True, 1, "a.1@h:1"
+
+    @property
+    def controller(self) -> str | None:
+        return self.node_id if self.is_controller else None
 
     def note(self, note: dict[str, Any]) -> bool:
-        self.notes.append(note)
-        return True
+        if self.is_controller:
+            self.notes.append(note)
+        return self.is_controller
+
+    def end(self) -> None:
+        """Nobody is the controller any more, and what it has asked for is never committed."""
+        self.is_controller = self.has_begun = False
+        self.log.clear()
+
+    def elect(self) -> None:
+        """One in the next term; it has not applied its first entry yet."""
+        self.is_controller, self.term = True, self.term + 1
 
     def voters(self) -> tuple[str, ...]:
         return (self.node_id,)
@@ -69,7 +83,9 @@ class Both:
     def run(self, ms: int, *, commits: bool = True) -> None:
         for _ in range(ms // 50):
             self.now_ms += 50
-            view: Any = SimpleNamespace(note=self.node.note, catalog=self.applied)
+            view: Any = SimpleNamespace(
+                note=self.node.note, catalog=self.applied, controller=self.node.controller, term=self.node.term
+            )
             self.heart.tick(view)
             notes, self.node.notes = self.node.notes, []
             for note in notes if self.hears else ():
@@ -98,6 +114,35 @@ def test_a_session_lasts_as_long_as_it_is_renewed_and_ends_before_the_controller
     both.run(1_000)
     assert both.heart.has_session()
     assert both.node.catalog.brokers["b"].is_live
+
+
+@pytest.mark.parametrize("phase_ms", range(0, 500, 50))
+def test_a_session_outlasts_an_election(phase_ms: int) -> None:
+    """B3, O5: at whatever moment the controller has died. The next heartbeat goes to its successor at once, also before
+    that has applied the first entry of its term."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(3_000 + phase_ms)
+    both.node.end()
+    both.run(950)
+    both.node.elect()
+    both.run(100)
+    both.node.has_begun = True
+    both.run(500)
+    assert both.said == [True]
+
+
+def test_a_heartbeat_that_was_kept_for_a_controller_goes_with_it() -> None:
+    """O5: who was elected and never began has no successor in this process to whom it was told."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.node.has_begun = False
+    both.run(100)
+    assert set(both.duties._early) == {"b"}
+    both.node.end()
+    both.run(50)
+    assert not both.duties._early
+    assert not both.kinds
 
 
 def test_a_renewal_counts_once_the_catalog_here_has_it() -> None:

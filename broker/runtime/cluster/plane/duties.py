@@ -11,6 +11,8 @@ O3  An answer reaches the core between two ticks, never while an entry is being 
     logged in the middle of that.
 O4  Votes are changed one at a time (metadata/voting.py), and the cluster is given its id, as long as the catalog or the
     group do not show it.
+O5  A heartbeat that comes between an election and the first applied entry of its term is kept for the core: brokers
+    send one as soon as they hear who leads, and the next one half a second later.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class Duties:
         self._term = 0
         self._step_at_ms = 0
         self._answered: collections.deque[tuple[int, SubmitAnswered]] = collections.deque()  # and of which term
+        self._early: dict[str, tuple[HeartbeatArrived, Answer]] = {}  # O5
         self._reply: dict[str, Answer] = {}  # how the newest heartbeat of a broker is answered
         self._group_rest_ms = GROUP_MS
         self._group_at_ms: int | None = 0  # when the group is looked at next; None: a change of it is under way
@@ -116,9 +119,16 @@ class Duties:
         broker, registration, number = note.get("broker"), note.get("registration"), note.get("number")
         if isinstance(broker, str) and isinstance(registration, int) and isinstance(number, int):
             self._turn(node)
-            if self._controller is not None and broker in node.catalog.brokers:
-                self._reply[broker] = answer
-                self._step(node, HeartbeatArrived(broker=broker, registration=registration, number=number))
+            if broker in node.catalog.brokers:
+                beat = HeartbeatArrived(broker=broker, registration=registration, number=number)
+                if self._controller is not None:
+                    self._hear(node, beat, answer)
+                elif node.is_controller:
+                    self._early[broker] = beat, answer
+
+    def _hear(self, node: RaftNode, beat: HeartbeatArrived, answer: Answer) -> None:
+        self._reply[beat.broker] = answer
+        self._step(node, beat)
 
     def report(self, node: RaftNode, note: Mapping[str, Any]) -> None:
         """A follower cannot fetch from its leader. What is malformed is dropped."""
@@ -141,6 +151,8 @@ class Duties:
     def _turn(self, node: RaftNode) -> None:
         """O1."""
         is_controller = node.has_begun
+        if not node.is_controller:
+            self._early.clear()
         if self._controller is not None and (not is_controller or node.term != self._term):
             log.info("controller.ended broker=%s term=%d", self._broker_id, self._term)
             self._controller = None
@@ -151,6 +163,9 @@ class Duties:
             self._controller = Controller(self._now_ms())
             self._step_at_ms = self._group_at_ms = 0
             log.info("controller.began broker=%s term=%d", self._broker_id, self._term)
+            early, self._early = self._early, {}
+            for beat, answer in early.values():
+                self._hear(node, beat, answer)
 
     def _step(self, node: RaftNode, event: Event) -> None:
         if self._controller is not None:

@@ -7,6 +7,7 @@ B1  Whether there is a session is read from the clock, by any thread, and waits 
     Raft thread hangs.
 B2  A session belongs to one registration of this process. If the catalog shows another process under our name, or has
     shown us and does so no more (this broker was removed), this process gives up.
+B3  Where no controller is known, or another one is than before, a heartbeat is due at once (`session.S4`).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Heart:
         self._now_ms = now_ms
         self._session: Session | None = None
         self._is_over = False
+        self._controller: tuple[int, str | None] = (0, None)  # of which term, and who: to whom the last tick has sent
         self._was_seen = False  # by the catalog here, which may be behind the one that has answered
 
     @property
@@ -73,6 +75,10 @@ class Heart:
         """Send what is due."""
         if self._session is not None and not self._is_over:
             self._count(self._session, node.catalog)
+            controller = node.term, node.controller
+            if controller != self._controller:  # B3
+                self._controller = controller
+                self._session.hurry()
             self._do(self._session.tick(self._now_ms()), node)
 
     def renewed(self, note: Mapping[str, Any], catalog: Catalog) -> None:
@@ -109,14 +115,14 @@ class Heart:
         for effect in effects:
             match effect:
                 case Beat() if node is not None:
-                    node.note(
-                        {
-                            "type": "beat",
-                            "broker": self._broker_id,
-                            "registration": effect.registration,
-                            "number": effect.number,
-                        }
-                    )
+                    note = {
+                        "type": "beat",
+                        "broker": self._broker_id,
+                        "registration": effect.registration,
+                        "number": effect.number,
+                    }
+                    if not node.note(note) and self._session is not None:  # B3
+                        self._session.hurry()
                 case Opened():
                     log.info("session.opened broker=%s registration=%d", self._broker_id, self.registration)
                     self._changed(True)
