@@ -15,7 +15,8 @@ V3  A replica that was removed gives up its log, also if it is wanted again by t
 V4  After a failed fsync it does nothing but ask for a step-out. Another incarnation in the applied catalog is the
     answer: then the log recovers, and the replica follows. A log that cannot be recovered ends the process.
 V5  A damaged replica leads on, or rests, until it has stepped out: it follows nobody, as it would report a durable end
-    that is not so. Then its files are moved aside, and it begins anew. They go when all replicas are in sync.
+    that is not so. Then its files are moved aside, and it begins anew. They go when all replicas are in sync, as do
+    those of a leader whose damage was given up. Where there is one replica alone they stay.
 V6  A leader reads from NATS while it has a session, and answers clients once the server has confirmed that it does.
 V7  A leader that is told of another leadership answers nobody from then on, also before its turn.
 V8  A log that a process finds at its start is the replica's only if the catalog knows one there. Else it is moved
@@ -278,16 +279,16 @@ class PlacedReplica:
         partition.leader_at = None if state.leader == me else told.leader_at
         if self.stepping is not None and self.stepping.why == "fsync":  # V4
             return is_opened
+        is_done = is_opened
         if state.leader == me:
-            is_led = state.leader_incarnation != self._incarnation or self._lead(partition, state)  # V2
-            return is_opened and is_led
-        if state.leader is None:
+            is_done &= state.leader_incarnation != self._incarnation or self._lead(partition, state)  # V2
+        elif state.leader is None:
             self._rest(partition)
         else:
             self._follow(partition, state, state.leader)
-        if set(state.replicas) == set(state.isr):
+        if len(state.replicas) > 1 and set(state.replicas) == set(state.isr):
             self._forget_aside()
-        return is_opened
+        return is_done
 
     def _note_others(self, partition: ReplicatedPartition, state: PartitionState) -> bool:
         """V10. Returns whether it is done."""

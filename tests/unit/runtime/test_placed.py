@@ -264,6 +264,22 @@ def test_a_damaged_replica_begins_anew_and_its_files_stay_until_all_are_in_sync(
     eventually(lambda: not aside.exists(), what="what was damaged to go")
 
 
+def test_what_a_leader_has_kept_aside_goes_when_all_are_in_sync(led: tuple[Node, Cluster, Place]) -> None:
+    """An operator has given up what was damaged, and it leads on."""
+    one, cluster, at = led
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    aside = Path(f"{one.root}/s/i-s/0.aside")
+    aside.mkdir()
+    (aside / "0-1.lost").write_bytes(b"damaged")
+    rejoin(cluster, at, broker="b")
+    eventually(lambda: one.placed(at).partition.leadership()[2] == ("a", "b"), what="to hear of it")  # type: ignore
+    assert aside.exists(), "one is away"
+    rejoin(cluster, at, broker="c")
+    eventually(lambda: not aside.exists(), what="what was damaged to go")
+    assert cluster.state(at).leader == "a"
+
+
 def test_a_damaged_replica_that_nobody_can_replace_stays_and_asks_when_somebody_can(
     led: tuple[Node, Cluster, Place],
 ) -> None:
