@@ -19,6 +19,8 @@ P15  Records that were sorted by another number of partitions than holds are ref
 P16  What an operator gives up is remembered until the process ends: the answer may be lost, and asked for again.
 P17  While its stream is about to count by another number it takes nothing that was sorted by a number. It has stopped
     when all that it took before is committed and was answered, so that nobody is told that it is not known.
+P18  Who tells it the time does so to all partitions of this broker: he waits `TICK_WAIT_S` for an append that is at the
+    disk, and comes again. The appends under way at any time are few, so that is all that they cost the others.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from broker.api.errors import LiftlogError, NotEnoughReplicas, NotLeader, NotReady, StorageFailed
 from broker.metadata.catalog import StreamInfo
@@ -53,6 +55,9 @@ from broker.runtime.partitions.sync import Outcome, SyncPool
 from broker.storage.log import AppendResult, Encodable, StoredGroup
 from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.giving_up import give_up
+
+TICK_WAIT_S: Final = 0.02
+"""Of P18. A lock that appends take in turns is free within that, now and then."""
 
 
 class Bookkeeping:
@@ -172,13 +177,16 @@ class ReplicatedPartition(Partition):
         )
 
     def tick(self, now_ms: int) -> None:
-        """Time passes, by a clock that never goes back (P13)."""
-        with self._lock:
-            effects = (*self._news(), *self._core.step(Tick(now_ms=now_ms)))
-        self._effects.do(effects)
-        if self.log.kept_start_offset > self._core.trims.log_start:  # retention has moved it
-            self.step(StartMoved(self.log.kept_start_offset))
-        self.look_at_failure()
+        """Time passes, by a clock that never goes back (P13, P18)."""
+        if self._lock.acquire(timeout=TICK_WAIT_S):
+            try:
+                effects = (*self._news(), *self._core.step(Tick(now_ms=now_ms)))
+                if (start := self.log.kept_start_offset) > self._core.trims.log_start:  # retention has moved it
+                    effects += self._core.step(StartMoved(start))
+                effects += self._judged()
+            finally:
+                self._lock.release()
+            self._effects.do(effects)
         self.release()
 
     def step(self, event: Event) -> None:
@@ -334,11 +342,15 @@ class ReplicatedPartition(Partition):
 
     @property
     def may_commit(self) -> bool:
-        """Whether what is appended now can be committed, and told."""
-        with self._lock:
+        """Whether what is appended now can be committed, and told. Not while an append is at the disk (P18)."""
+        if not self._lock.acquire(timeout=TICK_WAIT_S):
+            return False
+        try:
             core = self._core
             is_enough = core.in_sync is None or len(core.in_sync.members) >= core.min_insync_replicas
             return core.role is LEADING and is_enough and self._state.failure is None and self._may_answer()
+        finally:
+            self._lock.release()
 
     def stop_taking(self, as_of: int, on_stopped: Callable[[], None]) -> None:
         """Take nothing more that was sorted by a number of partitions. `on_stopped`: see `has_stopped`."""
@@ -402,12 +414,17 @@ class ReplicatedPartition(Partition):
 
     def look_at_failure(self) -> None:
         """If something has failed the log, lead no more, and step out."""
+        if self._state.failure is not None:
+            with self._lock:
+                effects = self._judged()
+            self._effects.do(effects)
+
+    def _judged(self) -> tuple[Effect, ...]:
+        """With the lock held."""
         failure = self._state.failure
-        if failure is None or self.removed or not self.has_followers:
-            return
-        with self._lock:
-            effects = self._failed(failure) if self.leads else ()
-        self._effects.do(effects)
+        if failure is None or self.removed or not (self.has_followers and self.leads):
+            return ()
+        return self._failed(failure)
 
     def _failed(self, error: LiftlogError) -> tuple[Effect, ...]:
         """With the lock held."""

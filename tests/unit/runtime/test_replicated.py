@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -230,6 +231,37 @@ def test_a_follower_that_is_silent_is_asked_out(led: Led) -> None:
     asked = led.outward[-1]
     assert isinstance(asked, AskIsr)
     assert asked.remove == "c"
+
+
+def test_who_tells_the_time_does_not_wait_for_an_append_at_the_disk(led: Led) -> None:
+    """P18: all partitions of a broker are told by one thread. What waits for a session needs no lock to be told."""
+    partition = led.partition
+    waiter = append(led)
+    led.has_session = False
+    led.follow(1)
+    partition.tick(0)
+    led.has_session = True
+    append(led)
+    held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with partition._lock:
+            held.set()
+            assert may_go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    partition.tick(10_001)
+    may_commit, is_held = partition.may_commit, holder.is_alive()
+    may_go.set()
+    holder.join(60)
+    assert (is_held, may_commit) == (True, False), "nobody has waited for it"
+    assert waiter.outcome == 1
+    assert not [effect for effect in led.outward if type(effect) is AskIsr]
+    partition.tick(10_002)
+    assert [effect for effect in led.outward if type(effect) is AskIsr], "at the next time it is told"
+    assert partition.may_commit
 
 
 def test_the_clock_of_interval_syncs_is_not_its_own(led: Led) -> None:
