@@ -219,6 +219,8 @@ class Controller:
                 self._brokers[broker] = _Seen(info.registration, info.is_live, now_ms, now_ms, self.calm_ms)
             elif (seen.registration, seen.is_live) != (info.registration, info.is_live):
                 seen.registration, seen.is_live, seen.heard_ms = info.registration, info.is_live, now_ms
+                if not info.is_live:  # heard before it said that it is gone: its renewal would bring it back
+                    self._beats.pop(broker, None)
                 seen.disturb(now_ms, self.calm_ms)
         for broker in self._brokers.keys() - cluster.brokers.keys():
             del self._brokers[broker]

@@ -3,8 +3,8 @@
     data folder ─► HTTP answers (/readyz says what is waited for) ─► gRPC port, NATS ─► the group, the catalog
                ─► logs that are there ─► registration: it names what is sound ─► roles ─► a session
 
-Stop: leaderships are handed over first; then what was taken in is made durable, everything closes, and the catalog is
-told at the end.
+Stop: leaderships are handed over first; then what was taken in is made durable, the catalog is told that this broker is
+gone, and everything closes.
 
 Y1  Nothing is led, followed or answered before the registration: until then every partition is "not ready".
 Y2  A process that may not act under its id any more ends at once, without a clean mark (`give_up`). The next start
@@ -221,6 +221,7 @@ class ClusterBroker(Assembled):
     def _closing(self) -> tuple[Callable[[], None], ...]:
         return (
             self.sinks.close,
+            self._plane.leave,
             self._replicas.stop,
             self._link.stop,
             self._plane.stop,

@@ -216,6 +216,20 @@ def test_a_lapse_that_was_judged_before_a_renewal_is_refused_after_it() -> None:
     assert bench.catalog.brokers["a"].is_live
 
 
+def test_a_heartbeat_from_before_a_stop_does_not_bring_a_broker_back() -> None:
+    """It waits for its turn to be renewed, and the broker says meanwhile that it is gone."""
+    bench = Bench("a", "b")
+    bench.run(500)
+    bench.hear()
+    bench.silent = {"b"}
+    bench.apply("fail_broker", broker_id="b", registration=bench.catalog.brokers["b"].registration)
+    bench.run(1_000)
+    assert not bench.catalog.brokers["b"].is_live
+    bench.silent = set()
+    bench.run(1_000)
+    assert bench.catalog.brokers["b"].is_live, "who is heard since is back"
+
+
 def test_a_controller_that_hung_fails_nobody_for_what_it_did_not_hear() -> None:
     """H1: but one that is always slow still finds out."""
     bench = Bench("a", "b")

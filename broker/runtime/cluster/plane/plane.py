@@ -5,9 +5,10 @@
 P1  Nothing counts before the registration: no session, no role. It is asked for under one request id until it is
     answered, so it is carried out once.
 P2  The session is counted from the first time that the registration may have been sent.
-P3  A clean stop gives leaderships away first (`stop_broker`), and says at the very end that this broker is gone
-    (`fail_broker`), so that nobody waits for its session. Both are courtesies: a stop does not depend on them, and
-    does not wait for a majority of whom too many have said that they stop.
+P3  A clean stop gives leaderships away first (`stop_broker`). It says that this broker is gone (`fail_broker`) before
+    its logs are closed: new leaders would wait for it, in sync as it is, as long as it takes to close them all. Its
+    vote counts until the very end. Both are courtesies: a stop does not depend on them, and does not wait for a
+    majority of whom too many have said that they stop.
 """
 
 from __future__ import annotations
@@ -218,18 +219,22 @@ class Plane:
         except LiftlogError as error:
             log.warning("cluster.not_handed_over id=%s error=%s", me, error)
 
-    def stop(self) -> None:
-        """No session any more, and no part in the group. May be called in any state, from any thread, and again."""
-        with self._starting:
-            self._is_stopping = True
-        self._entrance.stop()
-        if self._heart.has_session():
-            self._heart.end()
+    def leave(self) -> None:
+        """No session any more, and no place among those in sync (P3). May be called in any state, and again."""
+        had_session = self._heart.has_session()
+        self._heart.end()
+        if had_session:
             try:
                 self._own_command("fail_broker", 2.0)
             except LiftlogError as error:
                 log.info("cluster.not_left id=%s error=%s", self.identity.broker_id, error)
-        self._heart.end()
+
+    def stop(self) -> None:
+        """As `leave`, and no part in the group. May be called in any state, from any thread, and again."""
+        with self._starting:
+            self._is_stopping = True
+        self._entrance.stop()
+        self.leave()
         self.service.close()
         self._thread.stop()
 
