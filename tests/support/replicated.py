@@ -50,7 +50,7 @@ class Led:
         self.partition.lead(2, STATE)
         self.partition.serve(2)
 
-    def follow(self, durable_end: int, *names: str) -> None:
+    def follow(self, durable_end: int, *names: str, log_start: int = 0) -> None:
         """These followers, or both, have fsynced so far."""
         for name in names or OTHERS:
             fetch = Fetch(
@@ -60,7 +60,7 @@ class Led:
                 offset=durable_end,
                 last_epoch=self.state.leader_epoch,
                 durable_end=durable_end,
-                log_start=0,
+                log_start=log_start,
             )
             self.partition.step(FetchArrived(fetch=fetch, epoch_before=self.state.leader_epoch if durable_end else -1))
 

@@ -54,6 +54,7 @@ class QueuedAppends:
                 raise Overloaded(f"{self._replica}: {limit} appends are waiting", limit=limit)
             self._waiting += 1
         future: Future[AppendResult] = Future()
+        future.set_running_or_notify_cancel()  # who waits no longer cannot take it back
         level = Acks.LEADER if acks == "leader" else Acks.ALL
 
         def told(result: AppendResult, outcome: Outcome) -> None:

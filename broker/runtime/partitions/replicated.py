@@ -238,6 +238,7 @@ class ReplicatedPartition(Partition):
     def trim(self, before: int) -> Future[None]:
         """Let go of what lies below an offset. Done once no replica that may lead begins below it (`trims.T2`)."""
         start, done = min(before, self._state.high_watermark), Future[None]()
+        done.set_running_or_notify_cancel()  # who waits no longer cannot take it back
 
         def told(_: AppendResult, outcome: Outcome) -> None:
             if isinstance(outcome, LiftlogError):

@@ -24,6 +24,7 @@ from broker.runtime.partitions.replicated import Bookkeeping
 from broker.runtime.partitions.watch import ChangeHub
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
+from tests.support.processes import eventually
 from tests.support.replicated import STATE, Led
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import IDENTITY, HeldPool, Waiter, disk, info, pool, rows
@@ -407,3 +408,34 @@ def test_a_new_leadership_takes_nothing_that_was_sorted_before_it_serves(led: Le
     with pytest.raises(NotReady, match="just begun"):
         append(led, sorted_by=1)
     assert led.partition.log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("is_done", [True, False], ids=["trimmed", "deposed"])
+def test_who_waits_for_a_trim_no_more_is_told_nothing(
+    led: Led, caplog: pytest.LogCaptureFixture, is_done: bool
+) -> None:
+    """Seen in `make chaos`, 21000: a trim was not answered in time, and then it was done."""
+    append(led)
+    led.follow(1)
+    gone, other = led.partition.trim(1), led.partition.trim(1)
+    assert not gone.done()
+    gone.cancel()
+    if is_done:
+        led.partition.replica.trim(1)
+        led.partition.tick(1)
+        led.follow(1, log_start=1)
+    else:
+        led.partition.depose()
+    assert other.done()
+    assert caplog.text == ""
+
+
+def test_who_waits_for_an_append_no_more_is_told_nothing(led: Led, caplog: pytest.LogCaptureFixture) -> None:
+    gone, other = led.partition.append([rows(b"x")]), led.partition.append([rows(b"y")])
+    eventually(lambda: led.partition.log.log_end_offset == 2, what="both are appended")
+    gone.cancel()
+    led.partition.run_sync()
+    led.follow(2)
+    assert other.result(60).first_offset == 1
+    assert caplog.text == ""
+    assert led.partition._queued._waiting == 0
