@@ -43,23 +43,27 @@ def filled(cluster: Linked, at: Place, count: int = 20) -> str:
 
 
 def test_bytes_that_were_changed_on_their_way_are_not_stored(two: Linked) -> None:
-    """TCP lets some through. Whichever part they hit, the stream or the answer is done again."""
+    """TCP lets some through. Whichever part they hit, the stream or the answer is done again. An operator sees it."""
     [at] = two.create(min_insync=1)
     away = filled(two, at)
     leader = two.leader(at).me
+    counted = 0
     for place in (60_000, 5_000, 300, 250_000):
         two.relays[leader].flip_at = place
         two.start(away)
         two.in_sync(at)
         two.same(at)
         assert two.relays[leader].flip_at is None, "no byte was changed"
+        counted += two.nodes[away].link.counts["bad_batches"]
         two.stop(away)
         two.fail(away)
         two.stored(at, BIG)
         again_empty(two, away)
+    assert counted
     two.start(away)
     two.in_sync(at)
     two.same(at)
+    assert not two.nodes[away].link.counts["bad_batches"]
 
 
 def again_empty(cluster: Linked, name: str) -> None:

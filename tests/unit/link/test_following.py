@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -82,6 +83,7 @@ class Follower:
             report=lambda at, epoch, leader: self.reports.append(epoch),
             step_out=self.steps_out.append,
             pool=pool,
+            counts=Counter(),
         )
         self.leader = PartitionLog.create(SimDisk(), "/l", IDENTITY, SETTINGS, now_us=0)
 

@@ -29,10 +29,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from broker.api.errors import LiftlogError, OffsetOutOfRange
+from broker.api.errors import BadBatch, LiftlogError, OffsetOutOfRange
 from broker.metadata.partition import Place
 from broker.replication import events as e
 from broker.replication import following as f
@@ -64,7 +65,7 @@ class Following:
         connect: To a broker.
         report: The leader of this epoch does not answer: which partition, epoch, leader. Must not wait.
         step_out: As `PlacedReplica.step_out`.
-        closed: Called once it is of no use any more.
+        counts: Of the link: `bad_batches` are those whose bytes are not what was stored.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class Following:
         report: Callable[[Place, int, str], None],
         step_out: Callable[[str], None],
         pool: SyncPool,
+        counts: Counter[str],
     ) -> None:
         self.at = at
         self._partition = partition
+        self._counts = counts
         self._replica = partition.replica
         self._log = partition.log
         self._core = Follower(me)
@@ -250,6 +253,8 @@ class Following:
     def _refuse(self, error: LiftlogError) -> None:
         """Something was not done; if the log has failed, that is the end of it (`follower.F7`)."""
         self._is_calm = False
+        if isinstance(error, BadBatch):
+            self._counts["bad_batches"] += 1
         count = self._refused_log.due()
         if count:
             log.warning("replica.refuses partition=%s count=%d error=%s", self, count, error)

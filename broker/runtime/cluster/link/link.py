@@ -38,7 +38,8 @@ class ReplicaLink:
             wait.
 
     Attributes:
-        counts: What has happened to connections: `attempts`, `lost`, `refused`, `silent`, `reports`.
+        counts: What has happened to connections: `attempts`, `lost`, `refused`, `silent`, `reports`; and `bad_batches`
+            that came over them.
         server: Its `refused` counts who was not let in.
     """
 
@@ -103,6 +104,7 @@ class ReplicaLink:
             report=self._silent,
             step_out=step_out,
             pool=self._pool,
+            counts=self.counts,
         )
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Answering:
