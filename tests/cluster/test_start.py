@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.killed_starts import STREAM
-from tests.support.processes import BrokerProcess, eventually
+from tests.support.processes import BrokerProcess, eventually, running
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,6 +85,32 @@ def test_a_broker_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
         assert "broker.stopping" not in broker.output()
     finally:
         assert broker.stop() == 0
+
+
+def listening(pid: int) -> set[int]:
+    """The TCP ports on which a process listens."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed just now
+            inodes.add(str(fd.readlink()))
+    tables = [Path(f"/proc/{pid}/net/{kind}").read_text() for kind in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+
+
+def test_a_broker_alone_listens_for_http_only_and_loads_nothing_of_a_cluster(tmp_path: Path) -> None:
+    with running(tmp_path, PYTHONPROFILEIMPORTTIME="1") as (_, broker):
+        broker.request("POST", "/v1/streams", {"name": "s", "subject": "s"})
+        with connect([broker.address]) as client:
+            client.append("s", 0, [{"value": b"x"}])
+            assert client.read("s").to_table().num_rows == 1
+            client.reset("reader", "s", "latest")
+        assert listening(broker.pid) == {broker.port}
+        loaded = {line.rpartition("|")[2].strip() for line in broker.output().splitlines() if "import time:" in line}
+    assert {"aiohttp", "broker.runtime.broker"} <= loaded
+    packages = {name.partition(".")[0] for name in loaded}
+    assert packages.isdisjoint({"grpc", "google", "pysyncobj"})
+    assert not [name for name in loaded if name.startswith("broker.runtime.cluster")]
 
 
 def test_a_catalog_from_a_backup_gives_out_no_epoch_that_is_in_the_logs(tmp_path: Path) -> None:

@@ -37,12 +37,14 @@ def client(cluster: RealCluster) -> Iterator[Client]:
 
 
 def test_consumer_offsets_are_kept_by_three_from_the_beginning(cluster: RealCluster, client: Client) -> None:
-    """The first description that anybody gets: nobody saw it with fewer. (First of this file: the cluster is new.)"""
+    """The first description that anybody gets: nobody saw it with fewer. (First of this file: the cluster is new.) So
+    it is with what sinks commit."""
 
-    def described() -> list[int]:
-        return [s.replication_factor or 0 for s in client.streams(internal=True) if s.name == "__offsets"]
+    def described(name: str) -> list[int]:
+        return [s.replication_factor or 0 for s in client.streams(internal=True) if s.name == name]
 
-    assert eventually(described, what="the stream of offsets") == [3]
+    for name in ("__offsets", "__commits"):
+        assert eventually(lambda name=name: described(name), what=f"the stream {name}") == [3]  # type: ignore[misc]
     client.create_stream("first", replication_factor=3)
     store(client, "first", 0, [{"value": b"x"}])
     client.reset("reader", "first", "latest")
