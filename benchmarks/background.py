@@ -1,4 +1,4 @@
-"""Background: what compaction and scrub do to the latency of acks at half the greatest rate.
+"""Background: the effect of compaction and scrub on the latency of acks at half the greatest rate.
 
 `liftlog`: while a stream of keys is compacted and the scrub reads, both at their default pace. `quiet`: without them.
 The rate is half of what a window of 4,096 unacknowledged messages reaches on a quiet broker, found first (the median of

@@ -1,4 +1,4 @@
-"""Idle: what a broker with a hundred streams costs when nothing is published.
+"""Idle: the cost of a broker with a hundred streams when nothing is published.
 
 `cpu_percent` of one core, over a while that begins once the work of creating the streams has died down.
 """

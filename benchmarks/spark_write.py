@@ -1,4 +1,4 @@
-"""Spark write: what liftlog's sink costs beside a sink that drops everything, and beside Spark's Kafka sink.
+"""Spark write: the cost of liftlog's sink beside a sink that drops everything, and beside Spark's Kafka sink.
 
 `spark-write-*`: rows that the JVM makes, written by `df.write` with two tasks into two partitions; `liftlog` is the
 sink under test, `append` liftlog's at-least-once sink, `null` a Python sink that takes the same Arrow batches and drops

@@ -1,4 +1,4 @@
-"""Staged appends: what a sink's batch costs beside a plain append of the same records, both durable, over HTTP.
+"""Staged appends: the cost of a sink's batch beside a plain append of the same records, both durable, over HTTP.
 
 The same Arrow batches to the same partition. `append` sends 32 MiB a request, one after the other, each answered when
 its records are durable; `liftlog` stages them, durable but invisible, as the client's `stage` does it, 16 MiB a request

@@ -31,7 +31,8 @@ class ClusterCalls:
         return understand(ClusterDescription, self._calls.json("GET", path("cluster")), where="describing the cluster")
 
     def placements(self, stream: str | None = None) -> list[Placement]:
-        """Who keeps, leads and follows each partition, internal streams included, as the broker that answers knows."""
+        """The replicas, leader and followers of each partition, internal streams included, as the broker that answers
+        knows."""
         value = self._calls.json("GET", path("cluster", "partitions"), query={"stream": stream})
         return list(understand(Placements, value, where="listing partitions").partitions)
 

@@ -343,8 +343,8 @@ def _missing(state: SinkState, commit: CommitRequest, reached: int) -> SinkBatch
     has = f"batch {reached} as its last" if state.last is not None else "no batch"
     return SinkBatchesMissing(
         f"sink {state.sink!r} has {has}, and this commit of batch {commit.batch_id} follows batch {commit.follows}: the"
-        " broker's data was restored from an older copy, or the sink deleted, or it is another sink than before. What"
-        f" was written after batch {reached} may be missing. Reset the sink to batch {commit.batch_id} to go on",
+        " broker's data was restored from an older copy, or the sink deleted, or it is another sink than before. Rows"
+        f" written after batch {reached} may be missing. Reset the sink to batch {commit.batch_id} to go on",
         sink=state.sink,
         batch_id=commit.batch_id,
         last_batch_id=reached,

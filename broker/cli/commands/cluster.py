@@ -90,8 +90,8 @@ def reassign(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Have other brokers keep a partition. They copy it first; then the old ones go. Of a whole stream each partition
-    begins the list one broker later. Naming the former brokers takes a move back."""
+    """Have other brokers keep a partition. They copy it first; then the old ones go. If a whole stream is moved, each
+    partition begins the list one broker later. Naming the former brokers takes a move back."""
     stream, partition = _place(place)
     wanted = [each.strip() for each in replicas.split(",")]
     with client_of(ctx, brokers) as client:
@@ -114,12 +114,14 @@ def elect(
         str | None, Argument(metavar="STREAM[/PARTITION]", help="A stream, or one partition of it [all].")
     ] = None,
     unclean: Annotated[
-        bool, Option("--unclean", help="Of one partition that nobody can lead: a replica that may lack records.")
+        bool, Option("--unclean", help="Let a replica lead that may lack records, where nobody else can lead.")
     ] = False,
     broker: Annotated[
-        str | None, Option("--broker", metavar="ID", help="With --unclean: this one [the longest copy].")
+        str | None, Option("--broker", metavar="ID", help="With --unclean: which one leads [the longest copy].")
     ] = None,
-    yes: Annotated[bool, Option("--yes", "-y", help="With --unclean: what only others have may be lost.")] = False,
+    yes: Annotated[
+        bool, Option("--yes", "-y", help="With --unclean: accept the loss of records that only others have.")
+    ] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
@@ -144,7 +146,7 @@ def elect(
 def accept_loss(
     ctx: click.Context,
     place: Annotated[str, Argument(metavar="STREAM/PARTITION", help="One partition.")],
-    yes: Annotated[bool, Option("--yes", "-y", help="What is damaged may be lost.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Accept the loss; without it, only say what is damaged.")] = False,
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:

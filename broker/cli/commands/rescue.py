@@ -170,7 +170,10 @@ def _show(ctx: click.Context, json: bool, found: RescueState) -> None:
     if found.missing_replicas:
         table(["broker", "lacks"], [(e.broker, f"{e.stream}/{e.partition}") for e in found.missing_replicas])
     if found.missing or found.missing_replicas:
-        note("start who is missing. Who is lost for good: liftlog cluster rescue excuse BROKER [--partition STREAM/N]")
+        note(
+            "start the brokers that are missing. For each that is lost for good: liftlog cluster rescue excuse BROKER"
+            " [--partition STREAM/N]"
+        )
     else:
         note("nobody is missing: liftlog cluster rescue end A,B,C, with the names of all brokers that there were")
 

@@ -7,6 +7,7 @@ A key has one name in the file (`http.port`) and one in the environment (`LIFTLO
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final, cast
@@ -101,12 +102,15 @@ def annotated() -> str:
         table, _, name = setting.key.rpartition(".")
         if table != section:
             section = table
-            lines += ["", f"# {DEFAULTS_DOC if table == 'defaults' else SECTIONS[table].__doc__}", f"[{table}]"]
-        if setting.doc:
-            lines.append(f"# {setting.doc}")
+            lines += ["", *_comment(DEFAULTS_DOC if table == "defaults" else SECTIONS[table].__doc__), f"[{table}]"]
+        lines += _comment(setting.doc)
         limit = _limit_text(setting)
         lines.append(f"{name} = {_toml(setting)}" + (f"  # {limit}" if limit else ""))
     return "\n".join(lines) + "\n"
+
+
+def _comment(text: str | None) -> list[str]:
+    return textwrap.wrap(text or "", 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 def _limit_text(setting: Setting) -> str:

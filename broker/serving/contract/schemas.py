@@ -250,8 +250,8 @@ class Reassignment:
     replicas: Annotated[
         BrokerIds,
         Rule(
-            doc="Ids of brokers, the preferred leader first. Of a whole stream each partition begins the list one"
-            " broker later"
+            doc="Ids of brokers, the preferred leader first. If a whole stream is moved, each partition begins the list"
+            " one broker later"
         ),
     ]
     min_insync_replicas: Annotated[
@@ -265,7 +265,9 @@ class Election:
 
     stream: Annotated[Name | None, ABSENT] = None
     partition: Annotated[PartitionNumber | None, ABSENT] = None
-    unclean: Annotated[bool, Rule(doc="Of one partition that nobody may lead: a replica that may lack records")] = False
+    unclean: Annotated[
+        bool, Rule(doc="For one partition that nobody else may lead: let a replica lead that may lack records")
+    ] = False
     broker: Annotated[Name | None, Rule(is_absent=True, doc="Absent: the one with the longest copy")] = None
     accept_loss: Annotated[bool, Rule(doc="False: it is refused, and the error tells what may be lost")] = False
 

@@ -49,7 +49,7 @@ _STREAM: Final = answer("The stream as it is then.", "Stream")
 
 @ENDPOINTS.add("POST", "/v1/streams/{stream}/pause", "pause_stream", _STREAM, errors=(UnknownStream, ReadOnly))
 async def pause(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Stop capturing and appending until the stream is resumed. What NATS has delivered is stored first."""
+    """Stop capturing and appending until the stream is resumed. Messages that NATS has delivered are stored first."""
     return await _set_paused(serving, request, True)
 
 

@@ -50,7 +50,7 @@ _STREAM: Final = text("stream", "Only of this stream.", length_max=NAME_BYTES_MA
     query=(_STREAM,),
 )
 async def placements(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Who keeps, leads and follows each partition, as the answering broker knows. Nobody else is asked."""
+    """The replicas, leader and followers of each partition, as the answering broker knows. Nobody else is asked."""
     backend, stream = serving.backend, query["stream"]
     found = [each for each in backend.admin.placements() if stream in (None, each.stream)]
     return await serving.json_answer(_placements, found, backend.broker_id)
@@ -58,7 +58,7 @@ async def placements(serving: Serving, request: web.Request, query: Query) -> we
 
 @ENDPOINTS.add("GET", ENDS, "list_replicas", answer("The copies.", "ReplicaEnds"), query=(_STREAM,))
 async def ends(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
-    """Where the copies on this broker end, whoever leads them. Of two copies the greater (epoch, offset) has more."""
+    """Where the copies on this broker end, whoever leads them. The copy with the greater (epoch, offset) has more."""
     stream = query["stream"]
     found = [each for each in serving.backend.admin.ends() if stream in (None, each.stream)]
     return await serving.json_answer(lambda: {"replicas": [asdict(each) for each in found]})
@@ -69,7 +69,7 @@ async def ends(serving: Serving, request: web.Request, query: Query) -> web.Stre
     "/v1/cluster/reassign",
     "reassign",
     answer("The partitions, as they are now. They are moved when `target` is null.", "Placements"),
-    request=body("Who is to keep it.", "Reassignment"),
+    request=body("The brokers that are to keep it.", "Reassignment"),
     errors=(UnknownStream, UnknownPartition, InvalidSetting, NotSupported),
 )
 async def reassign(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -86,7 +86,7 @@ async def reassign(serving: Serving, request: web.Request, query: Query) -> web.
     "POST",
     "/v1/cluster/elect",
     "elect_leaders",
-    answer("What has another leader now.", "Elected"),
+    answer("The partitions that have another leader now.", "Elected"),
     request=body("Which leaders.", "Election"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
@@ -138,8 +138,8 @@ async def _elect_unclean(serving: Serving, asked: Election) -> web.StreamRespons
     "POST",
     LOSS,
     "accept_loss",
-    answer("What was given up.", "GivenUp"),
-    request=body("Where.", "Loss"),
+    answer("The offsets that were given up.", "GivenUp"),
+    request=body("The partition.", "Loss"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
 async def accept_loss(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -203,8 +203,8 @@ def _chosen(now: Placement, copies: Sequence[ReplicaEnd], broker: str | None) ->
     "POST",
     "/v1/cluster/brokers/{broker}/drain",
     "drain_broker",
-    answer("What it still keeps. Ask again until that is nothing.", "Drained"),
-    request=body("How.", "Drain"),
+    answer("The replicas that it still keeps. Ask again until there are none.", "Drained"),
+    request=body("How it is to be done.", "Drain"),
     errors=(NotSupported,),
 )
 async def drain(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -245,7 +245,7 @@ async def rescue_state(serving: Serving, request: web.Request, query: Query) -> 
     "/v1/cluster/rescue/excuse",
     "excuse_replicas",
     answer("How far the rescue is now.", "RescueState"),
-    request=body("Who is given up.", "Excuse"),
+    request=body("The replicas that are given up.", "Excuse"),
     errors=(UnknownStream, UnknownPartition, NotSupported),
 )
 async def excuse(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -269,8 +269,8 @@ async def excuse(serving: Serving, request: web.Request, query: Query) -> web.St
     "POST",
     "/v1/cluster/rescue/end",
     "end_rescue",
-    answer("Who leads, and up to where.", "RescueEnded"),
-    request=body("Which brokers there were.", "RescueEnd"),
+    answer("The leader of each partition, and its end.", "RescueEnded"),
+    request=body("The brokers that there were.", "RescueEnd"),
     errors=(NotSupported,),
 )
 async def end_rescue(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:

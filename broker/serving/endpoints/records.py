@@ -115,7 +115,7 @@ ENDPOINTS: Final = Endpoints()
         ),
         choice(
             "replica",
-            "`any`: an in-sync replica that does not lead may answer. What it cannot answer is `not_leader`: ask the"
+            "`any`: an in-sync replica that does not lead may answer. If it cannot, it says `not_leader`: ask the"
             " leader.",
             ("leader", "any"),
         ),

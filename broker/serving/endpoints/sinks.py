@@ -114,7 +114,7 @@ async def describe(serving: Serving, request: web.Request, query: Query) -> web.
     "/v1/sinks/{sink}/open",
     "open_sink",
     answer("The owner's epoch, and the sink. Nobody is fenced before this owner commits.", "SinkOpened"),
-    request=body("Who opens it.", "SinkOpen"),
+    request=body("The owner that opens it.", "SinkOpen"),
     errors=(InvalidName, SinkFenced, DiskFull, StorageFailed),
 )
 async def open_sink(serving: Serving, request: web.Request, query: Query) -> web.StreamResponse:
@@ -301,7 +301,7 @@ async def check(serving: Serving, request: web.Request, query: Query) -> web.Str
     "POST",
     "/v1/streams/{stream}/partitions/{partition}/stages/ask",
     "ask_stages",
-    answer("What was asked for.", "StagesAnswer"),
+    answer("The answer to the question.", "StagesAnswer"),
     query=(INCARNATION,),
     request=body("The question.", "StagesAsked"),
     errors=(StaleIncarnation, StageLost, RequestTooLarge, *_STORAGE),

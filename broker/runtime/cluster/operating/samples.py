@@ -37,9 +37,9 @@ def cluster_samples(
     led = [state for state in states.values() if state.leader == me]
     yield "liftlog_partitions_led", "Partitions that this broker leads", (), (), len(led)
     few = sum(len(state.isr) < len(state.replicas) for state in led)
-    yield "liftlog_partitions_under_replicated", "Of these, those with replicas out of sync", (), (), few
+    yield "liftlog_partitions_under_replicated", "Partitions led here with replicas out of sync", (), (), few
     below = sum(len(state.isr) < state.min_insync_replicas for state in led)
-    yield "liftlog_partitions_below_minimum", "Of these, those that take no records", (), (), below
+    yield "liftlog_partitions_below_minimum", "Partitions led here that take no records", (), (), below
     nobody = sum(state.leader is None for state in states.values())
     yield "liftlog_partitions_without_leader", "Partitions of the cluster that nobody leads", (), (), nobody
     for partition in streams.led():
@@ -70,5 +70,5 @@ def _votes(me: str, group: Mapping[str, Any]) -> Iterator[Sample]:
     spare = there - len(votes) // 2 - 1
     yield "liftlog_controller", "1 while this broker is the controller", (), (), float(group["controller"] == me)
     yield "liftlog_votes", "Votes in the group that keeps the catalog", (), (), len(votes)
-    yield "liftlog_votes_there", "Of these, those that can be given now", (), (), there
+    yield "liftlog_votes_there", "Votes that can be given now", (), (), there
     yield "liftlog_votes_to_spare", "So many more may be lost before nothing can be decided", (), (), spare

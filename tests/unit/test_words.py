@@ -1,0 +1,142 @@
+"""The words that users read: lines of prose end by column 100, and a sentence says first what it is about.
+
+A sentence that begins with "Of", "What" or "Who" and asks nothing has to be read twice. Tables and code are as long as
+they have to be. Decision records are wrapped, too; how their sentences begin is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from broker.cli.main import app
+from broker.serving.contract.openapi import document
+from broker.serving.http.app import ENDPOINTS
+
+ROOT = Path(__file__).parents[2]
+WIDTH = 100
+PAGES = sorted(
+    [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    + [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"]
+)
+RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+BEGINS = re.compile(r"(Of|What|Who|Whom|Whose|Whoever|Whatever)\b")
+MARKER = re.compile(r"^([-*+]|\d+\.) +")
+
+
+def blocks(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Paragraphs, items, cells' rows: the lines of each, and the number of the first. Without code and headings."""
+    block: list[str] = []
+    start, indents, in_fence = 0, [0], False
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if words:
+            while indent < indents[-1]:
+                indents.pop()
+        is_fence = words.startswith("```")
+        is_code = in_fence or is_fence or (indent >= indents[-1] + 4 and not block)
+        in_fence ^= is_fence
+        item = None if is_code else MARKER.match(words)
+        if block and (not words or is_code or item or words.startswith(("#", "|"))):
+            yield start, block
+            block = []
+        if not words or is_code or words.startswith(("#", "![", "<!--")):
+            continue
+        if item:
+            indents.append(indent + item.end())
+        if not block:
+            start = number
+        block.append(line)
+    if block:
+        yield start, block
+
+
+def too_long(text: str) -> list[int]:
+    """Lines of prose that could have been broken earlier."""
+    return [
+        start + at
+        for start, block in blocks(text)
+        for at, line in enumerate(block)
+        if len(line) > WIDTH and not line.startswith("|") and " " in MARKER.sub("", line.strip())
+    ]
+
+
+def awkward(text: str) -> list[str]:
+    """Sentences that begin as a question and ask nothing."""
+    text = MARKER.sub("", " ".join(text.split()), count=1)
+    pieces = [piece for cell in text.split("|") for piece in re.split(r"(?<=[.:!?])[*_]*\s+", cell)]
+    sentences = (piece.strip("*_ (") for piece in pieces)
+    return [words for words in sentences if BEGINS.match(words) and not words.rstrip("*_)").endswith("?")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=lambda page: page.name)
+def test_prose_ends_by_column_100(page: Path) -> None:
+    assert too_long(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_of_a_page_do_not_begin_as_questions(page: Path) -> None:
+    assert [(start, words) for start, block in blocks(page.read_text()) for words in awkward("\n".join(block))] == []
+
+
+def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    yield name, command.help or ""
+    for parameter in command.params:
+        yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from helps(found, f"{name} {below}")
+
+
+def test_help_of_commands_does_not_begin_as_a_question() -> None:
+    texts = list(helps(app, "liftlog"))
+    assert len(texts) > 200
+    assert [(name, words) for name, text in texts for words in awkward(text)] == []
+
+
+def described(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """All texts of the OpenAPI document."""
+    if isinstance(value, dict):
+        for name, below in value.items():
+            if name in ("description", "summary") and isinstance(below, str):
+                yield where, below
+            else:
+                yield from described(below, f"{where}/{name}")
+    elif isinstance(value, list):
+        for number, below in enumerate(value):
+            yield from described(below, f"{where}/{number}")
+
+
+def test_texts_of_the_contract_do_not_begin_as_questions() -> None:
+    texts = list(described(document(ENDPOINTS)))
+    assert len(texts) > 300
+    assert [(where, words) for where, text in texts for words in awkward(text)] == []
+
+
+def test_comments_of_the_configuration_are_wrapped_and_plain() -> None:
+    lines = (ROOT / "conf" / "liftlog.toml").read_text().splitlines()
+    comments = [line for line in lines if line.startswith("#")]
+    assert len(comments) > 80
+    assert [line for line in comments if len(line) > WIDTH] == []
+    assert awkward(" ".join(line.lstrip("# ") for line in comments)) == []
+
+
+def test_what_is_looked_for_is_found() -> None:
+    long = "word " * 25
+    assert too_long(
+        f"{long}\n\n    {long}\n\n- {long}\n\n      {long}\n\n| {long} |\n\n```\n{long}\n```\n# {long}\n"
+    ) == [1, 5]
+    assert awkward("What is lost? Of these two. **Who** leads, decides. Nobody. | What is left | Who?") == [
+        "Of these two.",
+        "Who** leads, decides.",
+        "What is left",
+    ]
