@@ -80,6 +80,21 @@ class Projection:
             return Shape([*self._columns, "subject"], schema, constants)
         return Shape(self._columns, self._schema, constants)
 
+    def without_empty_headers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Of batches in the shape: a record without any header has null in that column, however it was written."""
+        if "headers" not in self._columns:
+            yield from batches
+            return
+        at = self._columns.index("headers")
+        for batch in batches:
+            headers = batch.column(at)
+            is_empty = pc.equal(pc.list_value_length(headers), 0)
+            if pc.any(is_empty).as_py():
+                columns = batch.columns
+                columns[at] = pc.if_else(is_empty, pa.scalar(None, headers.type), headers)
+                batch = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+            yield batch
+
     def of_subjects(self, batches: Iterable[pa.RecordBatch], patterns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Of batches in the shape with subjects, the rows whose subject matches one of the patterns: checked NATS
         subjects, wildcards allowed. Each distinct subject of a batch is judged once."""

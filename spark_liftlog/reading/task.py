@@ -108,6 +108,7 @@ def read_task(partition: InputPartition, projection: Projection, *, options: Sou
             shape = projection.shape(wanted.stream, wanted.partition, with_subject=bool(subjects))
             gathering = Gathering(shape, rows_max=batch_rows, bytes_enough=GATHERED_BYTES, memory=_memory)
             found = _records(wanted, gathering, brokers, rack, options.fail_on_data_loss, interrupt)
+            found = projection.without_empty_headers(found)
             yield from projection.of_subjects(found, subjects) if subjects else found
 
     try:

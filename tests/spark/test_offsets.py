@@ -6,6 +6,7 @@ copy of the data folder from before, as a disk that lost its tail would do.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -106,6 +107,22 @@ def test_only_the_partitions_that_are_named_are_read(stream: Stream) -> None:
         pytest.raises(LiftlogSparkError, match="LIFTLOG_UNKNOWN_PARTITION"),
     ):
         latest(reader)
+
+
+def test_an_option_that_names_an_offset_beyond_the_log_is_an_error_or_the_nearest(stream: Stream) -> None:
+    """Row "an offset of an option is not in the log" of the table, for a query."""
+    stream.append(2)
+    options = {"stream": stream.name, "startingOffsets": json.dumps({stream.name: {"0": 1, "1": 0, "2": 99}})}
+    says = r"LIFTLOG_OFFSET_OUT_OF_RANGE: option startingOffsets: .*partition 2 has no offset 99; valid .* are 0 to 2"
+    with reading(stream.address, **options) as reader, pytest.raises(LiftlogSparkError, match=says):
+        latest(reader)
+    with reading(stream.address, **options, failOnDataLoss="false") as reader:
+        end = latest(reader)
+        assert rows_of(reader, None, end) == records(stream, (0, 1, 2), (1, 0, 2))
+    stream.append(1)
+    with reading(stream.address, **options) as reader:  # the checkpoint wins
+        later = latest(reader, end)
+        assert rows_of(reader, end, later) == records(stream, (0, 2, 3), (1, 2, 3), (2, 2, 3))
 
 
 def test_a_time_is_a_place_to_begin(stream: Stream) -> None:

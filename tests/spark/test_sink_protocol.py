@@ -23,6 +23,7 @@ from spark_liftlog.schema import HEADERS
 from spark_liftlog.writing.run import checkpoint_name
 from spark_liftlog.writing.sink_options import sink_options
 from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
+from tests.spark.reading_tasks import latest, reading
 from tests.spark.sink_tasks import SCHEMA, Query, found, job, task, values
 from tests.spark.streams import Stream
 
@@ -390,6 +391,29 @@ def test_a_share_over_the_brokers_limit_says_what_to_set_and_where(stream: Strea
 
 def _pairs(row: dict[str, object]) -> dict[str, object]:
     return {**row, "headers": [(entry["key"], entry["value"]) for entry in row["headers"]]}  # type: ignore[attr-defined]
+
+
+def test_headers_that_are_empty_are_null_whoever_wrote_them(stream: Stream) -> None:
+    """By HTTP, by the client, and by the sink; one row has headers, so that the column is not null as a whole."""
+    given = pa.array([[], None, [{"key": "h", "value": b"1"}]], HEADERS_TYPE)
+    rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b", b"c"], "headers": given})
+    stream.client.append(stream.name, 0, rows)
+    stream.client.append(stream.name, 1, [{"value": b"a", "headers": []}, {"value": b"c", "headers": [("h", b"1")]}])
+    query = Query(stream)
+    query._schema = StructType(
+        [*SCHEMA.fields[:1], StructField("headers", HEADERS), StructField("partition", IntegerType())]
+    )
+    query.commit(0, query.write(0, [rows.append_column("partition", pa.array([2, 2, 2], pa.int32()))]))
+    none, one = None, [{"key": "h", "value": b"1"}]
+    with reading(stream.address, stream=stream.name, startingOffsets="earliest") as reader:
+        tasks = reader.partitions(reader.initialOffset(), latest(reader))
+        batches = [batch for each in tasks for batch in reader.read(each)]
+    found = [(row["partition"], row["headers"]) for batch in batches for row in batch.to_pylist()]
+    assert sorted(found, key=lambda row: row[0]) == [
+        *((0, headers) for headers in (none, none, one)),
+        *((1, headers) for headers in (none, one)),
+        *((2, headers) for headers in (none, none, one)),
+    ]
 
 
 # --- batch writes ----------------------------------------------------------------------------------------------
