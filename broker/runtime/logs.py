@@ -14,7 +14,7 @@ L3  Lines of libraries show from WARNING on, ours from the configured level.
 L4  A fault that comes with every batch fills no disk: of one kind of WARNING or ERROR come `BURST` lines, then one in
     `REFILL_S`, and how many were left out. (INFO is a change of state; those are told one by one.)
 
-Every line of the broker: docs/guides/operations.md.
+Every line of the broker: docs/reference/log-lines.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What Prometheus sees. Names follow its conventions: base units, `_total` for counters.
 
 Hot paths do not touch Prometheus objects: counters live where they are counted and are read when scraped.
-The list with meanings: docs/guides/operations.md.
+The list with meanings: docs/reference/metrics.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What /metrics says of a broker, read when scraped. Names and meanings: docs/guides/operations.md."""
+"""What /metrics says of a broker, read when scraped. Names and meanings: docs/reference/metrics.md."""
 
 from __future__ import annotations
 
