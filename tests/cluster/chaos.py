@@ -10,7 +10,8 @@ D1  The history has no fault (`tests/history`): nothing that was acknowledged is
     No reader is told that the stream is gone, or that it ends before what he has read.
 D2  Each partition is acknowledged and each reader answered again within `GO_ON_S` of each fault's end, and within
     `HEAL_S` all replicas of all streams are in sync.
-D3  In the end all replicas of a partition have the same records, in each stream, by pyarrow alone.
+D3  In the end all replicas of a partition have the same records, in each stream, by pyarrow alone, and all brokers the
+    same catalog.
 D4  No broker has written a traceback, or ended by itself.
 D5  What cannot be played here is said, and never left out silently.
 """
@@ -49,8 +50,12 @@ from tests.support.processes import NatsServer, eventually
 STREAM: Final = "told"
 COMPACTED: Final = ("keys-ops", "__offsets")
 PARTITIONS: Final = 3
+SENDERS: Final = 6
+"""More than there are partitions: a commit has several of their records."""
 DISK_BYTES: Final = 256 << 20
 ACKS_MIN: Final = 4
+GAVE_UP: Final = 70
+"""How a broker ends that cannot write its catalog, or that it steps out (`runtime.cluster.broker`)."""
 GO_ON_S: Final = 60.0
 HEAL_S: Final = 120.0
 SETTINGS: Final = {
@@ -66,7 +71,7 @@ SETTINGS: Final = {
 
 @dataclass
 class Run:
-    """What the faults act on."""
+    """What the faults act on. `harmed`: brokers whose disk has failed."""
 
     cluster: RealCluster
     nats: NatsServer
@@ -75,6 +80,7 @@ class Run:
     senders: Senders
     pollers: Pollers
     disks: dict[str, Faults]
+    harmed: set[str] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
 
     def any(self) -> str:
@@ -96,6 +102,16 @@ class Run:
             process.kill9()
             process.start(wait=False)
             self.cluster.wait_ready(broker)
+
+    def look(self) -> None:
+        """D4. Whose disk has failed may still give up."""
+        for broker, process in self.cluster.brokers.items():
+            assert process.process is not None, f"{broker} was not started again"
+            code = process.process.popen.poll()
+            if code == GAVE_UP and broker in self.harmed:
+                self.start_if_ended(broker, "gave up later")
+            else:
+                assert code is None, f"D4: {broker} has ended by itself, with {code}: {process.output()[-4_000:]}"
 
     def go_on(self) -> None:
         """D2."""
@@ -187,6 +203,7 @@ def _cut_for_a_while(run: Run) -> None:
 def fill_the_disk(run: Run, broker: str) -> None:
     """Not a byte is free for a while. A process whose catalog cannot be written ends, and is started again."""
     process = run.cluster.brokers[broker]
+    run.harmed.add(broker)
     filler = process.folder / "data" / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -200,6 +217,7 @@ def fail(run: Run, broker: str, call: str) -> None:
     """Some calls of the disk fail under records, or under whatever is no segment; lost pages are gone at once, or stay.
     A replica steps out; a process whose catalog or step-out cannot be written ends, and is started again."""
     match = run.rng.choice([f"/{STREAM}/.*{SEGMENTS}", f"/{STREAM}/.*{SEGMENTS}", SEGMENTS, SMALL_FILES])
+    run.harmed.add(broker)
     evict, share = run.rng.random() < 0.7, run.rng.choice([0.3, 1.0])
     for _ in range(run.rng.choice([1, 3, 10])):
         with suppress(OSError):  # it has ended
@@ -360,13 +378,15 @@ def _run(
         if only is not None:
             yield from (what for what in only if what in known)
             return
+        deck: list[str] = []  # all of them before any comes again
         while time.monotonic() - began_s < minutes * 60:
-            yield rng.choice(sorted(known))
+            deck = deck or rng.sample(sorted(known), len(known))
+            yield deck.pop()
 
     cluster.brokers["a"].request("POST", "/v1/streams", SETTINGS)
     for partition in range(PARTITIONS):
         cluster.in_sync(STREAM, len(cluster.brokers), partition)
-    senders = Senders(recorder, nats.url, subject_of=subject_of, partitions=PARTITIONS)
+    senders = Senders(recorder, nats.url, subject_of=subject_of, partitions=PARTITIONS, senders=SENDERS)
     pollers = Pollers(recorder, cluster.addresses, STREAM, PARTITIONS, count=2, luck=random.Random(seed))
     run = Run(cluster, nats, network, rng, senders, pollers, disks)
     operators = Operators(cluster.addresses, nats.url, seed)
@@ -380,6 +400,7 @@ def _run(
             known[what](run)
             played[what] += 1
             run.go_on()
+            run.look()
             operators.look()
             if rng.random() < 0.5:  # else the next one comes while replicas catch up
                 heal(cluster)
@@ -388,6 +409,7 @@ def _run(
         senders.stop()
         pollers.stop()
         heal(cluster)
+        agree(cluster)
     finally:
         operators.close()
         senders._stop.set()
@@ -424,6 +446,19 @@ def heal(cluster: RealCluster) -> None:
             eventually(is_whole, timeout_s=HEAL_S)
         except AssertionError as error:
             raise AssertionError(f"D2: {sorted(waiting or ())} not in sync: {error}") from None
+
+
+def agree(cluster: RealCluster) -> None:
+    """D3: nobody has another catalog."""
+
+    def is_one() -> bool:
+        try:
+            first, *others = [process.get("/v1/cluster/partitions") for process in cluster.brokers.values()]
+        except OSError:
+            return False
+        return all(each["partitions"] == first["partitions"] for each in others)
+
+    eventually(is_one, timeout_s=HEAL_S, what="D3: all brokers tell the same of all partitions")
 
 
 def subject_of(partition: int) -> str:
