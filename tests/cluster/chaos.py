@@ -44,7 +44,7 @@ from tests.history.users import Pollers, Senders, read_to_the_end
 from tests.soak.faults import Faults
 from tests.soak.operator import SEGMENTS, SMALL_FILES
 from tests.support.clusters import IDS, RealCluster
-from tests.support.network import Network, is_allowed
+from tests.support.network import HERE, Network, is_allowed
 from tests.support.processes import NatsServer, eventually
 
 STREAM: Final = "told"
@@ -184,6 +184,13 @@ def cut_off(run: Run, broker: str) -> None:
     _cut_for_a_while(run)
 
 
+def mute(run: Run, broker: str) -> None:
+    """What it sends to NATS, publishers and readers vanishes, its acks too. The other brokers hear it."""
+    assert run.network is not None
+    run.network.cut(broker, HERE)
+    _cut_for_a_while(run)
+
+
 def cut_one_way(run: Run) -> None:
     """What some brokers send to some others vanishes; every second time it comes and goes."""
     assert run.network is not None
@@ -265,6 +272,7 @@ CUTS: Final[dict[str, Callable[[Run], None]]] = {
     "cut a leader off": lambda run: cut_off(run, run.leader()),
     "cut the controller off": lambda run: cut_off(run, run.cluster.controller()),
     "cut one way": cut_one_way,
+    "mute a leader": lambda run: mute(run, run.leader()),
     "fill a leader's disk": lambda run: fill_the_disk(run, run.leader()),
     "fill any disk": lambda run: fill_the_disk(run, run.any()),
 }

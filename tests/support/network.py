@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Final, Self
 
+HERE: Final = "here"
+"""As a target: this process, and what else runs beside it."""
 NOBODY: Final = "02:00:00:00:00:01"
 """An address on the wire that no host has."""
 
@@ -71,7 +73,7 @@ class Network:
         return f"{self._net}.1"
 
     def address(self, host: str) -> str:
-        return f"{self._net}.{self.hosts.index(host) + 2}"
+        return self.here if host == HERE else f"{self._net}.{self.hosts.index(host) + 2}"
 
     def prefix(self, host: str) -> Sequence[str]:
         """What stands before a command that is to run there; the process keeps its id."""
