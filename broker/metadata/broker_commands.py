@@ -5,8 +5,8 @@
                        rack, after, feature_level_max      (optional) after: the registration that it replaces, or 0
                        raft                                (optional) its id in the Raft group: that of its folder
                        epoch_seen                          (optional) the greatest leader epoch in its logs
-                       sound, behind                       {stream: [partition]}: folders that are whole; and those of
-                                                           them that may lack what was fsynced. Any other is lost
+                       sound, behind                       {stream: [partition]}: folders that can be opened; and those
+                                                           of them that lack what was committed. Any other is lost
     renew_sessions     renewals {broker_id: registration}  these live; who was taken for dead is back
     fail_broker        broker_id, registration, renewal    its session lapsed (renewal: as it stood), or it has stopped
     stop_broker        broker_id, registration             it is about to: its leaderships go to others
@@ -81,7 +81,7 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
             after = after.left(broker, lost=True)
             lost.append([*at])
         elif at in behind:
-            after = after.left(broker)
+            after = after.fell_behind(broker, number)
         if state.leader == broker:
             after = after.deposed(number)
         changed[at] = after.settled(number, who)

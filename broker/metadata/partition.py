@@ -23,6 +23,10 @@ P7  A leader goes on in another epoch when the replicas become others: it learns
     have said, when it begins to lead. (A replica that went and came back has an empty log, and the same incarnation.)
 P8  A damaged replica steps out only while another member of the ISR, or of the last ISR, is live. Else it stays, and
     tries again when the catalog shows such a one: nothing is asked before.
+P9  A replica that is behind (it lacks committed records at its end, and knows it) leaves both sets as its broker
+    registers, while anybody else is in one of them, live or not: who lacks nothing is to lead. The last one stays, as
+    nobody could lead then. What nobody else has is lost, and the partition says so (`unclean_epoch`). It stays opened:
+    an operator may choose it, if the others are gone for good.
 
 Design: docs/explain/metadata.md. The readings are those of KIP-101, 279, 966 and of two model checkers.
 """
@@ -61,7 +65,8 @@ class PartitionState:
         step_outs: Of each replica, under the present registration of its broker; 0 is left out.
         target: What a reassignment is about to make of `replicas`; None: there is none.
         target_min: And of `min_insync_replicas`.
-        unclean_epoch: The last epoch whose leader an operator chose although it may lack committed records; 0: none.
+        unclean_epoch: The last epoch whose leader was chosen although it may lack committed records: by an operator, or
+            because nobody else was there to (P9); 0: none.
     """
 
     replicas: tuple[str, ...]
@@ -113,6 +118,16 @@ class PartitionState:
             last = _without(last, broker)
         opened = _without(self.opened, broker) if lost else self.opened
         return replace(self, isr=isr, last_isr=last, opened=opened).tidied()
+
+    def fell_behind(self, broker: str, epoch: int) -> PartitionState:
+        """A broker that registers with this number lacks committed records at the end of its log (P9)."""
+        members = {*self.isr, *self.last_isr}
+        if not self.has_led or broker not in members:
+            return self
+        if members == {broker}:
+            return replace(self, unclean_epoch=epoch)
+        left = replace(self, isr=_without(self.isr, broker), last_isr=_without(self.last_isr, broker))
+        return replace(left, opened=_with(self.opened, broker))
 
     def failed(self, broker: str) -> PartitionState:
         """A broker is taken for dead: it leaves the ISR, and leads no more; before the first leader, nothing (P3)."""

@@ -427,6 +427,7 @@ class PartitionLog:
     compacted_to: PartValue[int] = told_by("_state.compacted_to")
     waits_to: PartValue[int] = told_by("_state.waits_to")
     lost_ranges: PartValue[Ranges] = told_by("_state.lost_ranges")
+    is_behind: PartValue[bool] = told_by("_state.is_behind")
     recovery: PartValue[RecoveryReport] = told_by("_state.recovery")
     failure: PartValue[LiftlogError | None] = told_by("_state.failure")
     disk: PartValue[Disk] = told_by("_state.disk")

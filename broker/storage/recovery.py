@@ -19,12 +19,16 @@ R6  Where two segments overlap the later one counts: it was whole on disk before
 R7  What is found beyond the recovery point is written once more before it is judged. A process that ended after a
     failed fsync leaves pages that look clean and are on no disk: an fsync of ours finds nothing to do there, and what
     it called durable would be gone with the power.
+R8  A replica that counts for commits had fsynced all that a high watermark covers before anybody wrote that one down.
+    So if the high watermark of its checkpoint, or of any intact batch, is above the log end, the disk has taken back
+    what it had fsynced. With other replicas the log is cut all the same (R2), and is *behind*. The checkpoint has that
+    high watermark from before the cut until the log is told whom it follows, or that it leads: the catalog knows then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -73,7 +77,8 @@ class RecoveryReport:
 class RecoveredLog:
     """A log as it is on disk. Everything in it is durable (R5).
 
-    `new_epochs` are the (leader epoch, first offset) that the scan met.
+    `new_epochs` are the (leader epoch, first offset) that the scan met. `committed_to`: so far records were committed,
+    and the log has other replicas and ends below (R8); else 0.
     """
 
     segments: list[Segment]
@@ -83,6 +88,7 @@ class RecoveredLog:
     high_watermark: int
     new_epochs: list[tuple[int, int]]
     lost_ranges: Ranges
+    committed_to: int
     report: RecoveryReport
 
 
@@ -226,7 +232,7 @@ class _Recovery:
         self.report = report
         self.now_us = now_us
         self.log_end_offset = 0
-        self.high_watermark = known.high_watermark
+        self.high_watermark = self.committed_to = known.high_watermark
         self.new_epochs: list[tuple[int, int]] = []
         self.around_errors = False
         self.tidies = True  # R6
@@ -247,6 +253,7 @@ class _Recovery:
             high_watermark=min(max(self.high_watermark, start), end),
             new_epochs=[(epoch, first) for epoch, first in self.new_epochs if first < end],
             lost_ranges=lost,
+            committed_to=self.committed_to if self.committed_to > end and not self.is_sole else 0,
             report=self.report,
         )
 
@@ -304,6 +311,8 @@ class _Recovery:
             cut = found.size
         self.log_end_offset = max(end_offset, kept_end)
         size = found.size
+        if cut is not None and not self.is_sole:
+            self._keep_evidence()
         if cut is not None or end_offset > self.known.recovery_point:
             size = self._make_durable(segment, cut)
         if cut is not None and cut < found.size:
@@ -324,6 +333,12 @@ class _Recovery:
         INDEX_CACHE.drop(segment.serial)
         segment.live = GrowingIndex(entries)
         return segment
+
+    def _keep_evidence(self) -> None:
+        """R8: what is about to be cut off may be all that tells."""
+        if self.committed_to > max(self.known.high_watermark, self.log_end_offset):
+            known = replace(self.known, high_watermark=self.committed_to, clean_boot_id=None)
+            self.disk.replace_file(f"{self.folder}/{CHECKPOINT_FILE}", known.encode())
 
     def _make_durable(self, segment: Segment, cut: int | None) -> int:
         """Cut the file, and fsync what stays (R5). Returns its length."""
@@ -361,8 +376,9 @@ class _Recovery:
         self.report.scanned_bytes += max(0, found.size - found.start)
         self.report.scanned_batches += len(found.batches)
         if len(found.batches):
+            self.committed_to = max(self.committed_to, int(found.batches["high_watermark"].max()))
             if self.is_sole:
-                self.high_watermark = max(self.high_watermark, int(found.batches["high_watermark"].max()))
+                self.high_watermark = self.committed_to
             epochs = found.batches["leader_epoch"]
             for i in np.flatnonzero(np.diff(epochs, prepend=np.uint32(0xFFFFFFFF))).tolist():
                 self.new_epochs.append((int(epochs[i]), int(found.batches["first_offset"][i])))

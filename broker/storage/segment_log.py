@@ -296,6 +296,7 @@ class Log:
         """
         with self.checkpoint_lock, self.sync_lock, self.lock:
             self._epochs.check_not_stale(leader_epoch, "lead")
+            self.state.committed_to = 0
             if self.may_end_in_part:
                 self.state.check_writable()
                 truncate(self.state, self._epochs, self._checkpoints, self.ask(group_start))
@@ -317,6 +318,7 @@ class Log:
         """
         with self.lock:
             self._epochs.follow(leader_epoch)
+            self.state.committed_to = 0
 
     def epoch_end(self, epoch: int) -> int:
         """First offset after the records of `epoch` and earlier ones; the log end for the latest epoch."""
@@ -402,6 +404,7 @@ class Log:
     high_watermark: PartValue[int] = told_by("state.high_watermark")
     group_ends: PartValue[list[int]] = told_by("state.group_ends")
     lost_ranges: PartValue[Ranges] = told_by("state.lost_ranges")
+    is_behind: PartValue[bool] = told_by("state.is_behind")
     recovery: PartValue[RecoveryReport] = told_by("state.recovery")
     failure: PartValue[LiftlogError | None] = told_by("state.failure")
     cuts: PartValue[int] = told_by("state.cuts")

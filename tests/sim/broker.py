@@ -142,10 +142,11 @@ class Broker(Sessions):
             replica = Replica(self, name)
             if replica.open():
                 self.replicas[name] = replica
-        self._register({name: [0] for name, replica in self.replicas.items() if replica.is_sound})
+        sound = {name: [0] for name, replica in self.replicas.items() if replica.is_sound}
+        self._register(sound, {name: [0] for name in sound if self.replicas[name].is_behind})
         self.after(TICK_MS * self.world.rng.random(), self._tick)
 
-    def _register(self, folders: dict[str, list[int]]) -> None:
+    def _register(self, sound: dict[str, list[int]], behind: dict[str, list[int]]) -> None:
         """Again and again; `after` keeps what a former process of this broker had sent from coming after it."""
         if self.incarnation:
             return
@@ -159,12 +160,13 @@ class Broker(Sessions):
                 "grpc": f"{self.name}:9292",
                 "rack": known.rack if known else "",
                 "after": known.registration if known else 0,
-                "sound": folders,
+                "sound": sound,
+                "behind": behind,
                 "epoch_seen": max([-1, *(each.log.leader_epoch for each in self.replicas.values() if each.log)]),
                 "request_id": f"{self.process} after {known.registration if known else 0}",
             }
         )
-        self.after(400, self._register, folders)
+        self.after(400, self._register, sound, behind)
 
     def submit(self, command: dict[str, Any], answered: Answered | None = None) -> None:
         """Ask the controller for something; the answer counts in this process only."""

@@ -9,6 +9,7 @@ R5  what was acked under `all` is readable while a member of the ISR or of the l
 R6  once faults stop, the ISR is full again in bounded time, and nobody waits
 R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the newest catalog
 S2  what was fsynced is there after a power cut
+S4  who takes itself for behind lacks something
 S1  nobody is taken for dead who has a session by its own count    S3  who has none answers no client
 KEPT  retention, by the settings that the leader has heard of, keeps as many committed records as they say
 TRIM  what a trim that was answered let go is not served again
@@ -48,8 +49,9 @@ class Known:
         is_orphaned: The same before anything was committed: nothing is lost, and only an operator can choose a leader.
         unread_end: So far a leader has committed who could not read all of it.
         bad: Brokers whose disk does not have what it had.
-        begun_anew: Of those that began anew after that, the partition epoch by then. A leader that has not heard of it
-            may commit by what they said before.
+        cut: Of those, the ones that ended before what their disk did not have when they were opened: the rest is whole.
+        begun_anew: Of those that began anew after that, or went on from before it, the partition epoch by then. A
+            leader that has not heard of it may commit by what they said before.
         spares: Brokers outside the ISR that have what is damaged there, as a scenario knows.
         unclean_epoch: Of the last leader that an operator chose; what it lacked is given up, and counted in `given_up`.
         gone: What was committed, and is given up, by its first offset. A leader of before who hears late what the
@@ -62,6 +64,7 @@ class Known:
     is_lost: bool = False
     is_orphaned: bool = False
     bad: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
     begun_anew: dict[str, int] = field(default_factory=dict)
     spares: set[str] = field(default_factory=set)
     leaders: dict[int, str] = field(default_factory=dict)
@@ -168,7 +171,8 @@ class Checker(OfRewrites):
         before = self._gone.pop((replica.broker.name, name), None)
         assert log is not None
         is_known = not (self.known[name].is_lost and self.known[name].rewritten)
-        if before is not None and not before.is_mid_change and not replica.is_damaged and is_known:
+        has_all = not replica.is_damaged and not (replica.is_behind and replica.broker.name in self.known[name].bad)
+        if before is not None and not before.is_mid_change and has_all and is_known:
             found = set(replica.shadow)
             whole = [batch for batch in before.shadow if batch.next <= before.durable_end]
             while whole and not whole[-1].ends_group:
@@ -178,8 +182,19 @@ class Checker(OfRewrites):
                     self.fail(
                         f"S2: {name}: {replica.broker.name} had fsynced {batch}; now it ends at {log.log_end_offset}"
                     )
+        self._is_behind(replica)
         self._member_holds(self.partitions[name], replica, "was opened")
         self.is_marked(replica)
+
+    def _is_behind(self, replica: Replica) -> None:
+        """S4. By now all of it has been read: what is not damaged is whole."""
+        name, who, known = replica.name, replica.broker.name, self.known[replica.name]
+        partition = self.partitions[name]
+        if replica.is_behind and who in partition.isr and who not in known.bad and not known.is_lost:
+            self.fail(f"S4: {name}: {who} takes itself for behind, and its disk has all that it had fsynced")
+        if replica.is_behind and who in known.bad and not replica.is_damaged:
+            known.cut.add(who)
+            self._is_whole(name, known.cut - {*partition.isr, *partition.last_isr}, partition)
 
     def gone(self, replica: Replica) -> None:
         self._gone[replica.broker.name, replica.name] = replica
@@ -189,11 +204,16 @@ class Checker(OfRewrites):
         who, partition = replica.broker.name, self.partitions[replica.name]
         self._gone.pop((who, replica.name), None)
         known = self.known[replica.name]
-        if who in known.bad:
-            known.bad.discard(who)
-            known.begun_anew[who] = partition.partition_epoch
+        self._is_whole(replica.name, {who} & known.bad, partition)
         if who in partition.isr and known.end and not known.is_lost and partition.has_led:
             self.fail(f"R3: {replica.name}: {who} begins anew, and is in the ISR {partition.isr}")
+
+    def _is_whole(self, name: str, brokers: set[str], partition: PartitionState) -> None:
+        """What their disks did not have is not in their logs any more, and nobody expects it there."""
+        known = self.known[name]
+        known.bad -= brokers
+        known.cut -= brokers
+        known.begun_anew.update(dict.fromkeys(sorted(brokers), partition.partition_epoch))
 
     def damaged(self, replica: Replica) -> None:
         self.lose(replica.broker.name, replica.name)
@@ -201,6 +221,7 @@ class Checker(OfRewrites):
     def lose(self, broker: str, name: str) -> None:
         """A disk does not have what it had."""
         self.known[name].bad.add(broker)
+        self.known[name].cut.discard(broker)
         self._gone.pop((broker, name), None)
         self._promise(name, self.partitions[name])
 
@@ -234,6 +255,7 @@ class Checker(OfRewrites):
         """The catalog has changed a partition."""
         if partition.unclean_epoch > self.known[name].unclean_epoch and partition.leader is not None:
             self._give_up(name, partition)
+        self._is_whole(name, self.known[name].cut - {*partition.isr, *partition.last_isr}, partition)
         self._promise(name, partition)
         self.members_hold(name, partition)
 

@@ -10,12 +10,15 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.api.batch import read_header
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint
 from tests.sim.commands import OfTheCatalog
 from tests.support.simdisk import MODES
 
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
     from tests.sim.cluster import Cluster
+    from tests.sim.replica import Replica
 
 POWER = MODES
 WEIGHTS = {
@@ -52,6 +55,46 @@ WEIGHTS = {
 
 ALTER_WEIGHT = 25.0
 """Of an operator who alters settings, in the seeds that have one."""
+
+
+def told_of(replica: Replica, path: str, reach: int, *, cut: bool) -> int:
+    """So many bytes of a segment may be damaged, and the next open has something else to tell it by: a later segment,
+    the checkpoint as it is, or the high watermark in a later batch, which a cut would take too.
+    """
+    kept = checkpoint_of(replica)
+    committed_to, told = max(kept.high_watermark, kept.recovery_point), 0
+    for first, _, end, high_watermark in reversed(last_batches(replica)):
+        if first < committed_to:
+            told = max(told, end)
+        if not cut:
+            committed_to = max(committed_to, high_watermark)
+    return told if path == last_path(replica) else reach
+
+
+def last_path(replica: Replica) -> str:
+    assert replica.log is not None
+    return replica.log.log.chain.segments[-1].path
+
+
+def last_batches(replica: Replica) -> list[tuple[int, int, int, int]]:
+    """First offset, position, end, and high watermark in the header, of what the open segment has on the disk."""
+    assert replica.log is not None
+    live, inode = replica.log.log.chain.segments[-1].live, replica.broker.disk.names[last_path(replica)]
+    found = []
+    for entry in live.view().entries if live is not None else ():
+        position, end = int(entry["position"]), int(entry["position"] + entry["length"])
+        if inode.durable[position:end] == inode.content[position:end]:  # else it is not synced
+            header = read_header(inode.content[position:end])
+            found.append((header.first_offset, position, end, header.high_watermark))
+    return found
+
+
+def checkpoint_of(replica: Replica) -> Checkpoint:
+    """As it is on the disk; an empty one if there is none."""
+    disk = replica.broker.disk
+    path = f"{replica.folder}/{CHECKPOINT_FILE}"
+    found = Checkpoint.decode(bytes(disk.names[path].durable), where=path) if path in disk.names else None
+    return found or Checkpoint()
 
 
 class Faults(OfTheCatalog):
@@ -184,28 +227,41 @@ class Faults(OfTheCatalog):
         path = rng.choice(self._files(broker, name, endings))
         inode = broker.disk.names[path]
         replica = broker.replicas.get(name)
-        if ".arrows" in path and not (broker.process and replica is not None and broker.guard(replica.keep)):
-            return False  # what its checkpoint does not tell of would look like a torn tail
-        reach = min(len(inode.durable), len(inode.content)) if ".arrows" in path else len(inode.content)
+        reach = len(inode.content)
+        if ".arrows" in path:
+            if broker.process == 0 or replica is None:
+                return False
+            reach = min(len(inode.durable), reach)
+            if broker.name not in self.cluster.checker.known[name].bad and self.world.chance(0.5):
+                reach = told_of(replica, path, reach, cut=cut)
+            elif not broker.guard(replica.keep):
+                return False  # what nothing tells of would look like a torn tail
         if not reach:
             return False
         if cut:
-            size = rng.randrange(reach)
-            for content in (inode.content, inode.durable):
-                del content[size:]
-            inode.pending.clear()
-            inode.room = 0
-            broker.note(f"{path} is cut to {size} bytes")
+            self.cut_to(broker, name, path, rng.randrange(reach))
             broker.crash("kill")  # whoever has it open would write beyond its end
-            self.cluster.checker.lose(broker.name, name)
             self._later(50, 2_000, broker.start_if_gone)
         else:
-            bit = rng.randrange(reach * 8)
-            broker.disk.flip(path, bit)
-            self.cluster.checker.lose(broker.name, name)
-            broker.note(f"bit {bit} of {path} flips")
+            self.flip(broker, name, path, rng.randrange(reach * 8))
         self._later(100, 3_000, lambda: self._scrub(broker, name))
         return True
+
+    def cut_to(self, broker: Broker, name: str, path: str, size: int) -> None:
+        """A file of a partition loses its end. Whoever has it open must be killed."""
+        inode = broker.disk.names[path]
+        for content in (inode.content, inode.durable):
+            del content[size:]
+        inode.pending.clear()
+        inode.room = 0
+        broker.note(f"{path} is cut to {size} bytes")
+        self.cluster.checker.lose(broker.name, name)
+
+    def flip(self, broker: Broker, name: str, path: str, bit: int) -> None:
+        """A bit of a file of a partition is another."""
+        broker.disk.flip(path, bit)
+        self.cluster.checker.lose(broker.name, name)
+        broker.note(f"bit {bit} of {path} flips")
 
     def _scrub(self, broker: Broker, name: str) -> None:
         replica = broker.replicas.get(name)

@@ -67,6 +67,7 @@ class Held:
             since, what was appended there.
         is_damaged: A record that was fsynced cannot be read.
         is_sound: There was a log that says for certain what it holds.
+        is_behind: Its disk has taken back committed records from the end, as the open has found.
         is_mid_change: The power went in the midst of a change of the log.
     """
 
@@ -86,7 +87,7 @@ class Held:
         self.identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
         self.log: PartitionLog | None = None
         self.shadow: list[Stored] = []
-        self.is_damaged = self.is_sound = self.is_mid_change = False
+        self.is_damaged = self.is_sound = self.is_behind = self.is_mid_change = False
         self._data = b""
 
     def note(self, text: str) -> None:
@@ -124,7 +125,10 @@ class Held:
             return True
         if log.recovery.cut_offset is not None:
             self.world.saw("torn tail")
-        self.log, self.is_sound = log, True
+        self.log, self.is_sound, self.is_behind = log, True, log.is_behind
+        if self.is_behind:
+            self.world.saw("replica behind")
+            self.note(f"ends at {log.log_end_offset}, and more was committed")
         if log.lost_ranges:
             self.damaged(f"{log.lost_ranges} cannot be read")
         self._look()

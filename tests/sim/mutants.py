@@ -46,8 +46,8 @@ FOLDERS: Final = {
         "session",
         "rescue",
     ),
-    "storage": ("remembered", "segment_log"),
-    "storage.writing": ("truncate",),
+    "storage": ("remembered", "segment_log", "recovery"),
+    "storage.writing": ("truncate", "state", "checkpoints"),
     "storage.segments": ("retention",),
     "storage.rewrite": ("compaction", "rewriting", "giving_up"),
 }
@@ -166,6 +166,8 @@ PLAYED: Final = (
     of("gives an epoch again that logs have", "broker_commands", "max(cluster.epoch_last, fields.epoch_seen(command)) + 1", "cluster.epoch_last + 1", script="catalog/unclean_forgets_the_last_isr"),
     of("keeps the last ISR beside who was chosen unclean", "partition_commands", "replace(state, isr=(broker,), last_isr=(), unclean_epoch=epoch)", "replace(state, isr=(broker,), last_isr=tuple(b for b in state.last_isr if b != broker), unclean_epoch=epoch)", script="catalog/unclean_forgets_the_last_isr"),
     of("minds reports of another leadership", "partition_commands", "state.leader is None or state.leader_epoch != epoch or reporter", "state.leader is None or reporter", script="catalog/reports_of_another_leadership"),
+    of("keeps who is behind among those that may lead", "partition", "last_isr=_without(self.last_isr, broker))\n        return replace(left, opened", "last_isr=_with(self.last_isr, broker))\n        return replace(left, opened", script="catalog/who_is_behind"),
+    of("makes the last one that is behind unelectable", "partition", "        if members == {broker}:\n            return replace(self, unclean_epoch=epoch)\n", "", script="catalog/who_is_behind"),
     of("gives a replica to who has its former one", "partition_commands", "if broker not in state.replicas and at in cluster.leftovers.get(broker, ()):", "if False:", script="catalog/reassign_there_and_back"),
     of("hands over to who is not in sync", "cluster", "fit = [b for b in state.replicas if b in state.isr and b in who", "fit = [b for b in state.replicas if b in who", script="catalog/who_leads_after_a_stop"),
     of("elects who is about to stop", "partition", "candidates.sort(key=lambda broker: broker in who.stopping)", "candidates.sort(key=lambda broker: broker not in who.stopping)", script="catalog/who_leads_after_a_stop"),
@@ -175,6 +177,9 @@ PLAYED: Final = (
 
 STAGED: Final = (
     of("fails a broker that has renewed its session since", "broker_commands", "if info.renewal != fields.whole(command, \"renewal\", info.renewal):", "if False:", script="a_lapse_is_committed_after_the_broker_is_back"),
+    of("believes a tail that a header disproves", "recovery", "self.committed_to if self.committed_to > end and not self.is_sole else 0", "0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
+    of("forgets that it is behind before anybody was told", "checkpoints", "return max(self._state.high_watermark, self._state.committed_to)", "return self._state.high_watermark", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
+    of("takes what is lost at its end for an end", "state", "(ends_lost or self.committed_to > 0)", "self.committed_to > 0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("sends no epoch with a read", "clients", "self.offset, self.epoch, of=of)", "self.offset, -1, of=of)", script="a_stale_leader_is_asked_by_who_has_seen_a_newer_one"),
     of("steps out one by one", "replica", "if r.stepping is not None and r.stepping[0] == why]", "if r is self]", script="fsyncs_fail_on_all_logs_of_a_broker"),
     of("follows with a damaged log", "replica", "            if not self.leads:\n                self._follow_step(f.Unfollowed())", "            if False:\n                self._follow_step(f.Unfollowed())", "        if self.is_damaged:\n            return\n        if (core", "        if (core", script="a_damaged_replica_cannot_step_out"),

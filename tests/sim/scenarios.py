@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.sim.broker import Broker
 from tests.sim.clients import Repeater
 from tests.sim.cluster import Cluster
+from tests.sim.faults import checkpoint_of, last_batches, last_path, told_of
 from tests.sim.stage import Scenario, cut_off, leader_of, made, others_of, until
 from tests.sim.staged import (
     a_damaged_replica_cannot_step_out,
@@ -86,6 +88,49 @@ def _damage(kind: str) -> Scenario:
 
     scenario.__doc__ = f"{kind} on one machine, which then loses power and comes back."
     return scenario
+
+
+def _damage_what_no_checkpoint_tells_of(cluster: Cluster, broker: Broker, kind: str) -> None:
+    """Damage what p0's replica here has acknowledged since its last checkpoint; a cut begins before that."""
+    for _ in range(3_000):
+        until(cluster, 1)
+        replica, state = broker.replicas.get("p0"), cluster.metadata.states["p0"]
+        if replica is None or replica.log is None or broker.name not in state.isr:
+            continue
+        path, batches, kept = last_path(replica), last_batches(replica), checkpoint_of(replica)
+        told, committed = max(kept.recovery_point, kept.high_watermark), cluster.checker.known["p0"].end
+        reach = told_of(replica, path, len(broker.disk.names[path].durable), cut=kind == "cut")
+        fit = [b for b in batches if b[2] <= reach and (b[0] >= told) == (kind == "flip") and b[0] < committed]
+        if fit and committed > told:
+            _, position, end, _ = fit[-1]
+            if kind == "cut":
+                cluster.faults.cut_to(broker, "p0", path, position)
+            else:
+                cluster.faults.flip(broker, "p0", path, 8 * end - 20)
+            return
+    raise AssertionError("no checkpoint lags")
+
+
+def acknowledged_records_go_that_no_checkpoint_tells_of(cluster: Cluster) -> None:
+    """The power of all goes. The preferred replica has lost the end of what it had acknowledged, is back first, and
+    looks as after a power cut but for a high watermark. Its broker starts twice, and both times it is told.
+    """
+    cluster.pace_ms = 150
+    until(cluster, 4_000)
+    for kind in ("flip", "cut", "flip"):
+        broker = cluster.brokers[cluster.metadata.states["p0"].replicas[0]]
+        _damage_what_no_checkpoint_tells_of(cluster, broker, kind)
+        for one in cluster.brokers.values():
+            one.crash("lost")
+        broker.start()
+        broker.crash("kill")  # before anybody hears of it
+        broker.start()
+        until(cluster, 50)
+        for one in others_of(cluster, broker):
+            one.start()
+        until(cluster, 4_000)
+        assert broker.name in cluster.metadata.states["p0"].isr, "it has not caught up"
+    assert cluster.world.seen["replica behind"] == 6, "it has not noticed, or forgotten meanwhile"
 
 
 def two_failovers_each_losing_a_tail(cluster: Cluster) -> None:
@@ -197,6 +242,7 @@ SCENARIOS: dict[str, Scenario] = {
     "flipped_bit_in_an_index": _damage("flip_index"),
     "flipped_bit_in_a_state_file": _damage("flip_state"),
     "truncated_files": _damage("cut_file"),
+    "acknowledged_records_go_that_no_checkpoint_tells_of": acknowledged_records_go_that_no_checkpoint_tells_of,
     "two_failovers_each_losing_a_tail": two_failovers_each_losing_a_tail,
     "a_wiped_follower_of_a_log_that_begins_within_a_batch": a_wiped_follower_of_a_log_that_begins_within_a_batch,
     "replicas_that_began_anew_lead": replicas_that_began_anew_lead,

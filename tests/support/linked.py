@@ -165,6 +165,7 @@ class LinkedNode(Node):
             grpc=f"127.0.0.1:{relay.port}",
             after=known.registration if known else 0,
             sound=found.sound,
+            behind=found.behind,
             epoch_seen=found.epoch_seen,
         )
         return found

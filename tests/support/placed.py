@@ -203,6 +203,7 @@ class Node:
             grpc="g",
             after=known.registration if known else 0,
             sound=found.sound,
+            behind=found.behind,
             epoch_seen=found.epoch_seen,
         )
         return found

@@ -197,7 +197,9 @@ class ClusterBroker(Assembled):
             grpc=grpc.advertised or host_port(grpc.host, port),
             rack=self.config.cluster.rack or "",
         )
-        await asyncio.to_thread(self._plane.register, addresses, sound=found.sound, epoch_seen=found.epoch_seen)
+        await asyncio.to_thread(
+            self._plane.register, addresses, sound=found.sound, behind=found.behind, epoch_seen=found.epoch_seen
+        )
         for own in self._own.values():
             own.begin()
         self.sinks.start()

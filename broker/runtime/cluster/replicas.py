@@ -55,9 +55,11 @@ STOP_AGAIN_MS: Final = 15_000
 
 @dataclass(slots=True)
 class FoundReplicas:
-    """What the disks hold. `sound`: the numbers of the replicas that are whole, by incarnation of the stream."""
+    """What the disks hold: numbers of replicas, by incarnation of the stream. `sound`: those that are open; `behind`:
+    those of them whose disk has taken back committed records from the end (`recovery.R8`)."""
 
     sound: dict[str, list[int]] = field(default_factory=dict)
+    behind: dict[str, list[int]] = field(default_factory=dict)
     epoch_seen: int = -1
 
 
@@ -123,6 +125,10 @@ class Replicas:
                 continue
             self._found[at] = identity.stream, opened
             found.sound.setdefault(identity.incarnation, []).append(identity.partition)
+            if opened.is_behind:
+                found.behind.setdefault(identity.incarnation, []).append(identity.partition)
+                end = opened.log_end_offset
+                log.error("replica.behind partition=%s/%d end=%d", identity.stream, identity.partition, end)
             found.epoch_seen = max(found.epoch_seen, opened.leader_epoch)
         return found
 

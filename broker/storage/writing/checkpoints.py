@@ -34,7 +34,12 @@ class Checkpoints:
             found.log_start_offset,
             found.recovery_point,
             found.lost_ranges,
-        ) != (state.high_watermark, state.log_start_offset, state.durable_end, state.lost_ranges)
+        ) != (self._committed, state.log_start_offset, state.durable_end, state.lost_ranges)
+
+    @property
+    def _committed(self) -> int:
+        """The high watermark to write down: above the log end while nobody else was told of that (`recovery.R8`)."""
+        return max(self._state.high_watermark, self._state.committed_to)
 
     @property
     def is_up_to_date(self) -> bool:
@@ -75,13 +80,13 @@ class Checkpoints:
         state = self._state
         assert not clean or state.durable_end == state.log_end_offset, "a clean mark on a log that is not durable"
         return Checkpoint(
-            high_watermark=state.high_watermark,
+            high_watermark=self._committed,
             log_start_offset=state.log_start_offset,
             recovery_point=state.durable_end,
             leader_epoch=self._epochs.latest,
             tail=state.chain.point(flush=flush),
             lost_ranges=state.lost_ranges,
-            clean_boot_id=self._boot_id if clean else None,
+            clean_boot_id=self._boot_id if clean and not state.committed_to else None,
         )
 
     def write(self, point: Checkpoint, *, frees: bool = False) -> None:

@@ -62,6 +62,8 @@ class LogState:
             above it counts as one group.
         lost_ranges: Half-open ranges of offsets, at or above the log start, that were fsynced and
             cannot be read any more.
+        committed_to: So far records were committed that the log does not have (`recovery.R8`); 0: none that it knows
+            of, or it was told since whom it follows.
         recovery: What the last open or `recover` found and did.
         failure: Why appends are refused; None while the log is well.
         cuts: So often records were taken back. Who has read a while, and acts on it, compares.
@@ -80,6 +82,7 @@ class LogState:
         self.high_watermark = 0
         self.group_ends: list[int] = []
         self.lost_ranges: Ranges = ()
+        self.committed_to = 0
         self.recovery = RecoveryReport()
         self.failure: LiftlogError | None = None
         self.cuts = 0
@@ -103,7 +106,7 @@ class LogState:
         self.log_end_offset = self.durable_end = found.log_end_offset
         with self._high_watermark_lock:  # who was told of a sync may have moved it meanwhile
             self.high_watermark = min(max(self.high_watermark, found.high_watermark), found.log_end_offset)
-        self.lost_ranges = found.lost_ranges
+        self.lost_ranges, self.committed_to = found.lost_ranges, found.committed_to
         self._compacted_to, self.waits_to = -1, 0
         self.group_as_one()
 
@@ -153,6 +156,12 @@ class LogState:
         """This mark is on disk."""
         with self.lock:
             self._compacted_to = to
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether committed records are known to be missing at its end, of which there may be other replicas."""
+        ends_lost = bool(self.lost_ranges) and self.lost_ranges[-1][1] == self.log_end_offset
+        return not self.settings.is_sole_replica and (ends_lost or self.committed_to > 0)
 
     def note_roll(self) -> None:
         """A sealed segment was fsynced whole, with all before it (`chain.C2`, `chain.C4`)."""

@@ -178,6 +178,7 @@ class Scenario:
             words.append(f"isr={','.join(state.isr) or '-'} last={','.join(state.last_isr) or '-'}")
             words.append(f"of {','.join(state.replicas)} min={state.min_insync_replicas} pe={state.partition_epoch}")
             words += [f"to {','.join(state.target)}"] if state.target else []
+            words += [f"unclean={state.unclean_epoch}"] if state.unclean_epoch else []
             lines.append("  ".join(words))
         for name, stream in self.catalog.streams.items():
             if stream.partitions_next:

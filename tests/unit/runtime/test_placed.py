@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from broker.runtime.cluster import replicas as replicas_module
 from broker.runtime.cluster.folders import Folders
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
-from broker.storage.segments.checkpoint import LogIdentity, LogSettings
+from broker.storage.segments.checkpoint import Checkpoint, LogIdentity, LogSettings
 from tests.support.placed import Cluster, Node, Recorded, node
 from tests.support.processes import eventually
 from tests.unit.runtime.test_partition import Waiter, rows
@@ -353,6 +354,26 @@ def test_after_a_restart_what_is_there_is_sound_and_leads_again(tmp_path: Path, 
         eventually(lambda: two.story, what="to follow")
         assert cluster.state(at).step_outs_of("a") == 0
         assert "a" in cluster.state(at).isr
+
+
+def test_who_comes_back_without_what_was_committed_does_not_lead(tmp_path: Path, cluster: Cluster) -> None:
+    """It is the preferred leader, and the only one that may lead at once: the others are away."""
+    at = a_process_that_led(tmp_path, cluster)
+    path = tmp_path / "streams/s/i-s/0/checkpoint"
+    kept = Checkpoint.decode(path.read_bytes(), where=str(path))
+    assert kept is not None
+    path.write_bytes(replace(kept, high_watermark=5, clean_boot_id=None).encode())
+    for broker in ("b", "c"):
+        cluster.fail(broker)
+    assert (cluster.state(at).isr, cluster.state(at).last_isr) == (("a",), ("c",))
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().behind == {"i-s": [0]}
+        state = cluster.state(at)
+        assert (state.leader, state.isr, state.last_isr, state.opened) == (None, (), ("c",), ("a", "b", "c"))
+        cluster.register("c")
+        eventually(lambda: two.story, what="to follow")
+        assert cluster.state(at).leader == "c"
+        assert not two.log(at).is_behind
 
 
 def test_a_step_out_that_the_process_did_not_live_to_see_puts_the_damaged_log_aside(

@@ -4,7 +4,7 @@
     plane = Plane(identity, disk=disk, folder=data_dir, give_up=give_up)   # imports pysyncobj: import it late
     plane.start()                     # forms, joins or comes back; the catalog is caught up when it returns
     found = replicas.open_found()     # reads plane.service.catalog; Replicas(host, plane.process)
-    plane.register(Addresses(http=..., grpc=...), sound=found.sound, epoch_seen=found.epoch_seen)
+    plane.register(Addresses(http=..., grpc=...), sound=found.sound, behind=found.behind, ...)
     replicas.start()                  # Host(service=plane.service, has_session=plane.has_session, ...)
     ...
     plane.hand_over()                 # a clean stop: leaderships go to others; then drain, close replicas

@@ -167,8 +167,9 @@ class Plane:
         """Have the catalog take this process (P1); returns the registration. Nothing of this broker counts before.
 
         Args:
-            sound: Folders of replicas that are whole, by incarnation of their stream. Any other is lost.
-            behind: Those of them that may lack what was fsynced. epoch_seen: The greatest leader epoch in any log.
+            sound: Folders of replicas that are open, by incarnation of their stream. Any other is lost.
+            behind: Those of them that lack committed records at the end.
+            epoch_seen: The greatest leader epoch in any log.
         Raises:
             InvalidRequest: it was refused: removed, a feature level that it does not know, or its name is taken.
             NotReady: stopped meanwhile.

@@ -1,0 +1,176 @@
+"""Goal: a log with other replicas whose disk has taken back committed records from its end says so, until somebody was
+told; one that lacks only what it had never fsynced does not.
+
+Method: a log on a fake disk, which has fsynced and committed more than its checkpoint says. Then a bit flips, the file
+is cut, or the power goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from broker.storage.log import PartitionLog
+from broker.storage.segments.checkpoint import CHECKPOINT_FILE, Checkpoint, LogSettings
+from tests.support.logs import FOLDER, create_log, open_log, row_batch
+from tests.support.simdisk import MODES, Crashed, SimDisk
+
+SETTINGS = LogSettings(is_sole_replica=False)
+KEPT, COMMITTED, END = 10, 18, 20
+
+
+def prepared(settings: LogSettings = SETTINGS) -> tuple[SimDisk, PartitionLog]:
+    """20 fsynced records, a batch each. 10 by its checkpoint; by the header of the last one 18 are committed."""
+    disk = SimDisk()
+    log = create_log(disk, settings=settings)
+    for number in range(END):
+        log.append([row_batch([b"%d" % number])], leader_epoch=1, now_us=0)
+        log.advance_high_watermark(min(log.sync(), COMMITTED))
+        if number == KEPT - 1:
+            log.checkpoint()
+    return disk, log
+
+
+def at(log: PartitionLog, offset: int) -> tuple[str, int]:
+    """The file of a record's batch, and where that stands there."""
+    with log.read(offset, end=END, stored=True) as plan:
+        return plan.ranges[0].path, plan.ranges[0].position
+
+
+def flipped(disk: SimDisk, log: PartitionLog, offset: int) -> SimDisk:
+    path, position = at(log, offset)
+    disk.flip(path, 8 * (position + 96))
+    return disk.after_crash("lost", seed=1)
+
+
+def cut(disk: SimDisk, log: PartitionLog, offset: int) -> SimDisk:
+    path, position = at(log, offset)
+    disk = disk.after_crash("lost", seed=1)
+    for content in (disk.names[path].content, disk.names[path].durable):
+        del content[position:]
+    return disk
+
+
+def reopened(disk: SimDisk, settings: LogSettings = SETTINGS) -> PartitionLog:
+    return open_log(disk, settings=settings, boot_id="next")
+
+
+@pytest.mark.parametrize("offset", range(KEPT, COMMITTED))
+def test_a_batch_that_a_later_header_covers_is_missed(offset: int) -> None:
+    log = reopened(flipped(*prepared(), offset))
+    assert (log.log_end_offset, log.high_watermark, log.lost_ranges) == (offset, min(offset, KEPT), ())
+    assert log.is_behind
+
+
+@pytest.mark.parametrize("offset", [COMMITTED, END - 1])
+def test_a_batch_that_nothing_covers_looks_like_a_torn_tail(offset: int) -> None:
+    """What is not promised: docs/explain/replication.md."""
+    log = reopened(flipped(*prepared(), offset))
+    assert log.log_end_offset == offset
+    assert not log.is_behind
+
+
+def test_a_cut_below_the_recovery_point_is_missed_at_each_open() -> None:
+    """The log goes on from the recovery point: what it lost there, and all behind it, others may have."""
+    disk = cut(*prepared(), 7)
+    for _ in range(2):
+        log = reopened(disk)
+        assert (log.log_end_offset, log.lost_ranges) == (KEPT, ((7, KEPT),))
+        assert log.is_behind
+        log.close()
+
+
+def test_what_is_lost_within_the_log_costs_nobody_else_anything() -> None:
+    disk = flipped(*prepared(), 5)
+    log = reopened(disk)
+    assert not log.is_behind
+
+
+def test_a_log_that_ends_below_the_high_watermark_of_its_checkpoint_is_behind() -> None:
+    disk, log = prepared()
+    path = f"{FOLDER}/{CHECKPOINT_FILE}"
+    told = Checkpoint.decode(disk.read_file(path), where=path)
+    assert told is not None
+    disk.replace_file(path, replace(told, high_watermark=COMMITTED).encode())
+    log = reopened(cut(disk, log, COMMITTED - 1))
+    assert (log.log_end_offset, log.is_behind) == (COMMITTED - 1, True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_never_fsynced_is_not_missed(mode: str) -> None:
+    disk, log = prepared()
+    for number in range(6):
+        log.append([row_batch([b"more-%d" % number] * 30)], leader_epoch=1, now_us=0)
+    for seed in range(20):
+        log = reopened(disk.after_crash(mode, seed=seed))  # type: ignore[arg-type]
+        assert log.log_end_offset >= END
+        assert not log.is_behind
+
+
+def test_a_sole_replica_keeps_to_its_lost_ranges() -> None:
+    alone = replace(SETTINGS, is_sole_replica=True)
+    log = reopened(flipped(*prepared(alone), KEPT), alone)
+    assert (log.log_end_offset, log.lost_ranges) == (END, ((KEPT, KEPT + 1),))
+    assert not log.is_behind
+
+
+# --- until somebody was told ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_it_is_behind_at_each_open_until_it_was_told_whom_it_follows(is_clean: bool) -> None:
+    disk = flipped(*prepared(), 14)
+    for _ in range(3):
+        log = reopened(disk)
+        assert (log.log_end_offset, log.is_behind) == (14, True)
+        if is_clean:
+            log.close()
+        else:
+            log.checkpoint()
+            disk = disk.after_kill()
+    log = reopened(disk)
+    log.follow(2)
+    assert not log.is_behind
+    log.close()
+    assert not reopened(disk).is_behind
+
+
+def test_whoever_leads_with_it_is_behind_no_more() -> None:
+    log = reopened(flipped(*prepared(), 14))
+    assert log.lead(2) == 14
+    assert not log.is_behind
+
+
+@pytest.mark.parametrize("offset", [0, 14])
+def test_the_power_goes_at_any_step_of_the_open_that_cuts(offset: int) -> None:
+    """Also where a whole segment is cut off, as its schema is damaged; and without a checkpoint."""
+
+    def damaged() -> SimDisk:
+        disk, log = prepared()
+        if offset:
+            return flipped(disk, log, offset)
+        path, _ = at(log, KEPT)
+        disk.unlink(f"{FOLDER}/{CHECKPOINT_FILE}")
+        disk.sync_dir(FOLDER)
+        disk.flip(path, 8 * 20)
+        return disk.after_crash("lost", seed=1)
+
+    def opened_until(step: int) -> SimDisk:
+        disk = damaged()
+        disk.crash_at = disk.steps + step
+        try:
+            log = reopened(disk)
+        except Crashed:
+            return disk
+        assert log.is_behind
+        return disk
+
+    whole = damaged()
+    before = whole.steps
+    assert reopened(whole).is_behind
+    assert whole.steps - before >= 3
+    for step in range(1, whole.steps - before + 1):
+        for mode in MODES:
+            disk = opened_until(step).after_crash(mode, seed=step)
+            assert reopened(disk).is_behind, (step, mode)
