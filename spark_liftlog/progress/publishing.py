@@ -10,7 +10,9 @@ G1  Only what was learned so is published, also at the end: `close` flushes, it 
 G2  Nothing here raises into the query. Who waits for the network: `close`, and the last trigger of an AvailableNow
     query (its process may end before its thread has published), shortly.
 G3  A position that was published is not published again; of several that wait only the newest counts.
-G4  A position that brokers refuse refuses no other.
+G4  A position that brokers refuse refuses no other. Once that is settled (asking_again.py) it is left out of what is
+    published later, and logged once: a stream that is gone must not cost a call for each partition, every second. A
+    position that has moved, or counts in another incarnation, is another one.
 G5  Between two publications lies `PACE_S`, unless somebody waits (`flush`, `close`). A broker answers a commit after an
     fsync, and small micro-batches, several a second, would each have one in their middle (decision record 79).
 """
@@ -20,11 +22,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from typing import Final
 
-from broker.api.errors import Retryable
+from broker.api.errors import InvalidRequest, Retryable, StaleIncarnation, UnknownStream
 from spark_liftlog.reading.cluster import Cluster
-from spark_liftlog.reading.offsets import Offset
+from spark_liftlog.reading.offsets import Key, Offset, ReadPosition
 
 PACE_S: Final = 1.0
 PAUSE_S_MAX: Final = 5.0
@@ -47,6 +50,7 @@ class Progress:
         self._changed = threading.Condition()
         self._newest: Offset | None = None
         self._published: Offset | None = None
+        self._refused: dict[Key, tuple[str, ReadPosition]] = {}  # G4: in which incarnation, and what
         self._thread: threading.Thread | None = None
         self._is_closed = threading.Event()
         self._is_closing = False
@@ -89,11 +93,21 @@ class Progress:
                 wanted = self._newest
                 if wanted is None or wanted is self._published:
                     return  # closing, and nothing waits
+            positions = {
+                key: at
+                for key, at in wanted.positions.items()
+                if self._refused.get(key) != (wanted.incarnations[key[0]], at)
+            }
             try:
-                self._cluster.commit(wanted.consumer, wanted.positions, wanted.incarnations)
+                if positions:
+                    self._cluster.commit(wanted.consumer, positions, wanted.incarnations)
                 if failures:
                     log.warning("progress.restored consumer=%s failures=%d", wanted.consumer, failures)
                 failures = 0
+            except InvalidRequest:
+                if not self._publish_apart(wanted, positions):
+                    self._pause(1)
+                    continue
             except Exception as error:  # the top of a thread (G2)
                 failures += 1
                 if failures == 1:
@@ -103,23 +117,47 @@ class Progress:
                 if isinstance(error, Retryable):
                     self._pause(failures)
                     continue
-                self._publish_apart(wanted)
             due_s = time.monotonic() + self._pace_s
             with self._changed:
                 self._published = wanted
                 self._changed.notify_all()
 
-    def _publish_apart(self, wanted: Offset) -> None:
-        """Partition by partition: one that is refused (its stream is gone, or another one) refuses no other (G4)."""
-        if len(wanted.positions) == 1:
-            return
-        for key, at in sorted(wanted.positions.items()):
-            if self._is_closed.is_set():
-                return
-            try:
-                self._cluster.commit(wanted.consumer, {key: at}, wanted.incarnations)
-            except Exception as error:  # best effort, as above
-                log.warning("progress.failed consumer=%s partition=%s/%d error=%s", wanted.consumer, *key, error)
+    def _publish_apart(self, wanted: Offset, positions: Mapping[Key, ReadPosition]) -> bool:
+        """Stream by stream, and leave out from now on what is refused (G4). Whether that was all there is to do."""
+        streams: dict[str, dict[Key, ReadPosition]] = {}
+        for key, at in sorted(positions.items()):
+            streams.setdefault(key[0], {})[key] = at
+        refused = [each for some in streams.values() for each in self._refusals(wanted, some)]
+        asking = self._cluster.asking_again()
+        while refused and not self._is_closing and asking.again():
+            refused = [each for some, _ in refused for each in self._refusals(wanted, some)]
+        for some, error in refused:
+            stream = next(iter(some))[0]
+            log.warning(
+                "progress.failed consumer=%s stream=%s partitions=%d error=%s",
+                wanted.consumer,
+                stream,
+                len(some),
+                error,
+            )
+            if isinstance(error, InvalidRequest):
+                self._refused |= {key: (wanted.incarnations[stream], at) for key, at in some.items()}
+        return not any(isinstance(error, Retryable) for _, error in refused)
+
+    def _refusals(
+        self, wanted: Offset, some: Mapping[Key, ReadPosition]
+    ) -> list[tuple[Mapping[Key, ReadPosition], Exception]]:
+        """Publish positions of one stream. Those that were not taken, and why."""
+        if self._is_closed.is_set():
+            return []
+        try:
+            self._cluster.commit(wanted.consumer, some, wanted.incarnations)
+        except Exception as error:  # best effort, as above
+            is_of_all = not isinstance(error, InvalidRequest) or isinstance(error, UnknownStream | StaleIncarnation)
+            if is_of_all or len(some) == 1:
+                return [(some, error)]
+            return [each for key, at in some.items() for each in self._refusals(wanted, {key: at})]
+        return []
 
     def _pause(self, failures: int) -> None:
         with self._changed:
