@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ from broker.runtime.partitions.catalog_store import spare_bytes
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.open_logs import OpenLogs, connections_within, files_within, raise_limit
 from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
 from broker.serving.contract.backend import (
     AdminView,
     OffsetsView,
@@ -123,7 +124,7 @@ class Assembled:
         self._pool = SyncPool(config.fsync.threads)
         self._appender = ThreadPoolExecutor(APPENDER_THREADS, thread_name_prefix="append")
         self._dataplane = DataPlane()
-        self._hub = ChangeHub(self._dataplane.loop, version=time.time_ns() // 1000)
+        self._hub = ChangeHub(self._dataplane.loop)
         self._intake = IntakeDriver(config, self._pool) if config.intake.enabled else None
         self._room = Room(config.data_dir, config.limits.disk_reserve_bytes)
         files = raise_limit()
@@ -238,16 +239,9 @@ class Assembled:
 
     # --- what the HTTP API reads ----------------------------------------------------------------------------
 
-    @property
-    def version_now(self) -> int:
-        """Counts every change of a high watermark, a log start or the set of streams."""
-        return self._hub.version
-
-    async def wait_for_change(self, since: int, timeout_s: float) -> int:
-        """Return the version as soon as it is past `since` (a version of the future counts as past), or at time-out."""
-        if since <= self._hub.version:
-            await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
-        return self._hub.version
+    def watching(self) -> AbstractContextManager[StreamWatcher]:
+        """As `Backend.watching`."""
+        return self._hub.watching()
 
     async def look_for(self, stream: str) -> None:
         """Return when this broker knows of a stream, if the cluster does. Alone, it knows all."""
@@ -268,9 +262,9 @@ class Assembled:
         """Of the brokers that keep the catalog: this one, where it is alone."""
         return [Vote(broker=self.broker_id, valid=True, live=True)]
 
-    def note_elsewhere(self) -> None:
-        """Something has changed at another broker: wake who waits for any change."""
-        self._hub.note("elsewhere")
+    def note_elsewhere(self, streams: Iterable[str]) -> None:
+        """These have changed at another broker: wake who watches them."""
+        self._hub.note(*streams)
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""

@@ -154,7 +154,7 @@ class StreamDriver:
         """The lag behind the end that was returned last, as JSON."""
         if not self._ends:
             return None
-        heads = self._watch.current()
+        heads = self._watch.recent() if self._frozen is None else self._watch.current()
         if self._reported is None or self._reported[0] is not self._ends or self._reported[1] is not heads:
             found = report(self._ends, {key: head.high_watermark for key, head in heads.partitions.items()})
             self._reported = (self._ends, heads, found)
@@ -466,7 +466,7 @@ class StreamDriver:
         at, epoch = end.positions[key], epochs[key]
         if r.end != at.offset or -1 in (epoch, at.leader_epoch) or epoch == at.leader_epoch:
             return r
-        head = self._watch.current().partitions.get(key) or Head(r.start, r.end, epoch)
+        head = self._watch.recent().partitions.get(key) or Head(r.start, r.end, epoch)
         resume = self._parting(key, r.incarnation, at.leader_epoch, r.end, head)
         self._lost(Loss(advance.truncated(key, r.end, resume, head), resume))
         return replace(r, end=resume) if resume > r.start else None
@@ -478,7 +478,7 @@ class StreamDriver:
             known: The incarnation that is meant. The heads have it, unless the stream is another one (S5).
         """
         began = time.monotonic()
-        heads = self._watch.current() if self._is_read(key) else self._fresh(key)
+        heads = self._watch.recent() if self._is_read(key) else self._fresh(key)
         asking = self._cluster.asking_again()
         while (now := heads.incarnations.get(key[0])) != known or key not in heads.partitions:
             if key in heads.partitions:

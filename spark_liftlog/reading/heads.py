@@ -1,14 +1,21 @@
-"""What there is to read, always at hand: one long poll in the background, answers from memory.
+"""What there is to read, at hand for who asks often: one long poll in the background, answers from memory.
 
 Spark asks for the latest offset a hundred times a second while a query is idle. The thread here waits
 at the broker, which answers when a high watermark, a log start or the set of streams has changed; in
 between, asking costs neither side anything. The thread belongs to the process that runs the source
-of one query, and is started by the first question.
+of one query, and is started by the second question.
 
-V1  `current` waits for the first answer only. Later it returns the newest one there is, also while
-    no broker answers: nothing new can be read then, and nothing that was said becomes untrue.
-V2  A view may be a few milliseconds old. Whoever must be certain asks `fresh`.
+    asked again, nothing new    a long poll is open: `current` answers from memory
+    new, asked meanwhile        the next long poll, at once
+    new, not asked meanwhile    parked: the next question has the thread ask, and waits for the answer
+
+V1  `current` waits for the first answer only, and at a parked watch for `WAKE_S` at most. Later it returns the newest
+    one there is, also while no broker answers: nothing new can be read then, and nothing that was said becomes untrue.
+V2  A view may be a few milliseconds old, or `QUICK_S` if the broker has answered early. Whoever must be certain asks
+    `fresh`.
 V3  The thread never ends by an error of the network or of an answer; it goes on asking, slower.
+V4  Nobody asks, nobody polls: between two questions there are two calls at most, however much changes.
+V5  A view that is told again is the same object.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ MAX_WAIT_MS: Final = 25_000
 PAUSE_S_MAX: Final = 2.0
 QUICK_S: Final = 0.1
 """An unchanged answer that comes sooner is followed by a pause: a broker that is about to stop does not wait."""
+WAKE_S: Final = 1.0
+RECENT_S: Final = 1.0
 
 log = logging.getLogger("spark_liftlog")
 
@@ -45,6 +54,10 @@ class HeadWatch:
         self._streams = selection.watched
         self._changed = threading.Condition()
         self._heads: Heads | None = None
+        self._told_s = 0.0
+        self._tries = 0
+        self._is_asked = False  # since the thread's last call began
+        self._is_parked = True
         self._thread: threading.Thread | None = None
         self._interrupt = Interrupt()
 
@@ -56,33 +69,65 @@ class HeadWatch:
         """
         with self._changed:
             if self._heads is not None:
+                self._is_asked = True
+                if self._is_parked:
+                    self._wake()
                 return self._heads
         return self.fresh()
 
+    def recent(self) -> Heads:
+        """A view that is no older than the last `current`, or than `RECENT_S`. Raises as `current`."""
+        with self._changed:
+            if self._heads is not None and (not self._is_parked or time.monotonic() - self._told_s < RECENT_S):
+                return self._heads
+        return self.current()
+
     def fresh(self) -> Heads:
         """What a broker says now; retried until its deadline. Raises Retryable."""
-        version, found = self._cluster.heads_now(self._streams)
-        heads = self._selection.of(found)
+        _, found = self._cluster.heads_now(self._streams)
         with self._changed:
-            self._heads = heads
-            if self._thread is None and not self._interrupt.is_set:
-                self._thread = threading.Thread(target=self._run, args=(version,), name="liftlog-watch", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-        return heads
-
-    def wait(self, before: Heads, timeout_s: float) -> None:
-        """Return when the view is another than `before`, or time is up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._heads is not before, timeout_s)
+            self._told(found)
+            assert self._heads is not None, "just told"
+            return self._heads
 
     def close(self) -> None:
         """End the thread. Idempotent."""
         self._interrupt.set()
+        with self._changed:
+            self._changed.notify_all()
 
-    def _run(self, version: int | None) -> None:
+    def _wake(self) -> None:
+        """Have the thread ask, and wait for what it hears; it may hear nothing in time (V1)."""
+        if self._interrupt.is_set:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="liftlog-watch", daemon=True)
+            self._thread.start()
+        tries = self._tries
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._tries > tries, WAKE_S)
+
+    def _told(self, found: Heads) -> bool:
+        """Keep what was told; whether it is new (V5)."""
+        heads = self._selection.of(found)
+        is_new = heads != self._heads
+        if is_new:
+            self._heads = heads
+        self._told_s = time.monotonic()
+        return is_new
+
+    def _run(self) -> None:
+        version: int | None = None
         failures = 0
-        while not self._interrupt.is_set:
+        while True:
+            with self._changed:
+                if not self._is_asked:
+                    self._is_parked = True
+                    self._changed.wait_for(lambda: self._is_asked or self._interrupt.is_set)
+                    version = None
+                if self._interrupt.is_set:
+                    return
+                self._is_parked = self._is_asked = False
             since, asked_at = version, time.monotonic()
             try:
                 version, found = self._cluster.watch(
@@ -94,15 +139,20 @@ class HeadWatch:
                 failures += 1
                 if failures == 1:
                     log.warning("watch.failed failures=%d error=%s", failures, error)
-                version = None  # whoever answers next may count from anywhere
+                version = None  # another broker may count otherwise
+                with self._changed:
+                    self._tries += 1
+                    self._changed.notify_all()
                 self._interrupt.pause(min(0.05 * 2 ** min(failures, 10), PAUSE_S_MAX))
                 continue
             if failures:
                 log.warning("watch.restored failures=%d", failures)
                 failures = 0
-            heads = self._selection.of(found)
             with self._changed:
-                self._heads = heads
+                is_new = self._told(found)
+                if since is None and not is_new:
+                    self._is_asked = True  # who asked has heard nothing new, and will ask again
+                self._tries += 1
                 self._changed.notify_all()
-            if version == since and time.monotonic() - asked_at < QUICK_S:
+            if since is not None and not is_new and time.monotonic() - asked_at < QUICK_S:
                 self._interrupt.pause(QUICK_S)

@@ -10,8 +10,9 @@ import asyncio
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.sync import SyncPool
-from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.partitions.watch import ChangeHub, StreamWatcher
 from broker.runtime.sinks.service import SinkService
 from broker.serving.contract.backend import PartitionHandle, Whereabouts
 from broker.storage.disk import OsDisk
@@ -49,7 +50,7 @@ class LogBackend:
         self._partitions: dict[str, list[Partition]] = {}
         self._pool = SyncPool(1)
         self._appender = ThreadPoolExecutor(1)
-        self._hub = ChangeHub(asyncio.get_running_loop(), version=time.time_ns() // 1000)
+        self._hub = ChangeHub(asyncio.get_running_loop())
         self.http = "127.0.0.1:0"
         self._execute(
             {"kind": "register_broker", "broker_id": self.broker_id, "http": self.http, "grpc": "127.0.0.1:0"}
@@ -87,7 +88,7 @@ class LogBackend:
         info = self._catalog.streams[name]
         if created:
             self._partitions[name] = [self._partition(info, i) for i in range(info.settings.partitions)]
-            self._hub.note(name)
+            self._hub.note(ChangeHub.ALL)
         return info, created
 
     def _partition(self, info: StreamInfo, number: int) -> Partition:
@@ -106,10 +107,6 @@ class LogBackend:
             pool=self._pool,
             appender=self._appender,
         )
-
-    @property
-    def version_now(self) -> int:
-        return self._hub.version
 
     def streams(self, *, internal: bool = False) -> list[StreamInfo]:
         return [info for _, info in sorted(self._catalog.streams.items()) if internal or not info.internal]
@@ -162,7 +159,7 @@ class LogBackend:
             partition.note_removed()
             self.sinks.forget([partition])
             partition.log.close()
-        self._hub.note(name)
+        self._hub.note(ChangeHub.ALL)
         shutil.rmtree(self._folder / name)
 
     async def set_stream_state(
@@ -179,7 +176,7 @@ class LogBackend:
         info = self._catalog.streams[name]
         had = self._partitions[name]
         self._partitions[name] = [*had, *(self._partition(info, i) for i in range(len(had), partitions))]
-        self._hub.note(name)
+        self._hub.note(ChangeHub.ALL)
         return info
 
     async def trim_stream(self, name: str, incarnation: str, before: Mapping[int, int]) -> dict[int, int]:
@@ -193,9 +190,8 @@ class LogBackend:
     def check_producer(self, producer_id: int, epoch: int) -> None:
         self._catalog.check_producer(producer_id, epoch)
 
-    async def wait_for_change(self, since: int, timeout_s: float) -> int:
-        await self._hub.wait(self._hub.ANY, lambda: self._hub.version > since, timeout_s)
-        return self._hub.version
+    def watching(self) -> AbstractContextManager[StreamWatcher]:
+        return self._hub.watching()
 
     async def look_for(self, stream: str) -> None:
         pass
@@ -209,8 +205,8 @@ class LogBackend:
     async def votes(self) -> list[Vote]:
         return [Vote(broker=self.broker_id, valid=True, live=True)]
 
-    def note_elsewhere(self) -> None:
-        self._hub.note("elsewhere")
+    def note_elsewhere(self, streams: Iterable[str]) -> None:
+        self._hub.note(*streams)
 
     def brokers(self) -> list[dict[str, Any]]:
         return [{"id": self.broker_id, "http": self.http, "grpc": "", "live": True, "rack": "", "stopping": False}]

@@ -67,7 +67,7 @@ class Rig:
     ) -> None:
         self.now_us = now_us
         self.loop = asyncio.new_event_loop()
-        self._hub = ChangeHub(self.loop, version=0)
+        self._hub = ChangeHub(self.loop)
         self._disk = disk
         self._boot = boot
         self._limits = limits or StageLimits()

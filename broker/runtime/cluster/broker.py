@@ -133,7 +133,7 @@ class ClusterBroker(Assembled):
             plane.service,
             self._streams,
             loop=self._dataplane.loop,
-            on_change=lambda: self._hub.note("catalog"),
+            on_change=lambda: self._hub.note(self._hub.ALL),
             may_change=plane.has_session,
         )
         self._own = {
@@ -236,7 +236,7 @@ class ClusterBroker(Assembled):
     def _session_changed(self, is_open: bool) -> None:
         """On the Raft thread."""
         self._replicas.look()
-        self._hub.note("session")
+        self._hub.note(self._hub.ALL)
 
     # --- what the HTTP API reads ------------------------------------------------------------------------------
 

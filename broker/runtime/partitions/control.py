@@ -174,7 +174,7 @@ class Control:
             if self._intake is not None:
                 await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
                 info = self._warned_of_nats(await self._warned_of_jetstream(info))
-            self._hub.note(name)
+            self._hub.note(ChangeHub.ALL)
             log.info("stream.created stream=%s subject=%s partitions=%d", name, info.settings.subject, len(partitions))
             return info, True
 
@@ -209,7 +209,7 @@ class Control:
             return
         if self._intake is not None and not info.paused:
             await asyncio.wrap_future(self._intake.attach([(info, self._streams.by_name[name])]))
-        self._hub.note(name)
+        self._hub.note(ChangeHub.ALL)
 
     async def _retry_offline(self) -> None:
         async with self._turn():
@@ -269,7 +269,7 @@ class Control:
             await self._tell(info, partitions)
             if self._intake is not None and was.paused and not info.paused and partitions:
                 await asyncio.wrap_future(self._intake.attach([(info, partitions)]))
-            self._hub.note(name)
+            self._hub.note(ChangeHub.ALL)
             log.info("stream.state stream=%s paused=%s read_only=%s", name, info.paused, info.read_only)
             return info
 
@@ -287,7 +287,7 @@ class Control:
             self._streams.by_name[name] = [*had, *added]
             if self._intake is not None and not info.paused:
                 await asyncio.wrap_future(self._intake.extend(info, added))
-            self._hub.note(name)
+            self._hub.note(ChangeHub.ALL)
             log.info("stream.partitions_added stream=%s partitions=%d", name, partitions)
             return info
 
@@ -324,7 +324,7 @@ class Control:
             self._streams.offline.pop(name, None)
             if self._intake is not None:
                 await asyncio.wrap_future(self._intake.detach(name))
-            self._hub.note(name)
+            self._hub.note(ChangeHub.ALL)
             if await asyncio.to_thread(self._remove, info, partitions):
                 await self._forget(info.incarnation)
             log.info("stream.deleted stream=%s incarnation=%s", name, info.incarnation)

@@ -88,7 +88,7 @@ class Replica:
 
     def note_change(self) -> None:
         """Wake who watches this partition, and have the background look at it."""
-        self._hub.note(self)
+        self._hub.note(self, self.stream)
         if self.on_news is not None:
             self.on_news()
 

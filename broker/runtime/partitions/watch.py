@@ -1,11 +1,12 @@
-"""Wakes whoever waits for a partition to move on.
+"""Wakes whoever waits for a partition, or for streams, to move on.
 
 High watermarks move in the fsync threads; waiters live on the data plane's loop. `note` may be called
-from any thread as often as one likes: while nobody waits it only counts, and while a wake-up is on its
+from any thread as often as one likes: while nobody waits it only remembers what moved, and while a wake-up is on its
 way to the loop it does not send another.
 
-The version counts every change. It begins at the start time in microseconds, so it also grows over
-restarts and a client's old version is never ahead of it.
+W1  Who waits is woken by what he waits for, and by nothing else: a stream that takes a thousand batches a second costs
+    nothing to who watches another one.
+W2  Waiting begins before looking, so a change in between is never missed.
 
 Who works in rounds asks with `take_moved` for what changed since the last one, so that thousands of idle partitions
 cost nothing.
@@ -15,7 +16,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Set
+from contextlib import contextmanager
+from typing import Final
+
+
+class StreamWatcher:
+    """What one watcher waits for. Made by `ChangeHub.watching`; for coroutines of its loop.
+
+    Attributes:
+        streams: Names of those whose changes count. `ChangeHub.ALL` counts always.
+    """
+
+    def __init__(self) -> None:
+        self.streams: Set[Hashable] = frozenset()
+        self._event = asyncio.Event()
+
+    def told(self, changed: Set[Hashable]) -> None:
+        """Wake the watcher if one of these counts for him."""
+        if ChangeHub.ALL in changed or not self.streams.isdisjoint(changed):
+            self._event.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when something has changed since this returned last, or time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            return
+        self._event.clear()
 
 
 class ChangeHub:
@@ -23,11 +52,12 @@ class ChangeHub:
 
     Args:
         loop: The data plane's loop.
-        version: Where to begin to count: the start time in microseconds.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, version: int) -> None:
-        self.version = version
+    ALL: Final[Hashable] = "*"
+    """What concerns every stream, or which streams there are. No stream has this name."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()
         self._changed: set[Hashable] = set()
@@ -35,17 +65,15 @@ class ChangeHub:
         self._scheduled = False
         self._waiters: dict[Hashable, list[asyncio.Future[None]]] = {}
         self._waiter_count = 0
+        self._watchers: list[StreamWatcher] = []
 
-    ANY: Hashable = "any change"
-
-    def note(self, key: Hashable) -> None:
-        """Say that `key` changed. Thread-safe, cheap."""
+    def note(self, *keys: Hashable) -> None:
+        """Say that these changed. Thread-safe, cheap."""
         with self._lock:
-            self.version += 1
-            self._moved.add(key)
+            self._moved.update(keys)
             if not self._waiter_count:
                 return
-            self._changed.add(key)
+            self._changed.update(keys)
             if self._scheduled:
                 return
             self._scheduled = True
@@ -64,16 +92,29 @@ class ChangeHub:
         with self._lock:
             changed, self._changed = self._changed, set()
             self._scheduled = False
-        for key in (*changed, self.ANY):
+        for watcher in self._watchers:
+            watcher.told(changed)
+        for key in changed:
             for future in self._waiters.pop(key, ()):
                 if not future.done():
                     future.set_result(None)
 
-    async def wait(self, key: Hashable, done: Callable[[], bool], timeout_s: float) -> None:
-        """Return when `done()` holds or time is up. `key` is what has to change for that.
+    @contextmanager
+    def watching(self) -> Iterator[StreamWatcher]:
+        """Watch streams for a while: say which, look, wait, and look again (W2)."""
+        watcher = StreamWatcher()
+        with self._lock:
+            self._waiter_count += 1
+        self._watchers.append(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.remove(watcher)
+            with self._lock:
+                self._waiter_count -= 1
 
-        Registering comes before looking, so a change in between is never missed.
-        """
+    async def wait(self, key: Hashable, done: Callable[[], bool], timeout_s: float) -> None:
+        """Return when `done()` holds or time is up. `key` is what has to change for that (W2)."""
         deadline = self._loop.time() + timeout_s
         while True:
             future: asyncio.Future[None] = self._loop.create_future()

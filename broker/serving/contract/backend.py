@@ -10,8 +10,9 @@ thread-safe), everything else only from the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
 
@@ -192,6 +193,15 @@ class AdminView(Protocol):
         """Let who has most lead each partition. Raises InvalidRequest: somebody is missing."""
 
 
+class Watcher(Protocol):
+    """What one watcher waits for. `streams`: names of those whose changes count, besides what concerns all."""
+
+    streams: Set[Hashable]
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when something has changed since this returned last, or time is up."""
+
+
 class StreamChanges(Protocol):
     """What changes streams."""
 
@@ -231,11 +241,6 @@ class Backend(StreamChanges, Protocol):
 
     @property
     def version(self) -> str: ...
-
-    @property
-    def version_now(self) -> int:
-        """Grows with every change of a high watermark, a log start offset or the set of streams,
-        and over restarts."""
 
     @property
     def offsets(self) -> OffsetsView: ...
@@ -281,8 +286,8 @@ class Backend(StreamChanges, Protocol):
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""
 
-    async def wait_for_change(self, since: int, timeout_s: float) -> int:
-        """Return `version_now` once it is greater than `since`, or when time is up."""
+    def watching(self) -> AbstractContextManager[Watcher]:
+        """Watch streams for a while: say which, look, wait, and look again."""
 
     async def controller(self) -> str | None:
         """The id of the broker that decides about streams; None: there is none now."""
@@ -290,8 +295,8 @@ class Backend(StreamChanges, Protocol):
     async def votes(self) -> list[Vote]:
         """In the group that keeps the catalog, as far as this broker knows."""
 
-    def note_elsewhere(self) -> None:
-        """Something has changed at another broker: wake who waits for any change."""
+    def note_elsewhere(self, streams: Iterable[str]) -> None:
+        """These have changed at another broker: wake who watches them."""
 
     def brokers(self) -> list[dict[str, Any]]:
         """`id`, `http`, `grpc`, `rack` of each, and whether it is `live` or `stopping`."""

@@ -47,10 +47,10 @@ class PolledHeads:
     """See the module. On the data plane's loop.
 
     Args:
-        changed: Called when something was told, so that those who watch look again.
+        changed: Called with the streams of which something else was told, so that those who watch them look again.
     """
 
-    def __init__(self, peers: Peers, changed: Callable[[], None]) -> None:
+    def __init__(self, peers: Peers, changed: Callable[[Iterable[str]], None]) -> None:
         self._peers = peers
         self._changed = changed
         self._polls: dict[str, _Poll] = {}
@@ -112,6 +112,7 @@ class PolledHeads:
         self._told(poll, {})
 
     def _told(self, poll: _Poll, streams: dict[str, Any]) -> None:
-        if streams != poll.streams:
-            poll.streams = streams
-            self._changed()
+        before, poll.streams = poll.streams, streams
+        moved = [name for name in before | streams if before.get(name) != streams.get(name)]
+        if moved:
+            self._changed(moved)

@@ -158,7 +158,7 @@ def test_a_watch_tells_the_heads_and_waits_for_a_change(client: Client, new_stre
     client.append(name, 1, values(5))
     second = client.watch(first.version, [name], max_wait_s=60)
     assert second.streams[name].partitions[1].high_watermark == 5
-    assert second.version > first.version
+    assert second.version != first.version
 
 
 def test_a_consumer_commits_lags_resets_and_is_forgotten(client: Client, new_stream: NewStream) -> None:

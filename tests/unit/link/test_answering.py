@@ -89,7 +89,7 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
     log = PartitionLog.create(disk, "/p", IDENTITY, settings, now_us=0)
     loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as appender:
-        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0))
+        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop))
         leader = Leader(info(), replica, pool=pool, appender=appender)
         leader.answering = Answering(
             AT, leader.partition, bytes_max=1 << 20, wait_s=0.2, pace=Pace(1 << 40), closed=lambda: None

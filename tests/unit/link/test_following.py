@@ -130,7 +130,7 @@ class Follower:
 def one(disk: SimDisk, pool: HeldPool) -> Iterator[Follower]:
     loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as appender:
-        yield Follower(disk, pool, appender, ChangeHub(loop, version=0))
+        yield Follower(disk, pool, appender, ChangeHub(loop))
     loop.close()
 
 

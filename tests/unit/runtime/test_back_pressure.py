@@ -59,7 +59,7 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
         return bool(client._transport._io_writer.transport.is_reading())
 
     with ThreadPoolExecutor(1) as appender:
-        hub = ChangeHub(hub_loop, version=0)
+        hub = ChangeHub(hub_loop)
         partition = Partition(
             info, Replica(info, 0, log, appender=appender, hub=hub), leader_epoch=1, pool=pool, appender=appender
         )
@@ -99,7 +99,7 @@ def test_a_drain_goes_on_where_one_partition_of_several_fails(
 
     monkeypatch.setattr(Flusher, "remove", remove)
     with ThreadPoolExecutor(1) as appender:
-        hub = ChangeHub(hub_loop, version=0)
+        hub = ChangeHub(hub_loop)
         logs = {}
         driver.start()
         try:

@@ -41,7 +41,7 @@ class Broker:
 
     def __init__(self, url: str, pool: SyncPool, appender: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop) -> None:
         self.driver = IntakeDriver(load(None, {}, {"nats.urls": [url]}), pool)
-        self.pool, self.appender, self.hub = pool, appender, ChangeHub(loop, version=0)
+        self.pool, self.appender, self.hub = pool, appender, ChangeHub(loop)
         self.disk = SimDisk()
 
     def make(self, info: StreamInfo) -> list[Partition]:

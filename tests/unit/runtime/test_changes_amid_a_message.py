@@ -51,7 +51,7 @@ class Broker:
     def __init__(self, implementation: str, appender: ThreadPoolExecutor, pool: SyncPool) -> None:
         self.driver = IntakeDriver(load(None, {}, {"intake.implementation": implementation}), pool)
         self.loop = self.driver._loop
-        self.hub = ChangeHub(self.loop, version=0)
+        self.hub = ChangeHub(self.loop)
         self.disk, self.appender, self.pool = SimDisk(), appender, pool
         self.sent = b""
         self.driver._flusher._send = self.send

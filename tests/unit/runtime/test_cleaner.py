@@ -60,7 +60,7 @@ def test_a_removed_one_that_moved_does_not_come_back() -> None:
 
 def test_the_hub_tells_once_what_moved() -> None:
     loop = asyncio.new_event_loop()
-    hub = ChangeHub(loop, version=1)
+    hub = ChangeHub(loop)
     for key in ("a", "b", "a"):
         hub.note(key)
     assert hub.take_moved() == {"a", "b"}

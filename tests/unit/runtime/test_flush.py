@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -30,6 +30,16 @@ from tests.unit.runtime.test_partition import HeldPool, pool
 __all__ = ["pool"]  # a fixture
 
 
+class CountingHub(ChangeHub):
+    """Counts how often something was noted."""
+
+    count = 0
+
+    def note(self, *keys: Hashable) -> None:
+        self.count += 1
+        super().note(*keys)
+
+
 class Intake:
     """A flusher with two streams, `a` on sid 1 and `b` on sid 2."""
 
@@ -49,13 +59,13 @@ class Intake:
             info = StreamInfo(name=name, incarnation="i", created_us=0, settings=settings_from({"linger_ms": 0}))
             identity = LogIdentity(cluster_id="c", stream=name, incarnation="i", partition=0)
             log = PartitionLog.create(self.disk, f"/{name}", identity, LogSettings.of(info.settings), now_us=0)
-            self.hub = ChangeHub(self.loop, version=0)
+            self.hub = CountingHub(self.loop)
             replica = Replica(info, 0, log, appender=appender, hub=self.hub)
             partition = self.partition(info, replica, pool=pool, appender=appender)
             self.partitions.append(partition)
             slot = self.flusher.add(info, partition)
             self.builders.append(slot.builder)
-            self.version = self.hub.version
+            self.noted = self.hub.count
             self.parser.route(sid, [slot.builder], partition_by="subject_suffix")
 
     def partition(
@@ -66,7 +76,7 @@ class Intake:
     def send(self, blob: bytes) -> None:
         log = self.partitions[-1].log
         self.sent.append(blob)
-        self.at_send.append((log.durable_end, log.high_watermark, self.hub.version - self.version))
+        self.at_send.append((log.durable_end, log.high_watermark, self.hub.count - self.noted))
 
     def receive(self, *sids: int, unawaited: int = 0) -> None:
         """One message for each sid, in one read of the socket, behind some for sid 1 that nobody awaits."""
@@ -99,7 +109,7 @@ def test_a_few_that_come_alone_are_durable_and_acknowledged_without_the_pool(int
 
 
 def test_when_an_ack_goes_out_its_record_is_durable_and_readers_were_told(intake: Intake) -> None:
-    """N1; of stream `b`. A version that is asked for after the ack counts its record."""
+    """N1; of stream `b`. Who looks after the ack sees its record."""
     for count in range(1, 4):
         intake.receive(2)
         assert intake.at_send[count - 1 :] == [(count, count, count)]
@@ -108,7 +118,7 @@ def test_when_an_ack_goes_out_its_record_is_durable_and_readers_were_told(intake
 def test_with_fsync_interval_readers_were_told_when_an_ack_goes_out(intake: Intake) -> None:
     partition = intake.partitions[1]
     partition.alter(replace(partition._info, settings=settings_from({"linger_ms": 0, "fsync": "interval"})))
-    before = intake.hub.version - intake.version
+    before = intake.hub.count - intake.noted
     intake.receive(2)
     assert intake.at_send == [(0, 1, before + 1)]
     assert intake.flusher.counts["acks_sent"] == 1

@@ -36,7 +36,7 @@ def opened(disk: SimDisk, number: int, pool: HeldPool, appender: ThreadPoolExecu
 
 def test_an_open_partition_takes_little_memory(disk: SimDisk, pool: HeldPool) -> None:
     loop = asyncio.new_event_loop()
-    hub = ChangeHub(loop, version=1)
+    hub = ChangeHub(loop)
     for number in range(2 * MANY):
         identity = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=number)
         PartitionLog.create(disk, f"/s/{number}", identity, LogSettings(), now_us=1).close(clean=True)

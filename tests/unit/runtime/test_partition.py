@@ -84,7 +84,7 @@ def partition(disk: SimDisk, pool: HeldPool) -> Iterator[Partition]:
     with ThreadPoolExecutor(1) as appender:
         yield Partition(
             info(),
-            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0)),
+            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop)),
             leader_epoch=1,
             pool=pool,
             appender=appender,
@@ -399,7 +399,7 @@ def test_quiet_partition_holds_no_descriptor_and_takes_appends_again(tmp_path: P
         return [str(link.readlink()) for link in links if link.is_symlink() and str(tmp_path) in str(link.readlink())]
 
     with ThreadPoolExecutor(1) as appender:
-        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0))
+        replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop))
         partition = Partition(info(), replica, leader_epoch=1, pool=pool, appender=appender)
         pool.go.release(100)
         for value in (b"a", b"b"):

@@ -44,7 +44,7 @@ def test_everybody_is_told_once_and_the_truth(seed: int) -> None:
     appended: set[bytes] = set()
 
     with ThreadPoolExecutor(1) as appender:
-        hub = ChangeHub(loop, version=0)
+        hub = ChangeHub(loop)
         partition = Partition(
             info(), Replica(info(), 0, log, appender=appender, hub=hub), leader_epoch=1, pool=pool, appender=appender
         )

@@ -40,7 +40,7 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Led]:
     with ThreadPoolExecutor(1) as appender:
         yield Led(
             info(),
-            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop, version=0)),
+            Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop)),
             pool=pool,
             appender=appender,
         )

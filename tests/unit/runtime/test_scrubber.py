@@ -48,7 +48,7 @@ def disk() -> SimDisk:
 @pytest.fixture
 def partitions(disk: SimDisk) -> Iterator[list[Partition]]:
     """Three streams of eight batches each."""
-    pool, hub = SyncPool(1), ChangeHub(asyncio.new_event_loop(), version=0)
+    pool, hub = SyncPool(1), ChangeHub(asyncio.new_event_loop())
     made = []
     with ThreadPoolExecutor(1) as appender:
         for name in NAMES:

@@ -1,4 +1,4 @@
-"""Waiting for a change: never missed, never woken for nothing for ever, from any thread."""
+"""Waiting for a change: never missed, never woken by what nobody waits for, from any thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from broker.runtime.partitions.watch import ChangeHub
 
 
 async def test_waiter_returns_when_its_condition_holds() -> None:
-    hub = ChangeHub(asyncio.get_running_loop(), version=10)
+    hub = ChangeHub(asyncio.get_running_loop())
     reached = [0]
 
     def advance() -> None:
@@ -24,12 +24,11 @@ async def test_waiter_returns_when_its_condition_holds() -> None:
     await asyncio.gather(*waiting)
     thread.join()
     assert reached[0] == 100
-    assert hub.version == 210
     assert hub._waiters == {}
 
 
 async def test_waiter_gives_up_when_time_is_up_and_leaves_nothing_behind() -> None:
-    hub = ChangeHub(asyncio.get_running_loop(), version=0)
+    hub = ChangeHub(asyncio.get_running_loop())
     await hub.wait("p", lambda: False, 0.01)
     await hub.wait("p", lambda: False, 0)
     task = asyncio.create_task(hub.wait("p", lambda: False, 60))
@@ -42,7 +41,7 @@ async def test_waiter_gives_up_when_time_is_up_and_leaves_nothing_behind() -> No
 
 async def test_change_between_looking_and_waiting_is_not_missed() -> None:
     """The condition turns true, and is noted, while it is being looked at."""
-    hub = ChangeHub(asyncio.get_running_loop(), version=0)
+    hub = ChangeHub(asyncio.get_running_loop())
     looks = []
 
     def done() -> bool:
@@ -54,3 +53,20 @@ async def test_change_between_looking_and_waiting_is_not_missed() -> None:
 
     await hub.wait("p", done, 60)
     assert len(looks) == 2
+
+
+async def test_who_watches_a_stream_is_woken_by_it_and_by_what_concerns_all_and_by_no_other() -> None:
+    """W1."""
+    hub = ChangeHub(asyncio.get_running_loop())
+    woken: list[bool] = []
+    with hub.watching() as watcher:
+        watcher.streams = {"a"}
+        for keys in (("b",), ("p", "b"), ("p", "a"), (hub.ALL,), ("b",)):
+            hub.note(*keys)
+            await asyncio.sleep(0)  # `_wake` runs
+            woken.append(watcher._event.is_set())
+            if woken[-1]:
+                await watcher.wait(60)
+    assert woken == [False, False, True, True, False]
+    assert hub._watchers == []
+    assert hub._waiter_count == 0

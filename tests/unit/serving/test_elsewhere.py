@@ -194,6 +194,25 @@ def test_a_watch_tells_all_heads_and_wakes_when_another_broker_moves(two: Two) -
     assert found
 
 
+def test_who_has_seen_what_one_broker_tells_has_seen_what_the_other_tells(two: Two) -> None:
+    """The version does not count what a broker went through: a client may go on at another one, and misses nothing."""
+    versions = {server.api.get("/v1/watch", streams="orders").json()["version"] for server in two.servers}
+    assert len(versions) == 1
+    assert two.servers[0].api.append("orders", pa.record_batch({"value": [b"x"]}), partition=0).status == 200
+    found = two.servers[0].api.get("/v1/watch", streams="orders", since=versions.pop(), max_wait_ms=60_000).json()
+    assert found["streams"]["orders"]["partitions"]["0"]["high_watermark"] == 4
+
+
+def test_what_moves_elsewhere_wakes_who_watches_it(two: Two) -> None:
+    """And nobody else: a busy stream of another broker costs nothing to who watches an idle one."""
+    moved: list[list[str]] = []
+    made = heads.PolledHeads(None, lambda names: moved.append(sorted(names)))  # type: ignore[arg-type]
+    poll = heads._Poll()
+    for told in ({"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 2, "c": 1}, {}):
+        made._told(poll, told)
+    assert moved == [["a", "b"], ["b"], ["a", "c"], ["b", "c"]]
+
+
 def test_a_head_is_forgotten_when_its_broker_is_gone(two: Two) -> None:
     """H2."""
     here, there = two.servers
@@ -204,7 +223,7 @@ def test_a_head_is_forgotten_when_its_broker_is_gone(two: Two) -> None:
 
 def test_a_head_of_another_epoch_is_nobodys(two: Two) -> None:
     """H1."""
-    made = heads.PolledHeads(None, lambda: None)  # type: ignore[arg-type]
+    made = heads.PolledHeads(None, lambda names: None)  # type: ignore[arg-type]
     poll = made._polls["b:1"] = heads._Poll()
     poll.streams = {"orders": {"incarnation": "i", "partitions": {"1": {"leader_epoch": 4, "high_watermark": 9}}}}
     leader = LeaderAddress(id="b", http="b:1")

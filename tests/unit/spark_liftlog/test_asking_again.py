@@ -7,6 +7,7 @@ long a contradiction that stays is asked about.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,8 +76,8 @@ class Played(Cluster):
         self._answered = 0
 
     def _watch(self, query: dict[str, Any], deadline_s: float, interrupt: Interrupt | None) -> tuple[int, Heads]:
-        if interrupt is not None:  # the thread of a watch, which has nothing new
-            interrupt.pause(60)
+        while interrupt is not None and query["since"] is not None and not interrupt.is_set:
+            time.sleep(0.01)  # the thread of a watch, which has nothing new
         self.asked += interrupt is None
         return 1, self.views[max(0, min(self.asked, len(self.views)) - 1)]
 

@@ -13,9 +13,9 @@ import pytest
 from broker.api.errors import LiftlogError, NotReady, OffsetOutOfRange, StaleIncarnation, UnknownStream
 from broker.client.http.brokers import Brokers
 from spark_liftlog.progress.publishing import Progress
+from spark_liftlog.reading.asking_again import AskingAgain
 from spark_liftlog.reading.cluster import Cluster
 from spark_liftlog.reading.offsets import Key, Offset, ReadPosition
-from spark_liftlog.reading.asking_again import AskingAgain
 from tests.support.processes import eventually
 
 FOR_EVER_S = 3600.0
