@@ -82,11 +82,12 @@ class Step:
     base: Mapping[Key, int]
 
 
-def losses(start: Offset, heads: Heads, *, is_whole: bool = True) -> dict[Key, Loss]:
+def losses(start: Offset, heads: Heads, *, added: Set[Key] = frozenset()) -> dict[Key, Loss]:
     """What of `start` the log cannot give any more, as far as heads alone can tell.
 
     Args:
-        is_whole: All partitions of each stream are read: one without a position was added, and begins at 0.
+        added: Partitions that the query begins to read. Any other without a position was added to its stream: all of
+            it is new to the query, from record 0 on.
 
     Two are not among it. A high watermark below the start: a view that is a moment old, or a leader
     that is still catching up, looks the same. A stream that is not in the heads: it may be deleted, or
@@ -104,7 +105,7 @@ def losses(start: Offset, heads: Heads, *, is_whole: bool = True) -> dict[Key, L
         if known is not None and known != now:
             error = recreated(stream, known, now, head.log_start_offset)
             found[stream, partition] = Loss(error, head.log_start_offset)
-        elif is_whole and known is not None and head.log_start_offset and (stream, partition) not in start.positions:
+        elif known is not None and head.log_start_offset and (stream, partition) not in start.positions.keys() | added:
             found[stream, partition] = Loss(expired((stream, partition), 0, head), head.log_start_offset)
     return found
 
@@ -203,7 +204,7 @@ def step(
         heads: What there is to read.
         resume: Where partitions go on after a loss; overrides `start`.
         limit: Records for the whole batch.
-        added: Where partitions of streams begin that `start` does not know.
+        added: Where partitions begin that the query did not read before.
         held: Partitions that cannot go on now.
         share: How many records to take of each partition's backlog; None: by `limit`.
     """

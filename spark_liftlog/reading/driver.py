@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from socket import socket
@@ -281,23 +281,37 @@ class StreamDriver:
 
     def _next(self, start: Offset, heads: Heads) -> Offset | None:
         start = replace(start, consumer=self._options.consumer or start.consumer)
-        resume, held = self._survived(start, heads)
-        added = self._added(start, heads)
+        new = self._new(start, heads)
+        resume, held = self._survived(start, heads, new)
+        added = self._added(start, heads, new)
+        held |= new - added.keys()  # they begin later, with newer heads
         it = advance.step(start, heads, resume, limit=None, added=added, held=held, share=self._admission.share)
         return None if it is None else self._finish(it, heads)
 
-    def _added(self, start: Offset, heads: Heads) -> dict[Key, int]:
-        """Where partitions of streams begin that the query has not met: found by the pattern, or named since."""
-        new = [key for key in sorted(heads.partitions) if key[0] not in start.incarnations]
-        where = self._options.starting
+    def _new(self, start: Offset, heads: Heads) -> set[Key]:
+        """Partitions that the query begins to read: of streams that it has not met, or named since (`partitions`)."""
+        return {
+            (stream, partition)
+            for stream, partition in heads.partitions.keys() - start.positions.keys()
+            if (known := start.incarnations.get(stream)) is None
+            or (known == heads.incarnations[stream] and not self._options.selection.is_whole(stream))
+        }
+
+    def _added(self, start: Offset, heads: Heads, added: Set[Key]) -> dict[Key, int]:
+        """Where partitions begin that the query begins to read."""
+        where, by_pattern = self._options.starting, self._options.selection.pattern is not None
+        first = {
+            key: heads.partitions[key].log_start_offset
+            for key in added
+            if where == "committed" or (by_pattern and key[0] not in start.incarnations)
+        }
+        new = sorted(added - first.keys())
         if not new:
-            return {}
-        if self._options.selection.pattern is not None or where == "committed":
-            return {key: heads.partitions[key].log_start_offset for key in new}
+            return first
         if isinstance(where, ByTime) and not isinstance(where.at_ms, int):
-            where = replace(where, at_ms=_without(where.at_ms, start.incarnations))
+            where = replace(where, at_ms=_without(where.at_ms, start.positions))
         elif not isinstance(where, str | ByTime):
-            where = _without(where, start.incarnations)
+            where = _without(where, start.positions)
         found = resolve_where(
             self._cluster,
             new,
@@ -307,9 +321,7 @@ class StreamDriver:
             known=heads.incarnations,
         )
         others = {key[0] for key, one in found.items() if one.incarnation != heads.incarnations[key[0]]}
-        return {
-            key: one.position.offset for key, one in found.items() if key[0] not in others
-        }  # later, with newer heads
+        return first | {key: one.position.offset for key, one in found.items() if key[0] not in others}
 
     def _finish(self, it: advance.Step, heads: Heads) -> Offset:
         asked: list[tuple[Key, At]] = [
@@ -329,13 +341,13 @@ class StreamDriver:
             self._verified[key] = (it.incarnations[key[0]], heads.partitions[key].leader_epoch)
         return advance.finish(it, heads, epochs)
 
-    def _survived(self, start: Offset, heads: Heads) -> tuple[dict[Key, int], set[Key]]:
-        """Where partitions go on that lost records, and which of them cannot go on now.
+    def _survived(self, start: Offset, heads: Heads, added: Set[Key] = frozenset()) -> tuple[dict[Key, int], set[Key]]:
+        """Where partitions go on that lost records, and which of them cannot go on now; of others than `added`.
 
         Raises:
             LiftlogError: the loss, unless failOnDataLoss is false.
         """
-        found = advance.losses(start, heads, is_whole=self._options.selection.partitions is None)
+        found = advance.losses(start, heads, added=added)
         suspects = {
             key: at.offset
             for key, at in start.positions.items()
@@ -521,8 +533,12 @@ class StreamDriver:
         log.warning("source.streams_left_out streams=%s note=their positions are kept", ",".join(left_out))
 
 
-def _without(places: ByPartition, streams: Container[str]) -> ByPartition:
-    return {stream: found for stream, found in places.items() if stream not in streams}
+def _without(places: ByPartition, positions: Container[Key]) -> ByPartition:
+    left = {
+        stream: {partition: at for partition, at in found.items() if (stream, partition) not in positions}
+        for stream, found in places.items()
+    }
+    return {stream: found for stream, found in left.items() if found}
 
 
 def _bounds(start: Offset | None, end: Offset) -> dict[Key, tuple[int, int]]:

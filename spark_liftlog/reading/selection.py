@@ -40,6 +40,10 @@ class Selection:
         only = None if self.partitions is None else self.partitions.get(key[0])
         return only is None or key[1] in only
 
+    def is_whole(self, stream: str) -> bool:
+        """Whether all partitions of a stream that is read are read, whatever their number."""
+        return stream not in (self.partitions or {})
+
     def of(self, heads: Heads) -> Heads:
         """The heads of what is read."""
         if self.pattern is None and self.partitions is None:

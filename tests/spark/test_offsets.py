@@ -125,6 +125,54 @@ def test_an_option_that_names_an_offset_beyond_the_log_is_an_error_or_the_neares
         assert rows_of(reader, end, later) == records(stream, (0, 2, 3), (1, 2, 3), (2, 2, 3))
 
 
+def test_partitions_that_are_named_later_begin_where_the_options_say(stream: Stream) -> None:
+    """As streams that are added. Seen before: at the log's start, whatever `startingOffsets` says."""
+
+    def only(*numbers: int, **options: str) -> dict[str, str]:
+        return {"partitions": json.dumps({stream.name: numbers}), **options}
+
+    def offsets(**places: int) -> str:
+        return json.dumps({stream.name: {name.removeprefix("p"): at for name, at in places.items()}})
+
+    stream.append(4)
+    with reading(stream.address, **only(0, startingOffsets="earliest")) as reader:
+        one = latest(reader)
+    with reading(stream.address, **only(0, 1)) as reader:
+        two = latest(reader, one)
+        assert rows_of(reader, one, two) == [], "latest is the default"
+        stream.append(2)
+        three = eventually(lambda: _holds(latest(reader, two), 6 + 6), what="both go on")
+        assert rows_of(reader, two, three) == records(stream, (0, 4, 6), (1, 4, 6))
+    for where, begin in (("earliest", 0), (offsets(p0=1, p1=3), 3)):
+        with reading(stream.address, **only(0, 1, startingOffsets=where)) as reader:
+            two = latest(reader, one)
+            assert rows_of(reader, one, two) == records(stream, (0, 4, 6), (1, begin, 6))
+    stream.client.trim(stream.name, before=2, partitions=[1])
+    gone = only(0, 1, startingOffsets=offsets(p0=0, p1=1))
+    says = "LIFTLOG_OFFSET_OUT_OF_RANGE: .*partition 1 has no offset 1; valid offsets are 2 to 6"
+    with reading(stream.address, **gone) as reader, pytest.raises(LiftlogSparkError, match=says):
+        latest(reader, one)
+    with reading(stream.address, **gone, failOnDataLoss="false") as reader:
+        assert rows_of(reader, one, latest(reader, one)) == records(stream, (0, 4, 6), (1, 2, 6))
+    with reading(stream.address, stream=stream.name) as reader, pytest.raises(LiftlogSparkError, match="_EXPIRED"):
+        latest(reader, one)
+
+
+def test_a_stream_that_is_read_whole_beside_one_that_is_not_loses_nothing_in_silence(client: Client) -> None:
+    """Seen before: `partitions` for one stream, and no other's added partition was looked at."""
+    some, whole = (Stream.create(client, f"beside-{name}", partitions=2) for name in ("some", "whole"))
+    options = {"streams": f"{some.name},{whole.name}", "partitions": json.dumps({some.name: [0]})}
+    with reading(some.address, **options, startingOffsets="earliest") as reader:
+        start = latest(reader)
+    client.add_partitions(whole.name, 3)
+    whole.counts.append(0)
+    whole.append(9, partitions=[2])
+    client.trim(whole.name, before=6, partitions=[2])
+    says = "LIFTLOG_RECORDS_EXPIRED: .*partition 2: records 0 to 5 "
+    with reading(some.address, **options) as reader, pytest.raises(LiftlogSparkError, match=says):
+        latest(reader, start)
+
+
 def test_a_time_is_a_place_to_begin(stream: Stream) -> None:
     stream.append(3)
     time.sleep(0.002)  # the next record must be of another millisecond

@@ -227,4 +227,4 @@ def test_the_beginning_of_an_added_partition_that_retention_took_is_a_loss() -> 
     assert isinstance(found["s", 1].error, RecordsExpired)
     assert found["s", 1].resume == 30
     assert "records 0 to 29" in str(found["s", 1].error)
-    assert losses(start_at({0: (10, 1)}), heads_of({0: (0, 10, 1), 1: (30, 40, 1)}), is_whole=False) == {}
+    assert losses(start_at({0: (10, 1)}), heads_of({0: (0, 10, 1), 1: (30, 40, 1)}), added={("s", 1)}) == {}
