@@ -139,6 +139,24 @@ def test_all_restart_and_nothing_is_lost(tmp_path: Path) -> None:
             assert len(plane.service.read(timeout_s=30).producers) == 20
 
 
+def test_another_list_of_voters_changes_no_votes_and_names_that_nobody_knows_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once the group is formed, the list is where a broker asks for others."""
+    with Brokers(tmp_path, "abcx") as brokers:
+        brokers.named = brokers.named[:3]
+        brokers.begin_all("abc")
+        assert "cluster.voters_unknown" not in caplog.text
+        brokers.end("c")
+        at = {name: f"127.0.0.1:{port}" for name, port in brokers.ports.items()}
+        plane = brokers.planes["c"] = brokers.make("c", named=tuple((name, at[name]) for name in "xcb"))
+        plane.start()
+        plane.register(Addresses(http="c:1", grpc="c:2"))
+        until(plane.has_session, "it has a session")
+        assert "cluster.voters_unknown voters=x" in caplog.text
+        assert brokers.voters("c") == brokers.voters("a") == set("abc")
+
+
 def test_a_removed_broker_is_refused_and_loses_its_vote(tmp_path: Path) -> None:
     with Brokers(tmp_path, "abcd", named="abc") as brokers:
         brokers.begin_all("abc")

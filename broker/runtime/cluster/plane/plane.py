@@ -131,6 +131,15 @@ class Plane:
         self.service.subscribe(lambda: self._heart.applied(self.service.catalog))
         self._until_done("the catalog", lambda: self.service.read())
         log.info("cluster.entered id=%s group=%s", entered.member.node_id, entered.member.group)
+        self._name_unknown()
+
+    def _name_unknown(self) -> None:
+        """Once the group is formed `cluster.voters` says where others are asked for, and no more. A name in it that the
+        cluster does not know is misspelt, or of a broker that was removed."""
+        with suppress(LiftlogError):
+            known = {*self.service.catalog.brokers, *(each["broker_id"] for each in self.status()["voters"])}
+            if unknown := sorted({name for name, _ in self.identity.named} - known):
+                log.warning("cluster.voters_unknown voters=%s", ",".join(unknown))
 
     def _open(self, entered: Entered) -> RaftNode:
         conf = configuration(secret=self.identity.secret, bind=self.identity.bind, **self._options)
