@@ -1,6 +1,6 @@
-"""Goal: a broker that stops keeps nobody waiting, however long its own end takes.
+"""Goal: a broker that stops keeps nobody waiting, however long its own end takes, and takes nothing along.
 
-Method: three real brokers whose stop can be held at a point (`support/stopping_broker`).
+Method: three real brokers whose stop can be held at a point, or whose followers are slow (`support/stopping_broker`).
 """
 
 from __future__ import annotations
@@ -63,3 +63,21 @@ def test_new_leaders_acknowledge_while_the_former_one_closes_its_logs(tmp_path: 
         assert stopping.popen.poll() is None, "it still closes its logs"
         (tmp_path / "gate").touch()
         assert stopping.popen.wait(WAIT_S) == 0
+
+
+def test_what_is_acknowledged_by_the_leader_alone_outlives_its_stop(tmp_path: Path) -> None:
+    """Its followers lag when it is asked to stop."""
+    with stoppable(tmp_path, "--slow-s", "0.3") as cluster:
+        with cluster.client(deadline_s=60.0) as client:
+            client.create_stream("s", partitions=PARTITIONS, replication_factor=3, acks="leader")
+            for partition in range(PARTITIONS):
+                cluster.in_sync("s", 3, partition)
+            for partition in range(PARTITIONS):
+                store(client, "s", partition, [{"value": b"x"}])
+        others = stop(cluster, cluster.leader("s"))
+
+        def found() -> list[int]:
+            return sorted(client.read("s").to_table().column("partition").to_pylist())
+
+        with cluster.client(*others, deadline_s=60.0) as client:  # those led by the others are committed by and by
+            eventually(lambda: found() == [*range(PARTITIONS)], what="all records")

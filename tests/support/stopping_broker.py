@@ -1,10 +1,12 @@
-"""A broker whose stop can be looked at closely: `python -m tests.support.stopping_broker --gate FILE`.
+"""A broker whose stop can be looked at closely: `python -m tests.support.stopping_broker [--gate FILE] [--slow-s S]`.
 
 Configured by the environment, as `liftlog broker`. As a leader it drops no follower for being slow, so whoever waits
 for one waits for good.
 
-When it stops it closes the logs of all replicas, and is not done before the file is there: one more log,
-of a disk that is busy.
+- With a gate it closes the logs of all replicas when it stops, and is not done before the file is there: one more log,
+  of a disk that is busy.
+- If it is slow, it takes that long over each answer of a leader that has records. As a leader that hands over it has
+  all the time for its followers that a test may need.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from broker.cli.main import main as liftlog
 from broker.replication.leader import Leader
+from broker.runtime.cluster import broker as broker_module
+from broker.runtime.cluster.link.following import Following
 from broker.runtime.cluster.replicas import Replicas
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.stopping_broker")
-    parser.add_argument("--gate", type=Path, required=True)
+    parser.add_argument("--gate", type=Path)
+    parser.add_argument("--slow-s", type=float, default=0.0)
     given = parser.parse_args()
     assert Leader.__init__.__kwdefaults__ is not None
     Leader.__init__.__kwdefaults__["replica_lag_ms_max"] = 3_600_000
-    hold_closing(given.gate)
+    if given.gate is not None:
+        hold_closing(given.gate)
+    if given.slow_s:
+        slow_down(given.slow_s)
     sys.argv = ["liftlog", "broker"]
     liftlog()
 
@@ -41,6 +50,18 @@ def hold_closing(gate: Path) -> None:
         stop(self)
 
     Replicas.stop = held  # type: ignore[method-assign]
+
+
+def slow_down(slow_s: float) -> None:
+    arrived = Following.arrived
+
+    def late(self: Following, answer: Any, data: bytes) -> None:
+        if data:
+            time.sleep(slow_s)
+        arrived(self, answer, data)
+
+    Following.arrived = late  # type: ignore[method-assign]
+    broker_module.CATCH_UP_S = 60.0  # type: ignore[misc]
 
 
 if __name__ == "__main__":

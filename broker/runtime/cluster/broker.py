@@ -65,6 +65,8 @@ LOOKING: Final = 2
 """Names that nobody knows are looked for by so many at a time."""
 STATUS_S: Final = 0.5
 """So long /metrics waits for the Raft thread."""
+CATCH_UP_S: Final = 0.3
+"""So long a broker that stops takes nothing more and leads on, until its followers have what it took."""
 WORKERS: Final = 8
 COMMANDS: Final = 16
 """Questions to the catalog that may be under way at the same time; each may take as long as the controller does."""
@@ -215,6 +217,7 @@ class ClusterBroker(Assembled):
     async def stop(self) -> None:
         """Hand over, then as every broker."""
         if self._started:
+            await asyncio.to_thread(self._replicas.hand_over, CATCH_UP_S)
             await asyncio.to_thread(self._plane.hand_over)
             self._replicas.leave()
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.sinks.end_asking(), self._dataplane.loop))

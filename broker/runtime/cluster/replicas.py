@@ -21,12 +21,14 @@ G9  A leader of a stream that is about to have more partitions confirms that it 
 G10  While a broker stops, the end of its session is the end of what it leads: who waits for an ack is told at once that
     it is not known. No other broker may be there whose answer could be waited for.
 G11  While the catalog is rescued, this broker reports what was found, until the catalog shows that it has.
+G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -154,6 +156,12 @@ class Replicas:
                 opened.close(clean=True)
             except (LiftlogError, OSError) as error:
                 log.info("partition.close_failed partition=%s error=%s", opened.folder, error)
+
+    def hand_over(self, timeout_s: float) -> None:
+        """The broker is about to give its leaderships away (G12). Returns when all are in sync, or after a while."""
+        end_s = time.monotonic() + timeout_s
+        while sum(not partition.hands_over() for partition in self.partitions()) and time.monotonic() < end_s:
+            time.sleep(0.005)
 
     def leave(self) -> None:
         """The broker is about to stop: see G10."""

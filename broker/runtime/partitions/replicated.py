@@ -21,6 +21,8 @@ P17  While its stream is about to count by another number it takes nothing that 
     when all that it took before is committed and was answered, so that nobody is told that it is not known.
 P18  Who tells it the time does so to all partitions of this broker: he waits `TICK_WAIT_S` for an append that is at the
     disk, and comes again. The appends under way at any time are few, so that is all that they cost the others.
+P19  Before it hands over because its broker stops it takes nothing more, so that whoever leads next soon has all that
+    was acknowledged, also under `leader`. Where nobody else is in sync it goes on: there is nobody to hand over to.
 """
 
 from __future__ import annotations
@@ -110,6 +112,7 @@ class ReplicatedPartition(Partition):
         replica.may_let_go = lambda: self.serves
         self.leader_at: str | None = None
         self._served_epoch = self._least_epoch = -1
+        self._handed_epoch = -1  # P19
         self._has_session = has_session
         self._stopping = Stopping()
         self._held: list[Held] = []
@@ -163,6 +166,15 @@ class ReplicatedPartition(Partition):
         self.step(Deposed())
         self.release()
         self.replica.note_change()
+
+    def hands_over(self) -> bool:
+        """Take nothing more in this leadership (P19). Returns whether who is in sync has all that was taken."""
+        core = self._core
+        in_sync = core.in_sync
+        if not self.leads or in_sync is None or len(in_sync.members) < 2:
+            return True
+        self._handed_epoch = core.epoch
+        return self._state.high_watermark >= self._state.log_end_offset
 
     def isr_answered(self, state: PartitionState, request: int | None = None) -> None:
         """What the catalog says of the in-sync replicas, by itself, or as an answer to `AskIsr`."""
@@ -309,6 +321,8 @@ class ReplicatedPartition(Partition):
             raise NotLeader(f"{self}: leader epoch {self._core.epoch} is over", **self._whereabouts())
         if self._served_epoch != self._core.epoch:
             raise NotReady(f"{self}: this broker has just begun to lead, and does not take in messages yet")
+        if self._handed_epoch == self._core.epoch:
+            raise NotReady(f"{self}: this broker stops, and another one leads in a moment")
         if self.partition >= (count := self._info.settings.partitions):
             raise NotReady(
                 f"{self}: it is being added, and until every leader knows of it there are {count} partitions"

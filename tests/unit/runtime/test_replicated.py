@@ -234,6 +234,32 @@ def test_a_follower_that_is_silent_is_asked_out(led: Led) -> None:
     assert asked.remove == "c"
 
 
+def test_who_is_about_to_hand_over_takes_nothing_more_until_it_leads_anew(led: Led) -> None:
+    """P19: what was acknowledged under `leader` is with the others then."""
+    told = append(led, acks=Acks.LEADER)
+    assert told.outcome is not None
+    assert not led.partition.hands_over()
+    with pytest.raises(NotReady, match="this broker stops"):
+        append(led)
+    led.follow(1, "b")
+    assert not led.partition.hands_over(), "anybody who is in sync may be elected"
+    led.follow(1, "c")
+    assert led.partition.hands_over()
+    led.state = replace(led.state, leader_epoch=3)
+    led.partition.lead(3, led.state)
+    led.partition.serve(3)
+    append(led)
+    assert led.partition.log.log_end_offset == 2
+
+
+def test_who_has_nobody_to_hand_over_to_goes_on(led: Led) -> None:
+    led.state = replace(led.state, isr=("a",), min_insync_replicas=1, leader_epoch=3)
+    led.partition.lead(3, led.state)
+    led.partition.serve(3)
+    assert led.partition.hands_over()
+    assert append(led).outcome == 1
+
+
 def test_who_tells_the_time_does_not_wait_for_an_append_at_the_disk(led: Led) -> None:
     """P18: all partitions of a broker are told by one thread. What waits for a session needs no lock to be told."""
     partition = led.partition
