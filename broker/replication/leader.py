@@ -10,7 +10,8 @@ that counts:
                           ^ high watermark 5: readers may have [0, 5)
 
 Who waits for `LEADER` is told once the record is durable on the leader, who waits for `ALL` once the high watermark is
-past it. With one replica both are the same moment. With `fsync = interval` read "appended" for "durable" on the leader.
+past it. With one replica both are the same moment. With `fsync = interval` read "appended" for "durable" on a leader
+that is the only replica; beside others each batch is fsynced (L12).
 
 L1  Within an epoch the high watermark never moves back.
 L2  It is the end of a commit group, at or above the start of the epoch, and at most the durable end of the leader, of
@@ -29,6 +30,8 @@ L10  A batch goes over as it is stored, whole. Whose log ends within one is told
     or of the last ISR is: joined is only what is below the high watermark, and they hold all of that.
 L11  A state file that is offered tells of all below the start of this leadership. What a follower has copied before may
     have been written anew by an earlier leader: its own files told of what had gone there, an older one here does not.
+L12  Where there are others, each batch is fsynced on the leader whatever the settings say: nobody else's clock would do
+    it. A log that is synced by intervals gets replicas while it moves to another broker.
 
 The caller's duties:
 
@@ -132,6 +135,7 @@ class Leader:
         high_watermark, durable_end, log_end: As far as the core was told.
         generation: See `events`.
         is_syncing: A `Sync` is not answered yet.
+        fsync_each_batch: Nothing counts on this broker before it is fsynced.
         is_failed: A sync has failed, and the log has not recovered: nothing but what is durable counts.
     """
 
@@ -144,7 +148,7 @@ class Leader:
         self.is_syncing = self.is_failed = False
         self.min_insync_replicas = 1
         self._has_minimum = False  # of a state (L8)
-        self.fsync_each_batch = True
+        self.fsync_each_batch = self._wants_each_batch = True
         self.fsync_interval_ms = 0
         self.in_sync: InSync | None = None  # None: this replica is the only one
         self.trims = Trims(0)
@@ -320,6 +324,7 @@ class Leader:
         self._has_minimum = False
         self._minimum(event.min_insync_replicas)
         self.in_sync = None if len(event.replicas) == 1 else InSync(self.me, event, self._requests)
+        self.fsync_each_batch = self._wants_each_batch or self.in_sync is not None  # L12
         self.trims = Trims(event.log_start)
         return (*effects, *self._advance(), WAKE, *self._begin_sync())
 
@@ -338,7 +343,8 @@ class Leader:
     def _altered(self, event: Altered) -> tuple[Effect, ...]:
         if not self._has_minimum:
             self.min_insync_replicas = event.min_insync_replicas
-        self.fsync_each_batch = event.fsync_each_batch
+        self._wants_each_batch = event.fsync_each_batch
+        self.fsync_each_batch = event.fsync_each_batch or self.in_sync is not None  # L12
         self.fsync_interval_ms = event.fsync_interval_ms
         if self.role is not Role.LEADING:
             return NOTHING
