@@ -7,6 +7,8 @@ O1  The table is read anew for each leadership, from all that was committed befo
 O2  A commit is appended in the leadership whose table was read, or refused (`leader.P6`).
 O3  A table that passed over damage is not used where others have what is lost (`committed.W3`): an offset that was
     committed would go back.
+O4  The log is read by one thread for each leadership, and a table is replaced by one of a later leadership only: what
+    was committed since it was read stands in it alone.
 """
 
 from __future__ import annotations
@@ -61,6 +63,9 @@ class PlacedConsumers:
         if present is not None and present.at == at:
             return present
         with self._lock:
+            present = self._present
+            if present is not None and present.at == at:  # since a moment ago
+                return present
             is_asked = self._reading == at
             self._reading = at
         if not is_asked:
@@ -72,12 +77,17 @@ class PlacedConsumers:
             if partition.end is not None:
                 found = Consumers(partition, leader_epoch=leader_epoch)
                 check_whole(partition)
-                self._present = found
+                with self._lock:
+                    if self._reading != (partition, leader_epoch):  # another leadership has begun (O4)
+                        return
+                    self._present, self._reading = found, None
                 log.info("offsets.read partition=%s epoch=%d", partition, leader_epoch)
         except (LiftlogError, OSError) as error:
             log.warning("offsets.not_read partition=%s error=%s", partition, error)
         finally:
-            self._reading = None
+            with self._lock:
+                if self._reading == (partition, leader_epoch):
+                    self._reading = None
 
     def consumers(self) -> list[str]:
         """As `OffsetsView`."""
