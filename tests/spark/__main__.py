@@ -20,8 +20,16 @@ from examples import flights
 from tests.spark.kills import Rounds
 
 KINDS = {
-    1: ("before", "after", "driver", "worker", "broker", "executor"),
-    3: ("before+broker", "after+broker", "driver+broker", "worker+broker", "broker", "executor+broker"),
+    1: ("before", "after", "driver", "worker", "broker", "checkpoint", "executor"),
+    3: (
+        "before+broker",
+        "after+broker",
+        "driver+broker",
+        "worker+broker",
+        "broker",
+        "checkpoint+broker",
+        "executor+broker",
+    ),
 }
 """By the number of brokers. The last one needs executors of their own."""
 
@@ -49,7 +57,7 @@ def main() -> None:
         told = rounds.run(kills, frame)
     print(
         f"seed {given.seed}: {given.rounds} rounds on {given.master}, killed {dict(sorted(told.items()))},"
-        f" {len(frame)} flights, each once, {rounds.stalls} minutes without progress,"
+        f" {len(frame)} flights, each once but for lost checkpoints, {rounds.stalls} minutes without progress,"
         f" {time.monotonic() - began_s:.0f} s"
     )
 

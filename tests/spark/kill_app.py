@@ -1,6 +1,6 @@
 """The job that is killed: a stream into another, through a shuffle that places rows elsewhere each time.
 
-    python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch>
+    python -m tests.spark.kill_app <broker> <folder> <master> once|follow <rows of a batch> earliest|committed
 
 Its sink is the real one, with two places where it can be told to kill the driver: a file `kill` in the folder says
 `before` (rows are staged, nothing is committed) or `after` (the sink has committed, Spark has not written that down),
@@ -30,7 +30,7 @@ from spark_liftlog.writing.writer import LiftlogStreamWriter
 from tests.spark.standalone import SETTINGS
 
 FOLDER = "LIFTLOG_TEST_FOLDER"
-SOURCE, SINK = "kills-source", "kills-sink"
+SOURCE, SINK, CONSUMER = "kills-source", "kills-sink", "kills"
 
 
 class KillableWriter(LiftlogStreamWriter):
@@ -65,8 +65,8 @@ def _kill_if(moment: str) -> None:
             os.kill(victim, signal.SIGKILL)
 
 
-def main(broker: str, folder: str, master: str, mode: str, rows_max: str) -> None:
-    """Run until there is nothing left (`once`), or until killed."""
+def main(broker: str, folder: str, master: str, mode: str, rows_max: str, starting: str) -> None:
+    """Run until there is nothing left (`once`), or until killed. `starting` counts where there is no checkpoint."""
     os.environ[FOLDER] = folder
     os.environ["PYSPARK_PYTHON"] = sys.executable
     on_cluster = master.startswith("spark://")
@@ -84,8 +84,9 @@ def main(broker: str, folder: str, master: str, mode: str, rows_max: str) -> Non
     spark.sparkContext.setLogLevel("ERROR")
     Path(folder, "jvm").write_text(str(spark._jvm.java.lang.ProcessHandle.current().pid()))
     spark.dataSource.register(KillableSource)
-    options = {"brokers": broker, "stream": SOURCE, "startingOffsets": "earliest", "maxOffsetsPerTrigger": rows_max}
-    rows = spark.readStream.format("liftlog").options(**options).load().repartition(2, F.rand())
+    options = {"brokers": broker, "stream": SOURCE, "consumer": CONSUMER, "maxOffsetsPerTrigger": rows_max}
+    source = spark.readStream.format("liftlog").options(**options, startingOffsets=starting)
+    rows = source.load().repartition(2, F.rand())
     rows = rows.select("key", "subject", "value")
     if on_cluster:
         rows = rows.mapInArrow(dawdling, rows.schema)

@@ -9,6 +9,9 @@ Who is killed, with SIGKILL: the driver between stage and commit (`before`), bet
 checkpoint, as a person would. Of three brokers one dies that leads something of the job, and comes back when the job
 has gone on without it, or has ended.
 
+Of the kind `checkpoint` the driver is killed, and its checkpoint is lost, too. The job is started with a new one, and
+goes on where its progress was published: it may write again what it had read from there on, and nothing before.
+
 On a standalone cluster (standalone.py) some tasks dawdle, and Spark runs them twice at once. A wait without progress
 for a minute writes down what every process does (`stalls.log` in the folder).
 """
@@ -17,12 +20,13 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +35,12 @@ import pandas as pd
 
 from broker.api.errors import LiftlogError
 from broker.client.client import Client
-from tests.spark.kill_app import SINK, SOURCE
+from tests.spark.kill_app import CONSUMER, SINK, SOURCE
 from tests.spark.kill_brokers import PARTITIONS, Brokers
 from tests.spark.kill_flights import Flights
 from tests.spark.stalls import descendants, stacks
 from tests.spark.standalone import Standalone
+from tests.spark.streams import published
 from tests.support.clusters import store
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +69,7 @@ class Rounds:
     brokers: Brokers = field(init=False)
     flights: Flights | None = None
     job: subprocess.Popen[bytes] | None = None
+    lost: list[Mapping[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.brokers = Brokers(self.folder / "brokers", self.broker_count, self.luck)
@@ -88,20 +94,20 @@ class Rounds:
                     self._round(client, kill)
                 except AssertionError as error:
                     raise AssertionError(f"{kill}, after {dict(self.told)}: {error}\n{self._output()}") from error
-                self.flights.check(client.read(SINK).to_table())  # at any time: none is there twice
+                self.flights.check(client.read(SINK).to_table(), self.lost)  # at any time: none is there twice
             self._append(client)
             self._end()
             job = self._start("once", "local[2]")
             self._wait(lambda: job.poll() is not None, "the last run ends")
             assert job.returncode == 0, self._output()
-            for stream in (SOURCE, SINK):
-                count = self.flights.check(client.read(stream).to_table())
+            for stream, lost in ((SOURCE, []), (SINK, self.lost)):
+                count = self.flights.check(client.read(stream).to_table(), lost)
                 assert count == len(frame), f"{stream}: {len(frame) - count} flights are missing"
         return self.told
 
     def _round(self, client: Client, kill: str) -> None:
         self._append(client)
-        before = _last_batch(client)
+        before = _batches(client)
         at_commit = kill.startswith(AT_COMMIT)
         whom, _, with_broker = kill.partition("+")
         if at_commit:  # at its next commit, of a batch that may be a replay
@@ -117,6 +123,8 @@ class Rounds:
                 self.told[kill] += 1
                 return
             self._wait(lambda: self._has_begun(client, before), "the job commits")
+            if whom == "checkpoint":
+                self._wait(lambda: bool(published(client, CONSUMER, SOURCE)), "progress is published")
             self._append(client)
             victims = [self.brokers.victim()] if "broker" in kill else []
             time.sleep(self.luck.uniform(0, 1.5))  # the moment is what is tried out
@@ -128,9 +136,13 @@ class Rounds:
             self.told[kill] += len(victims) == len(kill.split("+"))
             if self.brokers.is_alone and "broker" in kill:
                 self.brokers.revive()
-            seen = _last_batch(client)
+            seen = _batches(client)
             self._append(client)  # after a kill that it survives the job goes on; otherwise it ends
-            self._wait(lambda: self._has_ended() or _last_batch(client) > seen, "it goes on, or ends")
+            self._wait(lambda: self._has_ended() or _batches(client) > seen, "it goes on, or ends")
+            if whom == "checkpoint":
+                self._wait(self._has_ended, "its driver is gone")
+                self.lost.append(published(client, CONSUMER, SOURCE))
+                shutil.rmtree(self.folder / "checkpoint")
         finally:
             if "broker" in kill and (at_commit or not self.brokers.is_alone):
                 self.brokers.revive()
@@ -138,7 +150,7 @@ class Rounds:
     def _one_of(self, whom: str) -> list[int]:
         """The pid of the driver, of a worker or of an executor; none if there is none at the moment."""
         jvm = int(self.folder.joinpath("jvm").read_text())
-        if whom == "driver":
+        if whom in ("driver", "checkpoint"):
             return [jvm]
         roots = [jvm, *(self.cluster.pids if self.cluster else [])]
         found = [pid for root in roots for pid in descendants(root, _COMMANDS[whom])]
@@ -173,7 +185,7 @@ class Rounds:
 
     def _has_begun(self, client: Client, before: int) -> bool:
         assert not self._has_ended(), self._output()
-        return _last_batch(client) > before
+        return _batches(client) > before
 
     def _has_ended(self) -> bool:
         """And whatever it had started, too."""
@@ -199,7 +211,8 @@ class Rounds:
         assert self.flights is not None
         self.folder.joinpath("jvm").unlink(missing_ok=True)
         rows_max = str(max(1, self.flights.share * 2 // 3))  # several batches each time
-        given = [self.brokers.addresses, str(self.folder), master, mode, rows_max]
+        starting = "committed" if self.lost else "earliest"
+        given = [self.brokers.addresses, str(self.folder), master, mode, rows_max, starting]
         with self.folder.joinpath("job.log").open("ab") as log:
             self.job = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.kill_app", *given],
@@ -218,8 +231,8 @@ class Rounds:
 _COMMANDS = {"worker": "pyspark.daemon", "executor": "CoarseGrainedExecutorBackend"}
 
 
-def _last_batch(client: Client) -> int:
-    """Of the sink; -1 before its first, or while nobody answers."""
+def _batches(client: Client) -> int:
+    """So many were committed, for all checkpoints together; 0 while nobody answers."""
     with suppress(LiftlogError):
-        return max((sink.last.batch_id for sink in client.sinks() if sink.last is not None), default=-1)
-    return -1
+        return sum(sink.last.batch_id + 1 for sink in client.sinks() if sink.last is not None)
+    return 0
