@@ -66,23 +66,31 @@ def test_the_history_stays_whatever_comes_of_a_run(
 
 
 def rows(*offsets: int, value: str = "x") -> pa.Table:
-    return pa.table({"offset": pa.array(offsets, pa.int64()), "value": [value] * len(offsets)})
+    return pa.table({"offset": pa.array(offsets, pa.int64()), "value": pa.array([value] * len(offsets), pa.string())})
 
 
 def test_replicas_that_differ_are_found() -> None:
-    chaos.compare_rows(rows(0, 1, 2, 3), rows(2, 3), is_compacted=False, what="the first segment is gone")
-    chaos.compare_rows(rows(0, 2, 3), rows(1, 3), is_compacted=True, what="compacted")
-    for one, other, is_compacted in (
-        (rows(0, 1, 2), rows(0, 1), False),
-        (rows(0, 1, 2), rows(), False),
-        (rows(0, 2), rows(0, 1, 2), False),
-        (rows(0, 1), rows(0, 1, value="y"), False),
-        (rows(0, 2, 3), rows(1, 3, value="y"), True),
+    chaos.compare_rows(rows(0, 1, 2, 3), rows(2, 3), begin=2, is_compacted=False, what="the first segment is gone")
+    chaos.compare_rows(rows(0, 1, 2), rows(), begin=3, is_compacted=False, what="all is gone")
+    chaos.compare_rows(rows(0, 2, 3), rows(1, 3), begin=0, is_compacted=True, what="compacted")
+    for one, other, begin, is_compacted in (
+        (rows(0, 1, 2), rows(0, 1), 0, False),
+        (rows(0, 1, 2), rows(), 0, False),
+        (rows(0, 1, 2), rows(2), 1, False),
+        (rows(0, 2), rows(0, 1, 2), 0, False),
+        (rows(0, 1), rows(0, 1, value="y"), 0, False),
+        (rows(0, 2, 3), rows(1, 3, value="y"), 0, True),
     ):
         with pytest.raises(AssertionError, match="differ"):
-            chaos.compare_rows(one, other, is_compacted, "D3")
+            chaos.compare_rows(one, other, begin, is_compacted, "D3")
         with pytest.raises(AssertionError, match="differ"):
-            chaos.compare_rows(other, one, is_compacted, "D3")
+            chaos.compare_rows(other, one, begin, is_compacted, "D3")
+
+
+def test_a_replica_without_records_begins_where_its_segment_does(tmp_path: Path) -> None:
+    """A log of stages that was trimmed to its end, by who led it (seed 12)."""
+    (tmp_path / "00000000000000000239.arrows").touch()
+    assert chaos.begin_of(tmp_path) == 239
 
 
 class Going:
