@@ -21,7 +21,8 @@ L4  After a failed fsync, a recovery, the end of the leadership or of the partit
 L5  One sync at a time. What a sync of an earlier generation says is not minded.
 L6  With several replicas a failed fsync ends the leadership: nobody may count on a log whose pages may be gone.
 L7  What a follower says counts only if it names this epoch and its latest incarnation, and if the record before its
-    fetch offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges.
+    fetch offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges. An empty log that
+    begins above this one and does not know whose the record before was may have it from somebody who is given up.
 L8  How many must be in sync is what the state says that names the members. What settings say counts only in a
     leadership whose state says nothing: settings are altered at another time than members are.
 L9  A tombstone may go below the least mark of compaction of all that are assigned: this log's own, and what each other
@@ -360,7 +361,8 @@ class Leader:
         effects: list[Effect] = []
         epoch, incarnation = self.epoch, fetch.incarnation
         is_minded = fetch.epoch == epoch and in_sync.admits(fetch.follower, incarnation)
-        is_empty = fetch.offset == fetch.log_start or fetch.offset == event.log_start
+        agrees_on_less = fetch.last_epoch >= 0 or fetch.follower in in_sync.members  # L7
+        is_empty = (fetch.offset == fetch.log_start and agrees_on_less) or fetch.offset == event.log_start
         if not is_minded or not 0 <= fetch.durable_end <= fetch.offset:
             answer = Fenced(epoch=epoch, incarnation=incarnation)
         elif fetch.offset < event.log_start:
