@@ -149,7 +149,7 @@ class Leading(Held):
             if not self.leads or log is None or message.epoch != self.leader.epoch:
                 del self._parked[to]
                 continue
-            news = self.leader.high_watermark, log.log_start_offset
+            news = self.leader.high_watermark, log.kept_start_offset
             if self.is_damaged and not timed_out:
                 continue
             if timed_out and self.world.now_ms - since >= POLL_MS:

@@ -6,6 +6,7 @@ Method: the real log on the fake disk, led in epoch 2 with `b` and `c` in sync; 
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from broker.api.errors import StorageFailed
 from broker.api.stream import settings_from
 from broker.replication.events import Deposed, Send
 from broker.replication.messages import Fenced, Fetch, Records
@@ -174,6 +176,23 @@ def test_another_log_start_waits_for_nothing(led: Leader, monkeypatch: pytest.Mo
     led.partition.log.trim(1)
     led.answering.on_news()
     assert [(answer.high_watermark, answer.log_start) for answer, _ in b.said()] == [(1, 1)]
+
+
+def test_a_log_start_that_no_checkpoint_says_yet_is_no_news(led: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash would undo it."""
+    b, _ = committed(led)
+    log = led.partition.log
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "made to refuse")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(log.disk), "replace_file", refuses)
+        with pytest.raises(StorageFailed):
+            log.trim(1)
+    assert (log.log_start_offset, log.kept_start_offset) == (1, 0)
+    led.append()
+    assert [answer.log_start for answer, _ in b.said()] == [0]
 
 
 def test_bytes_go_once_for_an_offset_until_they_are_asked_for_after_a_while(led: Leader) -> None:

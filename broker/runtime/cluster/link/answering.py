@@ -288,7 +288,7 @@ class Answering:
         """Whether something is to be told now (Q1). Notes when a commit will be."""
         opened = self._log
         assert slot.records is not None
-        if slot.told is None or slot.told[1] != opened.log_start_offset or self._lacks(slot, slot.records, now_s):
+        if slot.told is None or slot.told[1] != opened.kept_start_offset or self._lacks(slot, slot.records, now_s):
             return True
         if slot.told[0] == opened.high_watermark:
             return False
@@ -373,7 +373,7 @@ class Answering:
                 if is_catching_up:
                     self._pace.take(len(data))
         epoch, high_watermark, _ = self._partition.leadership()  # Q2
-        news = high_watermark, opened.log_start_offset
+        news = high_watermark, opened.kept_start_offset  # a later start may be undone
         if epoch != records.epoch:
             self._done(slot, records)
             return []
