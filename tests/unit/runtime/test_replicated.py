@@ -17,8 +17,10 @@ import pytest
 
 from broker.api.errors import NotEnoughReplicas, NotLeader, NotReady, StorageFailed, UnknownStream
 from broker.api.stream import settings_from
+from broker.groups.offsets import ConsumerOffset
 from broker.replication.events import Acks, AskIsr, Effect, StepOut
 from broker.runtime.cluster.link.following import Following
+from broker.runtime.partitions.consumers import Consumers
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import Bookkeeping
 from broker.runtime.partitions.watch import ChangeHub
@@ -76,6 +78,27 @@ def test_an_ack_waits_for_the_followers_in_sync(led: Led) -> None:
     assert (waiter.outcome, led.partition.log.durable_end) == (None, 1)
     led.follow(1, "c")
     assert (waiter.outcome, led.partition.log.high_watermark) == (1, 1)
+
+
+def test_a_commit_of_offsets_waits_for_the_followers_in_sync(led: Led) -> None:
+    """A consumer that goes on from it elsewhere would find an older one."""
+    consumers = Consumers(led.partition, leader_epoch=2)
+
+    async def commits() -> None:
+        offset = ConsumerOffset(consumer="c", stream="s", partition=0, offset=7)
+        commit = asyncio.create_task(consumers.commit("c", [offset]))
+        while led.partition.log.log_end_offset == 0:
+            await asyncio.sleep(0.01)
+        led.partition.run_sync()
+        for name in ("b", "c"):
+            for _ in range(20):  # whoever was told here would be through
+                await asyncio.sleep(0)
+            assert (commit.done(), led.partition.log.durable_end, consumers.consumers()) == (False, 1, [])
+            led.follow(1, name)
+        await asyncio.wait_for(commit, 60)
+
+    asyncio.run(commits())
+    assert [each.offset for each in consumers.get("c")] == [7]
 
 
 def test_too_few_in_sync_is_an_error_at_once_and_ends_when_one_is_back(led: Led) -> None:
