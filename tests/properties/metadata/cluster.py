@@ -375,7 +375,10 @@ class Cluster:
             return
         holders = self.have_all[at]
         lost = self.lost_by(command, ok, at, before)
-        holders -= {lost}
+        is_sole = holders == {lost} and self.is_behind(command, at)  # P9: nobody has more, so it may lead
+        assert not is_sole or now.unclean_epoch > before.unclean_epoch, "P9"
+        if not is_sole:
+            holders -= {lost}
         if command["kind"] == "alter_isr" and "add" in command and at == (command["stream"], command["partition"]):
             member, *incarnation = command["add"]
             assert tuple(incarnation) == self.cluster.replica_incarnation(member, before), "W1"
@@ -433,9 +436,16 @@ class Cluster:
     def lost_by(self, command: Command, ok: dict[str, Any], at: Place, before: PartitionState) -> str | None:
         """Whose log of this partition is gone by a command."""
         if command["kind"] == "register_broker":
-            return None if at[1] in command["sound"].get(at[0], ()) else str(command["broker_id"])
+            is_whole = at[1] in command["sound"].get(at[0], ()) and not self.is_behind(command, at)
+            return None if is_whole else str(command["broker_id"])
         is_named = command["kind"] == "step_out" and any([*at] == each[:2] for each in ok["stepped_out"])
         return str(command["broker_id"]) if is_named and command["why"] != "fsync" else None
+
+    def is_behind(self, command: Command, at: Place) -> bool:
+        """Whether it registers a broker that lacks committed records at the end of a log which is there."""
+        is_registration = command["kind"] == "register_broker"
+        is_named = is_registration and at[1] in command.get("behind", {}).get(at[0], ())
+        return is_named and at[1] in command["sound"][at[0]]
 
     def finish(self) -> None:
         """W6."""
