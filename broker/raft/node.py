@@ -354,7 +354,8 @@ class RaftNode:
             self.catalog.judge(command)
         except LiftlogError:
             if not self.has_begun:
-                raise NotReady("the controller has just begun: it does not know all that was committed yet") from None
+                begun = "the controller has just begun: it does not know all that was committed yet"
+                raise NotReady(begun, again=True) from None
             raise
 
     def _change(self, command: Mapping[str, Any], tell: Done) -> None:

@@ -550,3 +550,4 @@ def test_who_has_just_been_elected_refuses_nothing_for_good() -> None:
     assert node.has_begun
     node.submit({"v": 1, "kind": "delete_stream", "name": "nobody"}, results.append)
     assert [each["error"]["reason"] for each in results] == ["not_ready", "unknown_stream"]
+    assert [each["error"].get("again", False) for each in results] == [True, False]
