@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from spark_liftlog.writing.run import QUERY_ID, RUN_ID, Written
 from spark_liftlog.writing.sink_options import sink_options
@@ -17,6 +17,8 @@ from spark_liftlog.writing.writer import LiftlogStreamWriter, LiftlogWriter
 from tests.spark.streams import Stream
 
 SCHEMA = StructType([StructField("value", BinaryType()), StructField("stream", StringType())])
+VALUES = StructType(SCHEMA.fields[:1])
+PLACED = StructType([*VALUES.fields, StructField("partition", IntegerType())])
 
 
 @contextmanager
@@ -37,6 +39,11 @@ def values(*texts: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": pa.array([text.encode() for text in texts], pa.binary())})
 
 
+def one_each(*texts: str) -> pa.RecordBatch:
+    """Rows of a frame with the columns value and partition: one row for each partition, from 0 on."""
+    return values(*texts).append_column("partition", pa.array(range(len(texts)), pa.int32()))
+
+
 class Query:
     """A streaming query's sink side: a run of it."""
 
@@ -47,6 +54,7 @@ class Query:
         query: str | None = None,
         run: str = "run-1",
         checkpoint: str | None = "/ck",
+        schema: StructType = VALUES,
         **options: str,
     ) -> None:
         self.target = target
@@ -54,7 +62,7 @@ class Query:
         self._options = {"brokers": target.address, "stream": target.name, **options}
         if checkpoint is not None:
             self._options["checkpointLocation"] = checkpoint
-        self._schema = StructType(SCHEMA.fields[:1])
+        self._schema = schema
 
     def writer(self) -> LiftlogStreamWriter:
         return LiftlogStreamWriter(sink_options(self._options, "stream"), self._schema, overwrite=False)
@@ -80,7 +88,7 @@ class Query:
 def job(target: Stream, **options: str) -> LiftlogWriter:
     """The writer of a `df.write`."""
     given: dict[str, Any] = {"brokers": target.address, "stream": target.name, **options}
-    return LiftlogWriter(sink_options(given, "batch"), StructType(SCHEMA.fields[:1]), overwrite=False)
+    return LiftlogWriter(sink_options(given, "batch"), VALUES, overwrite=False)
 
 
 def found(stream: Stream) -> list[str]:

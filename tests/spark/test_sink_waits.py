@@ -15,7 +15,7 @@ import pytest
 
 from broker.client.client import connect
 from spark_liftlog.errors import LiftlogSparkError
-from tests.spark.sink_tasks import Query, found, values
+from tests.spark.sink_tasks import PLACED, Query, found, one_each, values
 from tests.spark.streams import Stream
 from tests.spark.test_three_moves import DEADLINE_S, away, placed, wait_for_whole
 from tests.support.clusters import RealCluster
@@ -58,14 +58,14 @@ def test_a_partition_without_a_leader_is_waited_for_and_then_named(cluster: Real
     with cluster.client(deadline_s=DEADLINE_S) as client:
         stream = placed(client, "sink-headless", replicas=1)
         wait_for_whole(cluster, stream, 1)
-        Query(stream).batch(0, values("a", "b", "c"))
-        query = Query(stream, deliveryTimeoutMs="500")
+        Query(stream, schema=PLACED).batch(0, one_each("a", "b", "c"))
+        query = Query(stream, schema=PLACED, deliveryTimeoutMs="500")
         with (
             away(cluster, stream.name),
             pytest.raises(
                 LiftlogSparkError, match=r"LIFTLOG_(UNAVAILABLE|NOT_LEADER|NOT_READY): .*gave up after .* in 0\.5 s"
             ),
         ):
-            query.batch(1, values("d", "e", "f"))
-        Query(stream, run="run-2").batch(1, values("d", "e", "f"))
+            query.batch(1, one_each("d", "e", "f"))
+        Query(stream, run="run-2", schema=PLACED).batch(1, one_each("d", "e", "f"))
         assert found(stream) == ["a", "b", "c", "d", "e", "f"]

@@ -391,9 +391,9 @@ start with `invalid_setting`. While the broker runs, this happens at a limit:
 - A body over `http.body_bytes_max` is refused: `request_too_large`.
 - A connection beyond `http.connections_max` is refused: `overloaded`.
 - A request that stops half-way is cut: `request_timed_out`.
-- At `intake.pending_bytes_max` that is not fsynced, reading from NATS pauses. Where a partition waits
-  for its followers, as many bytes again may wait for those, of all partitions together; of one that
-  has as much as is left, more is refused: `overloaded`.
+- At `intake.pending_bytes_max` that is not fsynced, reading from NATS pauses. Where a partition
+  waits for its followers, as many bytes again may wait for those, of all partitions together; of
+  one that has as much as is left, more is refused: `overloaded`.
 - Beyond `sinks.stage_bytes_max`, staging is refused: `stages_full`. A stage or a commit over
   `sinks.group_bytes_max` is refused: `request_too_large`.
 
