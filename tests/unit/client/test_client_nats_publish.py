@@ -213,7 +213,10 @@ def test_an_answer_that_is_no_ack_is_counted_as_such(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("inside_a_loop", [False, True], ids=["plain", "notebook"])
 def test_ctrl_c_brings_the_report_so_far(cluster: Cluster, inside_a_loop: bool) -> None:
-    """The first two messages are answered, the others never; then the interrupt comes."""
+    """The first two messages are answered, the others never; then the interrupt comes.
+
+    The window has the fourth message wait for both answers: who has seen all five knows that they have come.
+    """
     seen = 0
 
     async def first_two(message: Msg) -> None:
@@ -227,7 +230,7 @@ def test_ctrl_c_brings_the_report_so_far(cluster: Cluster, inside_a_loop: bool) 
         os.kill(os.getpid(), signal.SIGINT)
 
     def plain() -> PublishReport:
-        return publish(cluster[0].url, "interrupted.test", [b"x"] * 5)
+        return publish(cluster[0].url, "interrupted.test", [b"x"] * 5, window=3)
 
     def notebook() -> PublishReport:
         async def cell() -> PublishReport:
