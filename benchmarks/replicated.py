@@ -1,10 +1,12 @@
 """Three brokers, three replicas, an ack when all that are in sync have fsynced the record. Beside JetStream with three.
 
-`window` and `one` as in acked.py, with the same publisher. JetStream's default acknowledges when a majority has written
-and nobody has synced (`jetstream-r3`); `jetstream-r3-always` syncs first, as ours does.
+`window` and `one` as in acked.py, with the same publisher. JetStream's default acknowledges when a
+majority has written and nobody has synced (`jetstream-r3`); `jetstream-r3-always` syncs first, as
+ours does.
 
-`failover`: the leader is killed with -9 under paced load, again and again; each time counts until the next ack. In
-some rounds the leader is the controller. `handover`: the leader is stopped by SIGTERM.
+`failover`: the leader is killed with -9 under paced load, again and again; each time counts until
+the next ack. In some rounds the leader is the controller. `handover`: the leader is stopped by
+SIGTERM.
 """
 
 from __future__ import annotations
