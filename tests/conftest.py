@@ -4,7 +4,7 @@ Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_
              is timed: the machine may stand still for seconds.
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
 processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
-             `make check` leaves them out. With several workers they are three groups, each of which one worker runs,
+             `make check` leaves them out. With several workers they are four groups, each of which one worker runs,
              one after the other; the other files follow, the long ones first. Clusters from seeds are spread over
              all workers, test by test. Processes are mostly waited for: `make test` has five workers.
 slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, or wait for some,
@@ -43,13 +43,13 @@ settings.load_profile("liftlog")
 
 GROUPS = {
     "spark": "spark",
-    "examples": "spark",
-    "notebooks": "spark",
+    "examples": "examples",
+    "notebooks": "examples",
     "cluster": "brokers",
     "benchmarks": "three",
     "soak": "three",
 }
-"""The folders of tests with processes. No two Sparks run at once, and each group takes about as long as the others."""
+"""The folders of tests with processes. Two groups have a Spark. Each takes about as long as the others."""
 THREE = ("three", "plane", "chaos")
 """In the names of the files with clusters of three brokers, which are a group of their own."""
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
@@ -65,7 +65,7 @@ def _folder(nodeid: str) -> str:
 def _group(nodeid: str) -> str | None:
     group, test = GROUPS.get(_folder(nodeid)), nodeid.partition("/")[2]
     if group == "three" and "spark" in test:
-        return "spark"
+        return "examples"
     file = test.partition("::")[0]
     return "three" if group == "brokers" and any(name in file for name in THREE) else group
 
