@@ -231,7 +231,7 @@ class Partition:
                 0: it does not matter.
         Raises:
             NotLeader: the partition has another leader epoch by now; nothing was appended.
-            NotReady: there are more partitions by now; nothing was appended.
+            NotReady: there are more partitions by now, or another broker leads soon; nothing was appended.
             DiskFull, StorageFailed: nothing was appended.
             ReadOnly, StreamPaused: the stream takes none.
             UnknownStream: it was deleted.
@@ -250,8 +250,7 @@ class Partition:
                 epoch = core.epoch
                 if core.role is not LEADING or (leader_epoch is not None and leader_epoch != epoch):
                     self._refuse(leader_epoch)
-                if sorted_by:
-                    self._check_sorted(sorted_by)
+                self._judge_again(sorted_by)
                 if self._told_of is not self._info:
                     before = self._news()
                 if self._state.failure is not None and not replica.removed:
@@ -312,9 +311,9 @@ class Partition:
             self._log_failure(failure)
         return result
 
-    def _check_sorted(self, sorted_by: int) -> None:
-        """With the lock held (`replicated.P15`)."""
-        if sorted_by != self._info.settings.partitions:
+    def _judge_again(self, sorted_by: int) -> None:
+        """With the lock held, before anything is written: what was judged without it may be so no more."""
+        if sorted_by and sorted_by != self._info.settings.partitions:
             raise NotReady(f"{self}: sorted by {sorted_by} partitions, and there is another number of them now")
 
     def _refuse(self, leader_epoch: int | None) -> None:

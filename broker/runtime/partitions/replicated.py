@@ -22,7 +22,8 @@ P17  While its stream is about to count by another number it takes nothing that 
 P18  Who tells it the time does so to all partitions of this broker: he waits `TICK_WAIT_S` for an append that is at the
     disk, and comes again. The appends under way at any time are few, so that is all that they cost the others.
 P19  Before it hands over because its broker stops it takes nothing more, so that whoever leads next soon has all that
-    was acknowledged, also under `leader`. Where nobody else is in sync it goes on: there is nobody to hand over to.
+    was acknowledged, also under `leader`. An append that was judged before is judged again, and one that is at the disk
+    is waited for. Where nobody else is in sync it goes on: there is nobody to hand over to.
 """
 
 from __future__ import annotations
@@ -168,13 +169,19 @@ class ReplicatedPartition(Partition):
         self.replica.note_change()
 
     def hands_over(self) -> bool:
-        """Take nothing more in this leadership (P19). Returns whether who is in sync has all that was taken."""
+        """Take nothing more in this leadership (P19). Returns whether who is in sync has all that was taken: not while
+        an append is at the disk, which it does not wait for."""
         core = self._core
         in_sync = core.in_sync
         if not self.leads or in_sync is None or len(in_sync.members) < 2:
             return True
         self._handed_epoch = core.epoch
-        return self._state.high_watermark >= self._state.log_end_offset
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._state.high_watermark >= self._state.log_end_offset
+        finally:
+            self._lock.release()
 
     def isr_answered(self, state: PartitionState, request: int | None = None) -> None:
         """What the catalog says of the in-sync replicas, by itself, or as an answer to `AskIsr`."""
@@ -319,10 +326,7 @@ class ReplicatedPartition(Partition):
             raise NotReady(f"{self}: this broker has no session with the controller, and may not lead any more")
         if self._core.epoch < self._least_epoch:
             raise NotLeader(f"{self}: leader epoch {self._core.epoch} is over", **self._whereabouts())
-        if self._served_epoch != self._core.epoch:
-            raise NotReady(f"{self}: this broker has just begun to lead, and does not take in messages yet")
-        if self._handed_epoch == self._core.epoch:
-            raise NotReady(f"{self}: this broker stops, and another one leads in a moment")
+        self._check_taking()
         if self.partition >= (count := self._info.settings.partitions):
             raise NotReady(
                 f"{self}: it is being added, and until every leader knows of it there are {count} partitions"
@@ -334,13 +338,19 @@ class ReplicatedPartition(Partition):
                 f"{self}: in sync are {members}, min_insync_replicas={least}", in_sync=members, limit=least
             )
 
-    def _check_sorted(self, sorted_by: int) -> None:
-        """P15, P17. What was judged without the lock may be so no more: whether it serves is asked again."""
-        super()._check_sorted(sorted_by)
-        if self._stopping.as_of is not None:
-            raise NotReady(f"{self}: its stream gets more partitions, and takes nothing until every leader knows")
+    def _check_taking(self) -> None:
+        """P11, P19."""
         if self._served_epoch != self._core.epoch:
             raise NotReady(f"{self}: this broker has just begun to lead, and does not take in messages yet")
+        if self._handed_epoch == self._core.epoch:
+            raise NotReady(f"{self}: this broker stops, and another one leads in a moment")
+
+    def _judge_again(self, sorted_by: int) -> None:
+        """P15, P17, P19."""
+        super()._judge_again(sorted_by)
+        if sorted_by and self._stopping.as_of is not None:
+            raise NotReady(f"{self}: its stream gets more partitions, and takes nothing until every leader knows")
+        self._check_taking()
 
     def _refuse(self, leader_epoch: int | None) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,9 +21,11 @@ from broker.groups.offsets import ConsumerOffset
 from broker.replication.events import Acks, AskIsr, Effect, StepOut
 from broker.runtime.cluster.link.following import Following
 from broker.runtime.partitions.consumers import Consumers
+from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import Bookkeeping
 from broker.runtime.partitions.watch import ChangeHub
+from broker.runtime.sinks.committed import append_durable
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import LogSettings
 from tests.support.processes import eventually
@@ -275,6 +277,75 @@ def test_who_is_about_to_hand_over_takes_nothing_more_until_it_leads_anew(led: L
     assert led.partition.log.log_end_offset == 2
 
 
+def by_intake(led: Led) -> None:
+    led.partition.append_now([rows(b"x")], Waiter(), acks=Acks.LEADER, sorted_by=1)
+
+
+def by_http(led: Led) -> None:
+    led.partition.append([rows(b"x")], acks="leader").result(60)
+
+
+def by_a_sink(led: Led) -> None:
+    append_durable(led.partition, [rows(b"x")], leader_epoch=2, decided=True)
+
+
+def by_a_consumer(led: Led) -> None:
+    offset = ConsumerOffset(consumer="c", stream="s", partition=0, offset=7)
+    asyncio.run(Consumers(led.partition, leader_epoch=2).commit("c", [offset]))
+
+
+def gated(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> tuple[threading.Event, threading.Event]:
+    """Who calls this method waits at its beginning: (somebody is there, he may go on)."""
+    there, may_go = threading.Event(), threading.Event()
+    method = getattr(owner, name)
+
+    def held(*args: object, **options: object) -> object:
+        there.set()
+        assert may_go.wait(60)
+        return method(*args, **options)
+
+    monkeypatch.setattr(owner, name, held)
+    return there, may_go
+
+
+@pytest.mark.parametrize("way", [by_intake, by_http, by_a_sink, by_a_consumer])
+def test_what_was_judged_before_a_hand_over_is_refused_after_it(
+    led: Led, monkeypatch: pytest.MonkeyPatch, way: Callable[[Led], None]
+) -> None:
+    """P19: nobody would wait for it. It is not in doubt: who sends it again stores it once."""
+    there, may_go = gated(monkeypatch, Partition, "append_now")
+    with ThreadPoolExecutor(1) as thread:
+        appending = thread.submit(way, led)
+        try:
+            assert there.wait(60)
+            assert led.partition.hands_over()
+            may_go.set()
+            eventually(lambda: appending.done() or led.partition.log.log_end_offset, what="its end")
+        finally:
+            may_go.set()
+            led.partition.depose()  # who waits for an ack is told
+        with pytest.raises(NotReady, match="this broker stops") as found:
+            appending.result(60)
+    assert "sent" not in found.value.fields
+    assert led.partition.log.log_end_offset == 0
+
+
+def test_a_hand_over_waits_for_an_append_at_the_disk(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P19: it was taken before, and nobody sees it in the log yet."""
+    there, may_go = gated(monkeypatch, PartitionLog, "append")
+    with ThreadPoolExecutor(1) as thread:
+        appending = thread.submit(append, led, acks=Acks.LEADER)
+        try:
+            assert there.wait(60)
+            assert not led.partition.hands_over()
+        finally:
+            may_go.set()
+        assert isinstance(appending.result(60).outcome, int)
+    assert not led.partition.hands_over()
+    led.follow(1)
+    assert led.partition.hands_over()
+
+
 def test_who_has_nobody_to_hand_over_to_goes_on(led: Led) -> None:
     led.state = replace(led.state, isr=("a",), min_insync_replicas=1, leader_epoch=3)
     led.partition.lead(3, led.state)
@@ -450,12 +521,13 @@ def test_a_stop_that_ends_with_its_leadership_has_not_stopped(led: Led) -> None:
         append(led, sorted_by=1)
 
 
-def test_a_new_leadership_takes_nothing_that_was_sorted_before_it_serves(led: Led) -> None:
-    """P15, also if it was judged before the leadership began (by another thread)."""
+@pytest.mark.parametrize("sorted_by", [0, 1])
+def test_a_new_leadership_takes_nothing_before_it_serves(led: Led, sorted_by: int) -> None:
+    """P11, P15, also if it was judged before the leadership began (by another thread)."""
     led.partition.lead(3, STATE)
     led.partition._check_ready = lambda: None  # type: ignore[method-assign]
     with pytest.raises(NotReady, match="just begun"):
-        append(led, sorted_by=1)
+        append(led, sorted_by=sorted_by)
     assert led.partition.log.log_end_offset == 0
 
 
