@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,6 +220,23 @@ def test_a_head_is_forgotten_when_its_broker_is_gone(two: Two) -> None:
     assert here.api.get("/v1/watch").json()["streams"]["orders"]["unknown"] == []
     there.shut_down()
     eventually(lambda: here.api.get("/v1/watch").json()["streams"]["orders"]["unknown"] == [1], what="to forget")
+
+
+def test_who_waits_is_told_that_the_broker_is_gone_that_told_of_a_head(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H2. It has been asked to wait for that broker's records, and would wait for all its time."""
+    monkeypatch.setattr(heads, "IDLE_S", 3600.0)  # when a poll ends what it told is forgotten, too
+    here, there = two.servers
+    seen = here.api.get("/v1/watch?streams=orders").json()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = here.api.another()
+        poll = thread.submit(waiting.get, f"/v1/watch?streams=orders&since={seen['version']}&max_wait_ms=60000")
+        eventually(lambda: here.backend._hub._waiter_count, what="it to wait")
+        there.shut_down()
+        found = poll.result(60).json()["streams"]["orders"]
+        waiting.close()
+    assert (found["unknown"], {*found["partitions"]}) == ([1], {"0"})
 
 
 def test_a_head_of_another_epoch_is_nobodys(two: Two) -> None:

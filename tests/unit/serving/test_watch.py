@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker.api.errors import NotReady
+from broker.runtime.partitions.watch import ChangeHub
 from broker.serving.endpoints import watch
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values
@@ -85,6 +87,30 @@ def test_every_kind_of_change_ends_the_wait(server: Server, api: Api, change: st
     assert found["version"] != seen["version"]
     assert found["streams"] != seen["streams"]
     assert poll.seconds < 50
+
+
+def test_a_broker_that_stops_answers_who_waits(server: Server, api: Api) -> None:
+    """Whoever is not answered is cut off some seconds later, and has no answer."""
+    api.create("orders")
+    seen = api.get("/v1/watch").json()
+    poll = Poll(server, since=seen["version"], max_wait_ms=60_000)
+    server.shut_down()
+    assert poll.result() == seen
+
+
+def test_a_session_that_ends_is_told_to_who_waits(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would tell is not known to be so any more. Another broker knows."""
+    api.create("orders")
+    seen = api.get("/v1/watch").json()
+    poll = Poll(server, since=seen["version"], max_wait_ms=60_000)
+
+    def lapsed() -> None:
+        raise NotReady("this broker has no session")
+
+    monkeypatch.setattr(server.backend, "check_session", lapsed)
+    server.backend._hub.note(ChangeHub.ALL)
+    found = poll.result()
+    assert (found["status"], found["reason"]) == (503, "not_ready")
 
 
 def test_nothing_new_is_answered_when_time_is_up(server: Server, api: Api) -> None:
