@@ -164,6 +164,10 @@ class Assembled:
         """Open the streams; have them led and served."""
         raise NotImplementedError
 
+    def _leaving(self) -> tuple[Callable[[], None], ...]:
+        """What a stop begins with, step by step, while all works still."""
+        return ()
+
     def _closing(self) -> tuple[Callable[[], None], ...]:
         """What is closed at the end, step by step, before the data folder is."""
         raise NotImplementedError
@@ -230,7 +234,7 @@ class Assembled:
         """Drain, make durable, mark clean, close. A step that fails is told, and the next one taken."""
         log.info("broker.stopping id=%s", self.broker_id)
         await self._changes.close()
-        for step in (*self._threads, self._dataplane.stop, *self._closing(), self._folder.close):
+        for step in (*self._leaving(), *self._threads, self._dataplane.stop, *self._closing(), self._folder.close):
             try:
                 await asyncio.to_thread(step)
             except Exception:

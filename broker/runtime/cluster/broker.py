@@ -214,14 +214,16 @@ class ClusterBroker(Assembled):
         """Let a start end that waits for other brokers."""
         self._plane.stop()
 
-    async def stop(self) -> None:
-        """Hand over, then as every broker."""
-        if self._started:
-            await asyncio.to_thread(self._replicas.hand_over, CATCH_UP_S)
-            await asyncio.to_thread(self._plane.hand_over)
-            self._replicas.leave()
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.sinks.end_asking(), self._dataplane.loop))
-        await super().stop()
+    def _leaving(self) -> tuple[Callable[[], None], ...]:
+        """Hand over. None of it is needed for a stop (`plane.P3`)."""
+        if not self._started:
+            return ()
+        return (
+            partial(self._replicas.hand_over, CATCH_UP_S),
+            self._plane.hand_over,
+            self._replicas.leave,
+            lambda: self._dataplane.call(self.sinks.end_asking()).result(),
+        )
 
     def _closing(self) -> tuple[Callable[[], None], ...]:
         return (
