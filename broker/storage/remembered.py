@@ -199,8 +199,7 @@ class Remembered:
     def _learn(self, memory: Memory, messages: Iterable[memoryview], start: int, end: int) -> None:
         """Note what these tell of the records from `start` on; the log ends, or was read to, at `end`."""
         window_us = self.log.settings.dedup_window_ms * 1_000
-        for message in messages:
-            memory.learn(message, start, end, now_us=self.latest_us, window_us=window_us)
+        memory.learn(messages, start, end, now_us=self.latest_us, window_us=window_us)
 
     def sections_of(self, memory: Memory, offset: int) -> dict[str, bytes]:
         return memory.snapshot(

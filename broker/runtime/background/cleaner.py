@@ -2,7 +2,8 @@
 
 Every `checkpoint_interval_ms` the partitions that moved write their checkpoint, those to which little was appended in
 every `REST_ROUNDS`th round only: each is a file, its fsync and that of its folder, and says no more than from where a
-start after a crash has to read (`checkpoint.K1`). Every `interval_ms` old segments are sealed or removed.
+start after a crash has to read (`checkpoint.K1`). Every `interval_ms` old segments are sealed or removed. Every second
+logs that follow, and moved, read what their leaders were told, so that whoever leads next is quick (`remembered.U4`).
 Nothing here is waited for by an append or a fetch. A round may take long: `fsync = interval` has a thread of its own.
 
 A round works on the partitions that moved since the last one, and on a slice of the others, in turn: age passes
@@ -24,6 +25,7 @@ from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 
+KEEP_UP_S = 1.0
 REST_ROUNDS = 12
 LITTLE_BYTES = 64 << 10
 """A partition that got less since its last checkpoint may do without another for `REST_ROUNDS` rounds. So much is read
@@ -79,26 +81,29 @@ class Cleaner:
 
     def _run(self) -> None:
         clean_at = checkpoint_at = time.monotonic()
-        pause_s = min(self._clean_s, self._checkpoint_s)
+        pause_s = min(self._clean_s, self._checkpoint_s, KEEP_UP_S)
         to_checkpoint, to_clean = DueReplicas(), DueReplicas()
         while not self._stop.wait(pause_s):
             now = time.monotonic()
-            partitions = [p.replica for p in self._partitions()]
             moved = {p for p in self._moved() if isinstance(p, Replica)}
             to_checkpoint.note(moved)
             to_clean.note(moved)
+            self._each(moved, Replica.keep_up, "keep up")
             if now - checkpoint_at >= self._checkpoint_s:
                 checkpoint_at = now
-                self._checkpoint(to_checkpoint, partitions, now)
+                self._checkpoint(to_checkpoint, self._replicas(), now)
             if now - clean_at >= self._clean_s:
                 clean_at = now
                 now_us = self._clock.now_us()
                 self._apart()
-                due = to_clean.take(partitions)
+                due = to_clean.take(self._replicas())
                 failed = self._each(due, lambda p, now_us=now_us: self._clean(p, now_us), "clean")  # type: ignore[misc]
                 to_clean.note(failed)
                 # What is open is asked once more, or a partition that fell quiet would keep its file for a whole turn.
                 to_clean.note(p for p in due if p.log.is_awake)
+
+    def _replicas(self) -> list[Replica]:
+        return [partition.replica for partition in self._partitions()]
 
     def _checkpoint(self, turns: DueReplicas, partitions: Sequence[Replica], now_s: float) -> None:
         """One round of checkpoints; who failed, or may wait, is noted for the next."""

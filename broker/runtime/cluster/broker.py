@@ -91,6 +91,7 @@ class ClusterBroker(Assembled):
             folder=self._folder.path,
             give_up=give_up,
             session_changed=self._session_changed,
+            controller_changed=lambda: self._link.hurry(),
             tell=self._told,
         )
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="role")

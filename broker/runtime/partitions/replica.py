@@ -173,10 +173,14 @@ class Replica:
             StorageFailed, DiskFull: the old one stands.
         """
         byte_count = self.byte_count  # before: what is appended meanwhile may not be in it
-        if not self.may_let_go():
-            self.log.keep_up()
+        self.keep_up()
         self.log.checkpoint()
         self._checkpoint_bytes, self._checkpoint_s = byte_count, now_s
+
+    def keep_up(self) -> None:
+        """A log that follows reads what its leader was told. One that is led knows it."""
+        if not self.may_let_go():
+            self.log.keep_up()
 
     def rest_if_quiet(self) -> None:
         """Give back the file of a log to which nothing was appended since the last call (R3)."""

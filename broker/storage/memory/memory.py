@@ -18,7 +18,7 @@ No I/O, no clock, no lock: `PartitionLog` brings what is stored, and holds the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,8 @@ from broker.storage.segments.checkpoint import LogSettings
 
 WAITED_US: Final = 60_000_000
 """Longer no message waits for a disk: its publisher has given up."""
+IDS_READ_BYTES: Final = 256 << 10
+"""So many bytes of stored batches are read for their ids at a time."""
 
 
 @dataclass(slots=True)
@@ -85,21 +87,35 @@ class Memory:
         memory.carried = carried
         return memory
 
-    def learn(self, message: memoryview, start: int, end: int, *, now_us: int, window_us: int) -> None:
-        """Note a stored batch; of its records those from `start` on. `end`: of the log."""
-        header = read_header(message)
-        if header.producer_id and header.first_offset >= start:
-            stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
-            used_us, continues = now_us or header.max_timestamp_us, header.group_index > 0
-            self.producers.note(stamp, header.first_offset, header.next_offset, now_us=used_us, continues=continues)
-        ids, since_us = self.ids, now_us - window_us - WAITED_US
-        ids.last_id = b""
-        if window_us and (header.next_offset == end or header.max_timestamp_us > since_us):
-            found = ids_in(message)
-            skip = int(np.searchsorted(found.offsets, start))  # a batch that was joined may begin before it
-            ids.expire(since_us)
-            ids.note(found.texts[skip:], found.offsets[skip:], found.times_us[skip:])
-            ids.last_id = found.last_id
+    def learn(self, messages: Iterable[memoryview], start: int, end: int, *, now_us: int, window_us: int) -> None:
+        """Note stored batches, in order; of their records those from `start` on. `end`: of the log."""
+        since_us = now_us - window_us - WAITED_US
+        young: list[memoryview] = []
+        size, is_young = 0, True
+        for message in messages:
+            header = read_header(message)
+            if header.producer_id and header.first_offset >= start:
+                stamp = GroupStamp(header.producer_id, header.producer_epoch, header.sequence)
+                used_us, continues = now_us or header.max_timestamp_us, header.group_index > 0
+                self.producers.note(stamp, header.first_offset, header.next_offset, now_us=used_us, continues=continues)
+            is_young = window_us > 0 and (header.next_offset == end or header.max_timestamp_us > since_us)
+            if is_young:
+                young.append(message)
+                size += len(message)
+            if size >= IDS_READ_BYTES:
+                self._learn_ids(young, start, since_us)
+                young, size = [], 0
+        if young:
+            self._learn_ids(young, start, since_us)
+        if not is_young:
+            self.ids.last_id = b""
+
+    def _learn_ids(self, messages: Sequence[memoryview], start: int, since_us: int) -> None:
+        ids, found = self.ids, ids_in(*messages)
+        skip = int(np.searchsorted(found.offsets, start))  # a batch that was joined may begin before it
+        ids.expire(since_us)
+        ids.note(found.texts[skip:], found.offsets[skip:], found.times_us[skip:])
+        ids.last_id = found.last_id
 
     def snapshot(self, offset: int, settings: LogSettings, *, log_start_offset: int, now_us: int) -> dict[str, bytes]:
         """The sections of a state file of all below `offset`; what is above it the log tells."""

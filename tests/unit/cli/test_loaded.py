@@ -120,3 +120,20 @@ def test_a_broker_starts_without_pandas() -> None:
     look = "import sys, broker.runtime.assembled, broker.runtime.broker; print('pandas' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_ids_are_found_in_a_log_without_pandas() -> None:
+    """Likewise: it would be loaded when a broker begins to lead, on the thread that takes in messages."""
+    look = """if True:
+        import sys
+        from broker.storage.memory.ids import ids_in
+        from tests.support.logs import create_log
+        from tests.support.published import batch_from_nats, with_id
+        from tests.support.simdisk import SimDisk
+        log = create_log(SimDisk())
+        log.append([batch_from_nats([(b"v", with_id("a")), (b"v", with_id("b"))], 1)], leader_epoch=0, now_us=1)
+        [data] = log.log.messages(0, 2, whole=True)
+        print(ids_in(data, data).texts, "pandas" in sys.modules)
+    """
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[b'a', b'b', b'a', b'b'] False"

@@ -67,13 +67,22 @@ class Both:
         self.node: Any = Node()
         self.said: list[bool] = []
         self.given_up: list[str] = []
+        self.controlled = 0
         self.heart = Heart(
-            "b", "p1", give_up=self.given_up.append, changed=self.said.append, now_ms=lambda: self.now_ms
+            "b",
+            "p1",
+            give_up=self.given_up.append,
+            changed=self.said.append,
+            controlled=self._note_controller,
+            now_ms=lambda: self.now_ms,
         )
         self.duties = Duties("a", "x", wake=lambda: None, now_ms=lambda: self.now_ms, now_wall_ms=lambda: self.now_ms)
         self.hears = True
         self.behind: Catalog | None = None
         self.kinds: list[str] = []
+
+    def _note_controller(self) -> None:
+        self.controlled += 1
 
     @property
     def applied(self) -> Catalog:
@@ -214,6 +223,54 @@ def test_a_report_becomes_a_command() -> None:
     [command] = [command for command, _ in both.node.log if command["kind"] == "report_leader"]
     assert {command[key] for key in ("stream", "partition", "leader_epoch")} == {"s", 0, 7}
     assert command["at_ms"] == both.now_ms
+
+
+def test_a_report_that_comes_before_the_first_entry_of_a_term_is_kept_for_the_controller() -> None:
+    """O5: a follower says it as soon as it hears who leads. It would say it again a second later."""
+    both = Both()
+    registration = both.node.register("b", "p1")
+    both.node.catalog.cluster.add_stream("s", [("a", "b")], first=0, min_insync=1)
+    both.node.has_begun = False
+    both.duties.tick(both.node)
+    note = {"broker": "b", "registration": registration, "stream": "s", "partition": 0, "leader_epoch": 7}
+    for strange in ({"broker": "nobody"}, {"stream": "none"}):
+        both.duties.report(both.node, {**note, **strange})
+    both.duties.report(both.node, note)
+    assert not both.node.log
+    both.node.has_begun = True
+    both.duties.tick(both.node)
+    said = [command for command, _ in both.node.log if command["kind"] == "report_leader"]
+    assert [(command["broker_id"], command["stream"]) for command in said] == [("b", "s")]
+
+
+def test_a_report_that_was_kept_for_a_controller_goes_with_it() -> None:
+    """O5: as with heartbeats."""
+    both = Both()
+    registration = both.node.register("b", "p1")
+    both.node.catalog.cluster.add_stream("s", [("a", "b")], first=0, min_insync=1)
+    both.node.has_begun = False
+    note = {"broker": "b", "registration": registration, "stream": "s", "partition": 0, "leader_epoch": 7}
+    both.duties.report(both.node, note)
+    both.node.end()
+    both.duties.tick(both.node)
+    both.node.elect()
+    both.node.has_begun = True
+    both.duties.tick(both.node)
+    assert not [command for command, _ in both.node.log if command["kind"] == "report_leader"]
+
+
+def test_who_cannot_reach_a_leader_is_told_of_each_controller_and_of_none_that_is_gone() -> None:
+    """B3."""
+    both = Both()
+    both.heart.registered(both.node.register("b", "p1"), both.now_ms)
+    both.run(1_000)
+    assert both.controlled == 1
+    both.node.end()
+    both.run(1_000)
+    assert both.controlled == 1
+    both.node.elect()
+    both.run(1_000)
+    assert both.controlled == 2
 
 
 def test_another_process_under_our_name_ends_this_one_and_its_session_at_once() -> None:

@@ -15,6 +15,7 @@ from broker.runtime.config.configuration import load
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
+from broker.storage.log import PartitionLog
 from tests.support.processes import eventually
 from tests.support.simdisk import SimDisk
 from tests.unit.runtime.test_partition import HeldPool, disk, partition, pool, rows
@@ -177,3 +178,27 @@ def test_a_log_whose_interval_sync_failed_is_recovered_without_an_append(
     partition.sync_if_due(3.0)
     assert partition.log.failure is None
     assert (partition.log.durable_end, partition.log.high_watermark) == (1, 1)
+
+
+def test_a_log_that_follows_keeps_up_between_checkpoints(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`remembered.U4`: however seldom there is one. A log that is led does not."""
+    kept: list[bool] = []
+    monkeypatch.setattr(PartitionLog, "keep_up", lambda log: kept.append(partition.replica.may_let_go()))
+    leads = [True]
+    partition.replica.may_let_go = lambda: leads[0]
+    rounds: list[bool] = []
+
+    def moved() -> set[object]:
+        rounds.append(leads[0])
+        return {partition.replica}
+
+    env = {"LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "3600000", "LIFTLOG_CLEANER_INTERVAL_MS": "3600000"}
+    cleaner = Cleaner(load(None, env), lambda: [partition], moved=moved)
+    cleaner.start()
+    try:
+        eventually(lambda: len(rounds) >= 2)
+        leads[0] = False
+        eventually(lambda: kept)
+    finally:
+        cleaner.stop()
+    assert not any(kept)

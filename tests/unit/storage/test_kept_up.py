@@ -18,6 +18,7 @@ import pytest
 from broker.storage.disk import OsDisk
 from broker.storage.log import PartitionLog
 from broker.storage.log_reader import LogReader
+from broker.storage.memory.ids import FoundIds, ids_in
 from broker.storage.memory.memory import Memory
 from broker.storage.read import group_start
 from broker.storage.segments.checkpoint import LogSettings
@@ -269,3 +270,23 @@ def test_two_that_keep_up_and_append_at_once_leave_tables_of_what_is_stored(tmp_
     log.lead(2)
     assert append(log, 39, "stamp", epoch=2)
     assert append(log, 39, "ids", epoch=2)
+
+
+def test_small_batches_are_read_for_their_ids_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time each costs a third of a millisecond. Publishers that wait for each ack make thousands of them, and
+    whoever leads next would be silent for seconds."""
+    log = create_log(SimDisk(), settings=SETTINGS)
+    log.lead(1)
+    for number in range(200):
+        log.append([batch_from_nats([(b"v", with_id(f"id-{number}"))], NOW_US)], leader_epoch=1, now_us=NOW_US)
+    log.remembered.forget()
+    reads = 0
+
+    def counted(*messages: memoryview) -> FoundIds:
+        nonlocal reads
+        reads += 1
+        return ids_in(*messages)
+
+    monkeypatch.setattr("broker.storage.memory.memory.ids_in", counted)
+    assert len(log.remembered.known().ids) == 200
+    assert 1 <= reads <= 4

@@ -5,7 +5,7 @@
           └──────────────── a pause: 0.05 s, twice as long each time, 1 s at most ◄────────────────────────────┘
 
 N1  One attempt at a time. To connect takes `CONNECT_S` at most, to greet `GREETING_S`. A broker that registers anew, or
-    elsewhere, is tried at once.
+    elsewhere, is tried at once; and so is everybody when there is another controller, who has heard of nothing yet.
 N2  Where nobody listens each follower is told so at once; so is one whose stream has been silent for `SILENT_S`, while
     questions were open and this side did listen.
 N3  The last question of each partition is open until another one replaces it. A new stream begins with all of them.
@@ -167,7 +167,7 @@ class Connection:
         return now_s - self._busy_s - (max(0.0, now_s - since_s) if since_s else 0.0)
 
     def look(self) -> None:
-        """A broker has come, gone, moved or registered anew (N1). Does not wait."""
+        """A broker has come, gone, moved or registered anew, or there is another controller (N1). Does not wait."""
         with self._lock:
             stream = self._stream
             self._is_hurried = True

@@ -153,6 +153,10 @@ class ReplicaLink:
             log.warning(says, leader, count, *at, epoch)
         self._report(at, epoch)
 
+    def hurry(self) -> None:
+        """There is another controller: who cannot reach a leader is to tell it so at once. Does not wait."""
+        self._look()
+
     def _look(self) -> None:
         for connection in self.connections():
             connection.look()

@@ -11,8 +11,8 @@ O3  An answer reaches the core between two ticks, never while an entry is being 
     logged in the middle of that.
 O4  Votes are changed one at a time (metadata/voting.py), and the cluster is given its id, as long as the catalog or the
     group do not show it.
-O5  A heartbeat that comes between an election and the first applied entry of its term is kept for the core: brokers
-    send one as soon as they hear who leads, and the next one half a second later.
+O5  A heartbeat or a report that comes between an election and the first applied entry of its term is kept for the
+    core: brokers send both as soon as they hear who leads, and the next ones half a second or a second later.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from broker.metadata.controller import (
     SubmitAnswered,
     TimePassed,
 )
+from broker.metadata.partition import Place
 from broker.metadata.voting import next_change
 from broker.raft.node import CHANGE_VOTERS, Answer, RaftNode
 from broker.runtime.cluster.plane.clock import boot_ms, wall_ms
@@ -74,6 +75,7 @@ class Duties:
         self._step_at_ms = 0
         self._answered: collections.deque[tuple[int, SubmitAnswered]] = collections.deque()  # and of which term
         self._early: dict[str, tuple[HeartbeatArrived, Answer]] = {}  # O5
+        self._early_reports: dict[tuple[str, Place], ReportArrived] = {}  # O5
         self._reply: dict[str, Answer] = {}  # how the newest heartbeat of a broker is answered
         self._group_rest_ms = GROUP_MS
         self._group_at_ms: int | None = 0  # when the group is looked at next; None: a change of it is under way
@@ -146,13 +148,17 @@ class Duties:
                 leader_epoch=epoch,
                 wall_ms=self._now_wall_ms(),
             )
-            self._step(node, report)
+            if self._controller is not None:
+                self._step(node, report)
+            elif node.is_controller and broker in node.catalog.brokers and report.at in node.catalog.cluster.partitions:
+                self._early_reports[broker, report.at] = report
 
     def _turn(self, node: RaftNode) -> None:
         """O1."""
         is_controller = node.has_begun
         if not node.is_controller:
             self._early.clear()
+            self._early_reports.clear()
         if self._controller is not None and (not is_controller or node.term != self._term):
             log.info("controller.ended broker=%s term=%d", self._broker_id, self._term)
             self._controller = None
@@ -166,6 +172,9 @@ class Duties:
             early, self._early = self._early, {}
             for beat, answer in early.values():
                 self._hear(node, beat, answer)
+            reports, self._early_reports = self._early_reports, {}
+            for report in reports.values():
+                self._step(node, report)
 
     def _step(self, node: RaftNode, event: Event) -> None:
         if self._controller is not None:

@@ -7,7 +7,8 @@ B1  Whether there is a session is read from the clock, by any thread, and waits 
     Raft thread hangs.
 B2  A session belongs to one registration of this process. If the catalog shows another process under our name, or has
     shown us and does so no more (this broker was removed), this process gives up.
-B3  Where no controller is known, or another one is than before, a heartbeat is due at once (`session.S4`).
+B3  Where no controller is known, or another one is than before, a heartbeat is due at once (`session.S4`). Who cannot
+    reach a leader is told of another controller as well: what he has reported to the former one is lost.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Heart:
         broker_id: Of this broker. process: What its registration calls this process.
         give_up: Ends the process, and says why (B2).
         changed: Called when the session has opened or lapsed, on the Raft thread; must not wait.
+        controlled: Likewise, when another controller is known than before (B3).
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Heart:
         *,
         give_up: Callable[[str], None],
         changed: Callable[[bool], None] = lambda is_open: None,
+        controlled: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self._broker_id, self._process = broker_id, process
         self._give_up = give_up
         self._changed = changed
+        self._controlled = controlled
         self._now_ms = now_ms
         self._session: Session | None = None
         self._is_over = False
@@ -79,6 +83,8 @@ class Heart:
             if controller != self._controller:  # B3
                 self._controller = controller
                 self._session.hurry()
+                if node.controller is not None:
+                    self._controlled()
             self._do(self._session.tick(self._now_ms()), node)
 
     def renewed(self, note: Mapping[str, Any], catalog: Catalog) -> None:

@@ -68,6 +68,7 @@ class Plane:
         folder: Of this broker's data, locked by it.
         give_up: Ends the process, and says why: it may act under its id no more.
         session_changed: Told on the Raft thread when the session has opened or lapsed; must not wait.
+        controller_changed: Likewise, when another controller is known than before.
         tell: Told in words, from time to time, for whom the start waits.
 
     Attributes:
@@ -83,6 +84,7 @@ class Plane:
         folder: str,
         give_up: Callable[[str], None],
         session_changed: Callable[[bool], None] = lambda is_open: None,
+        controller_changed: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda text: None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -95,7 +97,13 @@ class Plane:
         self._thread = RaftThread(give_up=give_up)
         self.service = Catalogs(self._thread)
         self._entrance = Entrance(disk, folder, identity, tell=tell)
-        self._heart = Heart(identity.broker_id, self.process, give_up=give_up, changed=session_changed)
+        self._heart = Heart(
+            identity.broker_id,
+            self.process,
+            give_up=give_up,
+            changed=session_changed,
+            controlled=controller_changed,
+        )
         self._duties = Duties(identity.broker_id, identity.cluster_id, wake=self._thread.wake)
         self._entered: Entered | None = None
         self._node: RaftNode | None = None
