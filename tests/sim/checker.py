@@ -11,6 +11,7 @@ R7  a stale leader cannot commit: whatever anybody commits fits R3 and R4 by the
 S2  what was fsynced is there after a power cut
 S4  who takes itself for behind lacks something
 S1  nobody is taken for dead who has a session by its own count    S3  who has none answers no client
+S5  who is taken for dead leaves every ISR at once
 KEPT  retention, by the settings that the leader has heard of, keeps as many committed records as they say
 TRIM  what a trim that was answered let go is not served again
 
@@ -21,12 +22,12 @@ must be equal wherever they are equally far (`metadata.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from broker.api.stream import StreamSettings
-from broker.metadata.partition import PartitionState
+from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Acks
 from tests.sim.held import Stored, position_of, stored_of
 from tests.sim.rewritten import OfRewrites, Rewritten, committed_rows, records_of
@@ -239,8 +240,12 @@ class Checker(OfRewrites):
 
     # -- the catalog
 
-    def failed(self, name: str, registration: int) -> None:
-        """A broker is taken for dead. Its session is over by its own count, if all clocks run alike (`session.S1`)."""
+    def failed(self, name: str, registration: int, partitions: Mapping[Place, PartitionState]) -> None:
+        """A broker is taken for dead. Its session is over by its own count, if all clocks run alike (`session.S1`). No
+        commit waits for it from now on."""
+        for (stream, number), state in partitions.items():
+            if state.has_led and name in state.isr:
+                self.fail(f"S5: {stream}/{number}: {name} is taken for dead, and is in the ISR {state.isr}")
         session = self.brokers[name].session
         if (
             session is None

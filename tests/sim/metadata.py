@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from broker.api.errors import LiftlogError
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import Catalog
-from broker.metadata.partition import PartitionState
+from broker.metadata.partition import PartitionState, Place
 from tests.sim.network import Network
 from tests.sim.world import Violation, World
 
@@ -33,6 +33,7 @@ COMPARED_EVERY = 16
 
 Answered = Callable[[dict[str, Any], int], None]
 """Told the result of a command, and how many were applied with it."""
+Failed = Callable[[str, int, Mapping[Place, PartitionState]], None]
 
 
 def text_of(catalog: Catalog) -> str:
@@ -68,7 +69,7 @@ class Metadata:
         self.depose_at = ""
         self.loses = ""
         self.first_term = 0
-        self.failed: Callable[[str, int], None] = lambda broker, registration: None
+        self.failed: Failed = lambda broker, registration, partitions: None
         self.altered: Callable[[str, StreamSettings], None] = lambda name, settings: None
         self._process = 0  # of the controller
         self._gone_ms: float | None = None  # when it will have been silent for too long
@@ -224,7 +225,6 @@ class Metadata:
             world.saw("committed command refused")
         elif command["kind"] == "fail_broker":
             world.saw("session lapsed")
-            self.failed(command["broker_id"], command["registration"])
         elif command["kind"] == "alter_stream":
             info = self.catalog.streams[command["name"]]
             world.note("catalog", f"{info.incarnation}: is altered: {command['settings']}")
@@ -247,6 +247,8 @@ class Metadata:
             if was is not None and state.leader_epoch != was.leader_epoch:
                 world.saw("election")
             self._checked(name, state)
+        if command["kind"] == "fail_broker" and "ok" in result:
+            self.failed(command["broker_id"], command["registration"], self.catalog.cluster.partitions)
         return result
 
     def compare(self, broker: Broker, result: dict[str, Any]) -> None:

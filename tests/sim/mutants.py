@@ -86,6 +86,8 @@ MUTANTS: Final = (
     of("keeps a wiped broker in the ISR", "broker_commands", "if at not in sound and state.knows_log_of(broker):", "if False:", seed=4),
     of("lets who opens late join", "partition", "return state if self.has_led else replace(state, isr=_with(self.isr, broker))", "return replace(state, isr=_with(self.isr, broker))"),
     of("elects whoever is live", "partition", "candidates = [b for b in state.replicas if b in state.electable and b in who.registrations]", "candidates = [b for b in state.replicas if b in who.registrations]"),
+    of("forgets who has failed below the minimum", "partition", "return self.left(broker) if self.has_led else self", "return replace(self, isr=_without(self.isr, broker)) if self.has_led else self"),
+    of("leaves who has failed in the ISR", "cluster", "after = self.partitions[at].failed(broker)", "after = self.partitions[at]"),
     of("drops damaged files before it has stepped out", "replica", "            self.checker.damaged(self)\n", "            self.checker.damaged(self)\n            self.create()\n", seed=10),
     # where logs part
     of("truncates by the high watermark alone", "follower", "        if message.found_epoch == log.last_epoch and message.end >= log.log_end:\n            self.phase = Phase.FETCHING\n            return self._ask()\n        cut = min(message.end, own_end)\n        if cut < max(log.log_start, message.log_start):  # F5\n            if message.log_start != log.log_start:\n                return self._reset(message.log_start, message.start_epoch)\n            cut = log.log_start\n", "        cut = log.high_watermark\n", "do_agree = log.log_end == log.log_start or log.last_epoch == self._found_epoch", "do_agree = True"),
@@ -175,6 +177,17 @@ PLAYED: Final = (
     of("elects who is about to stop", "partition", "candidates.sort(key=lambda broker: broker in who.stopping)", "candidates.sort(key=lambda broker: broker not in who.stopping)", script="catalog/who_leads_after_a_stop"),
     of("forgets all folders when one is gone", "cluster", "left = {**self.leftovers, broker: had - gone}", "left = {**self.leftovers, broker: frozenset()}", script="catalog/deleted_one_by_one"),
     of("removes a broker that has replicas", "broker_commands", "if info.is_live or assigned:", "if info.is_live:", script="catalog/deleted_one_by_one"),
+    of("names who leads by its registration alone", "partition", "incarnation = (who.registrations[broker], self.step_outs_of(broker))", "incarnation = (who.registrations[broker], 0)", script="catalog/damage_of_the_last_one_is_refused"),
+    # before the first leader, and when a broker fails
+    of("elects the first leader from too few", "partition_commands", "need=s.min_insync_replicas)", "need=1)", script="catalog/first_election_at_the_deadline"),
+    of("takes who has opened it and died for in sync", "partition", "            state = replace(state, isr=tuple(sorted(ready)))\n", "            pass\n", script="catalog/first_isr_is_open_and_live"),
+    of("takes who fails before the first leader out", "partition", "return self.left(broker) if self.has_led else self", "return self.left(broker)", script="catalog/first_isr_is_open_and_live"),
+    of("answers a trim while too few are in sync", "leader", "        else:\n            safe_end = before\n        if safe_end", "        else:\n            safe_end = before\n            effects += self.trims.advance(in_sync.log_starts())\n        if safe_end", script="replication/trim_below_min"),
+    of("takes no trim for answered when it begins to lead", "trims", "self.log_start = self.answered = log_start", "self.log_start, self.answered = log_start, 0", script="replication/trim_below_min"),
+    of("waits with a trim for who is out", "insync", "return [self.followers[broker].log_start for broker in self.counting()]", "return [follower.log_start for follower in self.followers.values()]", script="replication/trim"),
+    of("lets an earlier release in", "broker_commands", "    if level < cluster.feature_level:\n", "    if False:\n", script="catalog/an_earlier_release_is_refused"),
+    of("forgets in a snapshot what is left to delete", "cluster", "leftovers={broker: frozenset((s, n) for s, n in places) for broker, places in value[\"leftovers\"]},", "leftovers={},", script="catalog/deleted_until_all_confirm"),
+    of("forgets in a snapshot which streams were deleted", "catalog", "deleted=dict(snapshot[\"deleted\"]),", "deleted={},", script="catalog/deleted_until_all_confirm"),
 )  # fmt: skip
 
 STAGED: Final = (
@@ -197,6 +210,7 @@ STAGED: Final = (
     of("lets tombstones go below the least durable end", "insync", "[own_mark, *(follower.compacted_to for", "[1 << 60, *(follower.durable_end for", script="a_copy_stops_between_a_value_and_its_tombstone"),
     of("counts who is unheard as done", "insync", "*(follower.compacted_to for follower in self.followers.values())])", "*(follower.compacted_to for follower in self.followers.values() if follower.number >= 0)])", script="a_replica_is_away_while_a_key_is_deleted"),
     of("counts the in-sync replicas for tombstones", "insync", "*(follower.compacted_to for follower in self.followers.values())])", "*(self.followers[broker].compacted_to for broker in self.counting())])", script="a_replica_is_away_while_a_key_is_deleted"),
+    of("compacts no further than who is away", "compaction", "        limit = segments[-1][1]\n", "        limit = max(state.cleaned_to, min(segments[-1][1], self.tombstones_below))\n", script="a_replica_is_away_while_a_key_is_deleted"),
     of("tells of what it has removed only while it removes", "leading", "if self.name in self.broker.cluster.compacted else 0", "if self.broker.compacts(self.name) else 0", script="a_stream_is_compacted_no_more"),
     of("tells nobody that a tombstone waits", "insync", "return max([own_wait, *(follower.waits_to for follower in self.followers.values())])", "return 0", script="tombstones_go_once_all_have_compacted"),
     of("lets the shortest log lead after a rescue", "rescue", "if end == max(logs.values()))", "if end[1] == min(e[1] for e in logs.values()))", script="the_catalog_loses_commands"),

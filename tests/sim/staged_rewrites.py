@@ -162,7 +162,8 @@ def a_copy_stops_between_a_value_and_its_tombstone(cluster: Cluster) -> None:
 
 
 def a_replica_is_away_while_a_key_is_deleted(cluster: Cluster) -> None:
-    """It has the value. Whoever leads meanwhile, anew, has heard nothing of it: so no tombstone goes."""
+    """It has the value. Whoever leads meanwhile, anew, has heard nothing of it: so no tombstone goes, and nothing else
+    waits."""
     alone(cluster)
     value = store(cluster, b"value")
     store(cluster, b"stays", b"behind it")  # or it would be cut off with the batches that become empty
@@ -178,6 +179,7 @@ def a_replica_is_away_while_a_key_is_deleted(cluster: Cluster) -> None:
         until(cluster, 1_000)
         for broker in others_of(cluster, away):
             compact(broker, at)
+            assert value not in holds_key(broker), f"{broker.name} keeps a value that is deleted for who is away"
     assert leader_of(cluster, NAME) not in (leader, away)
     cluster.network.cut.clear()
     until(cluster, 4_000)

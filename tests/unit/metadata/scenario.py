@@ -1,6 +1,6 @@
 """The verbs of the scripts in tests/golden/catalog: commands of the cluster, on one stream `s` with one partition.
 
-register a [sound=yes] [behind=yes] [after=3] [seen=9]    with its folder, or without
+register a [sound=yes] [behind=yes] [after=3] [seen=9] [level=0]    with its folder, or without
 renew a b, fail a [renewal=0], stop a, remove a
 create 3 min=2, delete, confirm a [0]
 add-partitions 2, confirm-partitions a [of=2] [epoch=3] [as-of=3] [stopped=yes] [gives-up=yes], raise 3 [min=2]
@@ -64,6 +64,7 @@ class Scenario:
                     "rack": values.get("rack", ""),
                     **optional,
                     **({"epoch_seen": int(values["seen"])} if "seen" in values else {}),
+                    **({"feature_level_max": int(values["level"])} if "level" in values else {}),
                 }
             case "renew":
                 known = self.catalog.brokers
@@ -178,6 +179,7 @@ class Scenario:
             words.append(f"isr={','.join(state.isr) or '-'} last={','.join(state.last_isr) or '-'}")
             words.append(f"of {','.join(state.replicas)} min={state.min_insync_replicas} pe={state.partition_epoch}")
             words += [f"to {','.join(state.target)}"] if state.target else []
+            words += [f"leader-step-outs={state.leader_incarnation[1]}"] if state.leader_incarnation[1] else []
             words += [f"unclean={state.unclean_epoch}"] if state.unclean_epoch else []
             lines.append("  ".join(words))
         for name, stream in self.catalog.streams.items():

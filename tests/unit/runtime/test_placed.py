@@ -157,6 +157,21 @@ def test_it_follows_rests_and_leads_again(led: tuple[Node, Cluster, Place]) -> N
     assert partition.leader_epoch == cluster.state(at).leader_epoch > state.leader_epoch
 
 
+def test_a_leadership_of_another_incarnation_of_the_replica_is_not_its_own(led: tuple[Node, Cluster, Place]) -> None:
+    """V2. What is not reported open shows that it has seen to the state."""
+    one, cluster, at = led
+    state, asked = cluster.state(at), cluster.kinds().count("report_opened")
+    foreign, own = state.leader_epoch + 1, state.leader_incarnation
+    former = replace(state, leader_epoch=foreign, leader_incarnation=(own[0] - 1, own[1]), opened=("b", "c"))
+    cluster.catalog.cluster.partitions[at] = former
+    something_happens(cluster)
+    eventually(lambda: cluster.kinds().count("report_opened") > asked, what="it has heard of the former leadership")
+    cluster.catalog.cluster.partitions[at] = replace(state, leader_epoch=foreign + 1)
+    something_happens(cluster)
+    eventually(lambda: one.partition(at).leader_epoch > foreign and one.partition(at).serves, what="its own")
+    assert ("capture", "s/0", foreign) not in one.story
+
+
 def test_a_leader_answers_nobody_before_it_takes_in_messages(one: Node, cluster: Cluster) -> None:
     one.recorded.may_begin.clear()
     one.start()
