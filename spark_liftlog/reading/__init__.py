@@ -1,21 +1,18 @@
 """The source: what the driver plans, and what a task reads.
 
-    stream_reader ─► driver ─► heads ─► advance ─► plan ─► task, on an executor ─► batches for Spark
+    stream_reader ─► query/ ─► advance ─► plan ─► task, on an executor ─► batches for Spark
 
-stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in driver.py.
+stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in query/.
 batch_reader.py   A batch read: where it starts and ends is asked when it is planned.
-driver.py         The driver's side of a streaming read: what `stream_reader.py` asks, independent
-                  of Spark.
+query/            The driver's side of a streaming read: what there is, where the next batch ends,
+                  what is lost.
 selection.py      Which streams and partitions a read is about.
 where.py          Where a read starts or ends, as options say it.
 positions.py      Option values and ranges, made concrete by asking the brokers once. For batch and
                   stream alike.
 cluster.py        What the driver asks of the brokers: heads, positions, publishing.
 asking_again.py   How long a broker that may be behind is asked again before it is believed.
-heads.py          What there is to read, always at hand: one long poll in the background, answers
-                  from memory.
 offsets.py        The offset JSON: what Spark keeps in the checkpoint and hands back, for years.
-admission.py      How much of what there is goes into the next batch: the limits, together.
 advance.py        From where the query stands to where its next batch ends: the decisions, without
                   the network.
 refresh.py        A frame that is planned once and read again: what it has grown by is asked then.

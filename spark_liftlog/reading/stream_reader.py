@@ -1,4 +1,4 @@
-"""A streaming read, as Spark asks for it. What it answers is decided in driver.py.
+"""A streaming read, as Spark asks for it. What it answers is decided in query/driver.py.
 
     initialOffset()               a constant: where "latest" was is not known to a restart
     latestOffset(start, limit)    learn that `start` is done; where the next batch ends
@@ -36,9 +36,9 @@ from pyspark.sql.types import StructType
 
 from spark_liftlog.errors import shown_to_spark
 from spark_liftlog.options import SourceOptions
-from spark_liftlog.reading.driver import StreamDriver
 from spark_liftlog.reading.offsets import symbolic
 from spark_liftlog.reading.plan import plan
+from spark_liftlog.reading.query.driver import StreamDriver
 from spark_liftlog.reading.task import TaskRanges, read_task
 from spark_liftlog.schema import Projection
 
@@ -65,7 +65,7 @@ class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return symbolic(self._options.starting)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """One of the limits, for Spark to hand back; all of them are applied here (admission.py)."""
+        """One of the limits, for Spark to hand back; all of them are applied here (query/admission.py)."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)

@@ -1,4 +1,4 @@
-"""Brokers that are behind: D1 and D2 of asking_again.py, S5 of driver.py, T3 and T4 of task.py.
+"""Brokers that are behind: D1 and D2 of asking_again.py, S5 of views.py, T3 and T4 of task.py.
 
 Method: a cluster whose answers are played: each is given once, the last one for ever. Nothing depends on time but how
 long a contradiction that stays is asked about.
@@ -26,13 +26,14 @@ from broker.api.errors import (
 from broker.client.http.interrupt import Interrupt
 from spark_liftlog.errors import LogTruncated, RecordsLost
 from spark_liftlog.options import source_options
-from spark_liftlog.reading import asking_again, batch_reader, cluster, driver, task
+from spark_liftlog.reading import asking_again, batch_reader, cluster, task
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.batch_reader import LiftlogReader
 from spark_liftlog.reading.cluster import Cluster, Resolved
-from spark_liftlog.reading.driver import StreamDriver
 from spark_liftlog.reading.offsets import Key, Offset, ReadPosition, decode, encode
 from spark_liftlog.reading.plan import Range
+from spark_liftlog.reading.query import driver
+from spark_liftlog.reading.query.driver import StreamDriver
 from spark_liftlog.reading.refresh import Opening
 from spark_liftlog.schema import ROW
 
@@ -160,7 +161,7 @@ def test_a_query_begins_in_one_incarnation(play: Play) -> None:
     """Heads of the former stream, positions of the new one: neither is mixed with the other."""
     play([view("old", 99), view("new", 5)], [said("new", 5)])
     with query(startingOffsets="latest") as it:
-        it._watch.fresh()
+        it._views._watch.fresh()
         assert position(it.latest({"v": 1, "start": "latest"})) == ("new", 5)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from broker.client.http.interrupt import Interrupt
-from spark_liftlog.reading import heads as module
 from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.cluster import Cluster
-from spark_liftlog.reading.heads import HeadWatch
+from spark_liftlog.reading.query import heads as module
+from spark_liftlog.reading.query.heads import HeadWatch
 from spark_liftlog.reading.selection import Selection
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import values

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_liftlog.reading.admission import within_bytes
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.offsets import Key
+from spark_liftlog.reading.query.admission import within_bytes
 from spark_liftlog.reading.selection import Selection
 
 NAMES = ("orders", "orders-eu", "order", "returns", "__offsets")
