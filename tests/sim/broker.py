@@ -12,7 +12,8 @@ from broker.metadata.partition import PartitionState
 from broker.metadata.session import Session
 from broker.replication.messages import Message
 from tests.sim.controlling import Sessions
-from tests.sim.metadata import Answered
+from tests.sim.growing import Growing
+from tests.sim.metadata import Answered, by_stream, name_of, place_of
 from tests.sim.replica import Replica
 from tests.support.simdisk import Crashed, SimDisk
 
@@ -47,7 +48,7 @@ class Clock:
         self.rate, self.odd_ms = rate or self.rate, self.world.now_ms
 
 
-class Broker(Sessions):
+class Broker(Sessions, Growing):
     """See the module.
 
     Attributes:
@@ -61,7 +62,8 @@ class Broker(Sessions):
     """
 
     def __init__(self, cluster: Cluster, name: str, disk: SimDisk) -> None:
-        super().__init__()
+        Sessions.__init__(self)
+        Growing.__init__(self)
         self.cluster = cluster
         self.world = cluster.world
         self.name = name
@@ -142,8 +144,8 @@ class Broker(Sessions):
             replica = Replica(self, name)
             if replica.open():
                 self.replicas[name] = replica
-        sound = {name: [0] for name, replica in self.replicas.items() if replica.is_sound}
-        self._register(sound, {name: [0] for name in sound if self.replicas[name].is_behind})
+        sound = [name for name, replica in self.replicas.items() if replica.is_sound]
+        self._register(by_stream(sound), by_stream(name for name in sound if self.replicas[name].is_behind))
         self.after(TICK_MS * self.world.rng.random(), self._tick)
 
     def _register(self, sound: dict[str, list[int]], behind: dict[str, list[int]]) -> None:
@@ -197,6 +199,7 @@ class Broker(Sessions):
         self.process = 0
         self.cluster.metadata.ended(self, mode)
         self.forget_sessions()
+        self.forget_stops()
         for replica in self.replicas.values():
             replica.remember()
         seed = self.world.rng.randrange(1 << 30)
@@ -223,6 +226,7 @@ class Broker(Sessions):
             self.learn(metadata.known_to(self.name))
         self._delete_left()
         self._report_logs()
+        self.grow()
         for replica in list(self.replicas.values()):
             replica.tick(self.now_ms)
 
@@ -230,8 +234,8 @@ class Broker(Sessions):
 
     def settings_of(self, name: str) -> StreamSettings:
         """Of a partition's stream, as this broker's catalog has them."""
-        found = (info.settings for info in self.catalog.streams.values() if info.incarnation == name)
-        return next(found, StreamSettings())
+        info = self.stream_of(name)
+        return StreamSettings() if info is None else info.settings
 
     def compacts(self, name: str) -> bool:
         """Whether its replica of a partition is to be compacted."""
@@ -262,8 +266,8 @@ class Broker(Sessions):
                 self.session = Session(info.registration, self._registering_ms)
             for at, state in self.catalog.cluster.partitions.items():
                 if is_new or before.get(at) is not state:
-                    self._adopt(at[0], state)
-            for name in [name for name in self.replicas if (name, 0) not in self.catalog.cluster.partitions]:
+                    self._adopt(name_of(at), state)
+            for name in [name for name in self.replicas if place_of(name) not in self.catalog.cluster.partitions]:
                 if self.incarnation:
                     self._leave(name)
 
@@ -288,12 +292,12 @@ class Broker(Sessions):
         if not left or not self.incarnation or self.world.now_ms - self._confirmed_ms < 400:
             return
         self._confirmed_ms = self.world.now_ms
-        gone = [name for name, _ in sorted(left) if name not in self.replicas]
+        gone = [name for name in map(name_of, sorted(left)) if name not in self.replicas]
         for name in gone:
             self.disk.remove_tree(f"/data/{name}")
         if gone:
             self.world.saw("folder deleted")
-            self.submit({"kind": "confirm_deleted", "broker_id": self.name, "partitions": {name: [0] for name in gone}})
+            self.submit({"kind": "confirm_deleted", "broker_id": self.name, "partitions": by_stream(gone)})
 
     def _report_logs(self) -> None:
         """For a rescue of the catalog: what the disk holds, of replicas that are sound."""
@@ -308,14 +312,14 @@ class Broker(Sessions):
                 "registration": self.incarnation,
                 "rescue": rescue.number,
                 "epoch_seen": max([-1, *(log.leader_epoch for _, log in logs)]),
-                "logs": [[name, 0, log.leader_epoch, log.log_end_offset] for name, log in logs],
+                "logs": [[*place_of(name), log.leader_epoch, log.log_end_offset] for name, log in logs],
             }
         )
 
     def step_out_answered(self, why: str, result: dict[str, Any]) -> None:
         """Replicas that are refused stay; an error is no answer."""
-        for name, _ in result.get("ok", {}).get("refused", ()):
-            if name in self.replicas:
+        for stream, number in result.get("ok", {}).get("refused", ()):
+            if (name := name_of((stream, number))) in self.replicas:
                 self.replicas[name].step_out_refused(why)
 
     # -- others

@@ -13,6 +13,8 @@ S4  who takes itself for behind lacks something
 S1  nobody is taken for dead who has a session by its own count    S3  who has none answers no client
 S5  who is taken for dead leaves every ISR at once
 KEPT  retention, by the settings that the leader has heard of, keeps as many committed records as they say
+GROW  the records of one leader epoch are sorted by one count of partitions, none goes to a partition that is not
+    counted yet, and none by the old count is acked under `all` once another is in force
 TRIM  what a trim that was answered let go is not served again
 
 R8, that the catalog loses no command, is the adapter's of Raft (`tests.sim.raft`). Here the catalogs of all brokers
@@ -22,7 +24,7 @@ must be equal wherever they are equally far (`metadata.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ from broker.api.stream import StreamSettings
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Acks
 from tests.sim.held import Stored, position_of, stored_of
+from tests.sim.metadata import place_of
 from tests.sim.rewritten import OfRewrites, Rewritten, committed_rows, records_of
 from tests.sim.world import Violation, World
 
@@ -79,17 +82,19 @@ class Known:
     unclean_epoch: int = 0
     given_up: int = 0
     gone: dict[int, Stored] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)  # of partitions, by the epoch of the records sorted so
     rewritten: Rewritten | None = None  # None: nobody writes these logs anew
 
 
 class Checker(OfRewrites):
-    """See the module. `brokers` and `partitions` are set by the cluster."""
+    """See the module. `brokers`, `partitions` and `count_of` (a stream's partitions) are set by the cluster."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.known: dict[str, Known] = {}
         self.brokers: dict[str, Broker] = {}
         self.partitions: dict[str, PartitionState] = {}
+        self.count_of: Callable[[str], int] = lambda stream: 1
         self._gone: dict[tuple[str, str], Replica] = {}
 
     def fail(self, what: str) -> None:
@@ -358,7 +363,7 @@ class Checker(OfRewrites):
         """A leader answers a client: only in a session (`session.S3`)."""
         if not replica.broker.has_session:
             self.fail(f"S3: {replica.name}: {replica.broker.name} answers {what} without a session")
-        if (replica.name, 0) not in replica.broker.catalog.cluster.partitions:
+        if place_of(replica.name) not in replica.broker.catalog.cluster.partitions:
             self.fail(f"{replica.name}: {replica.broker.name} answers {what} of a stream that it knows to be deleted")
 
     def acked(self, replica: Replica, first: int, end: int, acks: Acks, batches: Sequence[Batch]) -> None:
@@ -378,6 +383,24 @@ class Checker(OfRewrites):
             self.fail(f"R5: {replica.name}: acked [{first}, {end}), and committed is up to {known.end}")
         values = [(value, batch.producer_id > 0) for batch in batches for value in batch.values]
         known.acked += [(value, first + at, is_once) for at, (value, is_once) in enumerate(values)]
+
+    def sorts(self, replica: Replica) -> int:
+        """A leader is about to append what was sorted by the count of partitions that it knows. Returns whether that is
+        the one in force: who does not know that he leads no more may sort by an older one, and nobody hears of it."""
+        name, who, epoch = replica.name, replica.broker.name, replica.leader.epoch
+        stream, number = place_of(name)
+        info = replica.broker.stream_of(name)
+        count, in_force = 1 if info is None else info.settings.partitions, self.count_of(stream)
+        if count > in_force or number >= in_force:
+            self.fail(f"GROW: {name}: {who} sorts by {count} partitions, and {in_force} are in force")
+        if replica.has_begun and self.known[name].counts.setdefault(epoch, count) != count:
+            self.fail(f"GROW: {name}: {who} sorts by {self.known[name].counts[epoch]} and {count} in epoch {epoch}")
+        return count == in_force
+
+    def is_counted_so(self, replica: Replica, was_in_force: bool, acks: Acks) -> None:
+        """What it appended then is acked now."""
+        if acks is Acks.ALL and not was_in_force:
+            self.fail(f"GROW: {replica.name}: {replica.broker.name} acks a record that was sorted by an older count")
 
     def acked_each(self, replica: Replica, offsets: dict[bytes, int]) -> None:
         """Messages with ids: each was stored there, now or before; and is, once."""

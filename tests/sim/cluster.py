@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, 
 from tests.sim.faults import Faults
 from tests.sim.held import SETTINGS
 from tests.sim.joined import RaftPlane, joined
-from tests.sim.metadata import Metadata
+from tests.sim.metadata import Metadata, place_of
 from tests.sim.network import CALM, Network, Weather
 from tests.sim.quick import verified_once
 from tests.sim.rewriting import LAZY_PERCENT
@@ -30,6 +31,8 @@ REWRITING = (4, 6)
 """Of eight seeds, in these the replicas write their logs anew."""
 ALTERING = (3, 6, 11)
 """Of sixteen seeds, in these an operator alters the settings of streams: what is kept, whether they are compacted."""
+GROWING = (5, 7, 15)
+"""Of sixteen seeds, in these an operator asks for more partitions of streams."""
 AHEAD_BYTES = 16 << 10
 """So far files run ahead, at most: more than segments are long, and little enough for bits to flip in records."""
 HEAL_MS = 60_000
@@ -47,6 +50,7 @@ class Cluster:
         compacted: Partitions whose records may be missing; without `rewrites` they behave as if it were so: who comes
             from behind the leader's state file takes that.
         alters: Whether the settings of streams are altered. Then those are compacted only while the catalog says so.
+        luck_of_growth: Whose an operator is who asks for more partitions, in the seeds that have one.
         trims: Whether consumers ask for trims.
         calm_ms: What the controller calls calm: with its own ten seconds it would hardly ever give anything back.
         faults_are_over: Repeaters stop when they know where their last group is.
@@ -119,8 +123,12 @@ class Cluster:
             self.repeaters = [Repeater(self, name, self.next_producer_id()) for name in metadata.states]
         for broker in self.brokers.values():
             world.after(rng.uniform(0, 300), broker.start)
+        checker.count_of, metadata.added = metadata.count_of, self._added
+        self.luck_of_growth = random.Random(f"growth of {seed}")
         self.faults = Faults(self)
         self.faults.is_over = not faults
+        if seed % 16 in GROWING and faults and rewrites is None:
+            world.after(self.luck_of_growth.uniform(1_000, 4_000), self.faults.add_partitions)
 
     def _form(self, names: list[str], minima: list[int], internal: str) -> None:
         """What the catalog was told before: the brokers, and a stream of one partition for each minimum.
@@ -142,6 +150,14 @@ class Cluster:
             commands.append({"kind": "create_stream", **stream, **placed})
         self.metadata.form(names, [{"v": 1, **command} for command in commands])
         self.began_ms = self.world.now_ms
+
+    def _added(self, name: str) -> None:
+        """A stream has one more partition, which nobody counts yet. Clients try it at once."""
+        if name in self.checker.known:
+            return  # a scenario has clients of its own
+        self.checker.known[name] = Known()
+        self.consumers.append(Consumer(self, name))
+        self.publishers.append(Publisher(self, name, self.next_producer_id(), f"{name}.0"))
 
     def zeal(self, name: str) -> tuple[float, int]:
         """How likely a replica writes its log anew at a tick, and how much must be dirty for a pass of its own."""
@@ -218,9 +234,14 @@ class Cluster:
             core = self.brokers[p.leader or ""].replicas[name].leader
             if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
+        grows = {info.incarnation for info in self.metadata.catalog.streams.values() if info.partitions_next}
+        gone = {place_of(name)[0] for name, known in self.checker.known.items() if known.is_lost or known.is_orphaned}
+        if grows - gone:
+            return f"partitions of {', '.join(sorted(grows - gone))} are not counted"
         for publisher in self.publishers:
             known = self.checker.known[publisher.partition]
-            if not publisher.is_done and not known.is_lost and not known.is_orphaned:
+            is_stuck = place_of(publisher.partition)[0] in grows
+            if not publisher.is_done and not known.is_lost and not known.is_orphaned and not is_stuck:
                 return f"publisher {publisher.name} waits"
         return ""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.metadata import by_stream, place_of
+
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
     from tests.sim.cluster import Cluster
     from tests.sim.world import World
 
+PARTITIONS_MAX = 3
 WORST = ("fail_broker", "report_leader", "register_broker", "alter_isr", "step_out", "renew_sessions")
 
 
@@ -65,7 +68,7 @@ class OfTheCatalog:
 
     def _elect(self, broker: Broker) -> bool:
         """Leaderships go to the first replicas."""
-        return self._ask("elect_preferred", partitions={name: [0] for name in self.cluster.metadata.states})
+        return self._ask("elect_preferred", partitions=by_stream(self.cluster.metadata.states))
 
     def _stop(self, broker: Broker) -> bool:
         """It hands its leaderships over, and ends: before or after they are others'."""
@@ -99,7 +102,8 @@ class OfTheCatalog:
         if state.unclean_epoch:
             return  # once: what was given up may come back with the next one who is chosen
         if state.leader is None and chosen in state.replicas and self._has(chosen, name):
-            self._ask("elect_unclean", stream=name, partition=0, broker_id=chosen)
+            stream, number = place_of(name)
+            self._ask("elect_unclean", stream=stream, partition=number, broker_id=chosen)
 
     def _has(self, who: str, name: str) -> bool:
         replica = self.cluster.brokers[who].replicas.get(name)
@@ -108,12 +112,13 @@ class OfTheCatalog:
     def _minimum(self, broker: Broker) -> bool:
         """So many must be in sync from now on."""
         name = self.world.rng.choice(list(self.cluster.metadata.states))
-        return self._ask("set_min_insync", stream=name, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
+        stream, _ = place_of(name)
+        return self._ask("set_min_insync", stream=stream, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
 
     def _alter(self, broker: Broker) -> bool:
         """What a stream keeps, and whether it is compacted, is another matter from now on."""
         cluster, rng = self.cluster, self.world.rng
-        place = rng.choice(list(cluster.metadata.states))
+        place, _ = place_of(rng.choice(list(cluster.metadata.states)))
         settings: dict[str, Any] = {"retention_records": rng.choice((None, 5, 40))}
         if cluster.rewrites and place in cluster.compacted:
             settings["cleanup"] = rng.choice(("delete", "delete", "compact", "compact", "both"))
@@ -131,4 +136,18 @@ class OfTheCatalog:
             target[rng.randrange(len(target))] = rng.choice(free)
         else:
             rng.shuffle(target)
-        return self._ask("reassign", stream=name, partition=0, replicas=target)
+        stream, number = place_of(name)
+        return self._ask("reassign", stream=stream, partition=number, replicas=target)
+
+    def add_partitions(self) -> None:
+        """Of a stream, one more; and again after a while. Its luck is its own: it changes no other one's."""
+        metadata, rng = self.cluster.metadata, self.cluster.luck_of_growth
+        if self.is_over:
+            return
+        self.world.after(rng.uniform(1_500, 4_000), self.add_partitions)
+        fit = [info for info in metadata.catalog.streams.values() if not info.internal and not info.partitions_next]
+        fit = [info for info in fit if info.settings.partitions < PARTITIONS_MAX]
+        if fit:
+            info = rng.choice(fit)
+            if self._ask("add_partitions", name=info.name, partitions=info.settings.partitions + 1):
+                self.world.saw("partitions asked for")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.metadata import controller as c
 from broker.metadata.session import Beat, Effect, Lapsed, Session
+from tests.sim.metadata import place_of
 
 if TYPE_CHECKING:
     from tests.sim.broker import Broker
@@ -113,7 +114,7 @@ class Sessions:
         """A follower cannot fetch."""
         if self.office is not None:
             wall_ms = self.now_us // 1_000
-            at = (stream, 0)
+            at = place_of(stream)
             self.office.step(
                 c.ReportArrived(broker=name, registration=registration, at=at, leader_epoch=epoch, wall_ms=wall_ms)
             )

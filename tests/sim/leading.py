@@ -21,6 +21,7 @@ from broker.storage.read import verified_messages
 from broker.storage.segments.checkpoint import LogSettings
 from tests.sim.batches import Batch
 from tests.sim.held import Held, stored_of
+from tests.sim.metadata import place_of
 from tests.support.published import batch_from_nats, with_id
 from tests.unit.ingest.wire import answers_in
 
@@ -92,12 +93,13 @@ class Leading(Held):
         )
 
     def _ask_isr(self, ask: e.AskIsr) -> None:
+        stream, number = place_of(self.name)
         change = {"add": [ask.add, *ask.incarnation]} if ask.add else {"remove": ask.remove}
         command = {
             "kind": "alter_isr",
             "broker_id": self.broker.name,
-            "stream": self.name,
-            "partition": 0,
+            "stream": stream,
+            "partition": number,
             "leader_epoch": ask.epoch,
             "partition_epoch": ask.partition_epoch,
             **change,
@@ -243,6 +245,10 @@ class Leading(Held):
         if core.in_sync is not None and len(core.in_sync.members) < core.min_insync_replicas:
             answer("too few in sync")
             return
+        if not self.broker.takes(self.name):
+            answer("not counted, or about to be counted otherwise")
+            return
+        is_in_force = self.checker.sorts(self)
         try:
             result = log.append(batches, leader_epoch=core.epoch, now_us=self.broker.now_us)
         except DiskFull:
@@ -269,6 +275,7 @@ class Leading(Held):
             if outcome is e.Outcome.STORED and not self.broker.has_session:
                 self.world.saw("ack held back: no session")
             elif outcome is e.Outcome.STORED:
+                self.checker.is_counted_so(self, is_in_force, acks)
                 self.checker.acked(self, first, end, acks, batches)
                 answer("stored", first, end)
             else:
@@ -286,6 +293,10 @@ class Leading(Held):
         if core.in_sync is not None and len(core.in_sync.members) < core.min_insync_replicas:
             answer("too few in sync")
             return
+        if not self.broker.takes(self.name):
+            answer("not counted, or about to be counted otherwise")
+            return
+        is_in_force = self.checker.sorts(self)
         now_us = self.broker.now_us
         keys = (("Liftlog-Key", key),) if key else ()
         batch = batch_from_nats([(value, with_id(value.decode()) + keys) for value in values], now_us)
@@ -310,6 +321,7 @@ class Leading(Held):
 
         def told(outcome: e.Outcome) -> None:
             if outcome is e.Outcome.STORED and self.broker.has_session:
+                self.checker.is_counted_so(self, is_in_force, e.Acks.ALL)
                 self.checker.acked_each(self, offsets)
                 answer("stored", list(offsets))
             else:

@@ -14,7 +14,7 @@ inside.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.api.errors import LiftlogError
@@ -36,6 +36,25 @@ Answered = Callable[[dict[str, Any], int], None]
 Failed = Callable[[str, int, Mapping[Place, PartitionState]], None]
 
 
+def name_of(at: Place) -> str:
+    """What a partition is called here: the first one as its stream."""
+    return at[0] if at[1] == 0 else f"{at[0]}+{at[1]}"
+
+
+def place_of(name: str) -> Place:
+    """Where a partition of that name stands."""
+    stream, _, number = name.partition("+")
+    return stream, int(number or 0)
+
+
+def by_stream(names: Iterable[str]) -> dict[str, list[int]]:
+    """Partitions as commands list them."""
+    found: dict[str, list[int]] = {}
+    for stream, number in map(place_of, names):
+        found.setdefault(stream, []).append(number)
+    return found
+
+
 def text_of(catalog: Catalog) -> str:
     """A snapshot as it is written."""
     return json.dumps(catalog.snapshot(), sort_keys=True)
@@ -47,12 +66,13 @@ class Metadata:
     Attributes:
         catalog: As it is after all that is committed.
         log: What is committed, each with its result.
-        states: Of each partition, by the name of its stream: each stream here has one.
+        states: Of each partition, by its name.
         snapshots: By the number of commands before them.
         controller, term, began_at: Who has a majority by now; which term it is, and how much was committed before it.
         depose_at: A kind of command: with the next such one the controller steps down.
         loses: A kind of command that never arrives; empty: none.
-        failed: Told of brokers that are taken for dead; `altered`: of a partition, and its stream's settings by now.
+        failed: Told of brokers that are taken for dead; `altered`: of a partition, and its stream's settings by now;
+            `added`: of a partition that was not there before.
     """
 
     def __init__(self, world: World, network: Network, checked: Callable[[str, PartitionState], None]) -> None:
@@ -71,6 +91,7 @@ class Metadata:
         self.first_term = 0
         self.failed: Failed = lambda broker, registration, partitions: None
         self.altered: Callable[[str, StreamSettings], None] = lambda name, settings: None
+        self.added: Callable[[str], None] = lambda name: None
         self._process = 0  # of the controller
         self._gone_ms: float | None = None  # when it will have been silent for too long
         self._checked = checked
@@ -142,7 +163,7 @@ class Metadata:
         self.catalog = Catalog.restore(json.loads(self.snapshots[at]))
         for command, _ in self.log[at:]:
             self.catalog.apply(command)
-        self.states.update({name: state for (name, _), state in self.catalog.cluster.partitions.items()})
+        self.states.update({name_of(at): state for at, state in self.catalog.cluster.partitions.items()})
 
     # -- commands
 
@@ -229,12 +250,18 @@ class Metadata:
             info = self.catalog.streams[command["name"]]
             world.note("catalog", f"{info.incarnation}: is altered: {command['settings']}")
             self.altered(info.incarnation, info.settings)
+        elif command["kind"] == "confirm_partitions" and not result["ok"]["waiting"]:
+            world.saw("added partitions counted")
+            world.note("catalog", f"{command['incarnation']}: {command['partitions']} partitions count from now on")
         if len(self.log) % COMPARED_EVERY == 0:
             self.snapshots[len(self.log)] = text_of(self.catalog)
-        for (name, _), state in self.catalog.cluster.partitions.items():
+        for at, state in self.catalog.cluster.partitions.items():
+            name = name_of(at)
             was = self.states.get(name)
             if was is state:
                 continue
+            if was is None:
+                self.added(name)
             self.states[name] = state
             if was is not None and (state.leader_epoch, state.isr, state.last_isr) != (
                 was.leader_epoch,
@@ -260,6 +287,11 @@ class Metadata:
             raise Violation(f"R8: {name} has another catalog than others after command {at}")
 
     # -- the controllership
+
+    def count_of(self, stream: str) -> int:
+        """So many partitions of a stream count, by all that is committed."""
+        found = (info.settings.partitions for info in self.catalog.streams.values() if info.incarnation == stream)
+        return next(found, 1)
 
     def _round(self) -> None:
         """Who controls. One that is silent is another after a while."""

@@ -45,6 +45,7 @@ FOLDERS: Final = {
         "controller",
         "session",
         "rescue",
+        "growth",
     ),
     "storage": ("remembered", "segment_log", "recovery"),
     "storage.writing": ("truncate", "state", "checkpoints"),
@@ -109,6 +110,10 @@ MUTANTS: Final = (
     of("lets retention take what is not committed", "retention", "end_offset=view.high_watermark", "end_offset=view.log_end_offset", seed=3),
     of("keeps to the retention that it began with", "leading", "retention_records=of.retention_records", "retention_records=log.settings.retention_records or of.retention_records", seed=11),
     of("compacts before it is told to", "broker", "return self.settings_of(name).cleanup != \"delete\"", "return True", seed=6),
+    # more partitions
+    of("counts added partitions when it hears of them", "growing", "return place_of(name)[1] < info.settings.partitions and", "return place_of(name)[1] < max(info.settings.partitions, info.partitions_next) and", seed=5),
+    of("says that it has stopped, and goes on", "growing", "info.settings.partitions and not self._has_stopped(info)", "info.settings.partitions", seed=63, seeds=96),
+    of("begins no epoch with another count", "growth", "moved = [] if waiting else cluster.begin_epoch(places)", "moved = []", seed=5),
     # the catalog
     of("forgets results in a snapshot", "catalog", "_requests=OrderedDict(snapshot[\"requests\"]),", "_requests=OrderedDict(),"),
     # answers, and what they go with
@@ -178,6 +183,7 @@ PLAYED: Final = (
     of("forgets all folders when one is gone", "cluster", "left = {**self.leftovers, broker: had - gone}", "left = {**self.leftovers, broker: frozenset()}", script="catalog/deleted_one_by_one"),
     of("removes a broker that has replicas", "broker_commands", "if info.is_live or assigned:", "if info.is_live:", script="catalog/deleted_one_by_one"),
     of("names who leads by its registration alone", "partition", "incarnation = (who.registrations[broker], self.step_outs_of(broker))", "incarnation = (who.registrations[broker], 0)", script="catalog/damage_of_the_last_one_is_refused"),
+    of("counts who has stopped as of an earlier moment", "growth", "said is not None and said[0] == as_of and", "said is not None and", script="catalog/added_partitions_amid_a_stop"),
     # before the first leader, and when a broker fails
     of("elects the first leader from too few", "partition_commands", "need=s.min_insync_replicas)", "need=1)", script="catalog/first_election_at_the_deadline"),
     of("takes who has opened it and died for in sync", "partition", "            state = replace(state, isr=tuple(sorted(ready)))\n", "            pass\n", script="catalog/first_isr_is_open_and_live"),

@@ -14,6 +14,7 @@ from broker.metadata.partition import PartitionState
 from broker.replication import events as e
 from broker.replication import following as f
 from broker.replication.messages import NO_INCARNATION, AskEnd, AskState, End, Fetch, Incarnation, Message
+from tests.sim.metadata import place_of
 from tests.sim.rewriting import Rewriting
 
 if TYPE_CHECKING:
@@ -51,6 +52,22 @@ class Replica(Rewriting):
             return NO_INCARNATION
         return self.broker.incarnation, self.state.step_outs_of(self.broker.name)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it leads in the newest epoch that its broker knows of."""
+        return self.state is not None and self.state.leader_epoch == self.leader.epoch
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether enough are in sync with this leader."""
+        in_sync = self.leader.in_sync
+        return in_sync is None or len(in_sync.members) >= self.leader.min_insync_replicas
+
+    @property
+    def has_committed_all(self) -> bool:
+        """Whether all that this leader has taken is committed."""
+        return self.log is not None and self.log.high_watermark == self.log.log_end_offset
+
     def command(self, kind: str, **values: Any) -> dict[str, Any]:
         """One of the broker's commands on this replica."""
         registration, step_outs = self.incarnation
@@ -58,7 +75,7 @@ class Replica(Rewriting):
             "kind": kind,
             "broker_id": self.broker.name,
             "registration": registration,
-            "replicas": [[self.name, 0, step_outs]],
+            "replicas": [[*place_of(self.name), step_outs]],
             **values,
         }
 
@@ -224,7 +241,7 @@ class Replica(Rewriting):
         others = [r for r in self.broker.replicas.values() if r.stepping is not None and r.stepping[0] == why]
         for replica in others:
             replica._stepping_asked_ms = self.world.now_ms
-        asked = [[replica.name, 0, replica.stepping[1][1]] for replica in others if replica.stepping is not None]
+        asked = [[*place_of(each.name), each.stepping[1][1]] for each in others if each.stepping is not None]
         if len(asked) > 1:
             self.world.saw("step-out of several replicas")
         command = self.command("step_out", why=why, replicas=asked)
