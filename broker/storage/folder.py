@@ -42,7 +42,7 @@ class DataFolder:
 
     Attributes:
         path: Absolute.
-        broker_id, cluster_id: Whose it is.
+        broker_id, cluster_id: The broker and the cluster that own it.
     """
 
     def __init__(self, path: str, *, broker_id: str, cluster_id: str, lock_fd: int) -> None:
@@ -58,8 +58,8 @@ class DataFolder:
 
         Args:
             path: The folder; those above it are made too.
-            broker_id: Whose it must be.
-            cluster_id: Which cluster it must belong to; None: any, and a new folder founds a new one.
+            broker_id: The broker that must own it.
+            cluster_id: The cluster that it must belong to; None: any, and a new folder founds a new one.
         Raises:
             FolderInUse: another process has it open; `pid` says which, if known.
             FolderNotAllowed: no permission, or a read-only file system.
@@ -117,7 +117,7 @@ class DataFolder:
             os.close(fd)
 
     def boot_id(self) -> str:
-        """What this run of the machine is called; empty where the system does not say."""
+        """The name of this run of the machine; empty where the system does not say."""
         if self._boot_id is None:  # it is asked for each partition
             try:
                 with open(BOOT_ID_PATH, encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""One partition's log: records that are judged, appended, noted. What everyone else uses.
+"""One partition's log, which everyone else uses: records are judged, appended, noted.
 
     append(batches)
       judge      Memory says what stays of them, or that they are a repeat
@@ -54,11 +54,11 @@ __all__ = [
 
 
 class PartitionLog:
-    """See the module. Made by `create` and `open`. What a part does alone is its method under the same name.
+    """See the module. Made by `create` and `open`. A method that one part does alone has the same name there.
 
     Attributes:
-        log: The records, without what was ever told of them. Readers may use it as it is.
-        remembered: What was told of them.
+        log: The records alone. Readers may use it as it is.
+        remembered: All that was ever told of producers, ids and subjects.
     """
 
     __slots__ = ("_lock", "_state", "_tracking", "handover", "log", "remembered")
@@ -161,7 +161,7 @@ class PartitionLog:
         """Append a commit group that need not fit into memory: batch by batch, and all taken back if one fails.
 
         Args:
-            group: Gone through once. What that raises passes through; then nothing was appended.
+            group: Gone through once. Its errors pass through; then nothing was appended.
             leader_epoch, now_us: As `append` takes them.
         Raises:
             NotLeader, DiskFull, StorageFailed: as `append`.
@@ -180,7 +180,7 @@ class PartitionLog:
             return result
 
     def append_stored(self, data: ReadableBuffer, *, leader_epoch: int, now_us: int, is_rewritten: bool = False) -> int:
-        """As `Log.append_stored`. What the records tell is read from the log later: by `keep_up`, or when it leads.
+        """As `Log.append_stored`. The tables read these records from the log later: in `keep_up`, or when it leads.
 
         A log that follows has a state file from its first record on, or lacks one (`state_files.T6`).
 
@@ -206,7 +206,7 @@ class PartitionLog:
                     self.remembered.is_due = True  # as at any roll, so that whoever leads has a segment to read at most
 
     def _judge(self, batches: Sequence[Encodable], now_us: int) -> Verdict:
-        """What may be appended, and what is to be noted of it. Raises why nothing may."""
+        """Say which records may be appended and what is to be noted of them. Raises why nothing may be appended."""
         memory = self.remembered.memory
         if memory is not None and memory.end != self._state.log_end_offset:
             memory = None  # `remembered.U3`
@@ -307,7 +307,8 @@ class PartitionLog:
     def truncate(self, to: int) -> int:
         """As `Log.truncate`. State files above the cut go first, with the records (`state_files.T5`).
 
-        What it cuts within, a stored batch or a commit group, may begin below the log start: then nothing stays.
+        A cut within a stored batch or a commit group takes all of it. If that begins below the log start, nothing
+        stays.
         """
         log = self.log
         with log.checkpoint_lock, log.sync_lock, self._lock:
@@ -394,7 +395,7 @@ class PartitionLog:
             self.log.checkpoint(clean=clean, withdraw=withdraw)
 
     def keep_up(self) -> None:
-        """Of a log that follows: read what the records tell, so that it is known when this one leads."""
+        """On a follower: read what the records tell of ids and subjects, so that it is known when this log leads."""
         self.remembered.keep_up()
 
     def close(self, *, clean: bool = True) -> None:

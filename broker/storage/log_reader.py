@@ -36,7 +36,7 @@ class LogReader:
     ) -> ReadPlan:
         """Find the batches that hold [offset, min(end, high watermark)).
 
-        What is lost is skipped by the only replica there is. Where there are others, the plan ends before it.
+        The only replica skips a lost range. Where there are others, the plan ends before the range.
 
         Args:
             offset: In [log start, high watermark]; at the high watermark the plan is empty.

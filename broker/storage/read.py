@@ -57,7 +57,7 @@ class ReadPlan:
 
     Attributes:
         ranges: n >= 0 ranges, to be sent in this order (A1).
-        first_offset: Of the first batch; may be before the offset that was asked for.
+        first_offset: The first batch's; may be before the offset that was asked for.
         next_offset: Where to read on. After the last batch, and after what is lost behind it.
         bytes: Sum of the ranges.
     """

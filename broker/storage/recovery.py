@@ -1,4 +1,4 @@
-"""What a log does when it is opened without a clean mark: find out what is there, keep what was fsynced.
+"""Open a log that has no clean mark: find out what is there, and keep what was fsynced.
 
     segment 0        segment 100              segment 200 (the last)
     [ sealed  ]      [ sealed      ]          [ batch batch | batch ???? batch ]
@@ -15,7 +15,7 @@ R3  A gap below it is *lost*, to this replica: a sole one has lost it for good. 
 R4  Offsets below `kept_end` are never given out again, present or lost.
 R5  What recovery keeps is fsynced before it counts as durable.
 R6  Where two segments overlap the later one counts: it was whole on disk before it got its name (`Chain.write_again`).
-    What a segment that lacks nothing holds beyond is cut off.
+    The overlapping end of the earlier one is cut off, if that one lacks nothing.
 R7  What is found beyond the recovery point is written once more before it is judged. A process that ended after a
     failed fsync leaves pages that look clean and are on no disk: an fsync of ours finds nothing to do there, and what
     it called durable would be gone with the power.
@@ -52,15 +52,15 @@ FIRST_POSITION: Final = len(SCHEMA_BYTES)
 
 @dataclass(slots=True, kw_only=True)
 class RecoveryReport:
-    """What opening a log found and did, for whoever logs it.
+    """The findings and acts of an open, for the log lines.
 
     Attributes:
         clean: The clean mark held; no segment was read.
-        scanned_bytes, scanned_batches: Read and verified.
+        scanned_bytes, scanned_batches: So many were read and verified.
         cut_bytes: Torn tail that was cut off, in bytes; `cut_offset` is where the log ends since then.
         lost: Ranges found damaged by this open (earlier ones are in `PartitionLog.lost_ranges`).
         rebuilt_indexes: Base offsets of the segments whose index was written anew.
-        notes: What else was out of the ordinary, in words.
+        notes: All else that was out of the ordinary, in words.
     """
 
     clean: bool = False
@@ -187,7 +187,7 @@ def rescan(
     All of it was fsynced: gaps are lost. The index file is written if the disk lets us.
 
     Args:
-        around_errors: What the disk cannot read is a gap, as long as it is little (`ReadAround`).
+        around_errors: Count as a gap what the disk cannot read, as long as it is little (`ReadAround`).
     """
     run = _Recovery(disk, "", Checkpoint(), report, 0)
     run.around_errors, run.tidies = around_errors, False
@@ -195,7 +195,7 @@ def rescan(
 
 
 def _from_names(segments: list[Segment]) -> Checkpoint:
-    """What the names alone prove when there is no checkpoint: all before the last segment was fsynced (R1)."""
+    """The checkpoint that names alone prove when there is none: all before the last segment was fsynced (R1)."""
     if not segments:
         return Checkpoint()
     first, last = segments[0].base_offset, segments[-1].base_offset
@@ -372,7 +372,7 @@ class _Recovery:
             file.close()
 
     def _note(self, segment: Segment, found: Scan) -> None:
-        """What a scan found, for the report, and what its headers prove."""
+        """Note for the report what a scan found, and what its headers prove."""
         self.report.scanned_bytes += max(0, found.size - found.start)
         self.report.scanned_batches += len(found.batches)
         if len(found.batches):

@@ -1,4 +1,4 @@
-"""What a log remembers beside its records: the tables of `Memory`, read when they are needed, kept in
+"""The memory of a log beside its records: the tables of `Memory`, read when they are needed, kept in
 state files.
 
     roll     the tables as of the roll    so that the next open reads one segment at most; large ones
@@ -59,7 +59,7 @@ class Remembered:
         is_due: A state file is to be written by the next checkpoint (`keep_due`).
         is_ahead: The table of subjects tells of what is being appended.
         is_wanted: Somebody asks for subjects for the first time, and all must be durable before.
-        has_news: Of what a leader has sent, something tells more than the tables.
+        has_news: A leader has sent records that tell more than the tables do.
     """
 
     def __init__(self, log: Log, now_us: int) -> None:
@@ -98,7 +98,7 @@ class Remembered:
         self.has_news = self.has_news or bool(header.producer_id) or has_headers(message)
 
     def keep_up(self) -> None:
-        """U4. For one thread, which does not hold the append lock. What cannot be read is read when it is needed."""
+        """U4. For one thread, which does not hold the append lock. An error here is met again by whoever needs them."""
         log = self.log
         with log.lock:
             memory, drops, end = self.memory, self._drops, log.log_end_offset
@@ -228,7 +228,7 @@ class Remembered:
     # --- taken back -----------------------------------------------------------------------------------------
 
     def after_recovery(self) -> None:
-        """What was lost may be told of: by a table, or by a state file."""
+        """Drop what tells of records that recovery has lost: tables and state files."""
         self.states.forget()
         self.forget()
         try:
@@ -270,8 +270,8 @@ class Remembered:
         return not (is_empty or self.log.settings.is_sole_replica or self.states.offsets)
 
     def begin_to_lead(self) -> None:
-        """Whoever leads among others has a state file. If it lacks one: of what its log tells below the high watermark,
-        so that it may be given to others at once.
+        """See to it that a leader with followers has a state file. If it lacks one, write what its log tells below the
+        high watermark, so that others may be given the file at once.
         """
         log = self.log
         with log.guarded("write state"):
@@ -329,7 +329,7 @@ class Remembered:
         )
 
     def keep_due(self) -> None:
-        """What a roll has left to do. The caller holds the checkpoint lock; appends go on during the write.
+        """Do what a roll has left to do. The caller holds the checkpoint lock; appends go on during the write.
 
         Raises:
             OSError, StorageFailed, DiskFull: the older file stands.

@@ -1,4 +1,4 @@
-"""What a log appends (`broker.api.encodable`), made of rows that are already Arrow: POSTed batches, `__offsets`.
+"""Batches for a log (`broker.api.encodable`) made of rows that are already Arrow: POSTed batches, `__offsets`.
 
 The hot path from NATS brings its own `Encodable`: ingest composes its messages in compiled code.
 """
@@ -36,7 +36,7 @@ class StoredGroup:
     Attributes:
         batches: n >= 1 of them; each is composed, written and let go before the next is asked for.
         batch_count: n.
-        byte_count: Of their messages together, at most.
+        byte_count: Bytes of their messages together, at most.
     """
 
     batches: Iterable[Encodable]
@@ -84,15 +84,15 @@ class Conditional(Encodable, Protocol):
     ) -> None:
         """Drop the records that are not to be stored, once, before `compose`; note the ids of the others.
 
-        What was dropped and why stays with the batch, for its answers. `record_count` becomes that of what is left.
+        The batch keeps which records were dropped and why, for its answers. `record_count` then counts what is left.
 
         Args:
-            ids: Of this log, with room for this batch; its ids are in it afterwards. None: ids mean nothing here.
-            subjects: Of this log; what stays of the batch is in it afterwards. None: it is not known yet, or never.
-            next_offset: Of the first record.
+            ids: This log's table, with room for this batch; its ids are in it afterwards. None: ids mean nothing here.
+            subjects: This log's table; the records that stay are in it afterwards. None: not known yet, or never.
+            next_offset: The offset of the first record.
             window_us: How long an id is known.
             ids_max: A new id over that is refused.
-            subjects_max: 0: who expects the last record on its subject is refused for good.
+            subjects_max: 0: a record that expects the last one on its subject is refused for good.
         """
 
     def take_back(self, subjects: SubjectTable) -> None:
@@ -112,7 +112,7 @@ class RowBatch:
 
     Args:
         rows: n >= 1 rows of every column of `SCHEMA` but `offset`, of exactly its types; `offset` is replaced.
-        producer_id, producer_epoch, sequence: Of an idempotent producer; zeros for none.
+        producer_id, producer_epoch, sequence: Those of an idempotent producer; zeros for none.
     Attributes:
         byte_count_max: Its message has so many bytes or a little fewer.
     """

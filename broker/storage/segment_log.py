@@ -16,8 +16,8 @@ A leader appends batches (`append`), a follower what the leader has stored, byte
     let_go          remove what is old
     replace         a segment that was written anew
 
-None of them knows `Log`, and none but those above it in this list. The clock is an argument. What was
-found at open is in `recovery`; the caller logs it.
+A part knows those above it in this list, and nothing of `Log`. The clock is an argument. The findings
+of an open are in `recovery`; the caller logs them.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ T = TypeVar("T")
 
 
 class Log:
-    """See the module. What a part does alone is that part's method under the name that it has here.
+    """See the module. A method that one part does alone has the same name there.
 
     Attributes:
-        state: What the parts share; `writing/state.py` describes what of it is told here too.
-        appender, syncer: Those parts, for who calls them with each message.
+        state: All that the parts share; `writing/state.py` describes its attributes, some of which stand here too.
+        appender, syncer: Those parts, for callers that need them with each message.
     """
 
     __slots__ = (
@@ -234,9 +234,9 @@ class Log:
         """Bring a failed log back: write what is not durable anew, fsync it, open everything as after a crash.
 
         Every offset keeps its record as far as the page cache still has it, so an append whose `sync` failed may turn
-        out to be stored after all. What it has lost is cut off above the high watermark, and lost below. With more than
-        one replica nothing is salvaged: what is not durable is cut off, and fetched anew. A log that is well, or
-        closed, is left alone.
+        out to be stored after all. Damage above the high watermark is cut off; records damaged below it are lost. With
+        more than one replica nothing is salvaged: what is not durable is cut off, and fetched anew. A log that is
+        well, or closed, is left alone.
 
         Raises:
             StorageFailed, DiskFull: the disk still refuses; the log stays failed, and this may be tried again.
@@ -350,7 +350,7 @@ class Log:
     def reset(self, to: int, *, last_epoch: int = -1) -> None:
         """Begin anew and empty at `to`: the leader has nothing below that follows on what is here.
 
-        What was stored, and what was told of it, is gone.
+        All that was stored is gone, and so is what was told of it.
 
         Args:
             to: Log start and log end.

@@ -1,4 +1,4 @@
-"""What stays of the last segment, and where it is cut. No I/O: a scan in, a judgement out.
+"""Judge how much of the last segment stays, and where it is cut. No I/O: a scan in, a judgement out.
 
     kept_end    nothing below is cut: it was fsynced, or is proven to be committed (`recovery.R1`)
     evidence    for a sole replica a high watermark in the header of a later intact batch proves it, too
@@ -33,7 +33,7 @@ def judge_tail(found: Scan, expected: int, kept_end: int, *, base_offset: int, i
     Args:
         found: Its scan.
         expected: The offset that the scan begins with.
-        base_offset: Of the segment.
+        base_offset: The segment's.
         is_sole: High watermarks in headers count as evidence.
     """
     batches = found.batches

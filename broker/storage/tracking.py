@@ -27,7 +27,7 @@ from broker.storage.rows import Conditional
 BUILT_AT_ONCE_BYTES: Final = 1 << 20
 """So much of the log, and of a state file, is read under the append lock: some milliseconds."""
 PIECE_BYTES: Final = 4 << 20
-"""What one call of `build` reads, about: some 50 ms."""
+"""One call of `build` reads about so much: some 50 ms."""
 
 
 class Tracking:

@@ -1,4 +1,4 @@
-"""What storage asks of a disk (`Disk`, `File`), and the real disk that does it (`OsDisk`).
+"""The protocols that storage asks of a disk (`Disk`, `File`), and the real disk that fulfils them (`OsDisk`).
 
 osfile.py       an open file of the operating system
 overlay.py      a disk that changes nothing: writes stay in memory
@@ -40,7 +40,7 @@ TEMPORARY: Final = ".tmp"
 
 
 class Readable(Protocol):
-    """What a scan needs of a file. `OSError` passes through."""
+    """The part of a file that a scan needs. `OSError` passes through."""
 
     def pread(self, size: int, position: int) -> bytes:
         """Read `size` bytes from `position`; fewer only at the end of the file."""
@@ -67,7 +67,7 @@ class File(Protocol):
     def forget(self, size: int, position: int) -> None:
         """Let the next `pread` there come from the disk, where the system can; dirty pages stay.
 
-        Of a part of the file Linux may let nothing go: its memory is in larger pieces.
+        Linux may let go of nothing where the part is small: it holds the file's memory in larger pieces.
         """
 
     def start_writeback(self, size: int, position: int) -> None:
@@ -249,7 +249,7 @@ NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def storage_error(error: OSError, doing: str) -> DiskFull | StorageFailed:
-    """What a caller is told of an `OSError`: `DiskFull` when space is what is missing, else `StorageFailed`."""
+    """Turn an `OSError` into the error that callers see: `DiskFull` when space is missing, else `StorageFailed`."""
     cls = DiskFull if error.errno in NO_SPACE else StorageFailed
     return cls(f"{doing}: {error.strerror or error}", doing=doing, errno=error.errno)
 

@@ -11,8 +11,8 @@ room is a hole and takes no space.
 A1  Only this object writes to the file. Its position is its own, so nothing may be behind `size()` but zeros.
 A2  Zeros where a batch would begin are the end of an Arrow stream: whoever opens the file by its name reads what was
     written. So a batch that is written into the room becomes visible at once, by its first 8 bytes, which come last.
-A3  `trim`, `truncate` and `close` end the room; a sealed segment has none. What a crash leaves of it is cut off by
-    recovery, which takes zeros at the end of a file for room (`scan`).
+A3  `trim`, `truncate` and `close` end the room; a sealed segment has none. After a crash recovery cuts off the rest of
+    it: zeros at the end of a file are room to it (`scan`).
 A4  Room is a help, never a need: where the disk refuses it, the file grows by its writes.
 """
 

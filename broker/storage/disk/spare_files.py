@@ -3,16 +3,16 @@
     <data folder>/spare/0 ... 7     4 KiB each, as large as a checkpoint ever is
     <data folder>/spare/8           256 KiB, for a state file
 
-Who wants to free space writes down first that he does: a trim its checkpoint, and what only the records would tell.
-On a full disk neither could be written, so nothing could ever be freed. Then a spare file is overwritten in its own
-blocks, cut to the length of what was written, fsynced, and renamed over the target. No block is free in between, so
-nobody else can take it.
+To free space, something has to be written first: a trim writes its checkpoint, and a state file with what only the
+removed records would tell. On a full disk neither could be written, so nothing could ever be freed. Then a spare file
+is overwritten in its own blocks, cut to the length of the new content, fsynced, and renamed over the target. No block
+is free in between, so nobody else can take it.
 
-B1  Only who frees space gets one (`replace_file(frees=True)`), and only where the disk has refused.
+B1  Only a write that frees space gets one (`replace_file(frees=True)`), and only where the disk has refused.
 B2  The target has the old content or the new, whatever happens (D3): the spare is whole on disk before the rename.
 B3  They are made again as soon as the disk lets. One that a crash left under two names is not overwritten.
-B4  One that somebody writes to is nobody else's: neither given out nor made again before it has its new name. Else two
-    targets would share its blocks, and one partition's checkpoint be found in the folder of another.
+B4  A spare that is being written to has one user: it is neither given out nor made again before it has its new name.
+    Else two targets would share its blocks, and one partition's checkpoint would stand in the folder of another.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Spares:
     """The spare files of one data folder. Thread-safe.
 
     Args:
-        folder: Of the data folder; `spare` is made in it.
-        sizes: Of the files, the smallest first.
+        folder: The data folder; `spare` is made in it.
+        sizes: Lengths of the files, the smallest first.
 
     Attributes:
-        is_short: Some are not there.
+        is_short: Some of the files are missing.
     """
 
     def __init__(self, folder: str, sizes: tuple[int, ...] = SIZES) -> None:

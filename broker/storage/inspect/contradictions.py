@@ -118,7 +118,7 @@ def _differing(entries: Entries, batches: Batches) -> str | None:
 def wrong_groups(batches: Batches, base_offset: int, end_offset: int) -> npt.NDArray[np.intp]:
     """Which batches of a segment of [base, end) stand where their commit group does not allow it.
 
-    What is lost beside them excuses them.
+    A group with lost records beside it is excused.
     """
     if not len(batches):
         return np.zeros(0, np.intp)
@@ -134,7 +134,7 @@ def wrong_groups(batches: Batches, base_offset: int, end_offset: int) -> npt.NDA
 
 
 def what_stands_at(file: File, start: int, end: int) -> str:
-    """What the bytes [start, end) of a segment are that are no batch in its place."""
+    """Describe the bytes [start, end) of a segment, where no batch stands in its place."""
     data = file.pread(min(end - start, LOOKED_AT_BYTES_MAX), start)
     if not data.strip(b"\0"):
         return f"{end - start} bytes of zeros"

@@ -1,4 +1,4 @@
-"""What an inspection finds in a partition's folder, and what each kind of finding means.
+"""The findings of an inspection of a partition's folder, and what each kind of finding means.
 
 A finding names a file, the bytes [position, end) in it and the offsets [first_offset, next_offset) that it
 concerns, each where it can be said. Its kind says how bad it is and what becomes of it:
@@ -52,7 +52,7 @@ class Finding:
     Attributes:
         kind: One of `CONSEQUENCES`.
         path: The file, or the folder.
-        text: What was found, in words.
+        text: The finding in words.
         position, end: Bytes [position, end) of the file.
         first_offset, next_offset: Offsets [first_offset, next_offset) that it concerns.
         is_known: A lost range that the checkpoint already lists: the broker reports it and passes over it.
@@ -69,7 +69,7 @@ class Finding:
 
     @property
     def consequence(self) -> str:
-        """What it means, and what becomes of it."""
+        """The meaning of this kind, and what becomes of it."""
         return CONSEQUENCES[self.kind]
 
     @property
@@ -83,7 +83,7 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Inspection:
-    """What one folder holds.
+    """The contents of one folder, as they were read and verified.
 
     Attributes:
         folder: Its path.
@@ -91,9 +91,9 @@ class Inspection:
         in_use: A broker had it open: the active segment was read up to the recovery point only.
         log_start_offset, log_end_offset: As the next open would have them; while in use, as the checkpoint has them.
         high_watermark: The greatest that checkpoint and batches know of.
-        segments, batches, bytes: What was read and verified.
+        segments, batches, bytes: So many were read and verified.
         findings: n >= 0, in the order of the log.
-        notes: What is worth knowing and not wrong.
+        notes: Remarks that are worth knowing; nothing is wrong.
     """
 
     folder: str

@@ -9,8 +9,8 @@ rest, with arrays, no record of its own:
     epochs    the epoch of each batch is the one that the file gives for its offset
     others    partition.json names this place; the checkpoint can be read and fits the segments
 
-What damage *means* is recovery's decision, so recovery itself is asked: it runs on an `OverlayDisk`, where it
-changes nothing, and tells where it would cut. What lies behind the cut is a torn tail, what lies before it is lost.
+Recovery decides what damage *means*, so recovery itself is asked: it runs on an `OverlayDisk`, where it changes
+nothing, and tells where it would cut. Damage behind the cut is a torn tail. Records damaged before it are lost.
 
 V1  Nothing is written, locked or removed: on a folder in use, all that was fsynced can still be verified. Sealed
     segments never change; of the active one only what lies below the recovery point is read, for
@@ -61,8 +61,8 @@ def inspect_partition(
     """Verify one partition's folder.
 
     Args:
-        in_use: A broker has it open: read only what cannot change any more (V1). What is found is looked at twice.
-        expected: What the folder's place says that it holds.
+        in_use: A broker has it open: read only what cannot change any more (V1). Each finding is looked at twice.
+        expected: The partition that the folder's place says it holds.
         only: Base offset of the one segment to look at; None: all, and the small files.
     Raises:
         OSError: the folder cannot be listed.

@@ -34,7 +34,7 @@ class PartitionFolder:
     Attributes:
         folder: Absolute, symbolic links resolved.
         root: The data folder that it is in; None: a copy somewhere else.
-        expected: What its place in the data folder says that it holds; None: nothing can be said.
+        expected: The partition that its place in the data folder says it holds; None: nothing can be said.
         only: Base offset of the segment that was named; None: the whole folder.
     """
 
@@ -97,7 +97,7 @@ def used_by(root: str | None) -> int | None:
 
 
 def owner_of(root: str) -> dict[str, object] | None:
-    """What `broker.json` says: format_version, cluster_id, broker_id; None: it is missing or cannot be read."""
+    """Read `broker.json`: format_version, cluster_id, broker_id; None: it is missing or cannot be read."""
     try:
         with open(f"{root}/{BROKER_FILE}", "rb") as file:
             values = parse_json(file.read())

@@ -14,7 +14,7 @@ M2  A log in which nothing is wrong is not touched; nor is one that belongs else
     later release.
 M3  Every step may be repeated: a repair that was killed is done again from the start.
 
-Who calls this holds the lock of the data folder: a broker must not have the log open.
+The caller holds the lock of the data folder: a broker must not have the log open.
 Design: docs/adr/0053-repair-is-open-and-a-report.md.
 """
 
@@ -50,8 +50,8 @@ class RepairAction:
     Attributes:
         what: `cut` (the bytes of the file from `position` on), `removed`, `rebuilt`, or `noted`:
             the offsets as lost, so that readers pass over them.
-        position, bytes: Of a cut.
-        first_offset, next_offset: Of a range that is lost.
+        position, bytes: Where a cut begins and how long it is.
+        first_offset, next_offset: A range that is lost.
     """
 
     what: str
@@ -64,12 +64,12 @@ class RepairAction:
 
 @dataclass(slots=True, kw_only=True)
 class RepairReport:
-    """What a repair found and did.
+    """The findings of a repair, and its actions.
 
     Attributes:
-        before: As it was.
-        actions: What was done; with a dry run, what would be. A file that is rebuilt stands there once.
-        after: As it is now; None: nothing was done.
+        before: The folder as it was.
+        actions: The actions that were taken, or with a dry run would be. A file that is rebuilt stands there once.
+        after: The folder as it is now; None: nothing was done.
         refused: Why nothing may be done here; None: something could.
     """
 
@@ -86,7 +86,7 @@ def repair(
 
     Args:
         now_us: Becomes the creation time of a segment that begins anew.
-        expected: What the folder's place says that it holds.
+        expected: The partition that the folder's place says it holds.
         dry_run: Only tell; nothing on the disk is changed.
     Raises:
         DiskFull, StorageFailed: the disk refuses; it may be tried again (M3).

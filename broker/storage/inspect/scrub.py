@@ -3,14 +3,14 @@
     [ segment ][ segment ][ tail ....|....... ]
       piece ►  piece ►              ^ durable and committed so far
 
-What rots is so found before the last copy of it elsewhere is gone, and never served.
+So rot is found before the last good copy elsewhere is gone, and what has rotted is never served.
 
-B1  Checked is what is durable and committed, as the index says. Nothing is changed while all is well.
+B1  Only what is durable and committed is checked, where the index says it is. Nothing changes while all is well.
 B2  A batch that does not verify is read again from the disk, past the page cache. If it still does not, its segment is
     scanned anew under the log's lock (`Log._repair`), and what that scan does not find is lost. A segment that was
     replaced or let go meanwhile is not the log's any more and is left alone: no race marks anything.
-B3  An error of the disk marks nothing. Only who has tried often enough says `give_up`; then the sectors that cannot be
-    read are damage, unless most of the file cannot be (`around.py`).
+B3  An error of the disk marks nothing. A caller that has tried often enough says `give_up`; then the sectors that
+    cannot be read are damage, unless most of the file cannot be read (`around.py`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from broker.storage.segments.index import IndexView
 from broker.storage.segments.segment import Segment
 
 PIECE_BYTES: Final = 256 << 10
-"""Whoever reads one after the other waits in between, and acks do not wait for him."""
+"""A reader of several pieces pauses between them, so that acks do not wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one step checked: the batches of [offset, next_offset).
+    """The result of one step, which checked the batches of [offset, next_offset).
 
     Attributes:
-        bytes: Read.
-        batches: Checked.
+        bytes: So many were read.
+        batches: So many were checked.
         lost: Ranges that this step found damaged, and that `lost_ranges` has since.
     """
 
@@ -52,8 +52,8 @@ def scrub(log: PartitionLog, offset: int, *, bytes_max: int = PIECE_BYTES, give_
     """Check the next batches from `offset` on; at least one, and about `bytes_max` bytes.
 
     Args:
-        offset: Below the log start counts as there.
-        give_up: What cannot be read is lost (B3).
+        offset: One below the log start counts as the log start.
+        give_up: Count as lost what cannot be read (B3).
     Returns:
         None: nothing is durable and committed there yet.
     Raises:

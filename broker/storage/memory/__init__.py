@@ -1,4 +1,4 @@
-"""What decides later appends: producers, message ids, the last record of each subject.
+"""The tables that decide later appends: producers, message ids, the last record of each subject.
 
 handover.py     a state file goes from a leader to a follower that lacks one
 ids.py          which message ids a partition has stored lately

@@ -48,9 +48,9 @@ class Handover:
         is none, or not yet.
 
         Args:
-            start: What the follower's log may not tell: below its start, or copied before this one led
-                (`replication.leader.L11`).
-            end: What the follower has fsynced.
+            start: The follower's log may not tell all below it: those records are below its log start, or were
+                copied before this one led (`replication.leader.L11`).
+            end: End of what the follower has fsynced.
         Raises:
             StorageFailed, DiskFull: one is needed, and cannot be written.
         """
@@ -104,7 +104,7 @@ class Handover:
         """Take a piece. Returns whether the log has a state file now.
 
         Args:
-            offset, size: Of the file.
+            offset, size: The offset of the file, and its length.
             at: Where the piece belongs. One that does not follow on the last one begins anew, or is dropped.
         Raises:
             StorageFailed, DiskFull: it was whole, and could not be written; it is to be sent again.

@@ -1,4 +1,4 @@
-"""What decides whether a record is appended: producers, message ids, the last record of each subject.
+"""Decide whether a record is appended, by producers, message ids, and the last record of each subject.
 
     judge    before the write: which records of a batch stay, or where its group stands already
     note     after it: what was appended is known
@@ -75,7 +75,7 @@ class Memory:
 
     @classmethod
     def restore(cls, sections: Mapping[str, bytes], settings: LogSettings, log_end_offset: int) -> Memory:
-        """What a state file says, as far as the settings mind it. None of its records is above the log end."""
+        """Read the tables from a state file, those that the settings mind. None of its records is above the log end."""
         memory = cls()
         if PRODUCERS in sections:
             memory.producers = ProducerTable.restore(sections[PRODUCERS])
@@ -133,7 +133,7 @@ class Memory:
 
 
 class Verdict:
-    """What an append may do, and what becomes of it. This one: anything, and nothing is to be noted.
+    """A judgement: what an append may do, and what is noted of it. This class allows anything and notes nothing.
 
     Attributes:
         repeat: The answer, where nothing is to be appended.
@@ -147,7 +147,7 @@ class Verdict:
     is_ahead = False
 
     def look(self, messages: Sequence[Message]) -> None:
-        """These are about to be written. What it raises refuses the append."""
+        """Look at messages that are about to be written. An error raised here refuses the append."""
 
     def note(self, result: AppendResult) -> None:
         """It was appended."""
@@ -199,7 +199,7 @@ class Settled(Verdict):
 
     Args:
         memory: None: no table is read; the conditions needed none.
-        ids, subjects: What it was settled with.
+        ids, subjects: The tables that it was settled with.
         tail: Where the ids ended before.
     """
 
@@ -236,7 +236,7 @@ class Rows(Verdict):
 
     Args:
         memory: None: no table is read.
-        stamp: Whose commit group it is.
+        stamp: The producer of the commit group.
         begin: Makes the state file before the first id of a log, and gives its memory; None: there is one.
     """
 
@@ -291,7 +291,7 @@ class Rows(Verdict):
 
 
 def stamp_of(first: RowBatch) -> GroupStamp | None:
-    """Whose commit group begins with this batch; None for one without a producer."""
+    """The producer of the commit group that begins with this batch; None for one without."""
     if first.producer_id == 0:
         return None
     return GroupStamp(first.producer_id, first.producer_epoch, first.sequence)

@@ -45,7 +45,7 @@ _GROUP: Final = struct.Struct("<QQQ")  # sequence, first offset, next offset
 
 @dataclass(frozen=True, slots=True)
 class GroupStamp:
-    """Who appends a commit group, and as which of its own. `producer_id` is at least 1."""
+    """The producer of a commit group, and the group's number among its own. `producer_id` is at least 1."""
 
     producer_id: int
     epoch: int
@@ -83,7 +83,7 @@ class ProducerTable:
         """Say what a request is.
 
         Args:
-            record_count: Of the group that is to be appended.
+            record_count: Records in the group that is to be appended.
             expiry_us: An id that was not used for so long is forgotten.
             ids_max: So many are kept (I4).
         Returns:

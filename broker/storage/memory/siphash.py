@@ -49,7 +49,7 @@ class _State:
         self.v0 = self.v0 ^ word
 
     def hash_words(self, words: Hashes) -> tuple[Any, Any]:
-        """Of n texts of m words."""
+        """Hash n texts of m words."""
         self.spread(len(words))
         for i in range(words.shape[1]):
             self.take(words[:, i])

@@ -1,4 +1,4 @@
-"""What decides later appends and is not a record: kept beside the log, so that retention does not take it.
+"""Files beside the log with all that decides later appends and is not a record, so that retention spares it.
 
     state-00000000000000004711      named sections, true of all records below 4711
 
@@ -18,8 +18,8 @@ T5  The newest file at or below the high watermark stays. Those above a truncati
     of, and the tables are built from that one and the log: nothing is cut out of a table.
 T6  Where there are other replicas a log that is not empty and has no file *lacks* one: records that were copied, or
     that it begins above, may have told what no record tells any more. It lets nothing go, has nothing written anew, and
-    is not taken for in sync before it has one of its leader (`handover`). Who leads all the same tells what its log
-    tells.
+    is not taken for in sync before it has one of its leader (`handover`). If it has to lead all the same, it tells
+    what its log tells.
 
 File: magic `liftlogS`, uint32 format version, uint32 number of sections, uint64 offset; per section 16 bytes name
 (ASCII, filled with zeros) and uint64 length; the sections' bytes in the same order; uint32 CRC-32C of all before it.
@@ -121,7 +121,7 @@ class StateFiles:
 
     @property
     def offsets(self) -> list[int]:
-        """Of the files that there are, the newest first. OSError passes through."""
+        """The offsets of all state files, the newest first. OSError passes through."""
         if self._offsets is None:
             self._offsets = list_states(self._disk, self._folder)
         return self._offsets
@@ -142,7 +142,7 @@ class StateFiles:
         """Write the state as of `offset`, durably, and remove older files that nothing needs any more (T4, T5).
 
         Args:
-            high_watermark: Of the log.
+            high_watermark: The log's.
             anew: Also over one of the same offset.
             frees: As `Disk.replace_file` takes it.
         Returns:

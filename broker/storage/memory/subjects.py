@@ -47,10 +47,10 @@ Fill = Callable[[Numbers, Numbers], object]
 
 
 class SubjectTable:
-    """See the module. Not thread-safe: who builds it covers it, then the log's append lock.
+    """See the module. Not thread-safe: its builder covers it at first, later the log's append lock.
 
     Args:
-        key: Of the hash; random unless given.
+        key: The key of the hash; random unless given.
 
     Attributes:
         slots: 3 int64 each: the subject's two words, sequence. Sequence 0: empty.
@@ -148,7 +148,7 @@ class SubjectTable:
     # --- many ----------------------------------------------------------------------------------------------------
 
     def digest(self, message: bytes | bytearray | memoryview, start: int = 0) -> Latest:
-        """What a batch says of its records from `start` on. The CRC is not checked."""
+        """Find the subjects of a batch's records from `start` on. The CRC is not checked."""
         rows = pa.ipc.read_record_batch(pa.py_buffer(message), SCHEMA)
         sequences = rows.column("offset").to_numpy() + 1
         skip = int(np.searchsorted(sequences, start, side="right"))
@@ -220,18 +220,18 @@ class SubjectTable:
 
 
 class Latest(NamedTuple):
-    """Of n different subjects: their words, n x 2, and the sequence of the last record on each."""
+    """Different subjects, n of them: their words, n x 2, and the sequence of the last record on each."""
 
     words: Numbers
     sequences: Numbers
 
 
 class SubjectsHead(NamedTuple):
-    """What a snapshot begins with.
+    """The head of a snapshot.
 
     Attributes:
-        key: Of the hash.
-        next_offset: It tells of all records below; of the others the log does.
+        key: The key of the hash.
+        next_offset: It tells of all records below; the log tells of the others.
         missed_end: J2.
         subject_count: Entries.
     """

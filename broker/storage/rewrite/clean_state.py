@@ -20,7 +20,7 @@ HORIZONS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanState:
-    """What the file says.
+    """The content of the file.
 
     Attributes:
         cleaned_to: First offset that may have an earlier record of its key below it.
@@ -52,7 +52,7 @@ class CleanState:
         )
 
     def lowered(self, end: int) -> CleanState:
-        """The state of a log that lost what stood at or above `end`. What became clean with it did so when it did."""
+        """The state of a log that lost what stood at or above `end`. The times at which the rest became clean stay."""
         if max(self.cleaned_to, self.tombstones_to) <= end:
             return self
         below = [(horizon, us) for horizon, us in self.horizons if horizon <= end]

@@ -8,7 +8,7 @@ that every reader meets. Behind the tail nothing depends on that any more:
 
 Which segments: sealed, below the high watermark, with nothing newer than `min_age_ms` (batches whose ids may still be
 asked for stay as they are), and, in a compacted log, below the clean end (what compaction is about to write anew it
-joins itself). Of those, in this order:
+joins itself). This is done to them, in this order:
 
 - neighbours that fit into one segment are joined, when the largest is at most a third of them together: so every byte
   is written at most log3(segment_bytes) times;
@@ -62,13 +62,13 @@ PACED_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoalescingSettings:
-    """What is too small, and how large things become.
+    """Limits: up to where things are too small, and how large they become.
 
     Attributes:
-        shape: Of the batches that are written.
+        shape: The shape of the batches that are written.
         min_batch_bytes: A segment whose batches are smaller on average has small batches; 0: nothing is joined.
         min_age_ms: Segments with a newer record stay as they are.
-        segment_bytes, span_ms, span_records: What a joined segment has at most (P2); None: no limit.
+        segment_bytes, span_ms, span_records: The most that a joined segment has (P2); None: no limit.
         is_compacted: The log is; what is not clean yet is left to compaction.
     """
 
@@ -134,15 +134,15 @@ class Known:
 
 
 KnownSegments = MutableMapping[int, Known]
-"""What was found out about the segments of one log, by `Segment.serial`. Whoever calls keeps it."""
+"""Findings about the segments of one log, by `Segment.serial`. The caller keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoalescingReport:
-    """What one call did.
+    """The result of one call.
 
     Attributes:
-        start, end: The offsets of what was written anew.
+        start, end: The range of offsets that was written anew.
         segments: So many became one.
         failed: Why nothing was done after all; else empty.
     """

@@ -68,14 +68,14 @@ class CompactionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionReport:
-    """What one pass did.
+    """The result of one pass.
 
     Attributes:
         cleaned_to: Where the next one goes on.
         is_done: It covered all that was to be cleaned; False: the map was full, another pass is due at once.
         uncleanable: Why nothing was done (Q6); else empty.
-        read_bytes: Of messages; a message that the map and the rewrite read counts twice.
-        bytes_before, bytes_after: Of the files that were written anew.
+        read_bytes: Bytes of messages; one that both the map and the rewrite read counts twice.
+        bytes_before, bytes_after: Sizes of the files that were written anew.
     """
 
     cleaned_to: int
@@ -149,7 +149,7 @@ def compact(
     """Do one pass, if one is due. One at a time per log.
 
     Args:
-        map_bytes: What the map of keys may take.
+        map_bytes: The map of keys may take so many.
         throttle: Called with the bytes of each piece that was read or written; may sleep, and may raise to stop
             the pass (Q4).
         shape: Join the batches of what is written anew, up to this.

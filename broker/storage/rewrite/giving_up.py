@@ -43,7 +43,7 @@ def give_up(log: PartitionLog, ranges: Ranges, *, leader_epoch: int, aside: str,
     """Let ranges that are lost be empty, durably. Readers and appends go on beside it. One at a time per log.
 
     Args:
-        ranges: Of `lost_ranges`, below the high watermark.
+        ranges: Ranges of `lost_ranges`, below the high watermark.
         leader_epoch: The one in which the log leads (E3).
         aside: A folder for what cannot be read: a file `<start>-<end>.lost` for each range, with the bytes that stand
             there, zeros for what the disk does not read.
@@ -98,7 +98,7 @@ class _GivingUp:
             raise CorruptLog(f"{log.folder}: lost are {log.lost_ranges}, not {self.ranges}", path=log.folder)
 
     def keep_told(self) -> None:
-        """What the ranges told of ids is in a state file; followers take it (`handover.rewritten_to`)."""
+        """Keep what the ranges told of ids in a state file; followers take that (`handover.rewritten_to`)."""
         log, remembered = self.log.log, self.log.remembered
         with log.sync_lock, log.lock, log.guarded("write state"):
             if remembered.has_states() and remembered.kept_offset() < max(stop for _, stop in self.ranges):
@@ -169,7 +169,7 @@ class _GivingUp:
         return True
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """What one empty batch each is to span: begin, end, epoch (E4)."""
+        """The spans of the empty batches, one each: begin, end, epoch (E4)."""
         while start < stop:
             epoch = self.log.epoch_of(start)
             ends = [self.log.end_of_epoch(epoch).end_offset, *self.borders]

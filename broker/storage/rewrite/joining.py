@@ -15,7 +15,7 @@ J2  Only an overlap that an empty file of step 2 announces is resolved, and only
 J3  A new file that is announced, in its place and damaged (it was fsynced whole: the disk has changed it since) removes
     nothing. The old segments behind it stand; of it only what is whole and lies before them counts.
 
-What is in the name needs no content that could be damaged.
+The name says it all, so that no content could be damaged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def settle_joins(disk: Disk, folder: str, notes: list[str]) -> None:
     """Finish or forget the joins that a crash has left (J2). Nothing to do costs one listing.
 
     Args:
-        notes: What was done is told here, in words.
+        notes: Gets what was done, in words.
     Raises:
         UnknownFormatVersion: a batch of a later release; nothing was changed.
         OSError: the disk refuses; it is tried again at the next open.

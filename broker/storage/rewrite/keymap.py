@@ -11,8 +11,7 @@ H1  Two different keys share their 128 bits with probability at most 2^-112, wha
     choose keys that collide, since the multipliers are random and of this process. (Multilinear hashing:
     the difference of two keys is a sum of c x R with 0 < |c| <= 256, which is 0 mod 2^64 for at most 2^8 of the
     2^64 values of R; twice. Keys over `SHORT_BYTES_MAX` are hashed by BLAKE2b under a random key.)
-H2  At most `capacity` keys are held, 3/4 of the slots, so that a search ends soon. Whoever adds more is told where
-    it was full.
+H2  At most `capacity` keys are held, 3/4 of the slots, so that a search ends soon. `put` tells how many it took.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class KeyMap:
     """See the module.
 
     Args:
-        map_bytes: What the slots may take; at least one key fits.
+        map_bytes: The slots may take so many; at least one key fits.
 
     Attributes:
         capacity: Keys that it takes (H2).

@@ -30,8 +30,8 @@ def messages_in_turn(
     Each is the caller's to change, and gone when the next is asked for. Damaged ones do not come.
 
     Args:
-        ask: Of the log: answers a question to a view of it.
-        repair: Of the log: scans a segment anew, and notes what is lost.
+        ask: The log's function that answers a question to a view of it.
+        repair: The log's function that scans a segment anew, and notes what is lost.
     Raises:
         OffsetOutOfRange: as `PartitionLog.read`.
         StorageFailed: the disk cannot read.

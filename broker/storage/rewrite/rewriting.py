@@ -139,11 +139,11 @@ def stage(
     shape: BatchShape | None = None,
     needs_stamp: Callable[[BatchHeader], bool] = lambda header: True,
 ) -> StagedSegment | None:
-    """Write what is to stay of sealed segments into one new file beside the first.
+    """Write the rows of sealed segments that are to stay into one new file beside the first.
 
     Args:
         sources: n >= 1 segments, each beginning where the one before it ends.
-        throttle: Told of all that is read and written, in bytes. What it raises ends this, without a trace.
+        throttle: Told of all that is read and written, in bytes. An error from it ends this, without a trace.
         keep: Which rows of some batches, all in one array, are to stay; None: all.
         shape: Join batches up to this; None: only those that lose all.
         needs_stamp: Whether the producer stamp of a batch still decides something (W4).
@@ -192,9 +192,9 @@ class BatchRun:
     """Batches that are to become one, by what is known without their rows.
 
     Attributes:
-        header: Of the batch that they become (W3).
-        rows: In all.
-        body_bytes: About so long its body becomes.
+        header: The header of the batch that they become (W3).
+        rows: So many in all.
+        body_bytes: The length of its body, about.
     """
 
     header: BatchHeader

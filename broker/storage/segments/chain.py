@@ -50,7 +50,7 @@ class Chain:
 
     Attributes:
         tail: The last of `segments`, or None: the next append makes a new one.
-        file: Of the tail, while it is awake.
+        file: The tail's, while it is awake.
     """
 
     __slots__ = ("_fsync_lock", "_retired", "_salvaged", "_sync_error", "disk", "file", "folder", "segments", "tail")
@@ -194,7 +194,7 @@ class Chain:
         return True
 
     def point(self, *, flush: bool = True) -> TailPoint | None:
-        """What a checkpoint says of the tail; its index file is brought up to that."""
+        """The checkpoint's entry for the tail; its index file is brought up to that."""
         tail = self.tail
         if tail is None:
             return None
@@ -241,8 +241,8 @@ class Chain:
     def replace(self, old: Sequence[Segment], staged: str, entries: Entries, size: int) -> bool:
         """Put the durable file `staged` in the place of sealed segments. False: one of them is gone meanwhile.
 
-        It gets the name of the first; the files of the others are still there. The old index goes first: beside
-        the new file it would lie. Whoever finds none scans anew (`index.I1`).
+        It gets the name of the first; the files of the others are still there. The old index goes first: beside the
+        new file it would be untrue. An open that finds no index scans anew (`index.I1`).
         """
         first = old[0]
         number = self.segments.index(first) if first in self.segments else len(self.segments)
@@ -317,10 +317,10 @@ class Chain:
     def write_again(self, durable_end: int, *, salvage: bool = True) -> None:
         """After a failure: give what is not durable to the disk anew, as a segment of its own, which begins there.
 
-        A failed fsync leaves pages that the kernel holds as clean and that never reached the disk. What was read from
-        them is kept as long as this object, so all of it may be done again and again until the log is open anew. It is
-        copied as it is found: whoever opens the log verifies all from `durable_end` on. The old file is cut after the
-        copy has its name on disk, so a kill or a power cut at any step leaves what is visible in one of the two.
+        A failed fsync leaves pages that the kernel holds as clean and that never reached the disk. This object keeps
+        the bytes that it read from them, so all of it may be done again and again until the log is open anew. They are
+        copied as they are found: the next open verifies all from `durable_end` on. The old file is cut after the copy
+        has its name on disk, so a kill or a power cut at any step leaves what is visible in one of the two.
 
         Args:
             salvage: This is the only replica. Else what is not durable is cut off: others have it.

@@ -102,11 +102,11 @@ class TailPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a log knows of itself without reading its segments.
+    """All that a log knows of itself without reading its segments.
 
     Attributes:
         recovery_point: Everything below is on disk (K1); also the log end offset beside a clean mark.
-        leader_epoch: Of the last record, -1 when there was none.
+        leader_epoch: The last record's, -1 when there was none.
         tail: None when the last segment is sealed, or there is none.
         lost_ranges: Half-open ranges of offsets that were fsynced and are damaged on disk.
         clean_boot_id: The machine's boot id when the log was closed cleanly; None: it is open, or was killed.

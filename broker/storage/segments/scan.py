@@ -1,8 +1,8 @@
 """Read a segment file from some position to its very end and say what is in it.
 
-Verifies each message's CRC over reads of megabytes; work per batch, none per record. What is not a
-whole, intact, later batch is a *gap*: zeros, flipped bits, a torn write, an end-of-stream marker. The
-scan never stops at one; it looks for the next batch behind it:
+Verifies each message's CRC over reads of megabytes; work per batch, none per record. All that is not
+a whole, intact, later batch is a *gap*: zeros, flipped bits, a torn write, an end-of-stream marker.
+The scan never stops at one; it looks for the next batch behind it:
 
     schema | batch | batch | ?????????? | batch | batch | end marker
                             ^ gap        ^ found again
@@ -84,7 +84,7 @@ assert _VALUE.size * 2 == VALUE_BYTES
 
 
 class Peek(NamedTuple):
-    """What a message header says, not yet verified. Only what storage acts on."""
+    """The fields of a message header that storage acts on, not yet verified."""
 
     format_version: int
     first_offset: int
@@ -116,7 +116,7 @@ def peek(head: bytes | memoryview) -> Peek | None:
 
 @dataclass(slots=True)
 class Scan:
-    """What a segment file holds from `start` on.
+    """The content of a segment file from `start` on.
 
     Attributes:
         batches: One `FOUND` per intact batch, offsets strictly increasing.

@@ -40,7 +40,7 @@ def parse_name(name: str) -> tuple[int, str] | None:
 
 
 class Segment:
-    """What a log keeps of one segment in memory: a few hundred bytes, no descriptor.
+    """One segment as a log keeps it in memory: a few hundred bytes, no descriptor.
 
     Attributes:
         base_offset: First offset that may be in it.
@@ -84,7 +84,7 @@ class Segment:
         return self._size
 
     def point(self, partial: tuple[int, int], disk: Disk) -> TailPoint:
-        """What a checkpoint says of a tail whose index file holds `partial`."""
+        """The checkpoint's entry for a tail whose index file holds `partial`."""
         return TailPoint(
             base_offset=self.base_offset,
             created_us=self.created_us,

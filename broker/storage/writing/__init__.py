@@ -1,7 +1,7 @@
-"""What changes a log: the parts of `Log` (`segment_log.py`), each given those above it in this list.
+"""The parts of `Log` that change it (`segment_log.py`), each given those above it in this list.
 
-state.py          What all share: where the log begins and ends, its files, its locks, its failure.
-leader_epochs.py  Who led when each record was written, and who leads now.
+state.py          Shared by all: where the log begins and ends, its files, its locks, its failure.
+leader_epochs.py  The leaders: of the time when each record was written, and of now.
 append.py         A leader's batches and a follower's messages; when a segment is sealed.
 sync.py           Fsync what was appended, while appends go on.
 checkpoints.py    The checkpoint: what is in the file, and when it is written anew.

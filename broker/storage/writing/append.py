@@ -131,7 +131,7 @@ class Appender:
         """Append a commit group that need not fit into memory: batch by batch, and all taken back if one fails.
 
         Args:
-            group: Gone through once. What that raises passes through; then nothing was appended.
+            group: Gone through once. Its errors pass through; then nothing was appended.
             leader_epoch, now_us: As `append` takes them.
             look: Is shown each message before it is written.
             rolled: As `append` takes it.

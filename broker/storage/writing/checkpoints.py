@@ -14,7 +14,7 @@ class Checkpoints:
     """See the module.
 
     Attributes:
-        written: What the file says; None: there is none.
+        written: The checkpoint in the file; None: there is none.
         is_marked_clean: It says that the log was closed cleanly.
     """
 
@@ -76,7 +76,7 @@ class Checkpoints:
                 self.write(point)
 
     def point(self, *, clean: bool = False, flush: bool = True) -> Checkpoint:
-        """What there is to write now. `flush`: bring the tail's index file up to it."""
+        """The checkpoint as it would be written now. `flush`: bring the tail's index file up to it."""
         state = self._state
         assert not clean or state.durable_end == state.log_end_offset, "a clean mark on a log that is not durable"
         return Checkpoint(

@@ -1,14 +1,14 @@
-"""Who led when each record was written, and who leads now.
+"""The leader epochs: those in which the records were written, and the one of now.
 
 L6  Leader epochs never go down along a log. Once somebody has told it whom it follows or leads as,
     another epoch is refused.
 
-L7  Where the file says another epoch of a record than its batch, the batch is right: a reset that was
-    killed leaves the file of the log that was to be, beside the records of the one that was. Believed,
-    it would take another leader's records for those of an epoch that the new leader has.
+L7  Where file and batch say different epochs of a record, the batch is right: a reset that was killed
+    leaves the file of the log that was to be, beside the records of the one that was. If the file were
+    believed, another leader's records would pass for those of an epoch that the new leader has.
 
-The epochs of the records are in the file `epochs`, which can be derived from the batches. Whom it
-follows is told anew after each open.
+The epochs of the records are in the file `epochs`, which can be derived from the batches. The log is
+told anew after each open whom it follows.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ T = TypeVar("T", covariant=True)
 
 
 class PartMethod(Generic[P, R]):
-    """What a type checker takes the attribute for."""
+    """The type that a type checker gives the attribute."""
 
     def __get__(self, whole: Any, owner: Any = None) -> Callable[P, R]:
         raise NotImplementedError  # a property stands in its place
@@ -39,7 +39,7 @@ def of_part(part: str, method: Callable[Concatenate[Any, P], R], name: str = "")
 
 
 class PartValue(Generic[T]):
-    """What a type checker takes the attribute for."""
+    """The type that a type checker gives the attribute."""
 
     def __get__(self, whole: Any, owner: Any = None) -> T:
         raise NotImplementedError  # a property stands in its place

@@ -29,7 +29,7 @@ def replace_segments(
         old: n >= 1 that follow one another.
         entries: Its index.
         size: Its bytes.
-        cuts: What `cuts` was when that was read by which records are left out.
+        cuts: The log's `cuts` from before the read that decided which records are left out.
     Returns:
         False: one of them is gone meanwhile, or records were taken back; then `staged` is gone too.
     Raises:

@@ -1,5 +1,5 @@
-"""What the parts of a log share: where it begins and ends, its files, its locks, and whether it has
-failed.
+"""State that the parts of a log share: where it begins and ends, its files, its locks, and whether it
+has failed.
 
     log start          high watermark   durable end   log end
         | seg | seg | seg      |             |           |
@@ -14,9 +14,9 @@ L2  log start <= high watermark <= log end, durable end <= log end. None of them
     `truncate` and `reset`, and the log end in `recover`, down to the high watermark at the least.
 L3  After a failed fsync, or a write that could not be taken back, the log is failed: it appends and
     syncs nothing until `recover`. Reads go on.
-L4  Locks are taken in this order: checkpoint, sync, append. Whoever holds one may take it again.
+L4  Locks are taken in this order: checkpoint, sync, append. A thread that holds one may take it again.
 L8  A log that is closed writes nothing into its folder and removes nothing there: another log may have that name by
-    now. Who writes beside appends holds the checkpoint lock, which a close takes, and looks whether the log is failed.
+    now. All writes beside appends hold the checkpoint lock, which a close takes, and look whether the log is failed.
 
 Trouble with files:
 
@@ -58,18 +58,18 @@ class LogState:
         log_end_offset: The next offset that will be given out.
         durable_end: First offset that is not known to be on disk; the recovery point.
         high_watermark: First offset that is not committed.
-        group_ends: Where commit groups above the high watermark end, ascending. What an open found
-            above it counts as one group.
+        group_ends: Where commit groups above the high watermark end, ascending. Records that an open found
+            above it count as one group.
         lost_ranges: Half-open ranges of offsets, at or above the log start, that were fsynced and
             cannot be read any more.
         committed_to: So far records were committed that the log does not have (`recovery.R8`); 0: none that it knows
             of, or it was told since whom it follows.
-        recovery: What the last open or `recover` found and did.
+        recovery: The findings and acts of the last open or `recover`.
         failure: Why appends are refused; None while the log is well.
-        cuts: So often records were taken back. Who has read a while, and acts on it, compares.
+        cuts: So often records were taken back. A long read compares it before anything is done by it.
         waits_to: Tombstones below it have had their time, and wait for the marks of other replicas; 0: none, or no
             pass of compaction has looked yet.
-        checkpoint_lock, sync_lock, lock: L4. Who does something with several calls holds them meanwhile.
+        checkpoint_lock, sync_lock, lock: L4. A caller that does something in several calls holds them meanwhile.
     """
 
     def __init__(self, disk: Disk, folder: str, identity: LogIdentity, settings: LogSettings) -> None:
@@ -111,7 +111,7 @@ class LogState:
         self.group_as_one()
 
     def group_as_one(self) -> None:
-        """What stands above the high watermark counts as one commit group."""
+        """Count all above the high watermark as one commit group."""
         self.group_ends = [self.log_end_offset] if self.log_end_offset > self.high_watermark else []
 
     def continue_group(self) -> None:
@@ -221,7 +221,7 @@ class LogState:
     # --- trouble --------------------------------------------------------------------------------------------
 
     def guarded(self, doing: str) -> _Guard:
-        """What `error_of` says of what the disk raises within."""
+        """Turn errors of the disk within into what `error_of` says of them."""
         return _Guard(self, doing)
 
     def failing(self, doing: str) -> _Guard:
@@ -250,7 +250,7 @@ class LogState:
 
 
 class _Guard:
-    """What `guarded` returns. (A class: a generator would take four times as long to enter.)"""
+    """The context that `guarded` returns. (A class: a generator would take four times as long to enter.)"""
 
     __slots__ = ("_doing", "_fails", "_log")
 

@@ -6,9 +6,9 @@ lock during the fsync: one fsync serves all that was written before it (group co
 
 G1  The durable end moves only to what had been appended when the sync began.
 G2  A sync that failed fails the log (`state.L3`).
-G3  An error is told once for each open file. Who is told notes it before anybody else may ask
-    (`chain.C4`): a roll beside a sync that fails fails too, and a sync beside a roll that failed ends
-    on a failed log, moves nothing and raises.
+G3  The kernel tells an error once for each open file. The one who is told notes it before anybody else
+    may ask (`chain.C4`): a roll beside a sync that fails fails too, and a sync beside a roll that failed
+    ends on a failed log, moves nothing and raises.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Both may go below the recovery point and the high watermark. In this order, each
 the next: what a join has left; the mark of compaction; the checkpoint, lowered; the epochs; then the
 segments from the newest on, and the end of the one that the cut is in.
 
-What a join has left is settled as an open does it (`joining`). Where that keeps old segments, because
+An unfinished join is settled as an open does it (`joining`). Where that keeps old segments, because
 the joined one is damaged, the folder holds records that this log does not know: taken back from the
 joined segment alone, they would stand in the old ones at the next open. So the log is failed, and
 `recover` opens the folder as it is; after that it may be truncated.
 
-L5  What is taken back is taken back on disk first, in an order in which a crash leaves the log as it
-    was, or shorter; and all of it is on disk before the next append.
+L5  Records are taken back on disk first, in an order in which a crash leaves the log as it was, or
+    shorter; and all of that is on disk before the next append.
 
 The caller holds all three locks.
 """
@@ -88,7 +88,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
 
 
 def _settle(state: LogState) -> None:
-    """Settle joins; see the module. What is below the log is a leftover of retention, which no open takes in."""
+    """Settle joins; see the module. A segment below the log is a leftover of retention, which no open takes in."""
     settle_joins(state.disk, state.folder, [])
     known = {segment.base_offset for segment in state.chain.segments}
     found = {segment.base_offset for segment in list_segments(state.disk, state.folder)}
