@@ -1,9 +1,9 @@
-"""What the core of a leader is told (events), and what it wants done (effects).
+"""Events that tell the core of a leader what has happened, and effects that it wants done.
 
 Offsets are half-open: an `end` is the first offset that is not in it. Brokers are names. A *generation* counts the
 leaderships and recoveries of a replica: what began in an earlier one speaks of a log that may be another by now.
 
-What is made for each append is not frozen, since a frozen one takes four times as long to make. Nobody changes one.
+Classes of which each append makes one are not frozen: a frozen one takes four times as long. Nobody changes one.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 from broker.replication.messages import NO_INCARNATION, AskEnd, AskState, Fetch, Incarnation, Reply
 
 Ticket = Any
-"""Whoever waits, as the driver knows him. The core only hands it back."""
+"""The driver's handle for somebody who waits. The core only hands it back."""
 
 
 class Acks(Enum):
-    """What a ticket waits for."""
+    """The moment that a ticket waits for."""
 
     ALL = auto()  # committed: the high watermark is past it
     LEADER = auto()  # durable on the leader's own disk
 
 
 class Outcome(Enum):
-    """What became of the records that a ticket waits for."""
+    """The fate of the records that a ticket waits for."""
 
     STORED = auto()  # they are as safe as was asked for
     FAILED = auto()  # the fsync failed: they may be lost
@@ -46,10 +46,10 @@ class Led:
         epoch: Greater than any before.
         replicas: All that are assigned; `me` is among them.
         isr, partition_epoch: As the catalog has them; `me` is in sync.
-        min_insync_replicas: Of the same state; None: as `Altered` has it.
-        high_watermark, durable_end, log_end: Of its log, whose last group is whole.
-        group_ends: Of the commit groups beyond the high watermark, in order; the last is the log end.
-        log_start: Of its checkpoint.
+        min_insync_replicas: As the same state has it; None: as `Altered` has it.
+        high_watermark, durable_end, log_end: As its log has them, whose last group is whole.
+        group_ends: Ends of the commit groups beyond the high watermark, in order; the last is the log end.
+        log_start: As its checkpoint has it.
     """
 
     epoch: int
@@ -89,9 +89,9 @@ class Appended:
     """Records [first, next) are in the log; or a repeat of some was found there.
 
     Attributes:
-        group_ends: Of the commit groups that were written; none for a repeat.
+        group_ends: Ends of the commit groups that were written; none for a repeat.
         awaited: Tickets, and what they wait for. A repeat waits for `ALL`: the first try may have promised it.
-        durable_end: Of the log, if it was synced in the same breath, with the caller's lock held; -1: it was not.
+        durable_end: The log's, if it was synced in the same breath, with the caller's lock held; -1: it was not.
     """
 
     first: int
@@ -134,12 +134,12 @@ class FetchArrived:
         log_start: Where the batch begins that holds the start of this log: who begins anew begins there, since stored
             batches are appended whole.
         start_epoch: Leader epoch of the record before that; -1: not known.
-        rewritten_to, state_offset: As in `messages.Records`. The latter for who lacks a state file: one at or above
-            `Leader.state_from` of its log start, which tells of nothing beyond its durable end.
+        rewritten_to, state_offset: As in `messages.Records`. The latter is for a follower without a state file: one at
+            or above `Leader.state_from` of its log start, which tells of nothing beyond its durable end.
         batch_start, batch_epoch: Where the stored batch begins that `fetch.offset` lies within, and the leader epoch of
             the record before that; -1: none, one begins there or is yet to come. None is joined above the high
             watermark, so there is nothing to look up for who fetches there.
-        compacted_to, waits_to: Of this log, as in `messages.Fetch`.
+        compacted_to, waits_to: This log's, as in `messages.Fetch`.
     """
 
     fetch: Fetch
@@ -191,14 +191,14 @@ class StartMoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsrAnswered:
-    """What the catalog says of the in-sync replicas, by itself or as an answer.
+    """The catalog says who is in sync, by itself or as an answer.
 
     Attributes:
-        epoch: Of the leadership that this is said to.
-        min_insync_replicas: Of the same state; None: as before. (With the new members and the old minimum too few would
-            commit what a member of the last ISR does not have.)
-        request: Of `AskIsr` of this leadership that is answered; None: of none. (One of an earlier leadership may have
-            the same number.)
+        epoch: Epoch of the leadership that this is said to.
+        min_insync_replicas: As the same state has it; None: as before. (With the new members and the old minimum too
+            few would commit what a member of the last ISR does not have.)
+        request: Number of the `AskIsr` of this leadership that is answered; None: none is. (One of an earlier
+            leadership may have the same number.)
     """
 
     epoch: int
@@ -258,7 +258,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Who waits for news of the partition is to look."""
+    """Tell all who wait for news of the partition to look."""
 
 
 @dataclass(slots=True)
@@ -276,8 +276,8 @@ class AskIsr:
 
     Attributes:
         request: To be answered with; the same question may be asked again under it.
-        epoch, partition_epoch: Of the state that is to be changed.
-        incarnation: Of the replica that is added, as its fetch had it.
+        epoch, partition_epoch: Those of the state that is to be changed.
+        incarnation: The added replica's, as its fetch had it.
     """
 
     request: int

@@ -20,20 +20,20 @@ F2  An answer counts only if it names this epoch and this incarnation; an end on
 F3  What is told to be durable has been fsynced here; an fsync of an earlier life of the log is not minded.
 F4  The high watermark is the leader's, as far as this log goes, to the end of a commit group; it does not move back but
     in a cut.
-F5  Who would be cut below the leader's log start, or below its own, begins anew at the leader's: below it there is
-    nothing to agree on. So an empty log asks too. (A leader whom an operator chose may end below the start of who comes
-    back. That one would go on from its start, join with a hole in what is committed since, and lose it when it leads.
-    Of any other leader a log start is agreed on: what is below it was committed.)
+F5  A follower that would be cut below the leader's log start, or below its own, begins anew at the leader's: below it
+    there is nothing to agree on. So an empty log asks too. (A leader whom an operator chose may end below the start of
+    a follower that comes back. That one would go on from its start, join with a hole in what is committed since, and
+    lose it when it leads. All agree on the log start of any other leader: what is below it was committed.)
 F6  The log start is the leader's. It follows only what is below the high watermark here.
 F7  After a failed fsync nothing more is said before the replica has another incarnation.
-F8  What a record told (whose it is, its id) outlives it in the leader's state file. Who begins anew, or takes records
-    from where the leader has removed some, lacks that file: it says so with each fetch, is not asked in, and lets
-    nothing go, before it has one of this leader, whole, that was made in this leadership (`leader.L11`). It comes in
-    pieces, while records are fetched on.
+F8  What a record told (whose it is, its id) outlives it in the leader's state file. A follower that begins anew, or
+    takes records from where the leader has removed some, lacks that file: it says so with each fetch, is not asked in,
+    and lets nothing go, before it has one of this leader, whole, that was made in this leadership (`leader.L11`). It
+    comes in pieces, while records are fetched on.
 F9  A log that ends within a batch which its leader has joined is cut to where that batch begins, and fetches it whole.
-    So is what it had compacted there: its mark goes down with the cut. What was asked before a cut is not minded when
-    it is answered after it: the leader did not know of the lower mark when it read that.
-F10  Who would be cut below its mark of compaction by an epoch's end (an operator has given up records) begins anew:
+    Its mark of compaction goes down with the cut. An answer after a cut to a question from before it is not minded:
+    the leader did not know of the lower mark when it read.
+F10  A log that an epoch's end would cut below its mark of compaction (an operator gave up records) begins anew:
     what is below the cut lacks what newer records above it had replaced.
 F11  Tombstones go only below what this leader has told in this epoch; at first that is 0.
 
@@ -110,8 +110,8 @@ class Follower:
         me: This broker.
 
     Attributes:
-        phase, epoch, leader, incarnation: Whom it follows, and as whom.
-        log: What the log holds, as last told.
+        phase, epoch, leader, incarnation: The leader that it follows, how far it is with that, and its own incarnation.
+        log: The log's contents, as last told.
         generation: Counts the lives of the log: what was begun in an earlier one is not minded.
         tombstones_below, compact_to: For passes of compaction here: as the leader last told (`messages.Records`).
     """

@@ -1,4 +1,4 @@
-"""What the core of a follower is told (events), and what it wants done (effects). As `events`, for the other side."""
+"""Events that tell the core of a follower what has happened, and effects that it wants done. (Leader: `events`.)"""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from broker.replication.messages import AskEnd, AskState, Fetch, Incarnation, Re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holds:
-    """What the log holds: as an event, after it was cut, reset, or records were appended to it.
+    """The log's contents: as an event, after it was cut, reset, or records were appended to it.
 
     Attributes:
-        log_start: Of its checkpoint.
+        log_start: As its checkpoint has it.
         durable_end: So far it is fsynced.
         last_epoch: Leader epoch of the last record, or of the one before an empty log; -1: not known.
         group_end: Where its last whole commit group ends; at least the high watermark.
@@ -101,7 +101,7 @@ class Ask:
 class Append:
     """Append the bytes that came with the answer, under this epoch; then say what the log `Holds`.
 
-    `is_rewritten`: not all may be there that was stored once. What the log knows of it is forgotten, durably, before.
+    `is_rewritten`: not all may be there that was stored once. Before, the log forgets its tables and state files.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""Who counts for a commit: the in-sync replicas as the catalog has them, and the one change that is asked for.
+"""Replicas that count for a commit: those in sync, as the catalog has them, and the one change that is asked for.
 
     committed ISR      a b c                  each of them counts, until the catalog has confirmed that it does not
     asked: remove c    a b c                  still counts: the catalog may have elected it meanwhile
@@ -11,9 +11,9 @@ I3  A follower is asked in only with a *durable* end at or above the high waterm
     a log start at or above the last trim that was answered. And it lacks no state file: it may be elected at once.
 I4  What a follower said in an earlier leadership, or under an earlier incarnation, is forgotten.
 I5  How long a follower has been behind is counted from the first tick of this leadership on, not from before.
-I6  All that are assigned count for tombstones, in sync or not, from the start: who has told no mark has compacted
-    nothing. Of two marks the one of the later fetch holds, though it be the lesser one: a log that was cut has copied
-    anew what it had compacted, from a leader that may not have.
+I6  All that are assigned count for tombstones, in sync or not, from the start: one that has told no mark has compacted
+    nothing. The mark of the later fetch holds, though it be the lesser one: a log that was cut has copied anew what it
+    had compacted, from a leader that may not have.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from broker.replication.messages import NO_INCARNATION, Fetch, Incarnation
 
 @dataclass(slots=True)
 class KnownFollower:
-    """What one follower has said in this leadership.
+    """One follower, by what it has said in this leadership.
 
     Attributes:
         durable_end: -1: nothing yet.
-        log_start: Of its checkpoint.
-        number: Of its latest fetch.
+        log_start: As its checkpoint has it.
+        number: The number of its latest fetch.
         lacks_state, compacted_to, waits_to: As that one had it.
         caught_up_ms: When it last held all that the leader had; None: before the first tick.
         mark_ms, mark_end: Once it holds this much, it had all of what there was at that time.
@@ -71,7 +71,7 @@ class InSync:
         return min([own_end, *(self.followers[broker].durable_end for broker in self.counting())])
 
     def log_starts(self) -> list[int]:
-        """Of all that count, but the leader's."""
+        """The log starts of all that count, but the leader's."""
         return [self.followers[broker].log_start for broker in self.counting()]
 
     def admits(self, broker: str, incarnation: Incarnation) -> bool:

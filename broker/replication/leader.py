@@ -9,8 +9,8 @@ that counts:
     groups      [0 1 2] [3 4] [5 6 7]
                           ^ high watermark 5: readers may have [0, 5)
 
-Who waits for `LEADER` is told once the record is durable on the leader, who waits for `ALL` once the high watermark is
-past it. With one replica both are the same moment. With `fsync = interval` read "appended" for "durable" on a leader
+A ticket for `LEADER` is answered once the record is durable on the leader, a ticket for `ALL` once the high watermark
+is past it. With one replica both are the same moment. With `fsync = interval` read "appended" for "durable" on a leader
 that is the only replica; beside others each batch is fsynced (L12).
 
 L1  Within an epoch the high watermark never moves back.
@@ -18,19 +18,19 @@ L2  It is the end of a commit group, at or above the start of the epoch, and at 
     each in-sync replica and of an addition that is asked for; it moves only while as many are in sync as must be.
 L3  Each ticket is answered once: STORED only when what it waits for is so, else with the reason why that is not known.
 L4  After a failed fsync, a recovery, the end of the leadership or of the partition nobody waits any more.
-L5  One sync at a time. What a sync of an earlier generation says is not minded.
+L5  One sync at a time. The result of a sync of an earlier generation is not minded.
 L6  With several replicas a failed fsync ends the leadership: nobody may count on a log whose pages may be gone.
 L7  What a follower says counts only if it names this epoch and its latest incarnation, and if the record before its
     fetch offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges. An empty log that
     begins above this one and does not know whose the record before was may have it from somebody who is given up.
-L8  How many must be in sync is what the state says that names the members. What settings say counts only in a
-    leadership whose state says nothing: settings are altered at another time than members are.
+L8  The state that names the members also says how many must be in sync. The settings count only in a leadership whose
+    state says nothing of it: settings are altered at another time than members are.
 L9  A tombstone may go below the least mark of compaction of all that are assigned: this log's own, and what each other
-    one has last told in this leadership, under its latest incarnation. Who has told nothing yet has compacted nothing.
-L10  A batch goes over as it is stored, whole. Whose log ends within one is told where it begins. No member of the ISR
-    or of the last ISR is: joined is only what is below the high watermark, and they hold all of that.
-L11  A state file that is offered tells of all below the start of this leadership. What a follower has copied before may
-    have been written anew by an earlier leader: its own files told of what had gone there, an older one here does not.
+    one has last told in this leadership, under its latest incarnation. One that has told nothing counts as zero.
+L10  A batch goes over as it is stored, whole. A follower whose log ends within one is told where it begins. No member
+    of the ISR or of the last ISR is: batches are joined only below the high watermark, and members hold all of that.
+L11  A state file that is offered tells of all below the start of this leadership. An earlier leader may have written
+    anew what a follower copied before: its files told of the records that had gone, an older one here does not.
 L12  Where there are others, each batch is fsynced on the leader whatever the settings say: nobody else's clock would do
     it. A log that is synced by intervals gets replicas while it moves to another broker.
 
@@ -132,7 +132,7 @@ class Leader:
         me: This broker.
 
     Attributes:
-        role, epoch, epoch_start: Of the present leadership, or of the last one.
+        role, epoch, epoch_start: The present leadership's, or the last one's.
         high_watermark, durable_end, log_end: As far as the core was told.
         generation: See `events`.
         is_syncing: A `Sync` is not answered yet.
@@ -406,7 +406,7 @@ class Leader:
         return (*effects, Send(fetch.follower, answer))
 
     def _refusal(self, ask: AskEnd | AskState) -> tuple[Effect, ...] | None:
-        """What a follower is told that may not ask this leader; NOTHING: nobody leads here; None: it may ask."""
+        """Refuse a follower that may not ask this leader; NOTHING: nobody leads here; None: it may ask."""
         if self.role is not LEADING or self.in_sync is None:
             return NOTHING
         if ask.epoch == self.epoch and self.in_sync.admits(ask.follower, ask.incarnation):

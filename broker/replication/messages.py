@@ -1,4 +1,4 @@
-"""What the replicas of a partition say to each other. The records themselves travel beside these, as stored bytes.
+"""Messages between the replicas of a partition. The records themselves travel beside these, as stored bytes.
 
     follower                                   leader
        | -- AskEnd(last epoch) ------------------> |     where does my last epoch end with you?
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 Incarnation = tuple[int, int]
-"""Of a replica: that of its broker, and how often it has stepped out. A later one is greater."""
+"""A replica's: that of its broker, and how often it has stepped out. A later one is greater."""
 NO_INCARNATION: Final[Incarnation] = (-1, 0)
 
 
@@ -67,10 +67,10 @@ class Records:
     """Stored records from `offset` on come with this, or none.
 
     Attributes:
-        log_start: Of the leader's checkpoint.
+        log_start: As the leader's checkpoint has it.
         rewritten_to: Below it the leader may lack records that its state file tells of.
-        state_offset: Of a state file that a follower who lacks one may ask for; -1: of none.
-        number: Of the fetch that this answers.
+        state_offset: Offset of a state file that a follower without one may ask for; -1: there is none.
+        number: Number of the fetch that this answers.
         tombstones_below: So far tombstones may go: the least mark of compaction of all assigned replicas.
         compact_to: A tombstone waits, here or elsewhere, until all have compacted so far; 0: none does.
     """
@@ -92,7 +92,7 @@ class Inside:
     """The offset that the follower fetches lies within a batch that the leader has joined: it has no bytes for it.
 
     Attributes:
-        offset, number: Of the fetch.
+        offset, number: The fetch's.
         batch_start: Where that batch begins.
         start_epoch: Leader epoch of the record before that; -1: not known.
     """
@@ -150,7 +150,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diverged:
-    """What the follower has before the offset that it fetches is not what the leader has."""
+    """Leader and follower have different records before the offset that the follower fetches."""
 
     epoch: int
     incarnation: Incarnation

@@ -14,10 +14,10 @@ from broker.replication.events import Answer, Effect, Outcome, Ticket, Trim
 
 
 class Trims:
-    """Of one leadership.
+    """The trims of one leadership.
 
     Attributes:
-        log_start: Of the leader's checkpoint.
+        log_start: As the leader's checkpoint has it.
         answered: Nobody may lead who starts below (T3).
     """
 
