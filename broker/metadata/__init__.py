@@ -1,4 +1,4 @@
-"""What the cluster knows about itself: a deterministic state machine, fed with commands.
+"""The cluster's knowledge of itself: a deterministic state machine, fed with commands.
 
 catalog.py     streams: `apply(command) -> result`; whatever is known is part of it
 cluster.py     brokers and partitions: the state, and what several commands do with it

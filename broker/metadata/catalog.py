@@ -130,10 +130,10 @@ class Catalog:
         return self._requests.get(_request_id(command))
 
     def judge(self, command: Mapping[str, Any]) -> Any:
-        """What `apply` would answer to a command that is new. Changes nothing; costs a copy of a few tables.
+        """Foretell the answer of `apply` to a command that is new. Changes nothing; costs a copy of a few tables.
 
         Raises:
-            LiftlogError: what `apply` would answer as an error.
+            LiftlogError: `apply` would answer this error.
         """
         trial = Catalog(
             streams=dict(self.streams),

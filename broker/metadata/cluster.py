@@ -30,10 +30,10 @@ from broker.metadata.partition import PartitionState, Place, Who, state_from
 from broker.metadata.placement import candidates, place
 
 FEATURE_LEVEL: Final = 1
-"""What this release knows."""
+"""The level of this release."""
 FEATURE_LEVEL_FIRST: Final = 1
-"""What a catalog begins with, in every release: one that began with its own would replay the journal of another release
-to another end. `form_cluster` may say more."""
+"""The level at which a catalog begins, in every release: one that began with its own would replay the journal of
+another release to another end. `form_cluster` may say more."""
 
 REMOVED_REMEMBERED: Final = 1_000
 
@@ -44,9 +44,9 @@ class Cluster:
 
     Attributes:
         leftovers: Replicas that a broker still has to delete (C5).
-        reports: Of leaders that cannot be reached: epoch, and when which broker said so (ms).
-        confirmed: Of a stream that is about to have more partitions, by the word of the present leader: as of when it
-            knows that, and whether it has stopped for it (`growth.G4`).
+        reports: Reports that a leader cannot be reached: its epoch, and when which broker said so (ms).
+        confirmed: Words of leaders whose stream is about to have more partitions: as of when the present leader knows
+            that, and whether it has stopped for it (`growth.G4`).
         removed: The ids in the Raft group of brokers that were removed, the newest REMOVED_REMEMBERED: id -> broker.
     """
 
@@ -137,7 +137,7 @@ class Cluster:
         return self.commit(changed, epoch)
 
     def begin_epoch(self, places: Iterable[Place]) -> list[Any]:
-        """Whoever leads one of these goes on in another epoch, and nobody has confirmed anything (`growth.G2`)."""
+        """Let each leader of these go on in another epoch, in which nobody has confirmed anything (`growth.G2`)."""
         epoch, who = self.epoch_last + 1, self.who()
         states = {at: self.partitions[at] for at in places}
         return self.commit({at: s.led_by(s.leader, epoch, who) for at, s in states.items() if s.leader}, epoch)
@@ -182,7 +182,7 @@ class Cluster:
         return sorted({incarnation for incarnation, _ in had & gone} - still)
 
     def forget_logs(self, broker: str) -> None:
-        """What a broker has reported for a rescue may be so no more (`rescue.Q2`)."""
+        """Drop a broker's reports for a rescue: they may be true no more (`rescue.Q2`)."""
         self.rescue = self.rescue and self.rescue.without(broker)
 
     def forget_folder(self, broker: str, raft: str) -> None:
@@ -198,7 +198,7 @@ class Cluster:
         """Put new states in the place of the old ones. Returns [stream, partition, leader] of each that has another.
 
         Args:
-            epoch: What those that moved have.
+            epoch: The epoch of those that moved.
             fresh: Partitions that take a partition epoch although nothing else may have changed (`partition.P4`).
         """
         bumped = set(fresh)
@@ -236,7 +236,7 @@ class Cluster:
 
     @classmethod
     def restore(cls, value: Mapping[str, Any], *, epoch_last: int) -> Cluster:
-        """What `snapshot` described."""
+        """Make the cluster that `snapshot` described."""
         return cls(
             brokers={each["broker_id"]: BrokerInfo(**each) for each in value["brokers"]},
             partitions={(stream, number): state_from(state) for stream, number, state in value["partitions"]},
@@ -252,7 +252,7 @@ class Cluster:
 
 
 def _check(state: PartitionState) -> None:
-    """`partition.P1` and `partition.P2`, as far as a state shows them. What would break them has no effect."""
+    """`partition.P1` and `partition.P2`, as far as a state shows them. A command that breaks them has no effect."""
     is_sound = (
         (state.leader is None or state.leader in state.isr)
         and {*state.isr, *state.last_isr, *state.opened} <= set(state.replicas)

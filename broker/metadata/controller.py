@@ -1,4 +1,4 @@
-"""What the broker that leads the Raft group does by itself. Sans-I/O: events in, commands to submit out.
+"""The acts of the controller, the broker that leads the Raft group. Sans-I/O: events in, commands to submit out.
 
     heartbeats  ─► one renewal for all of them ─► each is told that it is committed
     silence     ─► fail_broker                       reports of followers ─► report_leader
@@ -14,7 +14,7 @@ H1  A broker is failed after a whole session in which this controller ran and he
 H2  A heartbeat is answered once its renewal is committed. A controller that was deposed commits nothing, so it cannot
     keep a session alive that its successor counts; and what an earlier one has answered was heard before this one
     began. That is why renewals are commands at all: a message alone could be answered by the wrong controller.
-H3  Of a duty one command is out at a time; another is submitted after the answer, or after it is said to be lost.
+H3  Each duty has one command out at a time; another is submitted after the answer, or after it is said to be lost.
 H4  Whatever a deposed controller has submitted may be committed late, once. No command does more than delay:
 
     renew_sessions     names registrations; at worst a dead broker is live for one more session
@@ -90,7 +90,7 @@ class ReportArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitAnswered:
-    """What became of a submission: the catalog's result, or None: nobody knows."""
+    """The outcome of a submission: the catalog's result, or None: nobody knows."""
 
     number: int
     result: Mapping[str, Any] | None
@@ -342,7 +342,7 @@ class Controller:
         return self._submit("balance", now_ms, "elect_preferred", rest_ms=BALANCE_MS, partitions=_by_stream(due))
 
     def _calm(self, cluster: Cluster, now_ms: int) -> set[str]:
-        """Who may be given something: live, not about to stop, and so for long enough."""
+        """Brokers that may be given something: live, not about to stop, and so for long enough."""
         who = cluster.who()
         return {b for b in who.registrations if b not in who.stopping and self._brokers[b].is_calm(now_ms)}
 

@@ -1,4 +1,4 @@
-"""Fields of a command, checked. What was read from a journal or from another broker may be anything.
+"""Fields of a command, checked. A command from a journal or from another broker may hold anything.
 
 Each function raises InvalidRequest, which names the field, for a value that does not fit.
 """

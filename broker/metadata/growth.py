@@ -13,10 +13,10 @@ G1  A count takes effect once the present leader of each partition, old or new, 
 G2  It takes effect with one command, which gives each partition that is led the next leader epoch: the records of one
     leader epoch are sorted by one count.
 G3  Replicas are only added; the old minimum in sync holds until all of them have joined (`partition.P6`).
-G4  What a leader confirms is of one moment: the greatest leader epoch of the stream's partitions. It counts while that
-    is the greatest. Whatever begins or ends a leadership of the stream takes a greater one, and all confirm anew: only
-    then may a leader that had stopped take messages by the old count again, and a confirmation of before, however late,
-    is refused.
+G4  A confirmation names a moment: the greatest leader epoch of the stream's partitions. It counts while that is the
+    greatest. Each beginning or end of a leadership of the stream takes a greater one, and all confirm anew: only then
+    may a leader that had stopped take messages by the old count again, and a confirmation of before, however late, is
+    refused.
 G5  Nobody stops before all know: a partition that nobody leads, or a leader that hangs, holds up the change and not the
     stream. A leader for which a stop takes too long gives it up: those that it leads take another leader epoch (G4).
 

@@ -1,4 +1,4 @@
-"""What the catalog knows of one stream, of one broker and of a rescue: values, as JSON and back."""
+"""The catalog's entries for one stream, one broker and a rescue: values, as JSON and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StreamInfo:
     Attributes:
         settings: As asked for.
         reply_acks_effective: Whether it sends acks (`catalog.M3`); may be off though asked for.
-        warnings: What its creator should know, one sentence each.
+        warnings: Advice for its creator, one sentence each.
         paused: Captures nothing and takes no appends until it is resumed; reads go on.
         read_only: Answers every record with an error; reads go on.
         partitions_next: So many there will be once every leader has confirmed it (`growth.G1`); 0: as `settings` say.
@@ -73,7 +73,7 @@ class BrokerInfo:
     """One registered broker.
 
     Attributes:
-        incarnation: What its process calls itself: how it finds out that a registration is its own.
+        incarnation: The name that its process gave itself, by which it finds out that a registration is its own.
         registration: The number of its present registration, and the leader epoch of what it led by that.
         rack: Empty: none.
         raft: Its id in the Raft group, which is its folder's: another one if the folder was lost. Empty: it has none.
@@ -106,7 +106,7 @@ class Rescue:
     """A rescue that is under way (`rescue.py`). Its tables are replaced, never changed.
 
     Attributes:
-        number: What its commands name it by.
+        number: Its commands name it by this.
         places: The partitions that there were at its beginning.
         logs: By broker, what it has reported: partition -> (greatest epoch, log end).
         excused: Replicas that the operator has given up, as (broker, *place); of a whole broker the place is ("", 0).
@@ -152,7 +152,7 @@ def differing(left: StreamSettings, right: StreamSettings) -> dict[str, tuple[An
 
 
 def advice_on(settings: StreamSettings) -> list[str]:
-    """What the creator of a stream should know of its settings, one sentence each."""
+    """Advice on its settings for the creator of a stream, one sentence each."""
     advice = []
     if settings.group is not None:
         advice.append(

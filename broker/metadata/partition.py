@@ -1,4 +1,4 @@
-"""What the catalog knows of one partition, and how that may change. Values and pure functions.
+"""The catalog's entry for one partition, and how it may change. Values and pure functions.
 
 A partition's replicas are brokers, the preferred leader first:
 
@@ -9,8 +9,9 @@ A partition's replicas are brokers, the preferred leader first:
     opened     a b c d    who has told that the folder is there
 
 Invariants
-P1  Of an epoch at most one broker is leader. It was live, in the ISR, and its incarnation is the one that it had then.
-P2  After the first election whoever leaves the ISR while fewer than `min_insync_replicas` remain joins the last ISR.
+P1  At most one broker leads in an epoch. It was live, in the ISR, and its incarnation is the one that it had then.
+P2  After the first election a replica that leaves the ISR while fewer than `min_insync_replicas` remain joins the last
+    ISR.
     It stays there until there are so many again, until it is back in the ISR, or until its log is lost (KIP-966).
 P3  Before the first election "opened" joins the ISR, a failure removes nobody, and there is no last ISR. The first ISR
     is who has opened it *and* is live. Afterwards only the leader adds to the ISR, or an election from the last ISR.
@@ -24,9 +25,9 @@ P7  A leader goes on in another epoch when the replicas become others: it learns
 P8  A damaged replica steps out only while another member of the ISR, or of the last ISR, is live. Else it stays, and
     tries again when the catalog shows such a one: nothing is asked before.
 P9  A replica that is behind (it lacks committed records at its end, and knows it) leaves both sets as its broker
-    registers, while anybody else is in one of them, live or not: who lacks nothing is to lead. The last one stays, as
-    nobody could lead then. What nobody else has is lost, and the partition says so (`unclean_epoch`). It stays opened:
-    an operator may choose it, if the others are gone for good.
+    registers, while anybody else is in one of them, live or not: a replica that lacks nothing is to lead. The last one
+    stays, as nobody could lead then. Records that nobody else has are lost, and the partition says so
+    (`unclean_epoch`). It stays opened: an operator may choose it, if the others are gone for good.
 
 Design: docs/explain/metadata.md. The readings are those of KIP-101, 279, 966 and of two model checkers.
 """
@@ -47,8 +48,8 @@ class Who:
     """The brokers, as an election sees them.
 
     Attributes:
-        registrations: Of each broker that is live.
-        stopping: Of them, those that are about to stop: they lead only what nobody else can.
+        registrations: The registration of each broker that is live.
+        stopping: Those among them that are about to stop: they lead only what nobody else can.
     """
 
     registrations: Mapping[str, int]
@@ -62,9 +63,9 @@ class PartitionState:
     Attributes:
         leader, leader_incarnation, leader_epoch: The incarnation is that of the replica (P5). Epoch 0: nobody has led
             yet; without a leader it is the epoch in which the last one ended.
-        step_outs: Of each replica, under the present registration of its broker; 0 is left out.
-        target: What a reassignment is about to make of `replicas`; None: there is none.
-        target_min: And of `min_insync_replicas`.
+        step_outs: Step-outs of each replica, under the present registration of its broker; 0 is left out.
+        target: A reassignment is about to make `replicas` so; None: there is none.
+        target_min: And `min_insync_replicas` so.
         unclean_epoch: The last epoch whose leader was chosen although it may lack committed records: by an operator, or
             because nobody else was there to (P9); 0: none.
     """
@@ -90,7 +91,7 @@ class PartitionState:
 
     @property
     def electable(self) -> frozenset[str]:
-        """Who may lead without a loss, if it is live."""
+        """Replicas that may lead without a loss, if they are live."""
         return frozenset(self.isr or self.last_isr)
 
     def knows_log_of(self, broker: str) -> bool:
@@ -170,11 +171,11 @@ class PartitionState:
         return replace(state, leader=broker, leader_incarnation=incarnation, leader_epoch=epoch).tidied()
 
     def led_anew(self, epoch: int) -> PartitionState:
-        """Whoever leads goes on in another epoch (P7)."""
+        """The leader goes on in another epoch (P7)."""
         return self if self.leader is None else replace(self, leader_epoch=epoch)
 
     def settled(self, epoch: int, who: Who, *, need: int | None = None) -> PartitionState:
-        """What follows of itself: the end of a reassignment, the first election, another one if nobody leads.
+        """Do what follows of itself: the end of a reassignment, the first election, another one if nobody leads.
 
         Args:
             need: So many must have opened the partition before the first election; None: all replicas.

@@ -1,7 +1,7 @@
 """Where the replicas of new partitions go. Pure: the same brokers and partitions give the same places everywhere.
 
-Replicas of a partition are spread over racks first, then over the brokers with the fewest replicas. Of the brokers that
-were chosen the one that is the preferred leader of the fewest partitions comes first. Equals are ordered by name.
+Replicas of a partition are spread over racks first, then over the brokers with the fewest replicas. First among the
+chosen brokers is the one that is the preferred leader of the fewest partitions. Equals are ordered by name.
 
     brokers   a (rack 1)  b (rack 1)  c (rack 2)  d (rack 3)
     place 3   c d a       one of each rack; of a and b the one that has less; the first leads the least
@@ -9,7 +9,7 @@ were chosen the one that is the preferred leader of the fewest partitions comes 
 L1  The replicas of a partition are different brokers.
 L2  They are in as many racks as they can be. A broker without a rack is one of its own.
 L3  In each rack, and of equals of several, the broker with the fewest replicas is taken.
-L4  Who is extended keeps its replicas and their order; the others come by the same rules, and after them.
+L4  A partition that is extended keeps its replicas and their order; the others come by the same rules, and after them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Candidate:
     Attributes:
         rack: Empty: none.
         replicas: So many replicas it keeps.
-        preferred: Of so many partitions it is the preferred leader.
+        preferred: It is the preferred leader of so many partitions.
     """
 
     broker_id: str

@@ -120,7 +120,7 @@ def _end(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(state: PartitionState, epoch: int) -> PartitionState:
-    """Nobody leads, nobody is in sync. What a reassignment has added stays, and what it would have taken away too."""
+    """Nobody leads, nobody is in sync. A reassignment stops: replicas that it has added or was to remove stay."""
     is_lost = state.has_led and not state.electable  # before this rescue
     unclean = epoch if is_lost else state.unclean_epoch
     return replace(
@@ -129,7 +129,7 @@ def _unknown(state: PartitionState, epoch: int) -> PartitionState:
 
 
 def _chosen(state: PartitionState, rescue: Rescue, at: Place, epoch: int, who: Who) -> PartitionState:
-    """Q3. Who has more than all replicas that the catalog knows is one that it does not know any more."""
+    """Q3. A broker with more than all replicas in the catalog is a replica that the catalog does not know any more."""
     logs = {broker: logs[at] for broker, logs in rescue.logs.items() if at in logs}
     if state.unclean_epoch == rescue.number or any(broker not in logs for broker in state.replicas):
         state = replace(state, unclean_epoch=epoch)

@@ -8,16 +8,16 @@ Invariants
 S1  The session ends here before the controller takes it for lapsed: that counts from the arrival of the last heartbeat
     (`controller.H1`), and this one from the sending of the last renewed one.
 S2  Only what a committed renewal answered counts, and only a heartbeat of this registration. A controller that has been
-    deposed cannot commit, so it prolongs nothing. And only once the catalog here has applied it: who is cut off from
-    the log, and hears of renewals all the same, would go on as the leader of long ago.
+    deposed cannot commit, so it prolongs nothing. And only once the catalog here has applied it: a broker that is cut
+    off from the log, and hears of renewals all the same, would go on as the leader of long ago.
 S3  Without a session a leader acks nothing, answers no end of a log, and reads nothing from NATS. It goes on when the
     session is renewed, if the catalog still says that it leads in that epoch. This is hygiene: what keeps records safe
     are epochs and in-sync replicas.
 S4  A heartbeat that nobody can have got is sent again at the next tick, and another one at once when a controller
     begins (`hurry`): a session is to outlast an election.
 
-The clock has to count while the machine sleeps (CLOCK_BOOTTIME). Who waits for a disk between `is_open` and an ack asks
-again before the ack.
+The clock has to count while the machine sleeps (CLOCK_BOOTTIME). A caller that waits for a disk between `is_open` and
+an ack asks again before the ack.
 """
 
 from __future__ import annotations

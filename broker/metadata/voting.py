@@ -33,7 +33,7 @@ def address(node_id: str) -> str:
 
 
 def next_change(cluster: Cluster, voters: Sequence[str], me: str) -> Change | None:
-    """What to change now; None: nothing. Asked again when it is done.
+    """The change to make now; None: nothing. Asked again when it is done.
 
     Args:
         voters: As the controller's log has them. me: The controller's own id, which never removes itself.
