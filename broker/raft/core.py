@@ -6,7 +6,7 @@ Messages pass through here in both directions, and what pysyncobj gets to see is
     out   sync the journal ─► stamp with cluster and term ─► send
     in    of this cluster? from a voter? of this term? ─► strip what is held already ─► pysyncobj
 
-What pysyncobj 0.3.17 does by itself, and what stands against it (each is a mutant of `tests/sim/raft`):
+Faults of pysyncobj 0.3.17 alone, and what stands against them (each is a mutant of `tests/sim/raft`):
 
 A1  It never syncs. Every message promises something: an entry, a vote, a term. So the journal is synced before any
     is sent, and before anything is applied that only this disk has.
@@ -192,8 +192,8 @@ class Core(SyncObj):  # type: ignore[misc]
         return self.voters_at(max(first, self.raftLastApplied))
 
     def _others(self) -> list[Node]:
-        """Whom it hears. An observer hears those too that it was started with: a snapshot names the voters of its own
-        time, and the leader may have become one since."""
+        """The nodes that it hears. An observer hears those too that it was started with: a snapshot names the voters of
+        its own time, and the leader may have become one since."""
         me, last = self.journal.base.node_id, self.journal.entries[-1][1] if self.journal.entries else 0
         return [self._node(voter) for voter in sorted({*self.voters_at(last), *self._seeds}) if voter != me]
 
@@ -204,7 +204,7 @@ class Core(SyncObj):  # type: ignore[misc]
     # -- out --------------------------------------------------------------------------------------------------
 
     def outgoing(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """What is to be sent instead; None: nothing."""
+        """The message to send instead; None: nothing."""
         if self.failure is not None:
             return None
         try:
@@ -322,7 +322,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
 
 def first_entries(voters: Sequence[str], *, index: int = 1) -> list[Entry]:
-    """What the logs of the first voters begin with, so that whoever reads the log knows who they are (A7)."""
+    """Entries that the logs of the first voters begin with, so that each reader knows who they are (A7)."""
     add = [MEMBERSHIP + json.dumps(["add", voter]).encode() for voter in voters]
     return [(command, at, 0) for at, command in enumerate([NO_OP, *add], index)]
 
@@ -345,7 +345,7 @@ def commands_in(journal: Journal) -> list[dict[str, Any]]:
 
 
 def first_voters(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """What `first_entries` was given, as long as no snapshot has taken those entries in."""
+    """The voters that `first_entries` was given, as long as no snapshot has taken those entries in."""
     changes = [_membership(command) for command, _, term in entries if term == 0]
     return tuple(change[1] for change in changes if change is not None)
 

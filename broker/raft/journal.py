@@ -51,12 +51,12 @@ MARKS_BYTES: Final = 1 << 16
 
 @dataclass(slots=True, kw_only=True)
 class Base:
-    """What the file begins with.
+    """The beginning of the file.
 
     Attributes:
-        node_id: Whose file this is. Nobody acts under this id without it (J5).
+        node_id: The node that owns this file. Nobody acts under this id without it (J5).
         voters: Their ids, as of the snapshot; without one the log says who they are, from its first entry on.
-        snapshot: Of the state machine, applied up to the second of the entries that came with it; None: none yet.
+        snapshot: The state machine, applied up to the second of the entries that came with it; None: none yet.
     """
 
     node_id: str
@@ -129,7 +129,7 @@ class Journal:
 
     @classmethod
     def open(cls, disk: Disk, path: str) -> Journal:
-        """What was written.
+        """Read back all that was written.
 
         Raises:
             CorruptLog: what was synced is damaged (J3): this voter is no more. StorageFailed: it cannot be read.

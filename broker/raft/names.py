@@ -1,6 +1,6 @@
 """Addresses of hosts, without waiting for a name server.
 
-D1  `address` answers at once. What is not known yet, or for long, is looked up on a thread of its own.
+D1  `address` answers at once. A thread of its own looks up what is not known yet, or was looked up long ago.
 D2  The last address is kept while nobody answers. After REFRESH_S it is looked up again: a host may come back at
     another one.
 """
@@ -35,7 +35,7 @@ class Names:
         self._lock = threading.Lock()
 
     def address(self, host: str) -> str | None:
-        """What is known now; None: nothing yet."""
+        """The address that is known now; None: none yet."""
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(host))
         with self._lock:
@@ -62,4 +62,4 @@ def look_up(host: str) -> str | None:
 
 
 names: Final = Names(look_up)
-"""Of this process."""
+"""The names of this process."""

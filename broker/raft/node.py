@@ -9,13 +9,13 @@ N2  Each submission is answered once: with a result, or with an error that says 
     (`sent`).
 N3  A voter whose journal is missing or damaged comes back under another id, as an observer. It asks for a vote only
     after the old id has been removed: with both, a majority could be one that has lost what was acknowledged.
-N4  The leader of the group is the controller. Who was it may believe so for another `fallback_s`; `read` does not.
-N5  Who is a voter by its log alone, and does not know that this is committed, votes and does not stand for election:
-    its terms would be higher than those of a group that does not know it. By turns it follows without a vote, so that
-    it learns how its log should be.
+N4  The leader of the group is the controller. A former one may believe so for another `fallback_s`; `read` does not.
+N5  A node that is a voter by its log alone, and does not know that this is committed, votes and does not stand for
+    election: its terms would be higher than those of a group that does not know it. By turns it follows without a
+    vote, so that it learns how its log should be.
 
 N6  Within a process the catalog never goes back, whatever becomes of its vote.
-N7  Who has just been elected may lack what was committed before: it refuses nothing for good until it has it.
+N7  A leader that has just been elected may lack what was committed before: it refuses nothing for good until it has it.
 
 A node is driven: `tick` from one thread, which is also the only one that calls anything else.
 """
@@ -121,14 +121,14 @@ class RaftNode:
     """See the module.
 
     Args:
-        journal: Of a voter or observer. seeds: Ids of voters, for an observer that knows nobody yet.
+        journal: The voter's or observer's. seeds: Ids of voters, for an observer that knows nobody yet.
         transport, node: As `Core` takes them.
         clock: Monotonic, in seconds.
-        life: Of this process, and of no other: an answer to a former one is not taken for one to this.
+        life: Names this process and no other: an answer to a former one is not taken for one to this.
         on_applied: Called with each command that was applied, and with None when `catalog` is another one; never while
             it is put together anew. It must not raise.
         on_note: Gets what `note` was given on another broker, and a function that answers there.
-        wakeup: Of an eventfd; `tick` stops waiting once it is written to.
+        wakeup: The descriptor of an eventfd; `tick` stops waiting once it is written to.
         told: `greeted` and `refused`, as `Core` takes them.
     """
 
@@ -307,7 +307,7 @@ class RaftNode:
         self._lead(command, lambda result: done(None if isinstance(result, LiftlogError) else result))
 
     def note(self, note: Mapping[str, Any]) -> bool:
-        """Have the controller's `on_note` called, wherever that is; perhaps at once. What is lost is not told.
+        """Have the controller's `on_note` called, wherever that is; perhaps at once. A note may be lost in silence.
 
         Returns:
             Whether somebody is known who may be the controller.

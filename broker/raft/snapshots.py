@@ -5,7 +5,7 @@ what the leader's log begins with is sent one in pieces:
 
     head (first index, length, CRC of the whole, where this piece begins)   piece
 
-Pieces that are not the next one of the transfer that was begun are dropped. What is installed was sent whole.
+Pieces that are not the next one of the transfer that was begun are dropped. Only a whole snapshot is installed.
 
 S1  A snapshot that ends at or below what this log has committed is not installed: it would take acknowledged
     entries away.
@@ -32,7 +32,7 @@ Chunk = tuple[bytes, bool, bool]
 
 
 class Snapshots:
-    """What pysyncobj calls, under the names that it gives it.
+    """Methods that pysyncobj calls, under its own names.
 
     Args:
         take: The state as JSON values. put: Replaces it.

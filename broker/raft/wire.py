@@ -3,18 +3,18 @@
 A node's id is `<random>@<host>:<port>`. The random part is made with the journal and lost with it, so a voter that
 has lost its journal cannot act under the id of the one that had it.
 
-W1  Without a secret all addresses are loopback. Whoever reaches the port could take part in the cluster.
+W1  Without a secret all addresses are loopback. Anybody who reaches the port could take part in the cluster.
 W2  Bytes are JSON, not pickle: they cannot make this process run anything.
 W3  pysyncobj's own commands over the wire (add, remove, transfer, ...) are not answered: changes go through the
     catalog.
-W4  Nobody is waited for with more bytes than a message may have: a few, before it is known who is there. What does not
-    fit, or was made with another secret, ends the connection, and is told (`Core.refused`).
-W5  Of connections of which nobody has said who is there only so many are kept, and only for a while: pysyncobj keeps
+W4  No more bytes are buffered than a message may have: a few, before it is known who is there. Bytes that do not fit,
+    or were made with another secret, end the connection, and that is told (`Core.refused`).
+W5  Only so many connections are kept on which nobody has said who is there, and only for a while: pysyncobj keeps
     them for ever, stops to listen for good once there is no descriptor left, and the process has none for its logs.
-W6  Who never stops sending has a turn as others have. pysyncobj reads on as long as there is something.
-W7  Who is called, and has not taken the call within `CALL_S`, is called anew. The kernel would ask again after 1, 2, 4
-    and up to 64 s: a broker that stood still, or was cut off, would be without the group for as long again.
-W8  Of the connections that a voter has made only the last one is kept.
+W6  A node that never stops sending has a turn as others have. pysyncobj reads on as long as there is something.
+W7  A node that has not taken a call within `CALL_S` is called anew. The kernel would ask again after 1, 2, 4 and up to
+    64 s: a broker that stood still, or was cut off, would be without the group for as long again.
+W8  A voter has one connection here: only the last one that it has made is kept.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STRANGERS_MAX: Final = 64
 STRANGER_S: Final = 10.0
 CALL_S: Final = 2.0
 READS_AT_ONCE: Final = 32
-"""Of a connection, 64 KiB each at most; then the others have their turn."""
+"""So often one connection is read, 64 KiB each at most; then the others have their turn."""
 MESSAGE_BYTES_MAX: Final = 64 << 20
 """More than a batch of entries (`core.BATCH_BYTES`, and one command over it) as base64, encrypted."""
 
