@@ -6,8 +6,8 @@
         client.commit("my-job", {"orders": {0: 42}})
 
 Every call is tried again after what is `Retryable`, with growing pauses, until `deadline_s` is over; it
-then raises the last error, and says how often it tried. That it tries again is said at once. What the broker
-refuses (`InvalidRequest`) is raised at once, as the type that the broker named. An error with the field `sent`
+then raises the last error, and says how often it tried. It says at once that it tries again. A refusal of the
+broker (`InvalidRequest`) is raised at once, as the type that the broker named. An error with the field `sent`
 leaves open whether the call was carried out. All calls may come from several threads, and from a process
 forked after `connect`. A call loads what only it needs, above all Arrow, so that a command that makes one
 JSON call need not wait for that.
@@ -151,7 +151,7 @@ class Client(StreamCalls, ConsumerCalls, ClusterCalls):
                 also reads partitions that are added later, from their first record. The columns stay as they are.
             max_bytes: Approximate size of one request.
             read_from: `nearest`: from an in-sync replica in the client's rack, where the leader is not in it. It may
-                have records a moment later. What it cannot answer, the leader does.
+                have records a moment later. The leader answers where the replica cannot.
         Returns:
             An iterator of `pyarrow.RecordBatch`, with `to_table()`, `to_pandas()`, `to_polars()`.
         Raises:

@@ -295,7 +295,7 @@ class _Publish:
             await self._until(0)
 
     def _answered(self, number: int) -> bytes | None:
-        """What awaited its ack awaits it no more; None: it did not."""
+        """Take the payload that awaited this ack; None: it awaits none."""
         _, payload = self.awaited.pop(number, (0.0, None))
         if payload is not None:
             self.awaited_bytes -= len(payload)

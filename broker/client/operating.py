@@ -47,8 +47,8 @@ class ClusterCalls:
         """Have other brokers keep a partition. Returns at once: they have moved when `target` is None.
 
         Args:
-            replicas: Ids of brokers, the preferred leader first. What is named last holds; so a move is taken back by
-                naming the former ones.
+            replicas: Ids of brokers, the preferred leader first. The last call holds; so a move is taken back by naming
+                the former ones.
             partition: None: all; each begins the list one broker later, so that they lead by turns.
         Raises:
             UnknownStream, UnknownPartition: not there.

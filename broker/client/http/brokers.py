@@ -16,8 +16,8 @@ B3  One that stands still, or is behind a cut cable, costs a call some 1.5 s, an
     time, up to `SILENT_MOST_S`; but one that another broker names as the leader waits no longer than by B2. It is asked
     with all patience once nobody else has answered: a broker that is slow is not taken for gone.
 B4  Silence makes nobody repeat what may have been done: a call that is not idempotent is awaited as long as it may
-    take. What changes something is not handed to a broker that stands still, and might carry it out when it wakes: one
-    that has not answered for `HEARD_S` is asked first whether it lives.
+    take. A call that changes something is not handed to a broker that stands still, and might carry it out when it
+    wakes: one that has not answered for `HEARD_S` is asked first whether it lives.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROBLEM_BYTES_MAX: Final = 1 << 20
 OTHERS_MAX: Final = 64
 """So many brokers are remembered beyond those that were given."""
 DOWN_S: Final = 2.0
-"""Of B2. Sessions of brokers last as long: by then somebody else leads what it led."""
+"""See B2. Sessions of brokers last as long: by then somebody else leads what it led."""
 SILENT_MOST_S: Final = 30.0
 HEARD_S: Final = 2.0
 

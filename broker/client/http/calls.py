@@ -180,7 +180,7 @@ def understand(cls: type[T], value: Any, *, where: str) -> T:
 
 
 def _plain(value: object) -> int:
-    """What JSON does not know: numpy's whole numbers. Raises InvalidRequest for anything else."""
+    """Make numpy's whole numbers, which JSON does not know, plain ones. Raises InvalidRequest for anything else."""
     number = whole(value)
     if number is None:
         raise InvalidRequest(f"{value!r} is no JSON: a {type(value).__name__}")

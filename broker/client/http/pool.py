@@ -11,7 +11,7 @@ C3  A failure says whether the request may have been received (`sent`), by this 
     answered. An answer says the same of the tries before it (`is_repeat`).
 C4  An answer is whole or a failure. Its head must say how long it is: one that ends early looks like a whole one.
 C5  An answer that trickles is given up: its head has twice the time that the socket may be silent, a body that is read
-    as a whole has `BODY_TIMEOUT_S`. (What reads a body bit by bit has its own patience.)
+    as a whole has `BODY_TIMEOUT_S`. (A reader that takes a body bit by bit has its own patience.)
 C6  In haste, a broker that stands still is given up after some 1.5 s (silence.py), however long it may be silent while
     it lives. It may have received the request.
 """

@@ -7,7 +7,7 @@
 A frozen process takes connections, as its kernel does that, and answers none. Without the second question nobody could
 tell it from a broker that works on something long, or holds a long poll.
 
-Z1  Only silence counts. What is refused, or ends, was answered by somebody; the first connection will tell the rest.
+Z1  Only silence counts. A connection that is refused, or ends, has been answered; the first one will tell the rest.
 Z2  Bytes on the first connection are an answer, also while the second one is asked.
 """
 
@@ -24,7 +24,7 @@ from broker.client.http.address import Address
 SILENCE_S: Final = 0.5
 LIVES_S: Final = 1.0
 CONNECT_S: Final = 1.5
-"""Of a connection where others could be asked: one that lost its first packet sends it again after a second."""
+"""Time to connect, where others could be asked: one that lost its first packet sends it again after a second."""
 GONE: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 

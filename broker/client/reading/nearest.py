@@ -25,7 +25,7 @@ REPLICA_WAIT_MS: Final = 1_000
 
 
 class Nearest:
-    """What is known of replicas near to one place. Thread-safe and fork-safe.
+    """The known replicas near to one place. Thread-safe and fork-safe.
 
     Args:
         rack: Where the reader is.
@@ -39,11 +39,11 @@ class Nearest:
         renew_after_fork(self)
 
     def replica(self, key: PartitionKey) -> Address | None:
-        """Whom to ask instead of the leader; None: nobody."""
+        """The replica to ask instead of the leader; None: none."""
         return self._replicas.get(key)
 
     def rack_for(self, key: PartitionKey) -> str | None:
-        """What to tell the leader, for it to name a replica; None: nothing, at the moment."""
+        """The rack to tell the leader, for it to name a replica; None: none, at the moment."""
         with self._lock:
             until_s = self._avoided_s.get(key)
             if until_s is not None and until_s <= time.monotonic():

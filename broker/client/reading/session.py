@@ -2,8 +2,8 @@
 
     session.open("orders", 0, offset=100) ──► FetchAnswer: what its headers say, and its messages, verified
 
-An answer comes from the leader, or from an in-sync replica in the reader's rack (`nearest.py`). What breaks is the
-caller's to ask again: `fetch.py`.
+An answer comes from the leader, or from an in-sync replica in the reader's rack (`nearest.py`). If it breaks, the
+caller asks again: `fetch.py`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Delivery:
         return self._appended
 
     def then(self, callback: Callable[[], Any]) -> None:
-        """Call when settled, in the producer's thread; at once if it is. What it raises is dropped."""
+        """Call when settled, in the producer's thread; at once if it is. Errors that it raises are dropped."""
         with self._lock:
             if not self._settled.is_set():
                 self._callbacks.append(callback)

@@ -1,4 +1,4 @@
-"""What is to be published, as an event loop takes it."""
+"""Payloads to publish, as an event loop takes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def as_async(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def read_ahead(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """What a thread reads, as it comes, however long that takes."""
+    """Read payloads in a thread, as they come, however long that takes."""
     loop = asyncio.get_running_loop()
     ahead: queue.Queue[tuple[bytes | None, BaseException | None]] = queue.Queue(READ_AHEAD)
     arrived = asyncio.Event()
