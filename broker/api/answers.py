@@ -46,7 +46,7 @@ class PartitionDescription:
         bytes: Size of the log on the leader's disk.
         lost_ranges: Offsets [start, end) that the disk lost.
 
-    What only its leader knows is None where nobody leads, or the leader could not be asked.
+    Facts that only its leader knows are None where nobody leads, or the leader could not be asked.
     """
 
     partition: PartitionNumber

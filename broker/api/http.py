@@ -14,12 +14,12 @@ NEXT_OFFSET: Final = "Liftlog-Next-Offset"
 LEADER_EPOCH: Final = "Liftlog-Leader-Epoch"
 INCARNATION: Final = "Liftlog-Incarnation"
 NEAREST: Final = "Liftlog-Nearest"
-"""Of an answer without records: the HTTP address of the replica to ask instead, with `replica=any`."""
+"""In an answer without records: the HTTP address of the replica to ask instead, with `replica=any`."""
 BROKERS: Final = "Liftlog-Brokers"
-"""Of every answer, where there are several brokers: their HTTP addresses, with commas between."""
+"""In every answer, where there are several brokers: their HTTP addresses, with commas between."""
 
 ASKED_BY: Final = "Liftlog-Asked-By"
-"""Of a request that a broker makes for a client: the id of that broker. Who gets it asks nobody else."""
+"""In a request that a broker makes for a client: the id of that broker. The broker that gets it asks nobody else."""
 
 DEFAULT_PORT: Final = 9293
 

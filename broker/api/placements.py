@@ -86,7 +86,7 @@ class Placement:
         replicas: The preferred leader first. While replicas are moved: the former ones and the coming ones.
         isr: Those in sync.
         last_isr: Left the ISR while fewer than the minimum remained: they may lead if nobody of the ISR is there.
-        target: What `replicas` will be when all of these are in sync; None: nothing is moved.
+        target: `replicas` will be these when all of them are in sync; None: nothing is moved.
         unclean_epoch: The last epoch whose leader was chosen although it may lack committed records; 0: none.
     """
 
@@ -126,8 +126,7 @@ class ReplicaEnd:
 
     Attributes:
         last_epoch: The leader epoch of its last record; -1: it has none.
-        log_end_offset: The offset behind it. Of two copies the one with the greater (last_epoch, log_end_offset) has
-            more.
+        log_end_offset: The offset behind it. The copy with the greater (last_epoch, log_end_offset) has more.
     """
 
     broker: str
@@ -146,7 +145,7 @@ class ReplicaEnds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elected:
-    """What an election has changed.
+    """The result of an election.
 
     Attributes:
         moved: The partitions that have another leader, as they are now.
@@ -159,7 +158,7 @@ class Elected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """What was given up of a damaged partition.
+    """The ranges of a damaged partition that were given up.
 
     Attributes:
         ranges: Offsets [start, end) that hold no record any more.
@@ -175,7 +174,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """What a broker still keeps, after its replicas were told to move.
+    """The replicas that a broker still keeps, after they were told to move.
 
     Attributes:
         moving: Partitions that others are taking over. Done when there are none: ask again.
@@ -196,7 +195,7 @@ class RemovedBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescuedReplica:
-    """What one broker may have of a partition. `stream`: its name, or the incarnation of one that nobody knows."""
+    """One broker's possible copy of a partition. `stream`: its name, or the incarnation of one that nobody knows."""
 
     broker: str
     stream: Name
@@ -227,7 +226,7 @@ class RescueState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescuedPartition:
-    """What a rescue has decided.
+    """The decision of a rescue on one partition.
 
     Attributes:
         leader: None: the chosen one does not live now, or nobody has a log.
@@ -246,7 +245,7 @@ class RescuedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescueEnded:
-    """What came of a rescue. `unknown`: logs that the catalog does not know; their brokers keep them, unused."""
+    """The outcome of a rescue. `unknown`: logs that the catalog does not know; their brokers keep them, unused."""
 
     rescue: int
     partitions: tuple[RescuedPartition, ...]

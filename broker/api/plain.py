@@ -1,7 +1,7 @@
 """Values that somebody else wrote, read so that nothing but a ValueError can come of it.
 
-`json.loads` raises RecursionError for a few thousand opening brackets. Whoever decodes bytes from a file or a
-connection begins here; `validation.build` makes a dataclass of what comes out.
+`json.loads` raises RecursionError for a few thousand opening brackets. Decode bytes from a file or a connection here
+first; `validation.build` makes a dataclass of what comes out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who reads how far.
+"""The progress of consumers.
 
 offsets.py   consumer offsets as records of the offset stream, and the newest of them in memory
 """

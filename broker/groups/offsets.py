@@ -33,8 +33,8 @@ class ConsumerOffset:
 
     Attributes:
         offset: The next offset that it will read.
-        leader_epoch: Of the record before `offset`; -1 unknown.
-        incarnation: Of the stream that was read; empty unknown.
+        leader_epoch: The epoch of the record before `offset`; -1 unknown.
+        incarnation: The incarnation of the stream that was read; empty unknown.
         timestamp_us: When it was committed.
     """
 

@@ -1,4 +1,4 @@
-"""What a publisher reads on its reply subject: JetStream's PubAck, or JetStream's error.
+"""Answers to a publisher, on its reply subject: JetStream's PubAck, or JetStream's error.
 
 Any JetStream client library understands both. Our own fields (`offset`, `partition`) stand beside
 JetStream's; `seq` is offset + 1, because sequences count from 1; `duplicate` is there only when true, as
@@ -123,7 +123,7 @@ SUBJECTS_OFF: Final = (
     10003,
     "bad request: Nats-Expected-Last-Subject-Sequence needs subjects_max over 0 [invalid_request]",
 )
-"""What settling.py answers with: code, err_code, description."""
+"""Answers of settling.py: code, err_code, description."""
 
 ERROR_CODES: Final[Mapping[str, tuple[int, int]]] = {
     "disk_full": (500, 10047),  # insufficient storage resources available

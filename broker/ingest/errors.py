@@ -18,7 +18,7 @@ class IntakeProtocolError(ValueError):
     error again until `Intake.reset`.
 
     Attributes:
-        problem: What is wrong, in a few words.
+        problem: The fault, in a few words.
         position: Byte of the connection, counted since the last reset, at which it goes wrong.
         excerpt: Up to `EXCERPT_BYTES_MAX` bytes from there.
         events: Control operations parsed earlier in the same feed, in order.

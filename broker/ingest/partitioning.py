@@ -1,7 +1,7 @@
 """Which partition a message belongs to: CRC-32 (IEEE 802.3), unsigned, modulo the partitions.
 
-What is hashed: the key, the subject, or the N-th token of the subject (from 1); without key or token
-the subject. Liftbridge's clients hash keys the same way, so a key meets its partition whoever routes it.
+The stream says what is hashed: the key, the subject, or the N-th token of the subject (from 1). Without key or token it
+is the subject. Liftbridge's clients hash keys the same way, so a key meets its partition whoever routes it.
 """
 
 from __future__ import annotations

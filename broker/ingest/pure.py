@@ -4,8 +4,8 @@
        ▲                                                                                        │
        └────────────────────────────────────────────────────────────────────────────────────────┘
 
-A message may be split anywhere. What has arrived of a part waits in one bytearray and is not looked at
-again; a payload that will not be stored is skipped as it arrives.
+A message may be split anywhere. The bytes of a part that have arrived wait in one bytearray and are not
+looked at again; a payload that will not be stored is skipped as it arrives.
 
 I1  A builder changes only when a message is complete, its closing CR LF included.
 I2  The fate of a message is decided once, when its header block is complete (or at its control line if it
@@ -74,7 +74,7 @@ class Intake:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What became of the messages: see COUNTERS of rules.py."""
+        """Counts of messages, by their fate: see COUNTERS of rules.py."""
         return dict(self._counters)
 
     # Routes

@@ -51,9 +51,9 @@ class Row:
         headers: None without a header block.
         awaits: `rules.AWAITS_ALL` or `AWAITS_LEADER`: its publisher gets an ack, and when.
         may_be_told: Its publisher gets an error, if it comes to that.
-        msg_id, expected_id: Of its headers; empty: none.
-        expected_sequence: Of the record before it; -1: any.
-        expected_subject_sequence: Of the last record on its subject; -1: any.
+        msg_id, expected_id: As its headers say; empty: none.
+        expected_sequence: The sequence of the record before it; -1: any.
+        expected_subject_sequence: The sequence of the last record on its subject; -1: any.
         wire_bytes: Subject, reply, header block and payload as they came.
     """
 
@@ -90,12 +90,12 @@ class Row:
 
     @property
     def weight(self) -> int:
-        """What it counts against the hard limit."""
+        """Its weight against the hard limit."""
         return weight_of(self.wire_bytes, len(self.headers or ()))
 
 
 def weight_of(wire_bytes: int, header_count: int) -> int:
-    """What a record counts against `batch_bytes_hard`."""
+    """The weight of a record against `batch_bytes_hard`."""
     return wire_bytes + RECORD_WEIGHT_BYTES + HEADER_WEIGHT_BYTES * header_count
 
 
@@ -212,10 +212,10 @@ class PendingBatch:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
         awaited_count: Answers that `acks` will give.
-        leader_count: Of these, to records whose publishers are content with what is durable on the leader.
+        leader_count: So many of them go to publishers who are content with what is durable on the leader.
         max_timestamp_us: Latest timestamp among them.
         condition_count, id_count, minds_ids, minds_subjects, last_id: See `Conditional`.
-        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id,
+        settled: The reasons for which `settle` dropped records: duplicates, wrong expectations, no room for the id,
             last record of the subject not known.
     """
 
@@ -313,7 +313,7 @@ class PendingBatch:
         """The batch as one sealed message.
 
         Args:
-            first_offset: Of the first record; the others follow without a gap. Below 2**62.
+            first_offset: The offset of the first record; the others follow without a gap. Below 2**62.
             decision: Below 2**128.
         Raises:
             ValueError: no records, or a number out of its range.
@@ -334,10 +334,10 @@ class PendingBatch:
         return bytes(encode_batch(_to_arrow(self._rows, first_offset), header))
 
     def acks(self, first_offset: int, leader: bool | None = None, *, duplicate: bool = False) -> bytes:
-        """Acks of the awaited records, as one blob of PUBs for the connection; then what the dropped ones are told.
+        """Acks of the awaited records, as one blob of PUBs for the connection; then the answers to the dropped ones.
 
         Args:
-            first_offset: Of the batch, as it was appended.
+            first_offset: The batch's, as it was appended.
             leader: Only to those who are content with the leader, or only to all others; None: to everybody.
             duplicate: Say that the records were there already.
         """

@@ -55,7 +55,7 @@ class PendingMessage:
         reply_acks, record_bytes_max: The builder's, when the fate was decided.
         key, headers, tombstone, awaits: For its row, if its fate is "stored".
         msg_id, expected_id, expected_sequence, expected_subject_sequence: Likewise, as in `Row`.
-        value: What has arrived of it, then.
+        value: The part of it that has arrived, then.
     """
 
     line: ControlLine

@@ -1,4 +1,4 @@
-"""What decides the fate of a message: names, limits and the order of the checks, for both twins.
+"""Rules that decide the fate of a message: names, limits and the order of the checks, for both twins.
 
 A message is stored, skipped in silence, or refused (counted, and answered with an error if it has a
 reply subject and the stream answers). The first rule that applies decides:
@@ -16,10 +16,10 @@ reply subject and the stream answers). The first rule that applies decides:
     10 the partition's batch is as large as a batch may be          refused   refused_batch_full
 
 A message for a subscription that is gone is `unrouted`. Every message is counted once: messages = stored + unrouted +
-everything skipped_ or refused_. What its id and its expectations come to is settled later, when its batch is appended
+everything skipped_ or refused_. Its id and its expectations are settled later, when its batch is appended
 (settling.py): until then it counts as stored.
 
-R1  Header names are compared exactly, case included, as NATS does. Of a repeated option the first counts.
+R1  Header names are compared exactly, case included, as NATS does. If an option is repeated, the first counts.
 R2  A record's size is subject + reply + header block + payload, as they came, so it is known before the
     header block or payload has arrived, and a record that is too large is never buffered.
 R3  Without the header block (malformed, or too large to look into) a message has no options: it is
@@ -52,12 +52,12 @@ SYSTEM: Final = b"$"
 AWAITS_NONE: Final = 0
 AWAITS_ALL: Final = 1
 AWAITS_LEADER: Final = 2
-"""What a message waits for: no ack, one for a committed record, one for a record that is durable on the leader."""
+"""A message waits for no ack, for one of a committed record, or for one of a record durable on the leader."""
 ACK_VALUES: Final = {b"all": AWAITS_ALL, b"leader": AWAITS_LEADER, b"none": AWAITS_NONE}
 """Value of `Liftlog-Ack`, and of the setting `acks`."""
 SEQUENCE_DIGITS_MAX: Final = 18
 NO_SEQUENCE: Final = (1 << 63) - 1
-"""What an expected sequence counts as that is no number, or has too many digits: none is that long."""
+"""Stands for an expected sequence that is no number, or has too many digits: no log is that long."""
 TOMBSTONE_VALUES: Final = {b"1": True, b"true": True, b"0": False, b"false": False}
 
 HEADER_START: Final = b"NATS/1.0"
@@ -74,7 +74,7 @@ BATCH_BYTES_HARD: Final = 1 << 30
 """A batch never grows past this, whatever happens to its driver: Arrow's offsets are 32 bits."""
 RECORD_WEIGHT_BYTES: Final = 40
 HEADER_WEIGHT_BYTES: Final = 8
-"""What a record and a header cost in a batch beyond their data, about; only the hard limit counts it."""
+"""About the cost of a record and of a header in a batch, beyond their data; only the hard limit counts it."""
 
 COUNTERS: Final = (
     "messages",

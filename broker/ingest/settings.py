@@ -1,4 +1,4 @@
-"""What both twins check before they accept builders and routes: programming errors, not input.
+"""Checks of both twins before they accept builders and routes: they find programming errors, not bad input.
 
 Streams' own settings are checked where they are made (broker.api.stream); these checks keep a caller's
 mistake from becoming a wrong partition or, in the compiled twin, a wild pointer.

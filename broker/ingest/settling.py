@@ -1,4 +1,4 @@
-"""What becomes of a message with an id or expectations, when its batch is about to be appended.
+"""Settle messages with an id or expectations, when their batch is about to be appended.
 
     Nats-Msg-Id                   known within the window: not stored, acked with the first offset, `duplicate` true
     Nats-Expected-Last-Sequence   must be that of the record before it in the log, 0 for none
@@ -9,8 +9,8 @@ The log calls this under its append lock, with the offset that the batch will ge
 whoever else appends to the partition. Records are settled in order, each after those before it in its batch.
 
 G1  First the id, then the sequence, then that of the subject, then the id before it, then the room for a new id. (As
-    clustered JetStream does it: who repeats a conditional message whose ack was lost is told that it is stored, not
-    that it comes too late.)
+    clustered JetStream does it: a publisher that repeats a conditional message whose ack was lost is told that it is
+    stored, not that it comes too late.)
 G2  A record that is dropped changes nothing: no offset, no id, no last record of its subject.
 G3  What is told of a dropped record is true once all below the batch's offset is durable, and is told then.
 G4  A repeat is acked if the record would be; `Liftlog-Ack: none` silences that, and no refusal.
@@ -46,7 +46,7 @@ UNSURE: Final = 4
 
 
 class Ids(Protocol):
-    """What settling needs of `broker.storage.memory.ids.IdTable`; the compiled twin works on its arrays."""
+    """The part of `broker.storage.memory.ids.IdTable` that settling needs; the compiled twin works on its arrays."""
 
     entries: Any
     index: Any
@@ -62,7 +62,7 @@ class Ids(Protocol):
 
 
 class Subjects(Protocol):
-    """What settling needs of `broker.storage.memory.subjects.SubjectTable`; the compiled twin works on its arrays."""
+    """As `Ids`, of `broker.storage.memory.subjects.SubjectTable`; the compiled twin works on its arrays."""
 
     slots: Any
     counts: Any
@@ -79,7 +79,7 @@ class Subjects(Protocol):
 
 
 class LogFacts(NamedTuple):
-    """What settling is told of the log.
+    """Facts of the log that settling is told.
 
     Attributes:
         ids, subjects, next_offset, window_us, ids_max, subjects_max: See `Conditional.settle`.
@@ -183,7 +183,7 @@ def is_told(row: Row, verdict: Dropped) -> bool:
 
 
 def verdict_body(stream: str, partition: int, verdict: Dropped) -> bytes:
-    """What the publisher of a dropped record reads."""
+    """The answer to the publisher of a dropped record."""
     if verdict.kind != DUPLICATE:
         return error_body(stream, *verdict.error)
     tail = ack_tail(partition, duplicate=True)

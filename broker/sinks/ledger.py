@@ -62,13 +62,13 @@ class NamedStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    """What a driver asks to be decided.
+    """A decision that a driver asks for.
 
     Attributes:
-        rows: Of all stages together, as the driver counted them.
-        digest: Of the rows, in any order, as "kind:value"; "": the driver gives none.
+        rows: Rows of all stages together, as the driver counted them.
+        digest: The digest of the rows, in any order, as "kind:value"; "": the driver gives none.
         follows: A batch that the driver knows to be written; None: it does not say (D8).
-        checkpoint: Whose batch it is; None: the driver does not say.
+        checkpoint: The checkpoint that the batch belongs to; None: the driver does not say.
         keeps_first: A batch that was decided with other rows is answered as decided first (D1).
     """
 

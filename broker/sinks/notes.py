@@ -1,10 +1,10 @@
-"""What a hidden log says of the stages of its partition: one record a note, key = the id, value = JSON.
+"""Notes in a hidden log on the stages of its partition: one record a note, key = the id, value = JSON.
 
     commit group of a part     PartStored | batch | batch | ...     the staged batches behind their note
     other commit groups        StagePinned ... | StageDropped ... | GroupFinished
 
 The first batch of a commit group holds notes, the others hold rows; all of them name the stage in their header.
-A note of another version stops the reading: whoever does not understand it must not guess that a stage is free.
+A note of another version stops the reading: a broker that cannot read it must not guess that a stage is free.
 
 Format: docs/reference/storage.md, section "Stages".
 """
@@ -27,7 +27,7 @@ NOTE_VERSION: Final = 1
 
 
 class StagePart(TypedDict):
-    """What a call names that stores a part. The meaning of each: `PartStored`."""
+    """The arguments of a call that stores a part. The meaning of each: `PartStored`."""
 
     sink: str
     epoch: int
@@ -56,9 +56,9 @@ class StagePinned:
     A stage may be pinned again, by a newer epoch; the newest pin counts.
 
     Attributes:
-        epoch: Of the driver who commits. A decision of a lower epoch never names the stage.
+        epoch: The epoch of the driver who commits. A decision of a lower epoch never names the stage.
         search_from: Where the decision's group is looked for: the partition's high watermark when
-            the stage was pinned first. What lies below cannot be truncated, so no group can come
+            the stage was pinned first. Records below it cannot be truncated, so no group can come
             to stand there later.
     """
 

@@ -55,7 +55,7 @@ class RestampedBatch:
 
     Args:
         message: As `PartitionLog.batches_in_turn` yields it, with its header.
-        decision: What its new header names.
+        decision: The decision that its new header names.
     Raises:
         BadBatch: rows were removed from it, or its offsets are not where an uncompressed batch has them.
     """

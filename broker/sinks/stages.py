@@ -45,7 +45,7 @@ class Stage:
     """A live stage.
 
     Attributes:
-        epoch: Of the owner for whom it was staged.
+        epoch: The epoch of the owner for whom it was staged.
         last_part: Number of the last part, once it came.
         touched_us: When its newest part came; its lease counts from there.
         pin: Why it is kept; None: it is not pinned.
@@ -87,8 +87,8 @@ class StageTable:
     Attributes:
         stages: Live stages by id.
         finished: Finished groups that may still be asked for, by decision.
-        byte_count: Of all live stages.
-        freed_bytes: Of stages that went since `trimmed`.
+        byte_count: Bytes of all live stages.
+        freed_bytes: Bytes of stages that went since `trimmed`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What `__commits` keeps of a sink: one record per change, key = sink id, value = the *whole* state.
+"""A sink as `__commits` keeps it: one record per change, key = sink id, value = the *whole* state.
 
 The newest record of a key is enough to go on; an empty value says that the sink is gone.
 
@@ -49,7 +49,7 @@ class StageRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a batch consists of. `decision` (32 hex digits) names its commit groups."""
+    """The content of a batch. `decision` (32 hex digits) names its commit groups."""
 
     batch_id: int
     decision: str
@@ -74,8 +74,8 @@ class SinkState:
     Attributes:
         epoch: Lower ones decide nothing any more: that of the owner who committed last, or of a
             fence. 0: nobody has committed.
-        owners: Who has opened the sink, with the epoch of each; the oldest are forgotten.
-        checkpoint: Whose sink it is; a commit of another checkpoint is a fork. None: not told yet.
+        owners: All who have opened the sink, with the epoch of each; the oldest are forgotten.
+        checkpoint: The owning checkpoint; a commit of another checkpoint is a fork. None: not told yet.
         last: The newest decision; None before the first, and after a reset.
         is_done: The last decision is in place everywhere.
         batch_id_least: Nothing below is decided: set by a reset.

@@ -1,4 +1,4 @@
-"""What brokers say to each other, as protocol buffers.
+"""Messages between brokers, as protocol buffers.
 
 replica.proto   the source: service liftlog.v1.Replica
 replica_pb2.py  made of it by protoc; `python -m tests.unit.api.test_proto` makes it anew
