@@ -1,4 +1,4 @@
-"""What an operator of a cluster may ask, where there is one broker: it has nobody to give anything to."""
+"""Answers to the operator of a cluster, where there is one broker: it has nobody to give anything to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every broker has, alone or one of several: its folder, threads, HTTP and intake; how they start and stop.
+"""The base of every broker, alone or one of several: its folder, threads, HTTP and intake; how they start and stop.
 
     control loop (main thread)   streams: create, alter, delete; signals
     data plane (thread, loop)    HTTP
@@ -86,14 +86,14 @@ class Lookup(Protocol):
     def whereabouts(self, stream: str) -> list[Whereabouts]: ...
 
     def all_partitions(self) -> list[Partition]:
-        """Of all streams, led here or not."""
+        """The partitions of all streams, led here or not."""
         ...
 
     def chores(self) -> Iterator[Chores]: ...
 
 
 class Changes(StreamChanges, Protocol):
-    """What changes streams, and is told when to begin and to end."""
+    """Changes streams, and is told when to begin and to end."""
 
     def begin(self) -> None: ...
 
@@ -169,11 +169,11 @@ class Assembled:
         return ()
 
     def _closing(self) -> tuple[Callable[[], None], ...]:
-        """What is closed at the end, step by step, before the data folder is."""
+        """Steps that close things at the end, in order, before the data folder is closed."""
         raise NotImplementedError
 
     def _each_round(self) -> None:
-        """Of the cleaner."""
+        """Done in each round of the cleaner."""
         raise NotImplementedError
 
     def _expire_offsets(self) -> None:
@@ -185,7 +185,7 @@ class Assembled:
         raise NotImplementedError
 
     def _missing(self) -> dict[str, str]:
-        """What does not work of the streams."""
+        """Everything about the streams that does not work."""
         raise NotImplementedError
 
     # --- start and stop -------------------------------------------------------------------------------------
@@ -259,11 +259,11 @@ class Assembled:
 
     @property
     def feature_level(self) -> int:
-        """What all brokers of the cluster know."""
+        """The level that all brokers of the cluster know."""
         return self._catalog.cluster.feature_level
 
     async def votes(self) -> list[Vote]:
-        """Of the brokers that keep the catalog: this one, where it is alone."""
+        """The votes of the brokers that keep the catalog: this one, where it is alone."""
         return [Vote(broker=self.broker_id, valid=True, live=True)]
 
     def note_elsewhere(self, streams: Iterable[str]) -> None:

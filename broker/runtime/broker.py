@@ -7,7 +7,7 @@ B1  The leader epoch is what the catalog answered to the registration, and it is
     appended, served or finished under it: no two lives of a broker use the same one, wherever the first was cut off.
     The registration names the address; so the port is bound before, and listened on after it.
 
-What is open stands in `streams.py`, what changes it in `control.py`. What every broker has: `assembled.py`.
+`streams.py` has the open streams, `control.py` changes them, and `assembled.py` is the base of every broker.
 
 Design: docs/explain/architecture.md.
 """
@@ -50,7 +50,7 @@ from broker.storage.folder import STREAMS_FOLDER
 log = logging.getLogger(__name__)
 
 GROUP_FILES = ("raft.json", "raft.log")
-"""Of a broker in a cluster (`cluster/plane/membership.py`, which is not imported here)."""
+"""Files of a broker in a cluster (`cluster/plane/membership.py`, which is not imported here)."""
 
 
 class Broker(Assembled):

@@ -1,9 +1,9 @@
 """The HTTP server's thread: a loop of its own, so that a cold page read by sendfile holds up no intake.
 
-The port is bound first and listened on later: what is told to the cluster names it, and nothing is answered before
-that is known there. Who connects in between is refused.
+The port is bound first and listened on later: the registration names it, and nothing is answered before the cluster
+knows that. A connection in between is refused.
 
-D1  Who reads over loopback is not paced: pacing.py.
+D1  A reader over loopback is not paced: pacing.py.
 """
 
 from __future__ import annotations

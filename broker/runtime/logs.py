@@ -71,8 +71,8 @@ class _Kind:
     Attributes:
         left: So many may be written at once.
         refilled_s: When `left` was last brought up to date.
-        left_out: Since the last one that was written.
-        name: What to call it.
+        left_out: So many were left out since the last one that was written.
+        name: The name of the kind.
     """
 
     left: float

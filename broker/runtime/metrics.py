@@ -1,4 +1,4 @@
-"""What Prometheus sees. Names follow its conventions: base units, `_total` for counters.
+"""The metrics that Prometheus sees. Names follow its conventions: base units, `_total` for counters.
 
 Hot paths do not touch Prometheus objects: counters live where they are counted and are read when scraped.
 The list with meanings: docs/reference/metrics.md.

@@ -1,4 +1,4 @@
-"""What /metrics says of a broker, read when scraped. Names and meanings: docs/reference/metrics.md."""
+"""The samples of a broker for /metrics, read when scraped. Names and meanings: docs/reference/metrics.md."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def broker_samples(
 
 
 def sink_samples(counts: Mapping[str, int]) -> Iterator[Sample]:
-    """Of exactly-once sinks, by whoever coordinates them."""
+    """The samples of exactly-once sinks, by whoever coordinates them."""
     for what, count in sorted(dict(counts).items()):
         yield "liftlog_sink_calls_total", "Calls of exactly-once sinks", ("outcome",), (what,), count
 
 
 def common_samples(intake: IntakeDriver | None, *, started: bool) -> Iterator[Sample]:
-    """Of every broker."""
+    """The samples of every broker."""
     yield "liftlog_up", "1 once the broker has started", (), (), float(started)
     yield "liftlog_open_files", "Open file descriptors of the broker", (), (), open_file_count()
     if intake is not None:
@@ -54,7 +54,7 @@ def common_samples(intake: IntakeDriver | None, *, started: bool) -> Iterator[Sa
 
 
 def partition_samples(partition: Partition, at: tuple[str, ...]) -> Iterator[Sample]:
-    """Of one partition's log."""
+    """The samples of one partition's log."""
     log = partition.log
     labels = PARTITION_LABELS
     yield "liftlog_messages_in_total", "Records appended", labels, at, partition.replica.record_count

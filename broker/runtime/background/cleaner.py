@@ -1,4 +1,4 @@
-"""What happens in the background of all partitions: one thread, one round after the other.
+"""Background work for all partitions: one thread, one round after the other.
 
 Every `checkpoint_interval_ms` the partitions that moved write their checkpoint, those to which little was appended in
 every `REST_ROUNDS`th round only: each is a file, its fsync and that of its folder, and says no more than from where a
@@ -41,12 +41,12 @@ class Cleaner:
 
     Args:
         partitions: All of them.
-        moved: What changed since the last call; what is no partition is passed over.
+        moved: All that changed since the last call; keys of other things than partitions are passed over.
         also: Done before each look at retention.
         clock: Tells what is old.
 
     Attributes:
-        syncs: Of `fsync = interval`.
+        syncs: Owns the syncs of `fsync = interval`.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Cleaner:
             raise full
 
     def _apart(self) -> None:
-        """What is to be done in each round apart from the partitions: unfinished decisions of sinks, old stages."""
+        """Do the work of a round that is not the partitions': unfinished decisions of sinks, old stages."""
         try:
             self._also()
         except (LiftlogError, OSError) as error:

@@ -2,10 +2,10 @@
 
 Every `cleaner.interval_ms` each partition is asked whether a pass of key compaction is due, if its stream is compacted
 (`broker/storage/rewrite/compaction.py`), and then whether small batches or small segments are to be joined
-(`coalescing.py`); before, offsets of consumers that are silent for `cleaner.offsets_retention_ms` get tombstones. What
-is read and written is paced to `compaction.bytes_per_s`: some 2 ms of work, then a pause. The thread has the priority
-of all others (docs/adr/0021-no-niceness.md). Nothing here is waited for by an append or a fetch; a stop
-does not wait for a pass: it ends at its next piece, and leaves each segment whole.
+(`coalescing.py`); before, offsets of consumers that are silent for `cleaner.offsets_retention_ms` get tombstones. Reads
+and writes are paced to `compaction.bytes_per_s`: some 2 ms of work, then a pause. The thread has the priority of all
+others (docs/adr/0021-no-niceness.md). No append and no fetch waits for anything here. A stop does not wait for a pass:
+the pass ends at its next piece, and leaves each segment whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chores:
-    """What is to be done for a partition; None: not that.
+    """The work to do for a partition; None: not that.
 
     Attributes:
         marks: Where others keep it too: `tombstones_below` and `compact_to` of `compact`, asked before each pass.

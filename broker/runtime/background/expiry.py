@@ -1,10 +1,10 @@
 """Consumers that were given up: which ones are forgotten.
 
 One that leaves records unread and has committed nothing for `cleaner.offsets_retention_ms` is forgotten. One that has
-read all there is has nothing to commit, however long nothing happens: it is kept. Of a partition that is there and
-cannot be looked into nobody can say that, so who reads it is kept for it: a stream that is offline, and among several
-brokers a partition that has no replica on the broker that keeps the offsets. A replica that is behind its leader knows
-of fewer records, so what it shows as unread is.
+read all there is has nothing to commit, however long nothing happens: it is kept. Where a partition is there and cannot
+be looked into, nobody can say that, so its consumers are kept: a stream that is offline, and among several brokers a
+partition that has no replica on the broker that keeps the offsets. A replica that is behind its leader knows of fewer
+records, so those that it shows as unread are unread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def expire_offsets(offsets: Consumers, look: Look, loop: asyncio.AbstractEventLo
 
 
 def look_alone(streams: Streams) -> Look:
-    """Of a broker that is alone."""
+    """Look into the partitions of a broker that is alone."""
 
     def look(row: ConsumerOffset) -> PartitionLog | bool:
         partitions = streams.by_name.get(row.stream, [])

@@ -1,7 +1,7 @@
 """Partitions with `fsync = interval` are handed to the fsync pool when that is due: a thread of its own.
 
-What was acknowledged and is not synced is what a power cut takes, so nothing else may be done here: a round of the
-cleaner writes a thousand checkpoints, or finishes a sink's commit of a gigabyte.
+A power cut takes all that was acknowledged and is not synced, so nothing else may be done here: a round of the cleaner
+writes a thousand checkpoints, or finishes a sink's commit of a gigabyte.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     pass:  a/0 ► a/1 ► b/0 ► ...   in the order of their names, from where the last run of the broker stopped
            | wait interval_ms | next pass
 
-What is read is paced to `scrub.bytes_per_s`, in small pieces, and leaves the page cache as it was. The thread has the
-priority of all others (docs/adr/0021-no-niceness.md). Nothing here is waited for. The
-position is kept in the file `scrub` of the data folder; without it a pass begins anew, no more. What sinks have
-staged in a partition is read after it, from its beginning: it is seldom much, and seldom there for long.
+It reads in small pieces, paced to `scrub.bytes_per_s`, and leaves the page cache as it was. The thread has the priority
+of all others (docs/adr/0021-no-niceness.md). Nothing here is waited for. The position is kept in the file `scrub` of
+the data folder; without it a pass begins anew, no more. After a partition the scrub reads the stages that sinks have
+in it, from the beginning: they are seldom large, and seldom there for long.
 
 An error of the disk is tried `READ_TRIES` times, `RETRY_S` apart, before what cannot be read counts as lost; where that
 is not possible either, the partition is passed over until the next pass, and a line says so.
@@ -58,12 +58,12 @@ class ScrubPosition:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """What partitions are ordered by."""
+        """The key by which partitions are ordered."""
         return self.stream, self.incarnation, self.partition
 
 
 def load_position(disk: Disk, path: str) -> ScrubPosition:
-    """What the file says; the beginning where it is missing, damaged or of a later release."""
+    """Read the file; the beginning where it is missing, damaged or of a later release."""
     beginning = ScrubPosition()
     with suppress(OSError, LiftlogError, ValueError):
         values = open_json(disk.read_file(path), where=path)
@@ -72,7 +72,7 @@ def load_position(disk: Disk, path: str) -> ScrubPosition:
 
 
 class Scrubbed(Protocol):
-    """What is read piece by piece: a partition, or what is staged in one. Written to the log by its name."""
+    """Something to read piece by piece: a partition, or the stages in one. Log lines have its name."""
 
     @property
     def removed(self) -> bool:
@@ -87,7 +87,7 @@ class Scrubber:
 
     Args:
         partitions: All of them, asked for at the beginning of each pass.
-        stages: What is staged in one; None: nothing.
+        stages: The stages in a partition; None: none.
     """
 
     def __init__(

@@ -288,7 +288,7 @@ class ClusterBroker(Assembled):
         catalog.check_producer(producer_id, epoch)
 
     def _missing(self) -> dict[str, str]:
-        """Of others nothing is asked but what this broker needs to serve: a session, and for that a majority."""
+        """This broker needs one thing of the others to serve: a session, and for that a majority."""
         if not self._waits_for and self._plane.has_session():
             return {}
         missing = f"waits for {self._waits_for}" if self._waits_for else "no session with the controller"
@@ -327,7 +327,7 @@ class ClusterBroker(Assembled):
         return None if isinstance(found, bool) else found
 
     def _group(self) -> dict[str, Any] | None:
-        """What the Raft thread says of it; None: it says nothing in time, or has not begun."""
+        """The Raft thread's word on the group; None: it says nothing in time, or has not begun."""
         try:
             return self._plane.status(timeout_s=STATUS_S) if self._started else None
         except NotReady:

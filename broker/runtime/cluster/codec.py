@@ -32,7 +32,7 @@ from broker.replication.messages import (
 
 Question = Fetch | AskEnd | AskState
 PLACE_BYTES_MAX: Final = 256
-"""Of the incarnation of a stream, and of a broker's name."""
+"""Most bytes of the incarnation of a stream, and of a broker's name."""
 NUMBER_MAX: Final = 1 << 62
 
 _QUESTIONS: Final = {"fetch": Fetch, "ask_end": AskEnd, "ask_state": AskState}
@@ -123,7 +123,7 @@ def encode(said: Said) -> pb.Frame:
 
 
 def decode(frame: pb.Frame) -> Said:
-    """What was said.
+    """Decode a frame, and check it.
 
     Raises:
         BadFrame: C1, C2; or there are more or less bytes than it says.

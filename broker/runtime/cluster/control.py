@@ -1,12 +1,12 @@
-"""What changes streams where there are several brokers: a command for the controller, then a wait until it is done.
+"""Change streams where there are several brokers: a command for the controller, then a wait until it is done.
 
     call ─► judge what this release cannot do ─► execute (controller, majority) ─► applied here ─► opened, led
 
 X1  A change is answered when this broker's own catalog has it: whoever asks it next sees what he has changed.
 X2  A new stream is answered when it is led and all its replicas have opened it whose brokers live, or after
     `DONE_S`. It exists in either case; a warning says what is missing. A client hears it before its patience ends.
-X3  What would lose messages in silence is refused by name: a queue group gives each broker a share of all messages, so
-    a partition that is chosen by key, subject or token would miss those that went to the others.
+X3  A setting that would lose messages in silence is refused by name: a queue group gives each broker a share of all
+    messages, so a partition that is chosen by key, subject or token would miss those that went to the others.
 X4  A trim is answered once no replica that may lead begins below it (`trims.T2`).
 X5  Added partitions are answered when they count: every leader has confirmed them (`growth.G1`). Until then the stream
     has as many as before, and says how many there will be. To ask again is to wait again.

@@ -28,11 +28,11 @@ ASIDE = ".aside"
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Of one data folder.
+    """The logs' folders in one data folder.
 
     Args:
         root: The folder `streams`.
-        settings: What logs have of the broker's own settings.
+        settings: The broker's own settings that concern logs.
     """
 
     disk: Disk
@@ -46,7 +46,7 @@ class Folders:
         return f"{self.root}/{name}/{incarnation}/{number}"
 
     def log_settings(self, settings: StreamSettings, *, is_sole: bool = False) -> LogSettings:
-        """Of a log. `is_sole`: nobody else keeps it, by the catalog (`placed.V10`)."""
+        """The settings of a log. `is_sole`: nobody else keeps it, by the catalog (`placed.V10`)."""
         return replace(LogSettings.of(settings, self.settings), is_sole_replica=is_sole)
 
     def found(self) -> Iterator[LogIdentity]:
@@ -119,7 +119,7 @@ class Folders:
                     self.disk.remove_folder(str(path))
 
     def remove_aside(self, name: str, incarnation: str, number: int) -> None:
-        """What was damaged is not needed any more. OSError passes through."""
+        """Remove damaged files that are not needed any more. OSError passes through."""
         folder = self.path(name, incarnation, number) + ASIDE
         if self.disk.exists(folder):
             self.disk.remove_tree(folder)

@@ -60,15 +60,15 @@ from broker.storage.log import PartitionLog
 log = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 300
-"""What a disk or the catalog has refused is tried again after so long."""
+"""After so long one tries again what a disk or the catalog has refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the applied catalog says of one replica of this broker.
+    """The applied catalog's word on one replica of this broker.
 
     Attributes:
-        registration: Of this process.
+        registration: This process's.
         leader_at: Where the leader answers HTTP.
         was_left: This broker has not confirmed yet that a former replica of the partition is deleted.
         stage: How far its stream is, if it is about to have more partitions.
@@ -95,7 +95,7 @@ class PlacedReplica:
     """See the module. Thread-safe.
 
     Args:
-        name: Of the stream.
+        name: The stream's.
         found: Its log, if the start of this process has found one.
         woken: Called when it wants to step out.
 
@@ -105,7 +105,7 @@ class PlacedReplica:
         is_damaged: Something that was fsynced cannot be read.
         is_fresh: Its log was made while the catalog still waited for a former one to be deleted.
         is_gone: It was removed, and so was its folder.
-        knows: Under what it takes in messages: (its epoch, how many partitions its stream is about to have, 0 for no
+        knows: It takes in messages under this: (its epoch, how many partitions its stream is about to have, 0 for no
             others). It only grows (`growth.G1`).
     """
 
@@ -148,7 +148,7 @@ class PlacedReplica:
         return follower.agreed_epoch if follower is not None and is_well else -1
 
     def tell(self, told: Told | None) -> None:
-        """What the catalog says now; None: this broker has no such replica any more."""
+        """Hear what the catalog says now; None: this broker has no such replica any more."""
         with self._lock:
             before, self._told = self._told, told
             self._was_removed |= told is None

@@ -57,8 +57,8 @@ STOP_AGAIN_MS: Final = 15_000
 
 @dataclass(slots=True)
 class FoundReplicas:
-    """What the disks hold: numbers of replicas, by incarnation of the stream. `sound`: those that are open; `behind`:
-    those of them whose disk has taken back committed records from the end (`recovery.R8`)."""
+    """Replicas on the disks: their numbers, by incarnation of the stream. `sound`: those that are open; `behind`: those
+    of them whose disk has taken back committed records from the end (`recovery.R8`)."""
 
     sound: dict[str, list[int]] = field(default_factory=dict)
     behind: dict[str, list[int]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Replicas:
     """See the module.
 
     Args:
-        process: What the registration calls this process (`incarnation` of `register_broker`).
+        process: The name of this process in its registration (`incarnation` of `register_broker`).
     """
 
     def __init__(self, host: Host, process: str) -> None:

@@ -1,8 +1,8 @@
-"""One thing at a time for each owner, on the threads of a pool. Who asks for a turn never waits.
+"""One thing at a time for each owner, on the threads of a pool. Asking for a turn never waits.
 
     asked ─► (nobody is at it) ─► a thread of the pool: work ─► asked meanwhile? ─► work ...
 
-T1  At most one thread works for an owner at a time. Whatever was asked before it begins to work is seen by that work.
+T1  At most one thread works for an owner at a time. Its work sees all that was asked before the work began.
 T2  A turn that is asked for while one is under way comes after it; ten of them are one.
 T3  An error in the work is logged, and ends neither the thread nor the turns to come.
 T4  After `end` no work begins. `end` returns when none is under way.
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class SerialWork:
-    """Of one owner. Thread-safe.
+    """The work of one owner. Thread-safe.
 
     Args:
         work: Done in a turn; looks by itself at what there is to do.

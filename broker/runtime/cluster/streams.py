@@ -147,7 +147,7 @@ class PlacedStreams:
         return [partition for partition in found if partition is not None and partition.serves]
 
     def whereabouts(self, stream: str) -> list[Whereabouts]:
-        """Who keeps the partitions of a stream, as the catalog says. Raises UnknownStream."""
+        """The brokers that keep the partitions of a stream, as the catalog says. Raises UnknownStream."""
         info = self.info(stream)
         return [self._where(info, number) for number in range(info.settings.partitions)]
 

@@ -1,4 +1,4 @@
-"""What one replica wants of the catalog and of its followers: asked in threads that may wait, one question at a time.
+"""Wishes of one replica to the catalog and to its followers: asked in threads that may wait, one at a time.
 
 W1  A question that is under way is not asked again: the first try may take as long as the controller does.
 W2  An answer to `AskIsr` brings the state that it was judged by, also a refusal (`insync.I1`). Without a state the
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Wants:
-    """Of one replica. Thread-safe.
+    """The wishes of one replica. Thread-safe.
 
     Args:
         ask_turn: Lets the replica have a turn.

@@ -1,4 +1,4 @@
-"""What a replica needs of others: the catalog, a session, followers, the capture of messages."""
+"""Things that a replica needs of others: the catalog, a session, followers, the capture of messages."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class FollowerDriver(Protocol):
     """Drives the core of a follower over one log. Each call but `tick` comes from one turn at a time.
 
     Attributes:
-        agreed_epoch: Of the leader with whose log this one agrees, as far as this one goes; -1: that is not known, or
-            the log is being cut. From any thread.
+        agreed_epoch: Epoch of the leader with whose log this one agrees, as far as this one goes; -1: that is not
+            known, or the log is being cut. From any thread.
     """
 
     agreed_epoch: int
@@ -55,7 +55,7 @@ class FollowerDriver(Protocol):
         ...
 
     def rest(self) -> None:
-        """There is nobody to follow. What still arrives is for nobody."""
+        """There is nobody to follow. Nobody minds what still arrives."""
         ...
 
     def tick(self, now_ms: int) -> None:
@@ -63,7 +63,7 @@ class FollowerDriver(Protocol):
         ...
 
     def marks(self) -> tuple[int, int]:
-        """What the leader last said to compaction; zeros: nothing in this leadership. From any thread."""
+        """The leader's last word to compaction; zeros: none in this leadership. From any thread."""
         ...
 
     def compacted(self) -> None:
@@ -103,7 +103,7 @@ class Wiring(Protocol):
     """Makes what a replica needs beside its log."""
 
     def follower(self, at: Place, partition: ReplicatedPartition, step_out: Callable[[str], None]) -> FollowerDriver:
-        """Of a log that has just been opened. `step_out`: as `PlacedReplica.step_out`."""
+        """Make the follower of a log that has just been opened. `step_out`: as `PlacedReplica.step_out`."""
         ...
 
     def followers(self, at: Place, partition: ReplicatedPartition) -> Followers:
@@ -113,10 +113,10 @@ class Wiring(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the replicas of one broker share.
+    """Things that the replicas of one broker share.
 
     Attributes:
-        make_replica: Of a log that was just opened: stream, number, log.
+        make_replica: Makes the replica of a log that was just opened: stream, number, log.
         workers: For turns.
         commands: For what is asked of the catalog: each call may take as long as the controller does.
         give_up: Ends the process, and says why.

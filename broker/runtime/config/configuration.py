@@ -139,7 +139,7 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, _Given]]:
 
 
 def _from_text(setting: Setting, text: str) -> Any:
-    """What the text of a variable means; what cannot be is left as text and refused with the others."""
+    """Read the text of a variable; an impossible one is left as text and refused with the others."""
     if setting.kind == "bool":
         text = {"1": "true", "0": "false"}.get(text.strip(), text.strip().lower())
     return setting.shape.read(text.strip(" \t") if setting.kind == "int" else text)

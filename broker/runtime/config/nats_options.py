@@ -1,8 +1,8 @@
 """The `[nats]` settings as nats-py's connect options. Kept apart: it handles the secrets.
 
-What the settings name is looked at here, before nats-py sees it. It would be found out only when a server asks for it,
-and not well: without the file's name, by an error that ends the connecting for good, or, for a creds file without
-credentials, by reading its end for ever.
+Files that the settings name are looked at here, before nats-py sees them. It would find a fault only when a server asks
+for the file, and not well: without the file's name, by an error that ends the connecting for good, or, for a creds file
+without credentials, by reading its end for ever.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Setting:
         key: Dotted, as in the file: `http.port`.
         kind: int, str, bool, list or secret.
         default: Its value when nobody sets it; None: not set.
-        shape: What it may be.
+        shape: The values that it may have.
     """
 
     key: str

@@ -10,8 +10,8 @@ E2  A partition that comes or goes swaps no builder of another: a message that i
 E3  What was captured before an `end` has been given to the partition when `end` returns.
 E4  Many that begin at the same time are confirmed by one question to the server.
 E5  Where a hash decides, messages are sorted by one number of partitions in each slot: another number means other
-    slots, also for the partitions that stay. What had gathered in the former ones, or was half received, names the
-    number by which it was sorted, and its partition may refuse it (`replicated.P15`).
+    slots, also for the partitions that stay. Messages that had gathered in the former ones, or were half received,
+    name the number by which they were sorted, and their partition may refuse them (`replicated.P15`).
 E6  What the server had sent before it confirmed was given to the partition when `begin` returns. A new leadership takes
     nothing before that: what another broker has taken by the former number is not taken here by the new one.
 """
@@ -34,7 +34,7 @@ class Attachment:
     """One stream's subscriptions, or one partition's: sid -> its slots.
 
     Attributes:
-        sids: Of those that the present connection has, in order; routed.
+        sids: Those that the present connection has, in order; routed.
         is_detached: It gets no more of them.
     """
 

@@ -155,7 +155,7 @@ class IntakeDriver:
             self._loop.close()
 
     async def _end_tasks(self) -> None:
-        """What a drain that took too long has left. A task that outlives its loop may crash the interpreter's end."""
+        """End the tasks that a slow drain has left. A task that outlives its loop may crash the interpreter's end."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()

@@ -6,13 +6,13 @@ A flush takes all that a builder holds. While the previous batch of a partition 
 flushed unless a builder is full: so batches grow by themselves when the disk is the limit, and a single
 message waits for nobody. A batch in which nobody awaits an ack lingers for `linger_ms` at most, until a tick that it
 shares with the other partitions that linger: a timer and a thread of the pool are dear for a single message. A crowd
-that gathers during a sync waits for at most `CYCLE_S`. What comes alone and is awaited is synced by this thread: who
-waits for acks sends no more than a window meanwhile, and who does not is not kept waiting at the socket.
+that gathers during a sync waits for at most `CYCLE_S`. This thread itself syncs a message that comes alone and is
+awaited: a publisher that waits for acks sends no more than a window meanwhile, and others do not wait at the socket.
 
 N1  A record is acked only when it is committed, or with `Liftlog-Ack: leader` after the fsync (with fsync=interval: the
-    append) of this broker that covers it. What is told of records that were not stored waits for the former (N4).
-N2  What is appended and not yet durable is bounded (`pending_bytes_max`): over it `may_read` does not return,
-    so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
+    append) of this broker that covers it. Answers on records that were not stored wait for the former (N4).
+N2  Bytes that are appended and not yet durable are bounded (`pending_bytes_max`): over it `may_read` does not
+    return, so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
 N3  A refused or failed record is answered and counted; the rest of its batch is not touched.
 N4  A repeat (by its id) is answered like a record of the batch that it came with: its original was appended before it.
 N5  A builder lives as long as messages can come into it, and knows its slot (`Builder.tag`): a message that was half
@@ -20,8 +20,8 @@ N5  A builder lives as long as messages can come into it, and knows its slot (`B
     partition says what becomes of it.
 N6  A failure while one slot is flushed concerns that slot: the others are flushed, and reading goes on.
 N7  A record whose ack is awaited waits for no tick, nor for the fsyncs of what a tick has flushed.
-N8  A flush waits for the fsync of this broker, never for followers. What waits for those is bounded for each partition
-    (uncommitted.py): one that waits for long is refused more, and holds up nobody else.
+N8  A flush waits for the fsync of this broker, never for followers. Bytes that wait for those are bounded for each
+    partition (uncommitted.py): one that waits for long is refused more, and holds up nobody else.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Flusher:
         return slot
 
     def alter(self, slot: FlushSlot, info: StreamInfo) -> None:
-        """Go on under new settings; the caller routes anew. What has gathered keeps what was decided for it (N5)."""
+        """Go on under new settings; the caller routes anew. Messages that have gathered keep their fate (N5)."""
         slot.builder.alter(
             **_builder_settings(info),
         )
@@ -190,7 +190,7 @@ class Flusher:
         slot.batch_records = info.settings.batch_records
 
     async def remove(self, slot: FlushSlot) -> None:
-        """Flush a slot, and wait until all is durable here. What is half read is flushed when it is whole (N5)."""
+        """Flush a slot, and wait until all is durable here. A half-read message is flushed when it is whole (N5)."""
         self._flush(slot, force=True)
         await slot.idle.wait()
 
@@ -402,7 +402,7 @@ class Flusher:
         self._send(_error_blob(pending, error))
 
     def _take_synced(self) -> None:
-        """What threads of the pool have synced. One wake-up of the loop serves all that came until it looks."""
+        """Take what threads of the pool have synced. One wake-up of the loop serves all that came until it looks."""
         self._is_waking = False  # before it looks: who comes later wakes it anew
         while self._synced:
             slot, then = self._synced.popleft()
@@ -481,7 +481,7 @@ class Flusher:
 
 
 def _builder_settings(info: StreamInfo) -> dict[str, Any]:
-    """What a builder has to know of its stream, when it is made and when that is altered."""
+    """The settings of a stream that a builder has to know, when it is made and when the stream is altered."""
     settings = info.settings
     return {
         "partition_count": settings.partitions,
@@ -494,7 +494,7 @@ def _builder_settings(info: StreamInfo) -> dict[str, Any]:
 
 
 def _blob(pending: PendingBatch, result: AppendResult, outcome: Outcome, leader: bool | None) -> bytes:
-    """What publishers are told of a batch. `leader`: as `PendingBatch.acks` takes it."""
+    """The answers to the publishers of a batch. `leader`: as `PendingBatch.acks` takes it."""
     if isinstance(outcome, int):
         return pending.acks(result.first_offset, leader)
     return pending.errors(*error_answer(outcome), leader)

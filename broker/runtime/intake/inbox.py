@@ -1,4 +1,4 @@
-"""What a connection is read into: two blocks of memory, in turns.
+"""Two blocks of memory into which a connection is read, in turns.
 
 asyncio's own streams copy each byte twice on its way to whoever reads: into the stream's buffer, and out of it. Here
 the socket writes into one block while what the other holds is parsed where it lies. And while the reader has nothing
@@ -8,9 +8,10 @@ callback passes it to `take_in`, and the reader is woken when that leaves someth
     nobody in `take`    socket ─► block ─► the next `take`
     waiting in `take`   socket ─► block ─► take_in ─► done, the reader sleeps on │ not done, or an error: it is woken
 
-W1  What `take` has handed out is not written to before the next `take`; what `take_in` gets is good until it returns.
+W1  Bytes that `take` has handed out stay as they are until the next `take`; those that `take_in` gets, until it
+    returns.
 W2  A block that is full stops the reading: the kernel and the server hold what follows.
-W3  What had come before the end, or before an error, is handed out first.
+W3  Bytes that came before the end, or before an error, are handed out first.
 W4  `take_in` is called only while the reader waits, and not again until it has been woken and waits anew if it was to
     be woken: each byte goes one way, in order, and nothing overtakes what the reader has still to do.
 """
@@ -25,9 +26,9 @@ class Inbox(asyncio.BufferedProtocol):
     """Takes over the receiving half of a connection from asyncio's streams; `streams` keeps the sending half.
 
     Args:
-        transport: Of the connection; its protocol is to be set to this by the caller.
+        transport: The connection's; the caller sets its protocol to this.
         streams: The protocol that it had, whose writer goes on to be used.
-        block_bytes: Of each of the two blocks; at most so much is handed out at once.
+        block_bytes: Size of each of the two blocks; at most so much is handed out at once.
         take_in: Takes in what comes while `take` waits. False: something is left to do for who waits.
     """
 
@@ -50,7 +51,7 @@ class Inbox(asyncio.BufferedProtocol):
         self._is_ended = False
 
     async def take(self) -> memoryview:
-        """What has come since the last call, waiting for some; good until the next call (W1).
+        """Take the bytes that came since the last call, waiting for some; good until the next call (W1).
 
         Empty at the end, and when `take_in`, which gets what comes from now on, leaves something to do.
 

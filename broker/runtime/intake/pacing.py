@@ -1,7 +1,7 @@
 """Over loopback nothing is paced.
 
 Where BBR is the system's congestion control it sends at a measured rate by timers, also to the same machine. Tried
-(sendfile of 2.2 GB, both ends): BBR 0.39 s of CPU a GB, Reno 0.17. What goes out to others is sent as the system says.
+(sendfile of 2.2 GB, both ends): BBR 0.39 s of CPU a GB, Reno 0.17. Bytes to other machines go as the system says.
 """
 
 from __future__ import annotations

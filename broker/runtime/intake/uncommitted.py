@@ -1,4 +1,4 @@
-"""What is durable here and waits for followers: bounded, so that a partition that waits for long holds up nobody else.
+"""Bounds on batches that are durable here and wait for followers: a partition that waits long holds up nobody else.
 
     read ─► appended ───────► durable here ─► committed: answered
             └ under way (flush.N2) ┘ └ uncommitted ┘
@@ -41,7 +41,7 @@ class Apart:
 
 
 class Uncommitted:
-    """Of all partitions. On the intake thread alone.
+    """The count of all partitions. On the intake thread alone.
 
     Args:
         bytes_max: U2.

@@ -7,13 +7,13 @@
 K1  A command is on disk, fsynced, before it is applied and its result told. One that the catalog
     refuses is not written: a later release may have other limits, and would carry it out.
 K2  A rewrite replaces the file atomically, so a crash leaves the old or the new one whole.
-K3  A command that is answered with an error has no effect later, either. What is left of its line
-    is cut off, durably, before the error is told. Where that fails too the error says so (`sent`):
+K3  A command that is answered with an error has no effect later, either. The rest of its line is cut
+    off, durably, before the error is told. Where that fails too the error says so (`sent`):
     whether the next start finds the command is not known. Until the file is whole again every
     command is refused, and each tries to mend it.
 K4  After a failed fsync the file is not asked again. Linux tells the error once, marks the pages
     clean and may keep or drop them: a later fsync of the same file succeeds and says nothing of
-    them. What was answered is in memory, so it is written to a new file.
+    them. All that was answered is in memory, so it is written to a new file.
 K5  On a disk without a free byte the commands that lead to room are still taken: the catalog with
     the command in it goes into the blocks of a spare file (`broker/storage/disk/spare_files.py`), whole.
 """

@@ -38,7 +38,7 @@ class Consumers:
 
     @property
     def at(self) -> tuple[Partition, int | None]:
-        """What it was read from, and in which leader epoch."""
+        """The partition that it was read from, and in which leader epoch."""
         return self._partition, self._leader_epoch
 
     def consumers(self) -> list[str]:

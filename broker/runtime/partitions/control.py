@@ -1,4 +1,4 @@
-"""What changes the set of streams, their settings and state: one change at a time, on the control loop.
+"""Change the set of streams, their settings and state: one change at a time, on the control loop.
 
 Callers are on the data plane's loop; each change hops to the control loop, where a lock orders them. A change first
 asks the catalog whether it may be, then makes and opens what it needs on the disk, then has the catalog record it

@@ -4,14 +4,14 @@
                          ▲                                        │
                          └──── goes on here, from its next offset ┘ when broker-b cannot tell, or is no replica any more
 
-A follower knows less than its leader, later. So it says nothing that a reader could take for an end, a loss or a gap:
-what it cannot hand out is the leader's to answer.
+A follower knows less than its leader, later. So it says nothing that a reader could take for an end, a loss or a gap.
+The leader answers for all that the follower cannot hand out.
 
 X1  It hands out records below the high watermark that its own log has, and only while its log was found to agree with
     that of the leader of this epoch (`follower.F1`), the catalog has it in sync, and its broker has a session. It looks
     again after it has planned an answer: an answer is of one epoch.
-X2  It tells no end. Whatever is no plain range of its log is `not_leader`: an offset above what it knows (it may have
-    started again, and know less than it did), one below its start, a position that is no number, damage.
+X2  It tells no end. A question for anything but a plain range of its log is `not_leader`: an offset above what it
+    knows (after a new start it may know less than before), one below its start, a position that is no number, damage.
 X3  It names the epoch that it follows, and hands nothing to a reader that has seen a newer one: it may follow a leader
     that was deposed.
 X4  A wait ends when it may not answer any more, which is looked at once in `LOOK_S`.
@@ -33,7 +33,7 @@ LOOK_S: Final = 0.5
 
 
 class FollowerRead:
-    """What `serving.contract.backend.PartitionHandle` asks for, in one leader epoch.
+    """Implements `serving.contract.backend.PartitionHandle`, in one leader epoch.
 
     Args:
         leader_epoch: The one in which it may answer.

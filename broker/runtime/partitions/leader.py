@@ -4,19 +4,19 @@
 
 The core decides when a record is committed and who is told what; this appends and has the log fsynced, and tells the
 core of both. The log is the replica's (replica.py). One lock is held over an append and its event, and over a recovery
-and its event. What the core wants is done when it is free again (effects.py).
+and its event. Effects that the core wants are done when it is free again (effects.py).
 
 P1  A callback is told of success only when the core says so (its L2 and L3).
 P2  After a failed write or fsync the log is recovered before the next append; recovery may drop what was not durable.
 P3  A partition that refuses records, because its stream is paused, read-only or deleted, refuses them for everybody,
-    with an error of its own for each append. Reads go on, but for a deleted one. What was decided before (`decided`,
-    the commit group of a sink) was accepted then, and is still appended to a paused or read-only stream.
-P4  Who appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as long as a
-    quick fsync. It is the pool's while the pool is at it, after an fsync that took longer than `QUICK_S`, and always
-    where other brokers keep it, too: they are told of it first, and fsync it at the same time.
-P5  What is synced in a row keeps nobody waiting (row_sync.py).
-P6  What was judged or searched under a leader epoch is appended under that one, or not at all. (Else a leader that
-    searched, was deposed and leads again appends what another leader has appended meanwhile.)
+    with an error of its own for each append. Reads go on, but for a deleted one. A group that was decided before
+    (`decided`, of a sink) was accepted then, and is still appended to a paused or read-only stream.
+P4  A caller that appends may offer to sync as well (`here`): to wake another thread and be woken by it takes half as
+    long as a quick fsync. It is the pool's while the pool is at it, after an fsync that took longer than `QUICK_S`, and
+    always where other brokers keep it, too: they are told of it first, and fsync it at the same time.
+P5  Partitions that are synced in a row keep nobody waiting (row_sync.py).
+P6  An append that was judged under a leader epoch, or searched for, is done under that one or not at all. (Else a
+    leader that searched, was deposed and leads again appends what another leader has appended meanwhile.)
 
 A partition that other brokers keep as well is a `replicated.ReplicatedPartition`.
 """
@@ -68,7 +68,7 @@ __all__ = ["OnDurable", "Outcome", "Partition"]
 log = logging.getLogger(__name__)
 
 QUICK_S = 0.002
-"""Of P4."""
+"""See P4."""
 ME = "self"
 """This broker, where no other one has to know its name."""
 
@@ -146,10 +146,10 @@ class Partition:
         return self._core.generation
 
     def lead(self, leader_epoch: int, state: PartitionState | None = None) -> None:
-        """Lead it from now on. Who waits since an earlier epoch is told that this is over.
+        """Lead it from now on. All who wait since an earlier epoch are told that this is over.
 
         Args:
-            state: Who else keeps it, by the catalog; None: nobody.
+            state: The others that keep it, by the catalog; None: nobody.
         Raises:
             NotLeader: the log knows a later epoch.
             DiskFull, StorageFailed: an incomplete group could not be cut; it is not led.
@@ -221,7 +221,7 @@ class Partition:
         Args:
             on_durable: Called once, from another thread or before this returns, with what was appended and the high
                 watermark or the error (P1).
-            acks: What `on_durable` waits for.
+            acks: The moment that `on_durable` waits for.
             on_leader: Each is called likewise, and before it, when the records are durable on this broker.
             decided: The group of a sink's decision (P3).
             here: It may be synced before this returns (P4).

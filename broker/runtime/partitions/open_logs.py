@@ -29,7 +29,7 @@ LEAST: Final = 16
 ASKED_MAX: Final = 8
 """So many logs are asked at once. If none of them can give its file back, others are asked the next time."""
 CONNECTIONS_SHARE: Final = 4
-"""Of so many files one may be an HTTP connection: one that reads has files open besides."""
+"""One in so many files may be an HTTP connection: one that reads has files open besides."""
 RAISED_TO: Final = 1 << 20
 
 

@@ -44,7 +44,7 @@ def require_catalog(disk: Disk, path: str, root: str) -> None:
     """Refuse a catalog that is gone (O3).
 
     Args:
-        path: Of the catalog's file.
+        path: Where the catalog's file is.
         root: The folder `streams`.
     Raises:
         CorruptLog: it is not there, and folders of streams are.
@@ -67,8 +67,8 @@ def remove_orphans(
 
     Args:
         root: The folder `streams`.
-        known: What the catalog names.
-        deleted: What the catalog says was deleted.
+        known: The streams that the catalog names.
+        deleted: Those that were deleted, as the catalog says.
     Returns:
         Those of `deleted` that have no folder any more: the catalog may forget them (O2).
     """

@@ -32,7 +32,7 @@ class Replica:
     """See the module. Thread-safe.
 
     Args:
-        room: What is kept of the disk; None: a stream of the broker's own, for which it is kept.
+        room: The reserve that is kept free on the disk; None: a stream of the broker's own, which may use it.
         open_logs: R3; None: the log rests when it is told to.
 
     Attributes:
@@ -42,7 +42,7 @@ class Replica:
         record_count, byte_count: Appended since the start.
         removed: The stream was deleted: what fails from now on is no fault.
         is_closed: Nor is it when this broker does not keep the log any more.
-        sync_took_s: Of the last sync.
+        sync_took_s: Time that the last sync took.
         on_news: Called after each append, each change that `note_change` tells of, and when the log starts elsewhere;
             must not wait.
     """
@@ -122,7 +122,7 @@ class Replica:
                 self._open_logs.forget(self.log)
 
     def sync(self) -> int | LiftlogError:
-        """Make durable what is in the log: the durable end, or why there is none. Who waits must hear of either."""
+        """Make the log durable. Returns the durable end, or why there is none. All who wait must hear of either."""
         begun = time.perf_counter()
         try:
             return self.records.syncer.sync()

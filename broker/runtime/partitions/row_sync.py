@@ -35,7 +35,7 @@ class RowSync:
         tell: Tells the core, and does what comes of it.
 
     Attributes:
-        state: Who appends what is awaited takes it back from a row that has not begun with it.
+        state: An append that is awaited takes the place back from a row that has not begun with it.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Who waits for an ack of what was sorted by a number of partitions, and a stop of all that (`replicated.P17`).
+"""Counts those who wait for acks of messages sorted by a number of partitions, and stops all that (`replicated.P17`).
 
     admit ──► append ──► told: one less ─┐
     stop  ──► nothing more is admitted ──┴──► none is left: `has_stopped`, `on_stopped` is called
 
-A stop is asked for as of a moment (`growth.G4`), again for a later one, and taken back. What is behind it in the log is
-known when the stop's own ticket is answered, which waits behind all others.
+A stop is asked for as of a moment (`growth.G4`), again for a later one, and taken back. Its own ticket waits behind all
+others in the log: when that is answered, it is known what became of all of them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Admitted:
 
 
 class Stopping:
-    """Of one partition. Thread-safe.
+    """The stop of one partition. Thread-safe.
 
     Attributes:
-        as_of: Of the stop that was asked for last; None: there is none.
+        as_of: The moment of the stop that was asked for last; None: there is none.
     """
 
     def __init__(self) -> None:

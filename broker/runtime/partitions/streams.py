@@ -157,7 +157,7 @@ class Streams:
         return None
 
     def whereabouts(self, stream: str) -> list[Whereabouts]:
-        """Who keeps the partitions of a stream: this broker, as it is alone. Raises UnknownStream."""
+        """The brokers that keep the partitions of a stream: this one, as it is alone. Raises UnknownStream."""
         me = self._config.broker_id
         known = self.store.catalog.brokers.get(me)
         leader = None if known is None else LeaderAddress(id=me, http=known.http)
@@ -168,7 +168,7 @@ class Streams:
         ]
 
     def all_partitions(self) -> list[Partition]:
-        """Of all streams that are open."""
+        """The partitions of all streams that are open."""
         return [p for partitions in list(self.by_name.values()) for p in partitions]
 
     def chores(self) -> Iterator[Chores]:

@@ -30,7 +30,7 @@ Outcome = int | LiftlogError
 
 
 class SyncTarget(Protocol):
-    """What the pool works on."""
+    """One log for the pool to work on."""
 
     def run_sync(self) -> bool:
         """Sync, tell the waiters; return whether there is more to do already. Never raises."""

@@ -4,12 +4,12 @@ High watermarks move in the fsync threads; waiters live on the data plane's loop
 from any thread as often as one likes: while nobody waits it only remembers what moved, and while a wake-up is on its
 way to the loop it does not send another.
 
-W1  Who waits is woken by what he waits for, and by nothing else: a stream that takes a thousand batches a second costs
-    nothing to who watches another one.
+W1  A waiter is woken by what it waits for, and by nothing else: a stream that takes a thousand batches a second costs
+    nothing to those who watch another one.
 W2  Waiting begins before looking, so a change in between is never missed.
 
-Who works in rounds asks with `take_moved` for what changed since the last one, so that thousands of idle partitions
-cost nothing.
+Work in rounds asks with `take_moved` for what changed since the last one, so that thousands of idle partitions cost
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 
 
 class StreamWatcher:
-    """What one watcher waits for. Made by `ChangeHub.watching`; for coroutines of its loop.
+    """The changes that one watcher waits for. Made by `ChangeHub.watching`; for coroutines of its loop.
 
     Attributes:
         streams: Names of those whose changes count. `ChangeHub.ALL` counts always.
@@ -55,7 +55,7 @@ class ChangeHub:
     """
 
     ALL: Final[Hashable] = "*"
-    """What concerns every stream, or which streams there are. No stream has this name."""
+    """Key of changes to every stream, or to which streams there are. No stream has this name."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -83,7 +83,7 @@ class ChangeHub:
             return
 
     def take_moved(self) -> set[Hashable]:
-        """What was noted since the last call; from any thread, for one caller."""
+        """Take all keys that were noted since the last call; from any thread, for one caller."""
         with self._lock:
             moved, self._moved = self._moved, set()
         return moved

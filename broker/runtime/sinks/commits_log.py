@@ -1,7 +1,7 @@
 """The ledger of sinks on the disk: the partition of `__commits`, and what its records say.
 
-Whoever asks gets the committed state; whoever changes it does so under the lock, and the change is
-committed before the ledger shows it.
+A question gets the committed state. A change is made under the lock, and is committed before the
+ledger shows it.
 
 C2  After a failed append the ledger is read anew: the record may be there or not. So it is when the
     partition has another leader epoch than when it was read. It is read once all that the log holds
@@ -47,14 +47,14 @@ class Removed:
 
 Change = Callable[[Ledger, int], SinkState | Removed]
 """Takes the ledger and the epoch of the record; returns what is to be written. A state that is in the ledger already
-is not written again. What it raises passes through, and nothing is written."""
+is not written again. Its errors pass through, and then nothing is written."""
 
 
 class CommitsLog:
     """See the module. Thread-safe; calls block.
 
     Args:
-        partition: Of `__commits`; nobody else appends to it.
+        partition: The one of `__commits`; nobody else appends to it.
         clock: Microseconds since 1970 UTC.
     """
 
@@ -67,7 +67,7 @@ class CommitsLog:
         self._lock = threading.Lock()
 
     def ledger(self) -> Ledger:
-        """What is committed. Does not wait for a change that is being written. Raises NotReady (C7)."""
+        """The committed state. Does not wait for a change that is being written. Raises NotReady (C7)."""
         found = self._ledger
         if self._partition.end is None:  # C7
             raise NotReady(f"{self._partition}: this broker does not answer for the sinks, or not yet")

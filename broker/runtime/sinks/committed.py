@@ -8,8 +8,8 @@ away: nobody waits for ever, and whoever gave up has to look again.
 
 W1  After `await_committed` the log shows all that it held when it was called: what former leaders have left, and what
     this one has appended. A search that finds nothing then proves that there is nothing.
-W2  Who gives up waiting does not know. What it appended may come to be committed later, under the same leader epoch: it
-    waits (W1), and looks, before it appends the same again.
+W2  A caller that gives up waiting does not know the outcome. Its append may be committed later, under the same leader
+    epoch. So it waits (W1), and looks, before it appends the same again.
 W3  Where others keep the partition too, nothing is concluded from a log that lacks something by damage: they have it.
     It is left to the next leader; the replica is about to step out (`placed.V5`).
 """

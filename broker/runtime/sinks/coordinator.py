@@ -51,7 +51,7 @@ class Sinks:
         commits: The partition of `__commits`.
         clock: Microseconds since 1970 UTC.
         executor: Works on several partitions at once; None: one after the other.
-        counts: Of calls by their outcome, for /metrics; goes on counting where it is.
+        counts: Calls by their outcome, for /metrics; goes on counting where it is.
     """
 
     def __init__(
@@ -155,14 +155,14 @@ class Sinks:
         return state
 
     def adopt(self, sink: str, checkpoint: str) -> SinkState:
-        """Give the sink to another checkpoint: it was moved. What was decided stays, and counts."""
+        """Give the sink to another checkpoint: it was moved. Its decisions stay, and count."""
         with self.locks.hold(sink):
             state = self.commits.state(lambda ledger, _: ledger.adopted(sink, checkpoint, now_us=self.clock()))
         log.warning("sink.adopted sink=%s checkpoint=%s", sink, checkpoint)
         return state
 
     def delete(self, sink: str) -> None:
-        """Forget the sink, and drop what is staged for it. What it committed stays.
+        """Forget the sink, and drop what is staged for it. Records that it committed stay.
 
         Raises:
             UnknownSink: nobody opened it.
@@ -236,8 +236,8 @@ class Sinks:
     def remove(self, sink: str, *, unless_opened_since: SinkState | None = None) -> None:
         """Drop what is staged for a sink, then the sink. Under the sink's lock.
 
-        Pinned stages go only after every epoch was fenced, on the disk (C3). What cannot be dropped now goes with its
-        lease.
+        Pinned stages go only after every epoch was fenced, on the disk (C3). Stages that cannot be dropped now go with
+        their lease.
 
         Raises:
             NotReady: it is unfinished; or another owner has opened it since the given state.
@@ -297,7 +297,7 @@ class Sinks:
                 log.warning("sink.drop_failed partition=%s sink=%s error=%s", store.place, sink, error)
 
     def _supersede(self, sink: str, epoch: int) -> None:
-        """What older owners staged cannot be committed any more."""
+        """Drop what older owners staged: it cannot be committed any more."""
         for store in self.stores.stores():
             self._afterwards(self._supersede_in, store, sink, epoch)
 

@@ -1,4 +1,4 @@
-"""What is done for sinks in the background, at the start and at every round of the cleaner.
+"""Background work for sinks, at the start and at every round of the cleaner.
 
     recover    finish what was decided before a crash
     sweep      finish; drop stages that expired or that no decision can name any more; fence drivers
@@ -32,7 +32,7 @@ class SinkRounds:
         self._grace_us = sinks.limits.one_shot_grace_ms * 1_000
 
     def recover(self) -> None:
-        """Finish what was decided before a crash. What cannot be finished now is left to `sweep`."""
+        """Finish what was decided before a crash. Groups that cannot be finished now are left to `sweep`."""
         for state in self._sinks.commits.ledger().unfinished():
             try:
                 with self._sinks.locks.hold(state.sink):

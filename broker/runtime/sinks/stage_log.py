@@ -6,10 +6,10 @@ part, with its note, is one commit group there; other notes are groups of their 
 `broker.sinks.stages`; here they meet the disk:
 
 G1  Nothing is answered, reported or finished before the notes it stands on are durable.
-G2  After a failed write or fsync the table is not trusted: the log recovers, and the table is read anew. Who waits
-    since before that gets an error, whatever is in the log now. The same holds when the partition has another leader
-    epoch than when the table was read.
-G4  What was judged under a leader epoch is appended under it, or not at all: meanwhile another leader may have done it.
+G2  After a failed write or fsync the table is not trusted: the log recovers, and the table is read anew. A caller that
+    waits since before that gets an error, whatever is in the log now. The same holds when the partition has another
+    leader epoch than when the table was read.
+G4  Notes that were judged under a leader epoch are appended under it, or not at all: another leader may have done it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def is_staged(disk: Disk, main: Partition) -> bool:
 
 
 class HiddenLog:
-    """What both forms have. See the module. Its lock is the caller's to hold, where it says so.
+    """The base of both forms. See the module. The caller holds its lock, where it says so.
 
     Attributes:
         exists: Whether anything was ever staged.
         generation: Another one after each time that the table was not to be trusted any more (G2).
-        leader_epoch: Of the partition, under which the table was read.
+        leader_epoch: The partition's, under which the table was read.
         floor_wait_s: So long `StageStore.floor` waits for the lock; -1: as long as it takes.
     """
 
@@ -207,13 +207,13 @@ class HiddenLog:
         table.trimmed(hidden.log_start_offset)
 
     def byte_count(self) -> int:
-        """Of live stages; 0 while the table is not known."""
+        """Bytes of live stages; 0 while the table is not known."""
         table = self._table
         return 0 if table is None else table.byte_count
 
 
 class StageLog(HiddenLog):
-    """Of a broker that is alone: in a folder of its own, and this broker's fsync commits it.
+    """The form for a broker that is alone: in a folder of its own, and this broker's fsync commits it.
 
     Args:
         main: The partition.

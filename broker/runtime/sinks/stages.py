@@ -64,7 +64,7 @@ class Staged:
 
     @property
     def pins(self) -> list[StagePinned]:
-        """Of the stages that have one."""
+        """The pins of the stages that have one."""
         return [stage.pin for stage in self.stages if stage.pin is not None]
 
 
@@ -141,7 +141,7 @@ class StageStore:
     def pin(self, stages: Sequence[tuple[str, int | None]], *, sink: str, epoch: int, batch_id: int) -> list[StageRef]:
         """Keep stages for a decision of this epoch. Durable when it returns.
 
-        What an older epoch had pinned is pinned anew, and goes on to be looked for where it was (`stages.T4`).
+        Stages that an older epoch had pinned are pinned anew, and are still looked for where they were (`stages.T4`).
 
         Args:
             stages: Each with the number of its parts, None if the driver does not say.
@@ -301,7 +301,7 @@ class StageStore:
 
     @property
     def incarnation(self) -> str:
-        """Of the stream."""
+        """The stream's."""
         return self.main.incarnation
 
     @property
@@ -327,7 +327,7 @@ class StageStore:
         return self._hidden.exists
 
     def byte_count(self) -> int:
-        """Of live stages; 0 while that is not known."""
+        """Bytes of live stages; 0 while that is not known."""
         return self._hidden.byte_count()
 
     def finished(self) -> list[str]:
@@ -378,7 +378,7 @@ class StageStore:
         )
 
     def _lead(self) -> None:
-        """Who becomes leader, again or newly, forgets what it had never tried (G3). Under the lock."""
+        """A leader that begins, again or newly, forgets what it had never tried (G3). Under the lock."""
         if self._untried_in != self._hidden.leader_epoch:
             self._untried.clear()
             self._untried_in = self._hidden.leader_epoch

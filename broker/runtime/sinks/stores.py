@@ -1,4 +1,4 @@
-"""What a coordinator of sinks asks of the partitions, here or at another broker."""
+"""The calls of a coordinator of sinks to the partitions, here or at another broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stages(Protocol):
 
     @property
     def incarnation(self) -> str:
-        """Of the stream."""
+        """The stream's."""
 
     @property
     def judged_in(self) -> int | None:

@@ -5,8 +5,8 @@
     0.2 s have passed ─────────────────────────────────────────────────────────────────────┘        │
                                               stream's sender ─ compose ─► reads the log ─► bytes ◄─┘
 
-A slot has what one follower is to be told: the answer to its last fetch, and others. Of two answers to fetches the
-later one is as good as both, so nothing here grows.
+A slot has the answers that one follower is to get: the one to its last fetch, and others. The later of two answers to
+fetches is as good as both, so nothing here grows.
 
 Q1  `Records` without news wait, for `wait_s` at most: news are a record that it lacks, another high watermark or
     another log start than it was told on this stream. A follower that was told last that there is none is calm: it
@@ -19,7 +19,7 @@ Q3  Bytes go once for each offset that is fetched, unless they are asked for aga
     they are checked: if a follower refuses what is stored here, this disk may be why.
 Q4  A question of a leadership that is not known here yet waits, one for each follower, until it is. So does one about a
     partition that is not open here yet (`server.E4`).
-Q5  Who is not in sync is filled at a limited pace (`pace.py`), one who is, is not.
+Q5  A follower that is not in sync is filled at a limited pace (`pace.py`); one that is in sync has no limit.
 
 The model is `tests/sim/leading.py`.
 """
@@ -50,16 +50,16 @@ AGAIN_S: Final = 0.25
 """Less than a follower takes to ask again."""
 CALM_S: Final = 10.0
 COMMIT_S: Final = 0.005
-"""Of Q1. A commit that is told by itself costs an answer and a question for each follower."""
+"""See Q1. A commit that is told by itself costs an answer and a question for each follower."""
 STATE_PIECE_BYTES: Final = 1 << 20
 
 
 class AnswerStream(Protocol):
-    """What an answer needs of the stream that it goes to."""
+    """The part of a stream that an answer needs."""
 
     @property
     def broker(self) -> str:
-        """Who asks on it."""
+        """The broker that asks on it."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class Sent(NamedTuple):
 
 @dataclass(eq=False)
 class FollowerSlot:
-    """What one follower of one partition is to be told, on one stream.
+    """Answers that one follower of one partition is to get, on one stream.
 
     Attributes:
         records: The answer to its last fetch; `since_s`: when it came.
@@ -116,7 +116,7 @@ class Answering:
     """See the module: `wiring.Followers` of one partition. Thread-safe.
 
     Args:
-        bytes_max: Of one answer; a single batch may be larger.
+        bytes_max: Most bytes of one answer; a single batch may be larger.
         closed: Called once it is of no use any more.
     """
 

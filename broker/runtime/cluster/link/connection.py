@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 1.0
 SILENT_S: Final = 2.5
-"""Ten heartbeats. (Who waits for something is told by his own core, after a second.)"""
+"""Ten heartbeats. (A follower that waits for something is told by its own core, after a second.)"""
 CUT_S: Final = 5.0
 """A stream that has been silent for so long is ended."""
 PAUSE_FIRST_S, PAUSE_LAST_S = 0.05, 1.0
@@ -64,7 +64,7 @@ Key = tuple[Place, bool]
 
 
 class Asker(Protocol):
-    """Who follows a partition over this stream."""
+    """A follower of a partition over this stream."""
 
     def arrived(self, answer: Reply, data: bytes) -> None:
         """The leader has answered."""
@@ -101,11 +101,11 @@ class LeaderStream:
 
 
 class Connection:
-    """To one broker. Thread-safe.
+    """The connection to one broker. Thread-safe.
 
     Args:
         to: Its name.
-        counts: What happens is counted here.
+        counts: Counts what happens.
 
     Attributes:
         rested_s: How long the reader had nothing to do before the answer that it is at.
@@ -262,7 +262,7 @@ class Connection:
                 stream.end()
 
     def _questions(self, stream: LeaderStream, caller: Caller) -> Iterator[bytes]:
-        """What goes out: the handshake, then what is to be asked, when the stream can take it."""
+        """The bytes that go out: the handshake, then each question, when the stream can take it."""
         yield caller.hello()
         proof = stream.greetings.get()
         if proof is None:
@@ -343,6 +343,6 @@ class Connection:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Of `host:port`, or `[address]:port`. Raises ValueError."""
+    """Split `host:port`, or `[address]:port`. Raises ValueError."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,4 +1,4 @@
-"""Who the brokers are, as this broker's catalog has it: read by any thread, without waiting for the catalog."""
+"""The brokers, as this broker's catalog has them: read by any thread, without waiting for the catalog."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Directory:
     """See the module.
 
     Args:
-        process: What the registration calls this process.
+        process: The name of this process in its registration.
     """
 
     def __init__(self, service: CatalogService, me: str, process: str) -> None:

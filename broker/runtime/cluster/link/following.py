@@ -7,7 +7,7 @@
 U1  One lock over the core and what it wants done. Clocks do not wait for it: a log that is being cut has no time.
 U2  What arrives is applied at once or never: after `rest` or another `follow` it meets a core that does not mind it,
     and a log that refuses it.
-U3  An fsync is the pool's (but for U7). Whatever was appended until it begins is durable by it; meanwhile records go on
+U3  An fsync is the pool's (but for U7). It makes durable all that was appended before it began; meanwhile records go on
     coming.
 U4  A log that refuses without having failed (a full disk, bytes that do not fit) is asked again after a while. One that
     has failed has the replica step out.
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 QUICK_S: Final = 0.002
 HERE_BYTES_MAX: Final = 64 << 10
-"""Of U7, both."""
+"""Both: see U7."""
 FRESH_SLOWER: Final = 10
 """So much slower passes time before the first answer in an epoch: the leader is reported after 10 s."""
 CALM_SLOWER: Final = 50
@@ -62,10 +62,10 @@ class Following:
     """See the module. Thread-safe.
 
     Args:
-        connect: To a broker.
+        connect: Gives the connection to a broker.
         report: The leader of this epoch does not answer: which partition, epoch, leader. Must not wait.
         step_out: As `PlacedReplica.step_out`.
-        counts: Of the link: `bad_batches` are those whose bytes are not what was stored.
+        counts: The link's: `bad_batches` are those whose bytes are not what was stored.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Who is there: what a follower's broker and a leader's broker say before anything else. Bytes in, bytes out.
+"""The handshake: a follower's broker and a leader's broker prove first who they are. Bytes in, bytes out.
 
     Caller (follower)                             Doorkeeper (leader)
        | -- Hello: who I am, whom I want, nonce -----> |   another version, cluster, broker: refused
@@ -13,7 +13,7 @@ K1  A side believes nothing before the other one's proof. A proof holds for one 
     names: what was heard, or said by ourselves, opens no other stream.
 K2  A leader lets in the present process of a broker that its catalog knows, and nobody else: what an earlier one says
     may not be so any more.
-K3  Who is refused hears why, by a status and a text that say nothing which is not his.
+K3  A caller that is refused hears why. Status and text say nothing that is none of its business.
 
 There is no encryption here, and what follows on the stream is not authenticated: that is what TLS will be for (ADR 81).
 """
@@ -40,7 +40,7 @@ from broker.runtime.cluster.codec import (
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
 GREETING_BYTES_MAX: Final = 4_096
-"""Of each message before the welcome: so much is read of a stranger."""
+"""Most bytes of each message before the welcome: so much is read from a stranger."""
 
 
 class Refused(Exception):
@@ -67,7 +67,7 @@ class Peer(NamedTuple):
 
 
 def key_of(secret: bytes) -> bytes:
-    """What proofs are made with: of the cluster's secret, and for this alone. Without a secret everybody has it."""
+    """The key of proofs, made of the cluster's secret for this alone. Without a secret everybody has it."""
     return hmac.new(secret, b"liftlog.v1.Replica", hashlib.sha256).digest()
 
 
@@ -75,7 +75,7 @@ class Doorkeeper:
     """The leader's side of one handshake.
 
     Args:
-        registration_of: Of a broker, as the applied catalog has it; None: it knows no such broker.
+        registration_of: Gives a broker's registration by the applied catalog; None: it knows no such broker.
         nonce: Fresh for each.
     """
 

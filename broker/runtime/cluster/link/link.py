@@ -33,13 +33,13 @@ class ReplicaLink:
 
     Args:
         me, process: This broker, and what its registration calls this process (as of `Replicas`).
-        secret: Of the cluster; empty: none, where all addresses are loopback.
+        secret: The cluster's; empty: none, where all addresses are loopback.
         report: A follower cannot fetch: tells the controller that the leader of this epoch does not answer. Must not
             wait.
 
     Attributes:
-        counts: What has happened to connections: `attempts`, `lost`, `refused`, `silent`, `reports`; and `bad_batches`
-            that came over them.
+        counts: Events of connections: `attempts`, `lost`, `refused`, `silent`, `reports`; and `bad_batches` that came
+            over them.
         server: Its `refused` counts who was not let in.
     """
 

@@ -1,4 +1,4 @@
-"""What one stream has to say next: who has something to say is in it once, and says it when the stream can take it.
+"""The queue of one stream: each source that has something to say is in it once, and speaks when the stream can take it.
 
     somebody ── ready ──► [ a  c  b ] ──► next ──► the stream's thread asks `a` what it has to say now
     somebody ── later ──► (at 0.2 s: d) ─┘

@@ -12,7 +12,7 @@ BURST_S: Final = 0.1
 
 
 class Pace:
-    """See the module. Thread-safe. What is taken may be owed: who comes next waits for it."""
+    """See the module. Thread-safe. One may take more than there is: whoever comes next waits for it."""
 
     def __init__(self, bytes_per_s: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._bytes_per_s = bytes_per_s

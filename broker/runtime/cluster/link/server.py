@@ -7,8 +7,8 @@ E1  Each broker has one stream. A new one ends the old one, which may be of a co
 E2  A stream of a process that the catalog does not have any more ends with its next question (`handshake.K2`). A
     question under another registration than the stream's is passed over: a greater one would be taken for a later life
     of the replica, and shut the present one out.
-E3  Whoever is not let in is counted, told why, and logged at a limited rate. He takes little: a greeting is small, has
-    to come within `GREETING_S`, and there are `STRANGERS_MAX` at a time. Of who is let in a question is small as well.
+E3  A caller that is not let in is counted, told why, and logged at a limited rate. It takes little: a greeting is
+    small, has to come within `GREETING_S`, and there are `STRANGERS_MAX` at a time. Questions are small as well.
 E4  A question is looked into when it is read. While that waits for a disk, what else was asked on that stream waits in
     the window of its connection. The last question about a partition that is not open here waits until it is: one for
     each partition that the catalog may give to this broker.
@@ -46,7 +46,7 @@ HEARTBEAT_S: Final = 0.25
 HEARTBEAT: Final = b""
 """A frame without anything."""
 STREAMS_MAX: Final = 64
-"""Of brokers and strangers together."""
+"""Streams of brokers and strangers together."""
 STRANGERS_MAX: Final = 16
 EARLY_MAX: Final = 20_000
 """Questions of one broker about partitions that are not open here; another one is passed over, and asked again."""
@@ -164,7 +164,7 @@ class Server:
             self._server.stop(0.5).wait()
 
     def streams(self) -> list[FollowerStream]:
-        """Of who is let in."""
+        """The streams of the brokers that are let in."""
         with self._lock:
             return list(self._streams.values())
 

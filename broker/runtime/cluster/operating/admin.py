@@ -5,9 +5,9 @@
     a broker that is gone for good: drain ─► others copy what it kept ─► remove ─► its vote goes, its folder is refused
 
 D1  An answer is of a catalog that has the command: whoever asks this broker next sees what came of it.
-D2  What could never end is refused, and says why: a target that does not live, a drain that has nobody to give to.
+D2  A call that could never end is refused, and says why: a target that does not live, a drain with nobody to give to.
 D3  Each partition is one command, which names what should be. A call that was cut short is made again as it was.
-D4  A drain moves what has a copy elsewhere. What only the drained broker has stays, and is named.
+D4  A drain moves partitions that have a copy elsewhere. Those that only the drained broker has stay, and are named.
 D5  Nothing has fewer replicas because a live broker was drained: the controller gives internal streams as many as there
     are brokers, and would give it back what it has just lost.
 D6  A broker without a session moves nothing (`control.X6`). Rescues know no session.
@@ -78,7 +78,7 @@ class ClusterAdmin:
     ) -> list[Placement]:
         """Have these brokers keep a partition, or all of a stream; the first one is its preferred leader.
 
-        Of a whole stream each partition begins the list one broker later: one broker would lead them all.
+        With a whole stream each partition begins the list one broker later. Else one broker would lead them all.
         """
         catalog = await self._fresh()
         info = _info(catalog, stream)
@@ -269,7 +269,7 @@ class ClusterAdmin:
 
 
 def _names(catalog: Catalog) -> dict[str, str]:
-    """Of streams, by incarnation. The catalog is read a value at a time (`streams.U3`)."""
+    """Names of streams, by incarnation. The catalog is read a value at a time (`streams.U3`)."""
     return {info.incarnation: info.name for info in list(catalog.streams.values())}
 
 

@@ -1,4 +1,4 @@
-"""What is damaged on the leader of a partition, and who else may have it: what an operator may give up.
+"""Find the ranges that an operator may give up: the leader has them damaged, and nobody else may have them.
 
     damaged here ─► another member of the ISR, or of the last ISR, lives      it leads on, this one steps out by itself
                  ─► a follower has told that it is past it                    it comes in sync, and leads on
@@ -31,10 +31,10 @@ def to_give_up(
     """The ranges that nobody has who is there.
 
     Args:
-        name: Of the partition, for people.
+        name: The partition's, for people.
         me: The leader.
-        lost: What it cannot read.
-        ends: What its followers have told to be durable; -1: nothing yet.
+        lost: The ranges that it cannot read.
+        ends: The durable ends that its followers have told; -1: none yet.
     Raises:
         InvalidRequest: nothing is damaged, or there is another way.
         NotReady: somebody may have it who has not told yet, or it is not known to be committed.
@@ -68,7 +68,7 @@ def to_give_up(
 
 
 def refusal(name: str, me: str, state: PartitionState, cluster: Cluster, ranges: Ranges) -> InvalidRequest:
-    """What is said to who has not accepted the loss."""
+    """The error for an operator who has not accepted the loss."""
     live = {me, *_live(cluster, state.replicas)}
     away = [each for each in state.replicas if each not in live]
     count = sum(end - start for start, end in ranges)

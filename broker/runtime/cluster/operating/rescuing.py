@@ -15,7 +15,7 @@ SHOWN = 20
 
 
 def number_of(catalog: Catalog) -> int:
-    """Of the rescue that is under way. Raises InvalidRequest: none is."""
+    """The number of the rescue that is under way. Raises InvalidRequest: none is."""
     if catalog.cluster.rescue is None:
         raise InvalidRequest("no rescue is under way, or not any more: liftlog cluster rescue status")
     return catalog.cluster.rescue.number
@@ -67,7 +67,7 @@ def told(error: InvalidRequest, catalog: Catalog) -> InvalidRequest:
 
 
 def ended(rescue: Rescue, said: Mapping[str, Any], after: Catalog) -> RescueEnded:
-    """What came of it.
+    """The outcome of a rescue.
 
     Args:
         rescue: As it was before the end. said: The catalog's answer. after: Has it.

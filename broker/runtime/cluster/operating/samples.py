@@ -1,4 +1,4 @@
-"""What /metrics says of a broker of several, read when scraped. Names and meanings: docs/reference/metrics.md."""
+"""Samples for /metrics that only brokers of a cluster have, read when scraped: docs/reference/metrics.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cluster_samples(
     raft_refused: int,
     group: Mapping[str, Any] | None,
 ) -> Iterator[Sample]:
-    """All samples of one broker. Of a partition its leader tells the numbers; each replica tells its log.
+    """All samples of one broker. A partition's numbers come from its leader; each replica tells of its log.
 
     Args:
         connections, refused: As the link counts them.
@@ -64,7 +64,7 @@ def cluster_samples(
 
 
 def _votes(me: str, group: Mapping[str, Any]) -> Iterator[Sample]:
-    """What this broker knows of the group that keeps the catalog."""
+    """The group that keeps the catalog, as this broker knows it."""
     votes = group["voters"]
     there = sum(each["is_registered"] and each["is_live"] for each in votes)
     spare = there - len(votes) // 2 - 1

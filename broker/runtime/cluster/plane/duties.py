@@ -1,4 +1,4 @@
-"""What the controller does by itself: drives its core (metadata/controller.py), on the Raft thread.
+"""Duties of the controller: drives its core (metadata/controller.py), on the Raft thread.
 
     notes of brokers ─► beats, reports ─┐
     each tick ──────────► TimePassed ───┼─► core ─► Submit ─► this broker's own log ─► applied ─► SubmitAnswered
@@ -117,7 +117,7 @@ class Duties:
             self._group_at_ms = self._now_ms() + self._group_rest_ms
 
     def beat(self, node: RaftNode, note: Mapping[str, Any], answer: Answer) -> None:
-        """A heartbeat of a broker. What is malformed is dropped."""
+        """A heartbeat of a broker. A malformed one is dropped."""
         broker, registration, number = note.get("broker"), note.get("registration"), note.get("number")
         if isinstance(broker, str) and isinstance(registration, int) and isinstance(number, int):
             self._turn(node)
@@ -133,7 +133,7 @@ class Duties:
         self._step(node, beat)
 
     def report(self, node: RaftNode, note: Mapping[str, Any]) -> None:
-        """A follower cannot fetch from its leader. What is malformed is dropped."""
+        """A follower cannot fetch from its leader. A malformed report is dropped."""
         broker, stream = note.get("broker"), note.get("stream")
         numbers = [note.get(key) for key in ("registration", "partition", "leader_epoch")]
         if not isinstance(broker, str) or not isinstance(stream, str):

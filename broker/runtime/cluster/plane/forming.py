@@ -7,8 +7,8 @@
 A voter that has lost its folder must not act as one again: with its empty journal it could make a majority that lacks
 what was acknowledged (`node.N3`). An empty folder alone does not tell a first start from a lost one. So:
 
-F1  The id under which a broker forms is random, and on disk (`forming`) before anybody hears it. Whoever forms uses the
-    ids that the others told. A folder that was lost has lost the id too: nobody gives a vote to another one.
+F1  The id under which a broker forms is random, and on disk (`forming`) before anybody hears it. A broker that forms
+    uses the ids that the others told. A folder that was lost has lost the id too: nobody gives a vote to another one.
 F2  A journal is made for an id once: when the file says `member`, no journal is ever formed in this folder again. That
     is on disk before the journal acts.
     After a kill between the two, the journal says who the first voters were: the others may still have to form.
@@ -19,10 +19,10 @@ F4  If the catalog of that group has seen our id act already, then the file here
     (a restored backup): we join, under another id.
 F5  A group is named by the ids of its first voters. Should two lists have come about (a folder was lost in between),
     they are two groups, an id has a journal of one of them only, and at most one has a majority.
-F6  Who answers may refuse: another cluster, another group, a folder whose broker was removed. Then the start fails and
-    says so. Silence refuses nobody: when all brokers start at once, all are silent.
-F7  Where a majority is lost for good, an operator founds another group with a catalog that is left (`rescue.py`). The
-    file of who joins that one says so: it forms no group, whoever is there.
+F6  An answer may be a refusal: another cluster, another group, a folder whose broker was removed. Then the start fails
+    and says so. Silence refuses nobody: when all brokers start at once, all are silent.
+F7  Where a majority is lost for good, an operator founds another group with a catalog that is left (`rescue.py`). A
+    broker that joins it has a file that says so: it forms no group, whoever is there.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Entrance:
         return lobby.ask(self._me.others, hello, timeout_s=ASK_S)
 
     def _answers(self, asked: Mapping[str, dict[str, Any] | str]) -> dict[str, dict[str, Any]]:
-        """What was answered, by address. Raises InvalidRequest if somebody refuses (F6)."""
+        """The answers, by address. Raises InvalidRequest if somebody refuses (F6)."""
         answers = {}
         self._silent = {}
         for at, answer in asked.items():
@@ -289,7 +289,7 @@ def answer_to(
     removed: Mapping[str, str] | None = None,
     acted: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What a broker says to one that comes.
+    """The answer of a broker to one that comes.
 
     Args:
         voters: As the group has them now. removed: Ids of removed brokers' folders, with their names.

@@ -29,7 +29,7 @@ class Heart:
     """See the module.
 
     Args:
-        broker_id: Of this broker. process: What its registration calls this process.
+        broker_id: This broker's. process: The name of this process in its registration.
         give_up: Ends the process, and says why (B2).
         changed: Called when the session has opened or lapsed, on the Raft thread; must not wait.
         controlled: Likewise, when another controller is known than before (B3).
@@ -57,7 +57,7 @@ class Heart:
 
     @property
     def registration(self) -> int:
-        """Of this process; 0: it has none yet."""
+        """This process's; 0: it has none yet."""
         session = self._session
         return 0 if session is None else session.registration
 

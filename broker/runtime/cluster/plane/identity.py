@@ -1,4 +1,4 @@
-"""Who this broker is to be in the group, and whom it knows: from its configuration."""
+"""The identity of this broker in the group, and the brokers that it knows: from its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Identity:
     Attributes:
         address: host:port at which the others reach its Raft port. bind: Where it listens.
         named: The first voters as configured, in their order: (broker id, host:port). The same on every broker.
-        secret: Of the cluster; None: all addresses are loopback.
+        secret: The cluster's; None: all addresses are loopback.
     """
 
     broker_id: str
@@ -46,7 +46,7 @@ class Identity:
 
 
 def identity_from(config: Config) -> Identity | None:
-    """Of a broker that is to be one of a cluster's; None: it is alone, and opens no Raft port.
+    """The identity of a broker that is to be one of a cluster's; None: it is alone, and opens no Raft port.
 
     Raises:
         InvalidSetting: settings that do not fit together. InvalidRequest: the file of the secret cannot be read.

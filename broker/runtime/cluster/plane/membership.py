@@ -25,17 +25,17 @@ FILE: Final = "raft.json"
 JOURNAL: Final = "raft.log"
 FORMING, MEMBER = "forming", "member"
 JOINING = "joining"
-"""What a broker says of itself that has no journal and forms none. On disk only of one whose group was given up
+"""A broker says this of itself if it has no journal and forms none. It is on disk only where a group was given up
 (`rescue.py`), with the node_id, group and first of that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What raft.json says.
+    """The content of raft.json.
 
     Attributes:
         node_id: Under which this broker was to form the group, or has formed or joined it.
-        group: Of a member. first: The ids of the first voters, in their order.
+        group: The member's. first: The ids of the first voters, in their order.
     """
 
     state: str
@@ -54,7 +54,7 @@ def group_of(cluster_id: str, first: Sequence[str]) -> str:
 
 
 def load(disk: Disk, folder: str) -> Membership | None:
-    """What the folder says; None: nothing yet.
+    """Read the folder's membership; None: none yet.
 
     Raises:
         CorruptLog: it cannot be read. StorageFailed: the disk refuses.

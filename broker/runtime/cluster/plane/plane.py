@@ -65,14 +65,14 @@ class Plane:
     """See the module.
 
     Args:
-        folder: Of this broker's data, locked by it.
+        folder: This broker's data folder, locked by it.
         give_up: Ends the process, and says why: it may act under its id no more.
         session_changed: Told on the Raft thread when the session has opened or lapsed; must not wait.
         controller_changed: Likewise, when another controller is known than before.
         tell: Told in words, from time to time, for whom the start waits.
 
     Attributes:
-        process: What the registration calls this process (`Replicas` is told it).
+        process: The name of this process in its registration (`Replicas` is told it).
         service: The catalog (`wiring.CatalogService`). Its `execute` may be called once `start` has returned.
     """
 
@@ -305,7 +305,7 @@ class Plane:
 
     @property
     def registration(self) -> int:
-        """Of this process; 0: none yet."""
+        """This process's; 0: none yet."""
         return self._heart.registration
 
     def report_leader(self, at: Place, leader_epoch: int) -> None:
@@ -327,7 +327,8 @@ class Plane:
             self._thread.do(tell)
 
     def status(self, *, timeout_s: float = 2.0) -> dict[str, Any]:
-        """What `liftlog cluster status` shows, as this broker knows it. Waits for the Raft thread, for no other broker.
+        """The state for `liftlog cluster status`, as this broker knows it. Waits for the Raft thread, for no other
+        broker.
 
         Raises:
             NotReady: the thread gives no answer.

@@ -1,4 +1,4 @@
-"""What becomes of the folders of a cluster that has lost a majority of its voters for good. No broker runs meanwhile.
+"""Rescue the folders of a cluster that has lost a majority of its voters for good. No broker runs meanwhile.
 
     the folder of one survivor    begin ─► raft.log: another group, of this broker alone, with the catalog that it has
     those of the other survivors  leave ─► no raft.log: each joins that group, under another id, with its records
@@ -8,10 +8,10 @@ The rest is done while brokers run: `metadata/rescue.py` says by which commands.
 B1  Each step is atomic. Before the journal is replaced this is a broker of the old group, and afterwards one of the new
     one: a start goes on with either, and whoever calls again finishes it.
 B2  Nothing is deleted: what the old group had stays beside, as `<file>.before-rescue-<group>`.
-B3  The new group's log begins where the old one ended. Whoever joins begins below that, so it gets the catalog as a
-    snapshot, and never a log without its beginning.
+B3  The new group's log begins where the old one ended. A broker that joins begins below that, so it gets the catalog
+    as a snapshot, and never a log without its beginning.
 B4  All that the journal has counts, committed or not: what this broker has not heard of as committed may well be.
-B5  Who left joins, and never forms a group (`forming.F7`), also if all who are named are there with empty folders.
+B5  A broker that left joins, and never forms a group (`forming.F7`), even if all who are named have empty folders.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Survivor:
         brokers: Names of all that its catalog knows. streams, partitions: How many of them it knows.
         last: Term and index of the journal's last entry: of two survivors the greater one has all that is committed in
             the other one's.
-        number: Of the rescue that was begun here already; 0: none was.
+        number: Number of the rescue that was begun here already; 0: none was.
     """
 
     broker_id: str
@@ -58,7 +58,7 @@ class Survivor:
 
 
 def survey(disk: Disk, folder: str) -> Survivor:
-    """What a rescue would begin with. Changes nothing that counts: a torn end of the journal is cut, as by a start.
+    """Look at what a rescue would begin with. Changes nothing that counts: cuts a torn end of the journal, as a start.
 
     Raises:
         WrongFolder: of a broker that is alone, or of none, or of one that the cluster has removed.

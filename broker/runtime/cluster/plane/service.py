@@ -3,10 +3,10 @@
     execute ─► Raft thread ─► controller: judge, log, replicate ─► answer ─► back to who waits
     applied here, by the Raft thread ─► every subscriber, in order, before the next command is applied
 
-V1  `execute` returns a result, or raises an error whose field `sent` says whether it may have been carried out. What is
-    refused has `sent` false.
-V2  What certainly was not carried out is tried again, until the time is up: nobody leads for a second or two when the
-    controller dies. What may have been carried out is tried again only under a request id (`catalog.M4`).
+V1  `execute` returns a result, or raises an error whose field `sent` says whether it may have been carried out. A
+    refusal has `sent` false.
+V2  A command that certainly was not carried out is tried again, until the time is up: nobody leads for a second or two
+    when the controller dies. One that may have been carried out is tried again only under a request id (`catalog.M4`).
 V3  Subscribers are called on the Raft thread, one after the other: nothing is applied meanwhile. They must not wait. An
     error of one is logged, and is none of the others' business.
 V4  A catalog that was replaced by a snapshot is seen as such: `catalog` is another object, and everybody is called. One
@@ -171,7 +171,7 @@ class Catalogs:
 
 
 class _Refused(Exception):
-    """What the catalog, or who was taken for the controller, has answered. `is_final`: it was the catalog."""
+    """An answer of the catalog, or of a broker that was taken for the controller. `is_final`: the catalog's."""
 
     def __init__(self, error: LiftlogError, *, is_final: bool) -> None:
         super().__init__(str(error))

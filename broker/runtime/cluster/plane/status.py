@@ -1,4 +1,4 @@
-"""What one broker knows of the cluster, for people: who is the controller, who votes, who lives."""
+"""The cluster as one broker knows it, for people: who is the controller, who votes, who lives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def of(node: RaftNode, me: Identity, *, has_session: bool, refused: int) -> dict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What one broker can expect of the others, as it sees them.
+    """The help that one broker can expect of the others, as it sees them.
 
     Attributes:
         obstacle: Why nobody can decide anything now, in words; "": nothing is in the way.

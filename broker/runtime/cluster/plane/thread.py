@@ -3,7 +3,7 @@
     other threads ── do(call) ──► bounded queue, wakeup ──► this thread: calls, hooks, tick ─┬─► sockets, journal
                                                                                              └─► on_applied
 
-T1  The node is called by one thread only. What others want of it comes through the queue, in order.
+T1  The node is called by one thread only. Calls of others come through the queue, in order.
 T2  A call that is taken in is made once, or `lost` is called for it: it was never made then. No call waits for room.
 T3  When the node fails, the process ends (`give_up`): its journal may lack what it has promised, so nothing may be
     done under its id before a start has looked at the disk.

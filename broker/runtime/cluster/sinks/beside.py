@@ -148,8 +148,8 @@ class Companions:
 def wanted(me: str, main: PartitionState, companion: PartitionState, live: Collection[str]) -> tuple[str, ...]:
     """The replicas of a companion, this broker first, so that it is elected.
 
-    A member goes on as it is (B2), in the order of the partition's replicas. Who is none comes in the place of who is
-    not in sync, or of the last one. A move that is under way goes on, unless it waits for a dead broker.
+    A member goes on as it is (B2), in the order of the partition's replicas. If this broker is none, it takes the place
+    of one that is not in sync, or of the last one. A move that is under way goes on, unless it waits for a dead broker.
     """
     target = companion.target or ()
     coming = [broker for broker in target if broker in companion.isr or broker in live]

@@ -1,4 +1,4 @@
-"""What a coordinator asks of the stages of a partition that another broker leads, and what that one answers.
+"""Questions of a coordinator about the stages of a partition that another broker leads, and that broker's answers.
 
     RemoteStages.pin(...) ─► {"act": "pin", "what": {...}} ─► HTTP ─► answer(store, act, what) ─► StageStore.pin(...)
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 QUICK_S: Final = 10.0
 FINISH_S: Final = 60.0
-"""A group of a gigabyte is copied meanwhile. Who gave up asks again, and waits for the same copy."""
+"""A group of a gigabyte is copied meanwhile. An asker that gave up asks again, and waits for the same copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class PlacedSinks:
 
     Args:
         companions: Finds the stages of a partition that is led here.
-        loop: Of the data plane, for questions to other brokers.
+        loop: The data plane's, for questions to other brokers.
         clock: Microseconds since 1970 UTC.
         sweep_s: So often stages and sinks are looked after.
         why_missing: Why there is no `__commits` yet.
