@@ -58,7 +58,7 @@ Data = Annotated[str, Option("--data", metavar="DIR", help="Folder that `up` wor
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What stood before the command."""
+    """The options that stood before the command."""
 
     brokers: str | None = None
     nats: str | None = None

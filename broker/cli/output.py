@@ -1,4 +1,4 @@
-"""What a command shows: a table for people, JSON for programs, notes on stderr.
+"""The output of a command: a table for people, JSON for programs, notes on stderr.
 
 stdout carries the answer and nothing else, so that it can be piped; what is said along the way goes
 to stderr. Text that came from outside (payloads, subjects) is made printable first: a record must

@@ -1,6 +1,6 @@
-"""What is stored, as lines: a batch each, or a record each. Read from the files as they are, verified.
+"""Stored batches or records as lines, one each. Read from the files as they are, verified.
 
-What is no batch is shown as well, in its place: a gap with what stands there, the end marker of a sealed segment.
+Bytes that are no batch are shown as well, in their place: a gap with what stands there, the end marker of a segment.
 Records of damaged batches are not shown.
 """
 

@@ -4,7 +4,7 @@
     files     one for all of them, or one for each; a row group at 1 Mi rows or 64 MiB
 
 Files on disk are read through an overlay: the log is recovered in memory, just as the broker would recover it, and
-nothing is changed. What is damaged is left out and told of.
+nothing is changed. Damaged records are left out and told of.
 
 P1  A file has its name only once it is whole.
 """
@@ -42,7 +42,7 @@ Lost = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be exported: from `start` to before `end` in each partition, these columns (None: all)."""
+    """The records to export: from `start` to before `end` in each partition, these columns (None: all)."""
 
     start: str | int | datetime = "earliest"
     end: str | int | datetime = "latest"
@@ -72,7 +72,7 @@ class Exported:
 
 @dataclass(slots=True, kw_only=True)
 class ExportReport:
-    """What was exported. `lost`: {stream, partition, start, end} of what is damaged in the range."""
+    """The result of an export. `lost`: {stream, partition, start, end} of what is damaged in the range."""
 
     records: int = 0
     files: list[Exported] = field(default_factory=list)

@@ -3,8 +3,8 @@
     stopped:  begin, on one survivor ─► join, on the others ─► start them
     running:  they report their logs ─► status: who is missing? ─► excuse, who is lost ─► end
 
-`docs/guides/cluster.md` tells the whole way. What these commands do on disk stands in
-`broker/runtime/cluster/plane/rescue.py`.
+`docs/guides/cluster.md` tells the whole way. `broker/runtime/cluster/plane/rescue.py` says what these
+commands do on disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a check of `liftlog doctor` says: what it found and, where that is not as it should be, what to do.
+"""The result of a check of `liftlog doctor`: its finding and, where that is not as it should be, what to do.
 
 `wrong` keeps a broker from working or endangers records; `warning` makes it slow, or will be wrong later. The checks
 change nothing: checks_machine.py, checks_folder.py, checks_network.py.
@@ -21,10 +21,10 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        name: Of the check.
+        name: The check's.
         status: ok, warning, wrong or skipped.
-        found: What was found, in words.
-        advice: What to do; empty when nothing is.
+        found: The finding in words.
+        advice: Something to do about it; empty when there is nothing.
         values: The numbers behind it.
     """
 

@@ -1,4 +1,4 @@
-"""What `liftlog doctor` looks at in the data folder: whose it is, who uses it, the catalog, the clock that wrote it."""
+"""Checks of `liftlog doctor` on the data folder: whose it is, who uses it, the catalog, the clock that wrote it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READABLE: Final = "give it to the user that runs the broker"
 
 
 def check_folder(path: str, broker_id: str) -> Iterator[Check]:
-    """Whose the data folder is, who uses it, whether it may be written."""
+    """Check whose the data folder is, who uses it, and whether it may be written."""
     if not os.path.isdir(path):
         parent = existing_folder(path)
         if os.path.exists(path):

@@ -1,4 +1,4 @@
-"""What `liftlog doctor` looks at on this machine: versions, what is compiled, disk, limits, fsync.
+"""Checks of `liftlog doctor` on this machine: versions, what is compiled, disk, limits, fsync.
 
 The fsync probe writes a small file of its own into the data folder and removes it.
 """
@@ -23,7 +23,7 @@ from broker.cli.output import bytes_text
 PYTHON_LEAST: Final = (3, 11)
 LEAST: Final = {"pyarrow": (18,), "numpy": (1, 26), "crc32c": (2, 7), "nats-py": (2, 16), "aiohttp": (3, 10)}
 BELOW: Final = {"nats-py": (2, 17), "aiohttp": (4,)}
-"""What pyproject.toml asks for; a test compares."""
+"""The versions that pyproject.toml asks for; a test compares."""
 
 FREE_SHARE_WRONG: Final = 0.01
 FREE_SHARE_LOW: Final = 0.10

@@ -1,4 +1,4 @@
-"""What `liftlog doctor` asks of others: the port, a running broker, NATS servers, and their clocks.
+"""Checks of `liftlog doctor` on others: the port, a running broker, NATS servers, and their clocks.
 
 A broker tells its time in the HTTP `Date`, to the second; NATS does not tell any. A NATS server greets everyone
 with its limits before anybody logs in, so no credentials are needed to learn them.
@@ -72,7 +72,7 @@ def check_nats(
     """Each NATS server: reachable, speaks NATS, has headers, takes records as large as a stream does.
 
     Args:
-        record_bytes_max: Of new streams, as configured.
+        record_bytes_max: The limit of new streams, as configured.
         source: The variable that sends `liftlog publish` there. Empty: the broker captures from there.
         is_unused: It is the default of a broker that was not configured, and another server is named: nobody may want
             one here.

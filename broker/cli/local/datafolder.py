@@ -37,7 +37,7 @@ LOG_BYTES_KEPT: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What up.json holds.
+    """The content of up.json.
 
     Attributes:
         http, grpc: host:port of the broker; of the first one, where there are several.
@@ -70,7 +70,7 @@ class Record:
 
     @property
     def all_http(self) -> list[str]:
-        """Of all brokers."""
+        """The HTTP addresses of all brokers."""
         return [self.http, *(http for _, http, _ in self.others)]
 
     def alive(self) -> dict[str, ProcessIdentity]:
@@ -197,7 +197,7 @@ class UpFolder:
         self.record_path.unlink(missing_ok=True)
 
     def write_nats_config(self, text: str) -> None:
-        """Of the embedded NATS. Raises DiskFull, StorageFailed."""
+        """Write the configuration of the embedded NATS. Raises DiskFull, StorageFailed."""
         _replace(self.nats_config, text)
 
     def log(self, name: str) -> Path:
@@ -214,7 +214,7 @@ class UpFolder:
 
 
 def _broker_command(folder: Path) -> str:
-    """What starts the broker of a data folder."""
+    """The command that starts the broker of a data folder."""
     owner = _broker_id(folder)
     more = "" if owner in (BROKER, None) else f" --set {shlex.quote(f'broker_id={owner}')}"
     return f"liftlog broker --set {shlex.quote(f'data_dir={folder}')}{more}"

@@ -17,7 +17,7 @@ from broker.cli.output import json_out, note
 
 FORCE_TIMEOUT_S: Final = 10.0
 FIRST, LAST = "up", "nats"
-"""Who supervises stops the others itself, in order; then brokers, all at once, so that NATS outlives them."""
+"""A supervisor stops the others itself, in order; then brokers, all at once, so that NATS outlives them."""
 
 
 def down(

@@ -45,7 +45,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """Who runs under `pid` now; None: nobody, or a zombie (P2)."""
+        """The process that runs under `pid` now; None: none, or a zombie (P2)."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -188,7 +188,7 @@ def start(name: str, command: Sequence[str], *, env: Mapping[str, str], log: Pat
 
 
 def _identify(child: subprocess.Popen[bytes]) -> ProcessIdentity:
-    """Who the child is, once its command line can be read: for a moment after exec it is empty."""
+    """The identity of the child, once its command line can be read: for a moment after exec it is empty."""
     while child.poll() is None:
         identity = ProcessIdentity.of(child.pid)
         if identity is not None and any(identity.command):

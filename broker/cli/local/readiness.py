@@ -64,7 +64,7 @@ def get(address: str, path: str, *, bytes_max: int = BODY_BYTES_READ) -> tuple[h
 
 
 def broker_missing(address: str) -> str | None:
-    """What a broker at host:port says is missing until it is ready; a `Probe` with an address."""
+    """Ask a broker at host:port what is missing until it is ready; a `Probe` with an address."""
     try:
         answer, body = get(address, "/readyz")
     except (OSError, http.client.HTTPException) as error:
@@ -122,7 +122,7 @@ def _show_log(process: Process) -> None:
 
 
 def _log_lines(process: Process) -> list[str]:
-    """What the process wrote last."""
+    """The last lines that the process wrote."""
     with open(process.log, "rb") as log:
         log.seek(max(process.log_position, os.path.getsize(process.log) - LOG_BYTES_READ))
         return log.read().decode(errors="replace").splitlines()[-LOG_LINES_SHOWN:]

@@ -4,7 +4,7 @@ The processes write to files; this follows the files and puts the name of the pr
 line. So they live on, whole, should this one be killed; `up` then finds them, `down` stops them.
 
 S1  Brokers stop before NATS: the last acks still reach their publishers.
-S2  If one ends by itself, the others are stopped and the command fails, with its name. Of several brokers each is
+S2  If one ends by itself, the others are stopped and the command fails, with its name. With several brokers each is
     started again (`reviving.py`), whether others are left or none; only the end of NATS ends the command then.
 S3  A second Ctrl-C kills what has not ended yet.
 S4  When stderr is gone (`liftlog up 2>&1 | head`) nobody looks any more: that is a Ctrl-C, and the rest is silent.
@@ -76,7 +76,7 @@ def supervise(folder: UpFolder, record: Record, processes: list[Process], *, res
 
 
 def _tell(line: str) -> bool:
-    """Of the cluster, between the lines of the processes; False: stderr takes nothing any more (S4)."""
+    """Write of the cluster between the lines of the processes; False: stderr takes nothing any more (S4)."""
     try:
         note(f"{'cluster':<8} | {line}")
     except OSError:

@@ -43,7 +43,7 @@ CLUSTER_ID: Final = "local"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Of one broker and its NATS server: N, N+1, N+2, N+3, or the usual ones. Each further broker has those ten up."""
+    """Ports of a broker and its NATS server: N, N+1, N+2, N+3, or the usual ones. Further brokers: each ten up."""
 
     grpc: int = 9292
     http: int = 9293
@@ -55,7 +55,7 @@ class Ports:
         return cls() if base is None else cls(base, base + 1, base + 2, base + 3)
 
     def of_broker(self, number: int) -> Ports:
-        """Of one of several."""
+        """The ports of one broker of several."""
         return Ports(self.grpc + STRIDE * number, self.http + STRIDE * number, self.raft + STRIDE * number, self.nats)
 
 
@@ -115,11 +115,11 @@ def up(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What this `up` is to bring about.
+    """The state that this `up` is to bring about.
 
     Attributes:
         record: The addresses; its processes are not known yet.
-        commands, env: Of the brokers, by name.
+        commands, env: Those of the brokers, by name.
         names: The processes that must run, in the order of their start.
     """
 
@@ -279,7 +279,7 @@ def _kept(plan: Plan, name: str, alive: Mapping[str, ProcessIdentity]) -> Proces
 
 
 def _check_same(plan: Plan, found: Record, alive: Mapping[str, ProcessIdentity]) -> None:
-    """What runs in the folder must be what is asked for, and must be meant to go on."""
+    """Check that the folder's processes are those that are asked for, and are meant to go on."""
     path, wanted = plan.folder.path, plan.record
     who = ", ".join(f"{name} (pid {identity.pid})" for name, identity in sorted(alive.items()))
     for what, has, asked in (

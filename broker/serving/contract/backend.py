@@ -4,8 +4,8 @@
 plane's loop. A method without `async` answers from memory: nothing may hold up that loop. Reads of a
 log are made in worker threads, because an index may have to be read, or rebuilt.
 
-Who calls from where: `PartitionHandle.log` also from worker threads of serving (its read side is
-thread-safe), everything else only from the loop.
+Worker threads of serving also call `PartitionHandle.log` (its read side is thread-safe). Everything
+else is called only from the loop.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PartitionHandle(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
-    """Who keeps one partition, as the catalog says.
+    """The brokers that keep one partition, as the catalog says.
 
     Attributes:
         leader: Its id, and its HTTP address; None: nobody leads now.
@@ -115,7 +115,7 @@ class OffsetsView(Protocol):
 
 
 class SinksView(Protocol):
-    """Exactly-once sinks. What a call returns is committed."""
+    """Exactly-once sinks. The result of a call is committed."""
 
     async def open(self, sink: str, owner: str, *, is_one_shot: bool) -> OpenResult:
         """Give an owner its epoch of the sink, which is made if need be. Raises SinkFenced."""
@@ -154,7 +154,7 @@ class SinksView(Protocol):
 
 
 class AdminView(Protocol):
-    """What an operator does by hand. What a call returns has the command in it."""
+    """Calls of an operator by hand. The result of a call has the command in it."""
 
     def placements(self) -> list[Placement]:
         """All partitions, as this broker's catalog has them."""
@@ -194,7 +194,7 @@ class AdminView(Protocol):
 
 
 class Watcher(Protocol):
-    """What one watcher waits for. `streams`: names of those whose changes count, besides what concerns all."""
+    """The changes that one watcher waits for. `streams`: names of those that count, besides what concerns all."""
 
     streams: Set[Hashable]
 
@@ -203,7 +203,7 @@ class Watcher(Protocol):
 
 
 class StreamChanges(Protocol):
-    """What changes streams."""
+    """Changes streams."""
 
     async def create_stream(self, name: str, values: Mapping[str, Any]) -> tuple[StreamInfo, bool]:
         """Returns the stream, and whether it was created now. Raises StreamExists with `differences`."""
@@ -253,7 +253,7 @@ class Backend(StreamChanges, Protocol):
 
     @property
     def feature_level(self) -> int:
-        """What all brokers of the cluster know."""
+        """The level that all brokers of the cluster know."""
 
     def streams(self, *, internal: bool = False) -> list[StreamInfo]:
         """By name; `internal`: with those that begin with `__`."""
@@ -281,7 +281,7 @@ class Backend(StreamChanges, Protocol):
         None: there is none, or this broker is as near."""
 
     def whereabouts(self, stream: str) -> Sequence[Whereabouts]:
-        """Of all partitions of a stream, in order. Raises UnknownStream."""
+        """The places of all partitions of a stream, in order. Raises UnknownStream."""
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
         """Raises UnknownProducer, ProducerFenced."""

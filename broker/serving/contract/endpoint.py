@@ -1,4 +1,4 @@
-"""What an endpoint is: one row of a table that the server routes by and the OpenAPI document is made of.
+"""An endpoint is one row of a table that the server routes by and the OpenAPI document is made of.
 
     @ENDPOINTS.add(method, path, operation, {status: Content}, query=(Parameter, ...), request=Content, errors=(...))
     async def handler(serving, request, query): ...
@@ -6,7 +6,7 @@
 Validation happens here, before the handler runs, so all endpoints refuse alike: an unknown or doubled
 query parameter, and a value beyond its limits, is an error that names parameter, value and limit.
 
-E1  What the document says of a parameter is what `parse` enforces: both come from one `Parameter`.
+E1  The document says of a parameter what `parse` enforces: both come from one `Parameter`.
 E2  A handler runs under the deadline of `timeout_ms`, until its answer begins (`begin_answer`).
 """
 
@@ -176,14 +176,14 @@ class Content:
 
 @dataclass(slots=True, kw_only=True)
 class Serving:
-    """What every handler gets. One per application.
+    """The things that every handler gets. One per application.
 
     Attributes:
         body_bytes_max: Limit of a request body of records; twice that, decoded.
         now_us: The clock: microseconds since 1970 UTC.
         worker: Threads for what may wait for the disk or takes long: looking up offsets, decoding what clients
             sent, encoding for people.
-        heads: What they lead, for those who watch.
+        heads: Ends of partitions that other brokers lead, for those who watch.
         peers: Other brokers, asked for what this one does not know.
         draining: Set at shutdown: long polls end.
     """

@@ -1,7 +1,7 @@
 """The contract as an OpenAPI 3.1 document, made of the same table that the server routes by.
 
-What a release promises is the document of that release; a copy lies beside the tests, so that a change
-of the contract is a change that a reviewer sees.
+The document of a release is its promise; a copy lies beside the tests, so that a reviewer sees each
+change of the contract.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class ReadOnlyState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trim:
-    """What to let go of. No partitions: of all."""
+    """The records to let go of. No partitions: of all."""
 
     before: Annotated[
         Before,
@@ -154,7 +154,7 @@ class ProducerName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOpen:
-    """Who opens a sink."""
+    """The owner that opens a sink."""
 
     owner: Owner
     one_shot: Annotated[bool, Rule(doc="If this makes the sink, it is for one batch and vanishes with it")] = False
@@ -225,14 +225,14 @@ class SinkAbort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkReset:
-    """What a sink goes on with."""
+    """The batch that a sink goes on with."""
 
     next_batch_id: Offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkAdopt:
-    """Whose sink it becomes."""
+    """The checkpoint that a sink is given to."""
 
     checkpoint: Annotated[str, Rule(limit=(1, METADATA_LENGTH_MAX), is_printable=True)]
 
@@ -243,7 +243,7 @@ BrokerIds = Annotated[tuple[Name, ...], Rule(limit=(1, REPLICAS_MAX))]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reassignment:
-    """Who is to keep a partition."""
+    """The brokers that are to keep a partition."""
 
     stream: Name
     partition: Annotated[PartitionNumber | None, Rule(is_absent=True, doc="Absent: all of the stream")] = None
@@ -274,7 +274,7 @@ class Election:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What nobody can read any more."""
+    """A loss: records that nobody can read any more."""
 
     stream: Name
     partition: PartitionNumber
@@ -290,7 +290,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excuse:
-    """What is given up in a rescue."""
+    """The replicas that are given up in a rescue."""
 
     broker: Name
     stream: Annotated[Name | None, Rule(is_absent=True, doc="Absent: all that the broker may have")] = None
@@ -317,7 +317,7 @@ class SinkCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesAsked:
-    """What a coordinator of sinks asks of the stages of a partition. For brokers: `what` is no part of the contract."""
+    """A coordinator's question about the stages of a partition. For brokers: `what` is no part of the contract."""
 
     incarnation: Incarnation
     act: Literal["pin", "finish", "abort", "drop", "supersede", "forget", "finished", "sweep", "trim", "live"]

@@ -1,4 +1,4 @@
-"""What is changed of a stream while it runs: paused or read-only, trimmed, given more partitions.
+"""Changes of a stream while it runs: paused or read-only, trimmed, given more partitions.
 
 Each of these may be sent twice: it says what should be, not what to add. A trim is checked for all its
 partitions before the first one is touched.

@@ -1,4 +1,4 @@
-"""What the broker says of itself: cluster, health, metrics, and a page that links them."""
+"""Answers of a broker about itself: cluster, health, metrics, and a page that links them."""
 
 from __future__ import annotations
 

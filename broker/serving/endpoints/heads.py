@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 IDLE_S: Final = 30.0
 POLL_S: Final = 10.0
 FIRST_S: Final = 1.0
-"""Who watches waits so long for brokers that were not asked yet."""
+"""A watch waits so long for brokers that were not asked yet."""
 PAUSE_S: Final = 0.2
 NAMES_MAX: Final = 200
 """With more streams watched, all of a broker are polled."""
 
 
 class _Poll:
-    """Of one broker."""
+    """The poll of one broker."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class PolledHeads:
                     await asyncio.gather(*new)
 
     def of(self, stream: str, incarnation: str, where: Whereabouts) -> dict[str, Any] | None:
-        """What its leader told of a partition (H1); None: nothing now."""
+        """The leader's word on a partition (H1); None: none now."""
         poll = None if where.leader is None else self._polls.get(where.leader.http)
         told = None if poll is None else poll.streams.get(stream)
         if told is None or told["incarnation"] != incarnation:

@@ -1,8 +1,8 @@
-"""What an operator does to a cluster by hand: move replicas, elect leaders, drain and remove brokers.
+"""Calls of an operator on a cluster, by hand: move replicas, elect leaders, drain and remove brokers.
 
 Any broker takes these calls: what they decide is a command, which the controller carries out. Each may be sent twice:
-it says what should be. What may cost records is refused until the caller says that he knows (`accept_loss`), and the
-refusal says who may have them.
+it says what should be. A call that may cost records is refused until the caller says that he knows (`accept_loss`),
+and the refusal says who may have them.
 """
 
 from __future__ import annotations

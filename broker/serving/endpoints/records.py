@@ -232,7 +232,8 @@ def find(
     """The partition of the path, if it is the one that the client means.
 
     Args:
-        again: What was found before. It is to be the same stream; and the same leader epoch, if it is not led here.
+        again: The one that was found before. It is to be the same stream; and the same leader epoch, if it is not led
+            here.
         for_reading: One that is not led here will do if the client says so.
         leader_epoch: The newest one that the client has seen, if it says so. Not read from `query`, since the
             `epoch` of other calls is something else: a stage's is that of its sink.
@@ -354,7 +355,7 @@ async def wait_for(serving: Serving, handle: PartitionHandle, offset: int, timeo
 
 
 def headers_of(handle: PartitionHandle, next_offset: int) -> dict[str, str]:
-    """What the answer says of the partition (R2). Of an end that is not known yet it says nothing."""
+    """Headers of an answer about its partition (R2). An end that is not known yet has none."""
     end = handle.end
     return {
         **({} if end is None else {http.HIGH_WATERMARK: str(end)}),

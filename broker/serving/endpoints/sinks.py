@@ -3,7 +3,7 @@
     POST sinks/{sink}/open ──► epoch ──► POST streams/…/stages (any number, anywhere) ──► POST sinks/{sink}/commit
       (owner)                              (epoch)                                          (owner, epoch)
 
-What is answered is on disk. Nothing staged is visible before its commit, and then all of it in a partition at once.
+Everything answered is on disk. Nothing staged is visible before its commit, and then all of it in a partition at once.
 The protocol, state by state: docs/guides/sinks.md.
 """
 
@@ -72,7 +72,7 @@ from broker.sinks.ledger import CommitRequest
 from broker.sinks.state import SinkState
 
 STAGES_BYTES_MAX: Final = 16 << 20
-"""Of the JSON body of a commit: room for `STAGES_MAX` stages."""
+"""Most bytes of the JSON body of a commit: room for `STAGES_MAX` stages."""
 
 
 ENDPOINTS: Final = Endpoints()

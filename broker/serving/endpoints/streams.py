@@ -30,7 +30,7 @@ from broker.serving.http.waiting import unbroken
 
 
 class Gathered(NamedTuple):
-    """What to describe of a stream. `handles`: of the partitions that are led here, by number."""
+    """Facts to describe a stream by. `handles`: those of the partitions that are led here, by number."""
 
     info: StreamInfo
     whereabouts: Sequence[Whereabouts]
@@ -160,7 +160,7 @@ async def answer_one(
 
 
 def _gather(backend: Backend, info: StreamInfo) -> Gathered:
-    """What to describe; on the loop. A stream that is offline says why, and has no partitions."""
+    """Gather the facts; on the loop. A stream that is offline says why, and has no partitions."""
     try:
         where = backend.whereabouts(info.name)
         return Gathered(info, where, {handle.partition: handle for handle in backend.partitions(info.name)}, [])
@@ -171,7 +171,7 @@ def _gather(backend: Backend, info: StreamInfo) -> Gathered:
 async def _ask_others(
     serving: Serving, request: web.Request, gathered: Sequence[Gathered], path: str, **query: str
 ) -> list[Any]:
-    """What the leaders of partitions that are not led here answer (`peers.E1`)."""
+    """Ask the leaders of partitions that are not led here (`peers.E1`)."""
     if is_from_peer(request):
         return []
     me = serving.backend.broker_id
@@ -181,7 +181,7 @@ async def _ask_others(
 
 
 class _Told:
-    """What other brokers have said of partitions that they lead."""
+    """The words of other brokers on partitions that they lead."""
 
     def __init__(self, answers: Iterable[Iterable[Any]]) -> None:
         self._partitions: dict[tuple[str, int], dict[str, Any]] = {}

@@ -38,7 +38,7 @@ from broker.serving.http.waiting import until_draining
 
 PATTERNS_MAX: Final = 256
 QUIET_S: Final = 0.005
-"""What is selected may change a thousand times a second: it is looked at no more often than this."""
+"""The selection may change a thousand times a second: it is looked at no more often than this."""
 
 
 ENDPOINTS: Final = Endpoints()

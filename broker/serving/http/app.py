@@ -66,7 +66,7 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
 
 SERVING: Final = web.AppKey("serving", Serving)
 CONNECTIONS: Final = web.AppKey("connections", Connections)
-"""Whose `protocol_factory` is to be listened with."""
+"""Listen with its `protocol_factory`."""
 
 
 def build_app(
@@ -81,7 +81,7 @@ def build_app(
     Args:
         backend: The broker.
         body_bytes_max: Limit of a request body of records, in bytes; twice that when decompressed.
-        limits: Of connections.
+        limits: Limits of connections.
         now_us: The clock: microseconds since 1970 UTC.
     """
     meters = Meters()

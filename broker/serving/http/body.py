@@ -21,7 +21,7 @@ from broker.serving.http.meters import Meters
 
 JSON_BYTES_MAX: Final = 4 << 20
 ROOM_MADE_BYTES: Final = 256 << 10
-"""Of a body that says to be so long or longer, all of its memory is taken at once."""
+"""A body that says to be so long or longer gets all of its memory at once."""
 JSON_MEDIA: Final = "application/json"
 BODY_TIMEOUT_S: Final = web.AppKey("body_timeout_s", float)
 """How long nothing may come of a body that is not complete."""
@@ -48,7 +48,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """What one request takes of the budget."""
+    """One request's part of the budget."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -138,7 +138,7 @@ def _leave_unread(request: web.Request) -> None:
 
 
 async def _more(request: web.Request, byte_count: int) -> bytes:
-    """What has come next of a body of which so many bytes were read; empty at its end."""
+    """The next bytes of a body of which so many were read; empty at its end."""
     content, timeout_s = request.content, request.app[BODY_TIMEOUT_S]
     while True:
         came = content.total_bytes

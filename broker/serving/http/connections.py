@@ -9,13 +9,13 @@
                │    closed              408, closing             400, closing                  │
                └───────────────────────────────────────────────────────────────────────────────┘
 
-aiohttp parses and runs the handlers; this is its protocol class with the edges that it leaves open. What a client owes
-while a request is under way is its body (`body.read_body`); all else then is the broker's time, bounded by the deadline
+aiohttp parses and runs the handlers; this is its protocol class with the edges that it leaves open. While a request is
+under way its client owes the body alone (`body.read_body`); all else then is the broker's time, bounded by the deadline
 of the request, so that no long poll is ever cut here.
 
-N1  The time for a head runs from its first byte (on a new connection from the accept) until it is complete. Of bytes
-    that come glued to the request before, the first are not counted: such a client is idle at worst, and cut as idle.
-N2  Who is cut hears why (closing.py).
+N1  The time for a head runs from its first byte (on a new connection from the accept) until it is complete. First bytes
+    that come glued to the request before do not count: such a client is idle at worst, and cut as idle.
+N2  A client that is cut hears why (closing.py).
 N3  A loop that was held up is no slow client: a time-out that is noticed late begins anew.
 N4  A client that ends its sending side behind a whole request is still answered (RFC 9112, section 9.6), for
     `HALF_CLOSED_S`: whether it listens or is gone cannot be told. There is no half-close under TLS.
@@ -60,7 +60,7 @@ ERROR_SHOWN_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What a client may take, and how long it may be silent.
+    """The most that a client may take, and how long it may be silent.
 
     Attributes:
         connections_max: Open at once.
@@ -111,7 +111,7 @@ class Connections:
         self._malformed = RateLimitedLog()
 
     def protocol_factory(self, server: web.Server) -> Callable[[], HttpConnection]:
-        """What `loop.create_server` takes: connections of this server."""
+        """The factory for `loop.create_server`: connections of this server."""
         loop = asyncio.get_running_loop()
         return lambda: HttpConnection(self, server, loop)
 
@@ -320,7 +320,7 @@ class HttpConnection(web.RequestHandler):
 
 
 def refusal_of(error: HttpProcessingError, *, headers_max: int) -> tuple[LiftlogError, int]:
-    """What a parser found, as an error and its HTTP status."""
+    """A parser's finding as an error and its HTTP status."""
     if isinstance(error, LineTooLong):
         limit = error.args[1]
         if limit == TARGET_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""What serving counts, as Prometheus text beside the broker's own metrics."""
+"""Counts of serving, as Prometheus text beside the broker's own metrics."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _LENGTH, _BUFFERS, _COMPRESSION = 0, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a body holds by its own account.
+    """The content of a body by its own account.
 
     Attributes:
         batches: Number of record batches.
@@ -127,14 +127,14 @@ class _Message:
         self._header = self._table(root, _HEADER)
 
     def rows(self) -> int:
-        """Of a record batch."""
+        """Rows of a record batch."""
         rows = self._scalar(self._batch(), _LENGTH, "<q", 0)
         if rows < 0:
             _refuse(f"a batch of {rows} rows")
         return rows
 
     def decoded_bytes(self) -> int:
-        """Of a record batch: what its buffers say of themselves, together."""
+        """Bytes of a record batch, as its buffers say of themselves, together."""
         batch = self._batch()
         if self._table(batch, _COMPRESSION) is None:
             return self.body_length

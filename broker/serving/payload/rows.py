@@ -25,7 +25,7 @@ from broker.api.stream import SUBJECT_BYTES_MAX, check_subject
 
 ROW_SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name != "offset"])
 ROW_OVERHEAD_BYTES: Final = 36
-"""What a record costs in a batch beside its own bytes: offset, timestamp, and an entry in each column."""
+"""The cost of a record in a batch beside its own bytes: offset, timestamp, and an entry in each column."""
 
 TIMESTAMP_US_MIN: Final = -62_135_596_800_000_000  # 0001-01-01, the first that ISO 8601 and Spark can show
 TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # 9999-12-31
