@@ -59,7 +59,7 @@ JOINED_BYTES_MAX: Final = 2 * GATHERED_BYTES
 
 
 class Projection:
-    """What batches of the declared schema are made of (C1, C2).
+    """The making of batches of the declared schema (C1, C2).
 
     Args:
         schema: The declared schema.
@@ -73,7 +73,7 @@ class Projection:
         self._schema = to_arrow_schema(schema, timezone="UTC")
 
     def shape(self, stream: str, partition: int, *, with_subject: bool = False) -> Shape:
-        """Of batches with rows of one partition; with the subject as one more, last column if it is asked for."""
+        """The shape of batches with rows of one partition; with the subject as one more, last column if asked for."""
         constants = {"stream": pa.scalar(stream, pa.string()), "partition": pa.scalar(partition, pa.int32())}
         if with_subject and "subject" not in self._columns:
             schema = self._schema.append(pa.field("subject of the row", pa.string()))
@@ -81,7 +81,7 @@ class Projection:
         return Shape(self._columns, self._schema, constants)
 
     def without_empty_headers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Of batches in the shape: a record without any header has null in that column, however it was written."""
+        """Give a record without any header null in that column, however it was written. Batches are in the shape."""
         if "headers" not in self._columns:
             yield from batches
             return
@@ -96,8 +96,8 @@ class Projection:
             yield batch
 
     def of_subjects(self, batches: Iterable[pa.RecordBatch], patterns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Of batches in the shape with subjects, the rows whose subject matches one of the patterns: checked NATS
-        subjects, wildcards allowed. Each distinct subject of a batch is judged once."""
+        """Keep the rows whose subject matches one of the patterns: checked NATS subjects, wildcards allowed. Batches
+        are in the shape with subjects. Each distinct subject of a batch is judged once."""
         at, width = [*self._columns, "subject"].index("subject"), len(self._columns)
         wanted = re.compile("|".join(map(_regex, patterns)))
         for batch in batches:

@@ -119,7 +119,7 @@ def show_progress(query: StreamingQuery, timeout_s: float | None = None) -> None
 
 
 class _Shown:
-    """What a query's last progress looks like in a notebook."""
+    """A query's last progress as a notebook shows it."""
 
     def __init__(self, query: StreamingQuery | Any) -> None:
         self._progress = query.lastProgress

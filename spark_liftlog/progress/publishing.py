@@ -7,8 +7,8 @@ Spark hands the end of a batch to `latestOffset` as its start only when that bat
 is progress; the end of a batch that is planned is not. `commit(end)` says the same one batch later.
 
 G1  Only what was learned so is published, also at the end: `close` flushes, it does not guess.
-G2  Nothing here raises into the query. Who waits for the network: `close`, and the last trigger of an AvailableNow
-    query (its process may end before its thread has published), shortly.
+G2  Nothing here raises into the query. Only two wait for the network, shortly: `close`, and the last trigger of an
+    AvailableNow query (its process may end before its thread has published).
 G3  A position that was published is not published again; of several that wait only the newest counts.
 G4  A position that brokers refuse refuses no other. Once that is settled (asking_again.py) it is left out of what is
     published later, and logged once: a stream that is gone must not cost a call for each partition, every second. A

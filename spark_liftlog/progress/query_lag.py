@@ -34,12 +34,12 @@ class Lag:
 
     @property
     def total(self) -> int:
-        """Of all partitions together, in records."""
+        """The lag of all partitions together, in records."""
         return sum(self.partitions.values())
 
     @property
     def greatest(self) -> int:
-        """Of the partition that is furthest behind, in records; 0 when there is none."""
+        """The lag of the partition that is furthest behind, in records; 0 when there is none."""
         return max(self.partitions.values(), default=0)
 
 

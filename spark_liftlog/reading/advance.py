@@ -36,11 +36,11 @@ Share: TypeAlias = Callable[[Mapping[Key, int]], dict[Key, int]]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the broker says of one partition now.
+    """One partition as the broker tells it now.
 
     Attributes:
         log_start_offset, high_watermark: The records that can be read, [start, end).
-        leader_epoch: Of the leader now, not of any record.
+        leader_epoch: The epoch of the leader now, not of any record.
         leader: Its HTTP address.
     """
 
@@ -52,10 +52,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """What the broker says of the streams of a query; a stream that does not exist is not in it.
+    """The streams of a query as the broker tells them; a stream that does not exist is not in it.
 
     Attributes:
-        unknown: Partitions that are there, and of which it cannot tell now where they end.
+        unknown: Partitions that are there, but the broker cannot tell now where they end.
     """
 
     incarnations: Mapping[str, str]
@@ -83,7 +83,7 @@ class Step:
 
 
 def losses(start: Offset, heads: Heads, *, added: Set[Key] = frozenset()) -> dict[Key, Loss]:
-    """What of `start` the log cannot give any more, as far as heads alone can tell.
+    """The losses: what `start` asks for and the log cannot give any more, as far as heads alone can tell.
 
     Args:
         added: Partitions that the query begins to read. Any other without a position was added to its stream: all of
@@ -201,7 +201,7 @@ def step(
 
     Args:
         start: Where the query stands.
-        heads: What there is to read.
+        heads: The ends of what can be read.
         resume: Where partitions go on after a loss; overrides `start`.
         limit: Records for the whole batch.
         added: Where partitions begin that the query did not read before.

@@ -1,4 +1,4 @@
-"""What one broker says of a stream may be old: how long to ask again before it is believed.
+"""How long to ask a broker again before it is believed: its word on a stream may be old.
 
     deleted, made anew      broker a  ────────────────────── new
                             broker b  ─── old ─── nothing ── new        behind by no more than its session, 2 s
@@ -6,8 +6,8 @@
 A broker tells the ends of a stream's partitions, and that a stream or partition is not there, only while it has a
 session, and a session counts from a moment that its catalog has seen. So what it says was true some 2 s ago at most.
 
-D1  What contradicts a position, or a name, is believed once it was said for longer than that: not there, another
-    incarnation, fewer partitions. Before, it is unknown, and nothing is planned from it.
+D1  An answer that contradicts a position, or a name, is believed once it was given for longer than that: not there,
+    another incarnation, fewer partitions. Before, it is unknown, and nothing is planned from it.
 D2  A broker that is alone has the only catalog, and is believed at once.
 """
 

@@ -1,4 +1,4 @@
-"""What the driver asks of the brokers: heads, positions, publishing. Of these, executors ask for heads alone.
+"""The driver's questions to the brokers: heads, positions, publishing. Executors ask for heads alone.
 
 Three calls, each one bulk request whatever the number of partitions:
 
@@ -8,9 +8,9 @@ Three calls, each one bulk request whatever the number of partitions:
 
 Q1  `heads_now` and `resolve` are repeated until their deadline: a broker that is killed and comes back
     within it is a pause. `watch` and `commit` are asked once; their callers are threads that go on.
-Q2  A broker that does not know where a partition ends says so. Whoever plans from heads asks for `whole` ones: a read
-    without that partition would be taken for all there is, and a query meet it later as one that was added.
-Q3  What contradicts what the caller knows (`known`) is asked again for as long as a broker may be behind
+Q2  A broker that does not know where a partition ends says so. A plan from heads asks for `whole` ones: a read without
+    that partition would be taken for all there is, and a query would meet it later as one that was added.
+Q3  If an answer contradicts what the caller knows (`known`), the broker is asked again for as long as it may be behind
     (asking_again.py).
 """
 
@@ -49,11 +49,11 @@ At: TypeAlias = str | Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """What a position turned out to be.
+    """A position that was resolved.
 
     Attributes:
         position: Offset, and epoch of the record before it (-1: none, or not known any more).
-        incarnation: Of the stream; empty if it is not there.
+        incarnation: The stream's; empty if it is not there.
         head: The partition then; its epoch and leader are not told here.
         bytes_ahead: About how many bytes lie from the offset to the high watermark.
         error: Why the position could not be resolved; `position` is then the head's log start.
@@ -183,7 +183,7 @@ class Cluster:
         self._client(0).commit(consumer, offsets)
 
     def committed(self, consumer: str) -> list[PartitionLag]:
-        """What a consumer has published. Raises UnknownConsumer."""
+        """The progress that a consumer has published. Raises UnknownConsumer."""
         return list(self._client(self._deadline_s).consumer(consumer).partitions)
 
     def close(self) -> None:

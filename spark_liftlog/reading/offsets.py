@@ -167,7 +167,7 @@ def decode(value: Any) -> Offset | None:
 
 
 def starting_point(value: Mapping[str, Any]) -> Where:
-    """What a symbolic offset says: it, not today's option, is what the query began with.
+    """Read a symbolic offset: the query began with it, not with today's option.
 
     Raises:
         BadOffset: not a symbolic offset.

@@ -23,7 +23,7 @@ from typing import Final
 from spark_liftlog.reading.offsets import Key
 
 TASK_BYTES: Final = 32 << 20
-"""What is worth a task of its own: about four times what its start costs."""
+"""So much is worth a task of its own: reading it takes about four times as long as the task's start."""
 SLIVER: Final = 0.1
 """Share of a task's weight below which an edge piece is not worth a request (N3)."""
 

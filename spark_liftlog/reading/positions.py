@@ -87,7 +87,7 @@ def _too_late(key: Key, head: Head) -> OffsetOutOfRange:
 
 
 def _asked(keys: Sequence[Key], where: Where, option: str) -> list[At]:
-    """What to ask for each partition."""
+    """The questions, one for each partition."""
     if isinstance(where, str):
         return [where for _ in keys]
     if isinstance(where, ByTime):

@@ -46,7 +46,7 @@ def opened(tasks: list[list[Range]], planned: Sequence[Range]) -> list[list[Rang
     """The tasks of a plan with the last piece of each partition open (R1).
 
     Args:
-        planned: What was planned, partitions without records included.
+        planned: The ranges that were planned, partitions without records included.
     """
     tasks = [[replace(piece, is_open=False) for piece in task] for task in tasks] or [[]]
     last: dict[tuple[str, int], tuple[int, int]] = {}

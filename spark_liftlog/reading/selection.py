@@ -12,7 +12,7 @@ from spark_liftlog.reading.offsets import Key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What is read.
+    """The streams and partitions that are read.
 
     Attributes:
         names: Sorted; none with a pattern.
@@ -66,7 +66,7 @@ class Selection:
 
 
 def _literal_prefix(pattern: str) -> str:
-    """What every match surely begins with: the broker then need not tell of all streams."""
+    """The text that every match surely begins with: the broker then need not tell of all streams."""
     if "|" in pattern:
         return ""
     found = re.match(r"[A-Za-z0-9_\-]*", pattern)

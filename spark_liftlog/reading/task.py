@@ -1,4 +1,4 @@
-"""What an executor does: read the ranges of one input partition. HTTP only, nothing of the driver's.
+"""The work of an executor: read the ranges of one input partition. HTTP only, nothing of the driver's.
 
     ranges of the plan -> messages (verified) -> gathered in the declared schema -> joined -> (thread) -> Spark
 
@@ -7,7 +7,7 @@ and a fork opens its own. The plan names each leader, so nobody is asked where t
 
 T1  A closed range gives the same rows in the same order every time, or an error: a task may be retried. Two things
     change them: compaction removes rows for good, and failOnDataLoss=false leaves out what was lost.
-T2  What broke underway is taken up again at the next offset (broker.client.reading.fetch), within DEADLINE_S.
+T2  A read that broke is taken up again at the next offset (broker.client.reading.fetch), within DEADLINE_S.
 T3  No gap of a range is passed on before its leader has said that no disk lost it, whatever the read survived.
 T4  That the stream is another one, or gone, is believed as the driver does (asking_again.D1).
 """
@@ -64,7 +64,7 @@ _lock = threading.Lock()
 
 
 class TaskRanges(InputPartition):
-    """What one task reads. Spark's own `InputPartition(None)` (an empty batch plan) has no ranges.
+    """The ranges that one task reads. Spark's own `InputPartition(None)` (an empty batch plan) has none.
 
     Args:
         opening: How the ranges may have grown since they were planned; None: they are what they are.

@@ -59,11 +59,11 @@ _KEYS: Final = _mixed(np.arange(1, CHUNK_WORDS + 2, dtype=np.uint64) * np.uint64
 
 
 def digest_of(columns: Mapping[str, Any], *, rows: int, stream: str | None, subject: str | None) -> Digest:
-    """Of the rows of a frame.
+    """The digest of the rows of a frame.
 
     Args:
         columns: Arrow arrays of `rows.ARROW`'s types by name; value is among them.
-        stream, subject: Of all rows, where an option says it.
+        stream, subject: Those of all rows, where an option says it.
     """
     if rows == 0:
         return 0
@@ -80,7 +80,7 @@ def digest_of(columns: Mapping[str, Any], *, rows: int, stream: str | None, subj
 
 
 def together(parts: Iterable[Digest]) -> Digest:
-    """Of all rows of the parts, in any order."""
+    """The digest of all rows of the parts, in any order."""
     low = high = 0
     for part in parts:
         low, high = low + (part & _LOW), high + (part >> 64)
@@ -93,7 +93,7 @@ def as_text(digest: Digest) -> str:
 
 
 def summed(texts: Iterable[str]) -> str:
-    """Of all rows of tasks, as text; "" if other code made one of them: then only numbers of rows are compared."""
+    """The digest of all rows of tasks, as text; "" if other code made one: then only numbers of rows are compared."""
     parts = []
     for text in texts:
         name, _, digits = text.rpartition(":")
@@ -108,7 +108,7 @@ def _joined(before: Words, column: Words) -> Words:
 
 
 def _bytes(column: Any) -> Words:
-    """Of each value of a binary or string column."""
+    """Hash each value of a binary or string column."""
     count, validity = len(column), column.is_valid().to_numpy(zero_copy_only=False)
     _, offsets, data = column.buffers()
     places = np.frombuffer(offsets, np.int32)[column.offset : column.offset + count + 1]
@@ -141,7 +141,7 @@ def hashed_by_numpy(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int32],
 
 
 def _chunks(padded: npt.NDArray[np.uint8], starts: Any, lengths: Any, keys: Words) -> Words:
-    """Of slices of at most a chunk: the loop is over the places in a slice, not over the slices."""
+    """Hash slices of at most a chunk: the loop is over the places in a slice, not over the slices."""
     words = np.ndarray(len(padded) - 7, np.dtype("<u8"), padded, strides=(1,))  # a word that begins at each byte
     found = np.zeros(len(starts), np.uint64)
     shortest = int(lengths.min()) // 8
@@ -156,7 +156,7 @@ def _chunks(padded: npt.NDArray[np.uint8], starts: Any, lengths: Any, keys: Word
 
 
 def _lists(headers: Any) -> Words:
-    """Of each list of (key, value): in its order, and 0 for none."""
+    """Hash each list of (key, value): in its order, and 0 for none."""
     offsets = headers.offsets.to_numpy().astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     counts = np.where(headers.is_valid().to_numpy(zero_copy_only=False), np.diff(offsets), 0)

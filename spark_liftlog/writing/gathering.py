@@ -1,8 +1,8 @@
 """Rows of a task, gathered before they are looked at.
 
-Spark hands over batches of some 2,000 rows, so that large values fit into memory (`session.configure`). What the sink
-does with a batch are a few hundred calls of Arrow and numpy, whatever it holds: on such batches they cost more than
-everything that is done to the rows. One copy of the rows into larger batches is a small part of that.
+Spark hands over batches of some 2,000 rows, so that large values fit into memory (`session.configure`). The sink makes
+a few hundred calls of Arrow and numpy for a batch, whatever it holds: on such batches they cost more than everything
+that is done to the rows. One copy of the rows into larger batches is a small part of that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 ROWS_GATHERED: Final = 1 << 14
 """About so many: columns of numbers then still fit into the processor's cache."""
 BYTES_GATHERED: Final = 4 << 20
-"""What is gathered is copied, and held twice meanwhile."""
+"""Gathered rows are copied, and held twice meanwhile."""
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
 """Dead letters: rows that cannot be written, as records of another stream, with the reason in their headers.
 
-A letter is its row, as far as it can be a record: key, value (null with a key stays null), subject, headers. What
-cannot is told by headers of its own. Rows are few here, so they are made one by one.
+A letter is its row, as far as it can be a record: key, value (null with a key stays null), subject, headers. Headers of
+its own tell the rest. Rows are few here, so they are made one by one.
 
     Liftlog-Error         LIFTLOG_<REASON>: text
     Liftlog-Stream        where the row was to go
@@ -12,7 +12,7 @@ cannot is told by headers of its own. Rows are few here, so they are made one by
     Liftlog-Key-Bytes     how long the key was, where it is cut
     Liftlog-Value-Bytes   how long the value was, where it is cut
 
-L4  A letter is never larger than its stream takes. Of that a quarter is for the reason, a quarter for headers, an
+L4  A letter is never larger than its stream takes. A quarter of that is for the reason, a quarter for headers, an
     eighth each for key and subject, some 300 bytes for the rest, and the value has what is left.
 """
 
@@ -29,7 +29,7 @@ from broker.api.stream import NAME_BYTES_MAX, check_subject
 from spark_liftlog.writing.rows import Target
 
 LETTER_BYTES_MIN: Final = 1280
-"""What the stream must take of a record, so that a letter has room for what is no quarter or eighth (L4)."""
+"""A stream must take records of so many bytes, so that a letter has room for what is no quarter or eighth (L4)."""
 ERROR_LENGTH_MAX: Final = 1000
 
 _SCHEMA: Final = pa.schema(
@@ -45,7 +45,7 @@ def letters_of(
     Args:
         rows: Record columns.
         stream: Where they were to go.
-        places: Of the rows, task/row.
+        places: Where the rows are, as task/row.
         target: The stream of the letters.
     Raises:
         InvalidSetting: that stream takes records that are too small for letters.

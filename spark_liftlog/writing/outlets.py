@@ -39,7 +39,7 @@ Key: TypeAlias = tuple[str, int]
 
 
 class Collecting:
-    """What both have in common: rows per partition, until they are worth a request."""
+    """The base of both outlets: rows per partition, until they are worth a request."""
 
     def __init__(self, piece_bytes: int) -> None:
         self._piece_bytes = piece_bytes
@@ -92,7 +92,7 @@ class Appending(Collecting):
         self._thread.shutdown()
 
     def discard(self) -> None:
-        """End the thread. What was appended stays. Never raises."""
+        """End the thread. Appended records stay. Never raises."""
         self._thread.shutdown(cancel_futures=True)
 
     def _sent(self, key: Key, batches: list[pa.RecordBatch]) -> None:

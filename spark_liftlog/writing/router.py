@@ -74,7 +74,7 @@ class Router:
 
     @property
     def incarnations(self) -> dict[str, str]:
-        """Of the streams that were written to."""
+        """The incarnations of the streams that were written to."""
         return {name: target.incarnation for name, target in self._targets.items()}
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -114,7 +114,7 @@ class Router:
     def _good(
         self, stream: str | None, rows: pa.RecordBatch, partitions: Any, places: Any
     ) -> tuple[Target, pa.RecordBatch, Any] | None:
-        """What of the rows of one stream can be written; `places` says where in the batch they are."""
+        """Pick the rows of one stream that can be written; `places` says where in the batch they are."""
         try:
             target = self._target(stream)
         except (UnknownStream, InvalidName, InvalidRecords) as error:

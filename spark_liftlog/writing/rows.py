@@ -1,11 +1,11 @@
-"""What of a frame is a record, and which of its rows cannot be one. Vectorised over a batch.
+"""Take a frame's columns as records, and find the rows that cannot be one. Vectorised over a batch.
 
     columns     value binary|string (required), key binary|string, subject string, stream string, partition int,
                 headers array<struct<key: string, value: binary>>
 
-K1  What a log cannot honour is refused: a column that would be dropped, of another type, named twice.
+K1  A frame that a log cannot honour is refused: a column that would be dropped, of another type, named twice.
 K2  A row that the broker would refuse is found here, where its place in the frame is still known: the first one of a
-    task is an error that names it, or goes to another stream. What passes here the broker takes.
+    task is an error that names it, or goes to another stream. The broker takes all rows that pass here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Target:
     """A stream that rows go to, as it was when the task began.
 
     Attributes:
-        subject: What the broker stores for a record without one.
+        subject: The broker stores it for a record without one.
     """
 
     stream: str
@@ -103,10 +103,10 @@ def columns_of(schema: StructType) -> dict[str, int]:
 
 
 def row_bytes(rows: pa.RecordBatch, subject: str) -> Lengths:
-    """What the broker measures of each row: subject, key, value and headers together.
+    """The size of each row as the broker measures it: subject, key, value and headers together.
 
     Args:
-        subject: Of rows without one.
+        subject: The subject of rows without one.
     """
     total = np.zeros(rows.num_rows, np.int64)
     names = rows.schema.names
@@ -130,7 +130,7 @@ def bad_rows(rows: pa.RecordBatch, partitions: Any, target: Target, lengths: Len
     Args:
         rows: Record columns.
         partitions: Explicit int32 partitions, or None.
-        lengths: Of `row_bytes`.
+        lengths: As `row_bytes` gives them.
     """
     names = rows.schema.names
     empty = rows.column("value").is_null()

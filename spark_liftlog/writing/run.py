@@ -1,4 +1,4 @@
-"""Who writes: the sink, the run of it, its checkpoint. Told by Spark to a task, and by the tasks to the driver.
+"""The writer: a sink, the run of it, its checkpoint. Told by Spark to a task, and by the tasks to the driver.
 
 Spark makes a stream's writer anew for every micro-batch, in a process that knows neither query nor run. Tasks do: they
 find both among the local properties of their job. So a task opens the sink for its run, which is the same however
@@ -32,11 +32,11 @@ from spark_liftlog.writing.digest import summed
 
 QUERY_ID: Final = "sql.streaming.queryId"
 RUN_ID: Final = "spark.jobGroup.id"
-"""Of a micro-batch's job, Spark's job group is the run."""
+"""Spark's job group of a micro-batch's job is the run."""
 EPOCHS_MAX: Final = 256
 TIMEOUT_S: Final = 30.0
 ABORT_S: Final = 5.0
-"""What an abort does not reach goes with its lease, or with the next run's commit."""
+"""Stages that an abort does not reach go with their lease, or with the next run's commit."""
 
 log = logging.getLogger("spark_liftlog")
 
@@ -61,12 +61,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written(WriterCommitMessage):
-    """What one task wrote: with a run what it staged, without one what it appended.
+    """The writes of one task: with a run what it staged, without one what it appended.
 
     Attributes:
         row_count: Rows that came in; each is in a stage, or appended.
-        incarnations: Of the streams that it met.
-        digest: Of the rows, with the name of its algorithm.
+        incarnations: Those of the streams that it met.
+        digest: The digest of the rows, with the name of its algorithm.
         is_skipped: The transaction was done before, nothing was staged.
     """
 
@@ -142,7 +142,7 @@ def sink_of(brokers: Brokers, run: Run, deadline_s: float, epoch: int | None = N
 
 
 def abort(brokers: Brokers, run: Run, stages: Sequence[Stage]) -> None:
-    """Drop what was staged, with little patience. What a commit has named is left alone by the broker.
+    """Drop what was staged, with little patience. The broker spares stages that a commit has named.
 
     Raises:
         LiftlogError: some of it is there, until its lease is over.
@@ -196,7 +196,7 @@ def agreed(written: Sequence[Written]) -> tuple[Run, int] | None:
 
 
 def digest_of_all(written: Sequence[Written]) -> str:
-    """Of the batch, for the broker. "" with a warning: tasks of several releases of this package wrote it."""
+    """The digest of a batch, for the broker. "" with a warning: several releases of this package wrote it."""
     found = summed(message.digest for message in written)
     if not found and written:
         names = sorted({message.digest.rpartition(":")[0] for message in written})

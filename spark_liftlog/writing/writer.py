@@ -244,7 +244,7 @@ def find(calls: Calls, stream: str) -> Target:
 
 
 def abort_tasks(messages: Sequence[WriterCommitMessage | None], options: SinkOptions, what: str) -> None:
-    """Drop what tasks staged; never raises. What a commit has named is left alone by the broker."""
+    """Drop what tasks staged; never raises. The broker spares stages that a commit has named."""
     written = [message for message in messages if isinstance(message, Written)]
     staged = [message for message in written if message.run is not None]
     appended = sum(message.row_count for message in written if message.run is None)

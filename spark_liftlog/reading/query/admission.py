@@ -85,7 +85,7 @@ class Admission:
 def within_bytes(
     backlogs: Mapping[Key, int], taken: Mapping[Key, int], sizes: Mapping[Key, int], bytes_max: int
 ) -> dict[Key, int]:
-    """What may be taken so that all of it has about `bytes_max` bytes, by the mean size of each backlog's records.
+    """Say how much may be taken so that all has about `bytes_max` bytes, by the mean size of each backlog's records.
 
     At least one record of each partition that has any.
     """

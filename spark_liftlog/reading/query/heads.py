@@ -1,4 +1,4 @@
-"""What there is to read, at hand for who asks often: one long poll in the background, answers from memory.
+"""The ends of what can be read, for many questions: one long poll in the background, answers from memory.
 
 Spark asks for the latest offset a hundred times a second while a query is idle. The thread here waits
 at the broker, which answers when a high watermark, a log start or the set of streams has changed; in
@@ -11,10 +11,10 @@ of one query, and is started by the second question.
 
 V1  `current` waits for the first answer only, and at a parked watch for `WAKE_S` at most. Later it returns the newest
     one there is, also while no broker answers: nothing new can be read then, and nothing that was said becomes untrue.
-V2  A view may be a few milliseconds old, or `QUICK_S` if the broker has answered early. Whoever must be certain asks
-    `fresh`.
+V2  A view may be a few milliseconds old, or `QUICK_S` if the broker has answered early. A caller that must be certain
+    asks `fresh`.
 V3  The thread never ends by an error of the network or of an answer; it goes on asking, slower.
-V4  Nobody asks, nobody polls: between two questions there are two calls at most, however much changes.
+V4  If nobody asks, nobody polls: between two questions there are two calls at most, however much changes.
 V5  A view that is told again is the same object.
 """
 
@@ -44,8 +44,8 @@ class HeadWatch:
     """The newest heads of some streams.
 
     Args:
-        cluster: Whom to ask.
-        selection: Which; a stream that does not exist is simply not in the answer.
+        cluster: The brokers to ask.
+        selection: The streams; one that does not exist is simply not in the answer.
     """
 
     def __init__(self, cluster: Cluster, selection: Selection) -> None:
@@ -83,7 +83,7 @@ class HeadWatch:
         return self.current()
 
     def fresh(self) -> Heads:
-        """What a broker says now; retried until its deadline. Raises Retryable."""
+        """The heads as a broker tells them now; retried until its deadline. Raises Retryable."""
         _, found = self._cluster.heads_now(self._streams)
         with self._changed:
             self._told(found)
