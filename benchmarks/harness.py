@@ -61,7 +61,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a figure is to reach: a ratio (`liftlog/jetstream`), our measure (`rss_mib`) or a side's (`drain:rate`)."""
+    """The goal of a figure: a ratio (`liftlog/jetstream`), our measure (`rss_mib`) or a side's (`drain:rate`)."""
 
     of: str
     least: float | None = None
@@ -75,8 +75,8 @@ class Case:
     Attributes:
         name: Unique among all cases.
         metric: The measure that ratios are made of; every side returns it.
-        unit: Of that metric.
-        parameters: What decides the load; goes into the line.
+        unit: The metric's.
+        parameters: They decide the load; they go into the line.
         open: Gets a folder; yields the sides, ours first.
         targets: From the design, shown beside the figures.
         repeats_max: For runs that are long and steady in themselves.
@@ -226,7 +226,7 @@ def _brief(values: Mapping[str, Any]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that names the host."""
+    """The facts that the figures depend on; nothing that names the host."""
     cpu = platform.processor() or platform.machine()
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cpuinfo = Path("/proc/cpuinfo")

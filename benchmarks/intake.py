@@ -110,7 +110,7 @@ def run_intake(
     Args:
         watch: Called at every look at the count.
         reports: Gets what each publisher reported.
-        options: Of each publisher: `count`, `seconds`, `rate`, `ids`, `hash`; as `publisher.publish` takes them.
+        options: Each publisher's: `count`, `seconds`, `rate`, `ids`, `hash`; as `publisher.publish` takes them.
     Returns:
         rate (stored per second), published, stored, lost, seconds, published_rate (what the server took in per second).
     """
@@ -156,7 +156,7 @@ def run_lossless(place: Callable[[], Place], publishers: int, *, size: int, **op
     """`run_intake` flat out; while that loses messages, again in a fresh place: at what it stored, then ever slower.
 
     Returns:
-        What the last turn measured, and how often it was slowed down (`paced`); `lost` > 0 only if nothing helped.
+        The measures of the last turn, and how often it was slowed down (`paced`); `lost` > 0 only if nothing helped.
     """
     rate: float | None = None
     for attempt in range(ATTEMPTS_MAX):

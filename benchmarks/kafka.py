@@ -32,7 +32,7 @@ from tests.support.processes import eventually, free_port
 HOME = "BENCH_KAFKA_HOME"
 TOPIC = "bench"
 TIMEOUT_S = 180
-"""Of one tool; the longest fills a topic, in half a minute."""
+"""Time for one tool; the longest fills a topic, in half a minute."""
 START_TIMEOUT_S = 60
 REPORT_MS = 200
 REPORTED_MIN = 1_000_000
@@ -75,7 +75,7 @@ class Topic:
 
 
 def produced(output: str, count: int) -> Measures:
-    """What kafka-producer-perf-test says in its last line. Raises Skipped if it sent less, or says nothing."""
+    """Read the last line of kafka-producer-perf-test. Raises Skipped if it sent less, or says nothing."""
     found = re.findall(r"^(\d+) records sent, ([\d.]+) records/sec", output, re.MULTILINE)
     if not found or int(found[-1][0]) != count:
         print(f"Kafka's producer:\n{output[-2000:]}", file=sys.stderr)
@@ -93,7 +93,7 @@ def _producing(address: str, size: int, count: int) -> Sequence[str]:
 
 
 def warmed_up(output: str, count: int) -> Measures:
-    """What kafka-consumer-perf-test reports with --show-detailed-stats, and without for the few records of a tiny run.
+    """Read kafka-consumer-perf-test with --show-detailed-stats, and without for the few records of a tiny run.
 
     Each run is a JVM of its own, which first interprets and compiles what it runs: seconds in which it reads a tenth of
     what it reads later. `rate` begins after half of the records, where that is over; `rate_whole` has all of them. Both

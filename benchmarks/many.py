@@ -91,7 +91,7 @@ def _idle(streams: int, each: int, seconds: float, settle_s: float) -> Callable[
 
 
 def _watched(pid: int, seconds: float, act: Callable[[float], None] = time.sleep) -> Measures:
-    """What a process uses while `act` runs."""
+    """Measure what a process uses while `act` runs."""
     used_s, started_s = cpu_s(pid), time.monotonic()
     act(seconds)
     used_s, passed_s = cpu_s(pid) - used_s, time.monotonic() - started_s

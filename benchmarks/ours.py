@@ -52,7 +52,7 @@ class Liftlog:
 
     @property
     def address(self) -> str:
-        """Of the HTTP API."""
+        """The address of the HTTP API."""
         return self.broker.address
 
     @property

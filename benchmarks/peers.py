@@ -1,4 +1,4 @@
-"""What liftlog is compared with on every machine: JetStream's file store, and a subscriber that only reads.
+"""The peers of liftlog on every machine: JetStream's file store, and a subscriber that only reads.
 
 A place that messages go to has `port` (its nats-server), `stored()` (how many are there now) and is a context
 manager. `ours.Liftlog` is the third of them.

@@ -1,6 +1,6 @@
 """docs/benchmarks.md and its plots, written from the JSON lines in results/ and the words of notes.md.
 
-Of each case the newest line that is not tiny counts. A figure is the median of its repeats; dots in a plot are the
+The newest line of each case that is not tiny counts. A figure is the median of its repeats; dots in a plot are the
 repeats themselves. The words about a workload are its module's docstring.
 """
 

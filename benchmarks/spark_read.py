@@ -125,7 +125,7 @@ def _kafka_side(spark: _Spark, topic: kafka.Topic | Skipped, query: Mapping[str,
 
 
 class QueryFailed(RuntimeError):
-    """What Spark raised, in a line; the whole of it is in Spark's log."""
+    """Spark's error in a line; the whole of it is in Spark's log."""
 
 
 class _Spark:

@@ -2,7 +2,7 @@
 
 No broker: two logs in this process, on the disk that `--data` names. One leads and takes in messages with ids; the
 other follows: it copies them as they are, and writes a checkpoint after each `CHECKPOINT_IDS`, as a broker does every
-few seconds. What came since the last one it reads when it begins to lead. `keep_up_s` is the time of all its
+few seconds. When it begins to lead, it reads the records since the last checkpoint. `keep_up_s` is the time of all its
 checkpoints together, which a broker spends on a thread beside. `lost` counts ids that it does not know, and stores.
 """
 

@@ -32,7 +32,7 @@ class AckFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Acked:
-    """Of one run: how many messages, in which time (first sent to last ack), and each message's latency."""
+    """One run: how many messages, in which time (first sent to last ack), and each message's latency."""
 
     count: int
     seconds: float

@@ -1,1 +1,1 @@
-"""What tests share: real processes, fakes of the outside world, generators."""
+"""Helpers that tests share: real processes, fakes of the outside world, generators."""

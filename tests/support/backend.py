@@ -1,7 +1,7 @@
 """A small broker behind the HTTP API: real logs on a temporary folder, the catalog, the fsync pool, no NATS.
 
-What the production backend (`broker.runtime.broker`) does besides, NATS, its own threads for the loops,
-the journal of the catalog, is not needed to test serving, and it starts in milliseconds.
+The production backend (`broker.runtime.broker`) has more: NATS, its own threads for the loops, the journal of
+the catalog. Tests of serving need none of that, and this one starts in milliseconds.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ class RealCluster:
         brokers: By id; those that were killed too.
 
     Args:
-        later: Of `ids`, those that are not among the first voters: they join.
+        later: Those of `ids` that are not among the first voters: they join.
         network: Each broker is on the host of its name; None: all are on this one.
-        command: Of a broker, where it is not `liftlog broker`.
+        command: A broker's, where it is not `liftlog broker`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RealCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Of all, running or not."""
+        """The addresses of all, running or not."""
         return [process.address for process in self.brokers.values()]
 
     def start(self) -> RealCluster:
@@ -126,7 +126,7 @@ class RealCluster:
         return found
 
     def leader(self, stream: str, partition: int = 0) -> str:
-        """Who leads and answers; waits for one."""
+        """The broker that leads and answers; waits for one."""
 
         def look() -> str | None:
             try:

@@ -53,7 +53,7 @@ def newest_of(records: dict[int, Keyed]) -> dict[bytes, tuple[int, bytes | None]
 
 
 def check_compacted(log: PartitionLog) -> None:
-    """What holds of every log, compacted or not: dense ranges, index = segment, plain readers can read it."""
+    """Check what holds of every log, compacted or not: dense ranges, index = segment, plain readers can read it."""
     view = log.log.state.view()
     expected: int | None = None
     for segment in view.segments:

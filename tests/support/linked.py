@@ -238,7 +238,7 @@ class Linked:
         self.service.apply(kind="fail_broker", broker_id=broker, registration=registration)
 
     def leader(self, at: Place) -> LinkedNode:
-        """Who leads and serves."""
+        """The node that leads and serves."""
         name = eventually(lambda: self.service.state(at).leader, what=f"a leader of {at}")
         assert name is not None
         self.nodes[name].leading(at)

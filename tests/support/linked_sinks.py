@@ -163,7 +163,7 @@ class LinkedSinks:
         return retried(lambda: self.coordinator().commit(SINK, asked, stages, {}))
 
     def values(self, partition: int) -> list[tuple[int, bytes]]:
-        """What readers see: decision and value of each record."""
+        """The records that readers see: decision and value of each."""
         log = self.cluster.leader(self.places[partition]).log(self.places[partition])
         return [
             (read_header(message).decision, value)

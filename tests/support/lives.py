@@ -1,5 +1,5 @@
-"""What becomes of a log in the state machines: it is committed, rolled, checkpointed, trimmed, restarted, loses power,
-and fails to write, to sync and to keep its state. A machine adds what is appended, and the model of it.
+"""The life of a log in the state machines: it is committed, rolled, checkpointed, trimmed, restarted, loses power, and
+fails to write, to sync and to keep its state. A machine adds what is appended, and the model of it.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class Restarts(RuleBasedStateMachine):
 
 
 class LifeOfALog(Restarts):
-    """Whatever becomes of a log whose records are known by their offset.
+    """The life of a log whose records are known by their offset.
 
     Attributes:
-        records: What is stored, by offset, as the machine notes it.
+        records: The stored records, by offset, as the machine notes them.
         LARGE: The constant that decides whether a roll leaves the state file to the next checkpoint, and a value that
             makes any table too large for it.
     """

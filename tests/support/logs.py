@@ -77,13 +77,13 @@ def verified_records(log: PartitionLog, offset: int | None = None) -> list[Recor
 
 
 def plan_bytes(plan: ReadPlan) -> bytes:
-    """What a server would send between the schema and the end marker."""
+    """The bytes that a server would send between the schema and the end marker."""
     places = zip(plan.ranges, plan.sources, strict=True)
     return b"".join(file.pread(place.length, place.position) for place, (_, file) in places)
 
 
 def sent_records(plan: ReadPlan) -> list[Record]:
-    """What a client would see of a plan, by pyarrow alone."""
+    """The records that a client would see of a plan, by pyarrow alone."""
     stream = pa.ipc.open_stream(SCHEMA_BYTES + plan_bytes(plan) + END_OF_STREAM)
     return records_of(stream.read_all())
 
@@ -105,7 +105,7 @@ def read_records(log: PartitionLog, offset: int, *, end: int | None = None, max_
 
 
 def check_log(log: PartitionLog, disk: Disk) -> None:
-    """What holds of every log that nobody damaged: order of the offsets, index = segment, plain readers can read."""
+    """Check what holds of every log that nobody damaged: order of offsets, index = segment, plain readers can read."""
     assert 0 <= log.log_start_offset <= log.high_watermark <= log.log_end_offset
     assert log.durable_end <= log.log_end_offset
     view = log.log.state.view()

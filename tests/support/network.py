@@ -4,8 +4,8 @@
       nats-server, clients            ├── b 10.x.y.3
                                       └── c 10.x.y.4
 
-What is cut vanishes without an answer, as in a network that has failed: who sends has a neighbour's address that is
-nobody's. Nothing is refused. Needs root and `ip`.
+Packets on a cut cable vanish without an answer, as in a network that has failed: the sender has a neighbour's address
+that is nobody's. Nothing is refused. Needs root and `ip`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Network:
         return self.here if host == HERE else f"{self._net}.{self.hosts.index(host) + 2}"
 
     def prefix(self, host: str) -> Sequence[str]:
-        """What stands before a command that is to run there; the process keeps its id."""
+        """The words before a command that is to run there; the process keeps its id."""
         return ("ip", "netns", "exec", self._space(host))
 
     def cut(self, source: str, target: str) -> None:

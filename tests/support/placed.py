@@ -151,8 +151,8 @@ class Node:
     """A process of broker `a` over a folder.
 
     Attributes:
-        story: What followers and capture were asked for.
-        has_session: Of this process.
+        story: The calls that followers and capture got.
+        has_session: Whether this process has one.
         gave_up: Why the process was to end.
     """
 

@@ -57,7 +57,7 @@ def crc32c(data: bytes) -> int:
 
 
 class Damaged(Exception):
-    """What is there is not what was written."""
+    """The bytes are not those that were written."""
 
 
 @dataclass

@@ -31,7 +31,7 @@ class Led:
 
     Attributes:
         outward: Effects for other brokers.
-        has_session: What this broker counts.
+        has_session: Whether this broker counts one.
     """
 
     def __init__(self, info: StreamInfo, replica: Replica, *, pool: SyncPool, appender: Executor) -> None:

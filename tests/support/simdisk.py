@@ -2,8 +2,8 @@
 
 Fault model: what a log must survive.
 
-*Power loss* (`after_crash`). Bytes are durable after `File.sync`, names after `sync_dir`. Of everything since, a
-crash leaves, by mode:
+*Power loss* (`after_crash`). Bytes are durable after `File.sync`, names after `sync_dir`. A crash leaves of everything
+since, by mode:
 
     lost        nothing: each file as of its last sync
     kept        everything
@@ -11,7 +11,7 @@ crash leaves, by mode:
     zeros       the full length, but zeros from some place in the un-synced bytes on
     reordered   any subset of the 512-byte sectors written and of the truncations; holes are zeros
 
-and of the un-synced changes of names a prefix (a journal keeps their order). What was synced is never touched.
+and of the un-synced changes of names a prefix (a journal keeps their order). Synced bytes and names are never touched.
 
 *Kill* (`after_kill`). The process is gone, the machine is not: everything is there, and what was not synced is
 still not synced.
@@ -234,7 +234,7 @@ class SimDisk:
         steps: Changing calls so far.
         calls: How often each kind of call was made.
         count: How many calls of any kind.
-        fails_at: Of these, the ones that fail with `fails_with`, whatever they are; a write after 50 bytes.
+        fails_at: Those of them that fail with `fails_with`, whatever they are; a write after 50 bytes.
         open_files: Files that are open now.
         forgotten: How often somebody asked to read past the page cache, which this disk does not have.
         bytes_max: Capacity; None is no limit.
@@ -267,7 +267,7 @@ class SimDisk:
 
     @property
     def used_bytes(self) -> int:
-        """What all files take; room takes nothing."""
+        """The bytes that all files take; room takes none."""
         return sum(inode.written for inode in self.names.values())
 
     # --- faults ---------------------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ class SimDisk:
 
 
 def _survived(inode: Inode, mode: Mode, rng: random.Random) -> bytearray:
-    """What a crash leaves of one file."""
+    """The bytes that a crash leaves of one file."""
     content = bytearray(inode.durable)
     pending = inode.pending
     match mode:

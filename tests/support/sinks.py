@@ -132,7 +132,7 @@ class Rig:
         self.partitions[partition].append_now([rows_of([value])], lambda *_: None)
 
     def visible(self, partition: int) -> list[tuple[int, list[bytes]]]:
-        """What consumers see, batch by batch: the decision in the header, and the values."""
+        """The batches that consumers see: the decision in the header, and the values."""
         log = self.partitions[partition].log
         found: list[tuple[int, list[bytes]]] = []
         for message in log.batches(log.log_start_offset):
@@ -168,7 +168,7 @@ class Attempt:
 
     @property
     def digest(self) -> str:
-        """Of its rows, wherever they were placed."""
+        """The digest of its rows, wherever they were placed."""
         return f"{self.batch_id}.{self.plan}"
 
     def named(self) -> list[NamedStage]:
@@ -182,7 +182,7 @@ class Attempt:
 
 
 class World:
-    """What outside observers know: every attempt that was ever made, and which batches were acknowledged.
+    """The world as outside observers know it: every attempt that was ever made, and which batches were acknowledged.
 
     Args:
         rows: How many rows a batch has: `batch/row/attempt`.
@@ -310,7 +310,7 @@ class Driver:
         )
 
     def asked(self, attempt: Attempt) -> CommitRequest:
-        """What `commit` asks, for tests that take its steps one by one."""
+        """The request that `commit` makes, for tests that take its steps one by one."""
         return CommitRequest(
             owner=self.owner,
             epoch=self.epoch,
@@ -322,7 +322,7 @@ class Driver:
         )
 
     def follows(self, attempt: Attempt) -> int | None:
-        """What its checkpoint knows to be written."""
+        """The last batch that its checkpoint knows to be written."""
         return attempt.batch_id - 1 if attempt.batch_id - 1 in self.world.acked else None
 
     def commit(self, attempt: Attempt, *, keeps_first: bool = False) -> CommitResult:

@@ -28,7 +28,7 @@ def make() -> subprocess.Popen[bytes] | None:
 
 
 def main() -> None:
-    """A batch and a stream. What they load is archived when the JVM ends."""
+    """Run a batch and a stream. The classes that they load are archived when the JVM ends."""
     half = ARCHIVE.with_suffix(f".{os.getpid()}")
     os.environ |= {"SPARK_SUBMIT_OPTS": f"{OPTIONS} -XX:ArchiveClassesAtExit={half}", "PYSPARK_PYTHON": sys.executable}
     from pyspark.sql import SparkSession
