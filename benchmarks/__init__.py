@@ -17,8 +17,8 @@ rewrite, integrity, commands, replicated.
 R1  Always paired: in each repeat every side has its turn, the order rotates, and a ratio is made
     within one repeat. Figures of two runs are never compared.
 R2  A figure without its line in results/ is not quoted.
-R3  What is counted is counted at the end of the chain (offsets in the log, messages in the stream,
-    acks at the publisher), and what is missing is in the line as `lost`.
+R3  Everything is counted at the end of the chain (offsets in the log, messages in the stream, acks at
+    the publisher), and what is missing is in the line as `lost`.
 R4  The load is made by sockets and prepared bytes, so that the publisher is not what is measured.
 R5  Every benchmark also runs tiny (a second or so) in tests/benchmarks, so none rots.
 """

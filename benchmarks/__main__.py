@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         for workload in WORKLOADS:
             print(workload + ": " + ", ".join(case.name for case in cases_of(workload, tiny=given.tiny)))
         return 0
-    # What a tiny run shows is no figure: its lines go only where they are asked for.
+    # A tiny run gives no figure: its lines go only where they are asked for.
     results = given.results or (None if given.tiny else RESULTS)
     lines = []
     for name in given.names or WORKLOADS:

@@ -7,8 +7,8 @@
 One broker in KRaft mode on free loopback ports, one topic of one partition, all settings and JVM options those that the
 distribution comes with. It is filled by kafka-producer-perf-test with batches of 256 KiB, which are cheap to read.
 
-K1  What is wrong with a Kafka (not there, does not start, loses records) is a reason to skip its side, with details on
-    stderr: a peer does not end the run. A reason names no path, as it goes into the line.
+K1  A fault of a Kafka (not there, does not start, loses records) is a reason to skip its side, with details on stderr:
+    a peer does not end the run. A reason names no path, as it goes into the line.
 K2  Everything runs in a process group of its own that is killed at the end, however the run ends.
 """
 

@@ -12,7 +12,7 @@ G1  First the id, then the sequence, then that of the subject, then the id befor
     clustered JetStream does it: a publisher that repeats a conditional message whose ack was lost is told that it is
     stored, not that it comes too late.)
 G2  A record that is dropped changes nothing: no offset, no id, no last record of its subject.
-G3  What is told of a dropped record is true once all below the batch's offset is durable, and is told then.
+G3  The answer on a dropped record is true once all below the batch's offset is durable, and is given then.
 G4  A repeat is acked if the record would be; `Liftlog-Ack: none` silences that, and no refusal.
 
 Source: nats-server, server/stream.go and server/jetstream_batching.go.

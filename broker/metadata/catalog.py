@@ -28,8 +28,8 @@ M2  Leader epochs only grow: each registration of a broker takes the next one, a
     it leads by it have it. (So a broker's start is one command, not one per partition.) It is above any epoch in the
     broker's logs, also where the catalog is an older one than they, restored from a backup. A stream without a
     replication factor is not placed: it belongs to the one broker that there is, and its epoch is the registration.
-M3  Of streams whose subjects overlap at most one sends acks, or a publisher would read the answer of
-    whichever is first; members of one queue group share messages and may all send them.
+M3  At most one of the streams whose subjects overlap sends acks, or a publisher would read the answer
+    of whichever is first; members of one queue group share messages and may all send them.
 M4  A command with a request id that was applied already returns the first result, also after a restore. (One that
     was refused was not applied: it is judged again.)
 M5  Producer ids count from 1 and are never given out twice. Under a name the id stays and its epoch grows with each

@@ -12,7 +12,7 @@ C2  A registration, the end of the former leaderships and the loss of folders ar
 C3  Nobody is taken out of an ISR for a report alone if it is the last live member.
 C4  A refusal of `alter_isr` is final (`partition.P4`), unless it is `not_ready`: then it
     named what this catalog has not seen yet.
-C5  What a broker has to delete stays on its list until it has confirmed that, or is removed.
+C5  A replica that a broker has to delete stays on its list until it has confirmed that, or is removed.
 
 Design: docs/explain/metadata.md.
 """

@@ -15,7 +15,7 @@ H2  A heartbeat is answered once its renewal is committed. A controller that was
     keep a session alive that its successor counts; and what an earlier one has answered was heard before this one
     began. That is why renewals are commands at all: a message alone could be answered by the wrong controller.
 H3  Each duty has one command out at a time; another is submitted after the answer, or after it is said to be lost.
-H4  Whatever a deposed controller has submitted may be committed late, once. No command does more than delay:
+H4  A command of a deposed controller may be committed late, once. No command does more than delay:
 
     renew_sessions     names registrations; at worst a dead broker is live for one more session
     fail_broker        names registration and renewal: refused if it was renewed since

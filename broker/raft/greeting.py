@@ -7,7 +7,7 @@ Both go over the connections that voters have: the same secret, the same JSON. A
 poller, on the thread that calls it; it knows no clock but the one that it is given.
 
 G1  One message each way, then the connection ends. Nothing is carried out.
-G2  Who has another secret gets no answer: the connection is cut, which the asker is told as such.
+G2  An asker with another secret gets no answer: the connection is cut, and the asker is told so.
 """
 
 from __future__ import annotations

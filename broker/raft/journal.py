@@ -11,13 +11,13 @@ one moment.
 Invariants
 J1  `sync` returns only once all records are durable, and a mark that says so.
 J2  After an error nothing is written any more (`failure`): who has the file does not know what is in it.
-J3  What was synced and cannot be read is damage: CorruptLog, never a shorter log. Only what lies beyond the last
+J3  Synced bytes that cannot be read are damage: CorruptLog, never a shorter log. Only what lies beyond the last
     mark and the base may be torn, and is cut. (One flipped bit in the last record would look like a torn one,
     without marks.)
 J4  No entry at or below the commit index is ever cut.
 J5  The file and the id of the voter are one: without the file there is no id to act under.
-J6  What lies beyond the last mark is written anew, in another file, before it counts. It may be in memory alone: after
-    a failed fsync Linux shows it and never writes it, and a later fsync of the same file says nothing of that.
+J6  All beyond the last mark is written anew, in another file, before it counts. It may be in memory alone: after a
+    failed fsync Linux shows it and never writes it, and a later fsync of the same file says nothing of that.
 
 Design: docs/explain/metadata.md.
 """

@@ -101,7 +101,7 @@ class Snapshots:
             return None
         found = self._sending.get(transmissionID)
         if found is None:
-            # What is on disk, not what is applied by now.
+            # Send what is on disk, not what is applied by now.
             prev, last = self._journal.entries[:2]
             found = (last[1], encode_transfer(base.snapshot, base.voters, prev, last), 0)
         index, data, at = found

@@ -17,7 +17,7 @@ The high watermark decides nothing here: the follower's own may be old, and two 
 F1  Records are appended only at the log end, as they are, from the leader of the epoch that is followed, and only once
     both logs have been found to agree below.
 F2  An answer counts only if it names this epoch and this incarnation; an end only if it answers the open question.
-F3  What is told to be durable has been fsynced here; an fsync of an earlier life of the log is not minded.
+F3  It tells only of fsynced records that they are durable; an fsync of an earlier life of the log is not minded.
 F4  The high watermark is the leader's, as far as this log goes, to the end of a commit group; it does not move back but
     in a cut.
 F5  A follower that would be cut below the leader's log start, or below its own, begins anew at the leader's: below it
@@ -26,7 +26,7 @@ F5  A follower that would be cut below the leader's log start, or below its own,
     lose it when it leads. All agree on the log start of any other leader: what is below it was committed.)
 F6  The log start is the leader's. It follows only what is below the high watermark here.
 F7  After a failed fsync nothing more is said before the replica has another incarnation.
-F8  What a record told (whose it is, its id) outlives it in the leader's state file. A follower that begins anew, or
+F8  A record's producer and id outlive it in the leader's state file. A follower that begins anew, or
     takes records from where the leader has removed some, lacks that file: it says so with each fetch, is not asked in,
     and lets nothing go, before it has one of this leader, whole, that was made in this leadership (`leader.L11`). It
     comes in pieces, while records are fetched on.

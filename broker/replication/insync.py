@@ -9,7 +9,7 @@ I1  A member counts until its removal is confirmed, an addition from the moment 
 I2  One change is asked for at a time, of the partition epoch that is known: of two, one would be refused.
 I3  A follower is asked in only with a *durable* end at or above the high watermark and the start of the epoch, and with
     a log start at or above the last trim that was answered. And it lacks no state file: it may be elected at once.
-I4  What a follower said in an earlier leadership, or under an earlier incarnation, is forgotten.
+I4  The words of a follower from an earlier leadership, or under an earlier incarnation, are forgotten.
 I5  How long a follower has been behind is counted from the first tick of this leadership on, not from before.
 I6  All that are assigned count for tombstones, in sync or not, from the start: one that has told no mark has compacted
     nothing. The mark of the later fetch holds, though it be the lesser one: a log that was cut has copied anew what it

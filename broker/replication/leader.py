@@ -20,8 +20,8 @@ L3  Each ticket is answered once: STORED only when what it waits for is so, else
 L4  After a failed fsync, a recovery, the end of the leadership or of the partition nobody waits any more.
 L5  One sync at a time. The result of a sync of an earlier generation is not minded.
 L6  With several replicas a failed fsync ends the leadership: nobody may count on a log whose pages may be gone.
-L7  What a follower says counts only if it names this epoch and its latest incarnation, and if the record before its
-    fetch offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges. An empty log that
+L7  A follower's word counts only if it names this epoch and its latest incarnation, and if the record before its fetch
+    offset is the leader's: then all that it has fsynced is. Its durable end alone acknowledges. An empty log that
     begins above this one and does not know whose the record before was may have it from somebody who is given up.
 L8  The state that names the members also says how many must be in sync. The settings count only in a leadership whose
     state says nothing of it: settings are altered at another time than members are.

@@ -12,8 +12,8 @@ T3  A pinned stage neither expires nor is aborted; only whoever decides may drop
 T4  A stage is pinned for one batch of one sink, for good: two decisions never name the same stage.
     It is pinned anew when a newer epoch commits it, and its group is still looked for from where
     the first pin said. A pin of an older epoch is refused: what its epoch may decide is over.
-T5  What `needed_offset` covers is never trimmed: parts of live stages with all that was noted after them, and
-    finished groups until their decision is recorded as done (`forget`).
+T5  Nothing that `needed_offset` covers is ever trimmed: parts of live stages with all that was noted after
+    them, and finished groups until their decision is recorded as done (`forget`).
 T6  The table equals what `apply` gives for the notes of the log, from any start that T5 allows.
 """
 

@@ -4,7 +4,7 @@
     [ sealed  ]      [ sealed      ]          [ batch batch | batch ???? batch ]
                            ^ recovery point: scan from here to the end of every file
 
-R1  What is below `kept_end` is never cut. It is the greatest of: the recovery point of the checkpoint, and the base of
+R1  Nothing below `kept_end` is ever cut. It is the greatest of: the recovery point of the checkpoint, and the base of
     the last segment (a segment is fsynced whole before the next is made). For a sole replica also what proves that
     something was committed: the high watermark of the checkpoint, and one in the header of a later intact batch.
 R2  A gap at or above it is a torn tail: the file is cut there, and back to where its commit group began.
@@ -13,10 +13,10 @@ R2  A gap at or above it is a torn tail: the file is cut there, and back to wher
 R3  A gap below it is *lost*, to this replica: a sole one has lost it for good. The offsets are noted, the file is left
     as it is and never appended to again, and what is intact around the gap is served.
 R4  Offsets below `kept_end` are never given out again, present or lost.
-R5  What recovery keeps is fsynced before it counts as durable.
+R5  Everything that recovery keeps is fsynced before it counts as durable.
 R6  Where two segments overlap the later one counts: it was whole on disk before it got its name (`Chain.write_again`).
     The overlapping end of the earlier one is cut off, if that one lacks nothing.
-R7  What is found beyond the recovery point is written once more before it is judged. A process that ended after a
+R7  All that is found beyond the recovery point is written once more before it is judged. A process that ended after a
     failed fsync leaves pages that look clean and are on no disk: an fsync of ours finds nothing to do there, and what
     it called durable would be gone with the power.
 R8  A replica that counts for commits had fsynced all that a high watermark covers before anybody wrote that one down.
@@ -261,7 +261,7 @@ class _Recovery:
         """A segment with another after it: fsynced, so none of it is cut (R1)."""
         found = self._read(segment, FIRST_POSITION, segment.base_offset)
         self._note(segment, found)
-        # What goes on is the next one's (`joining.J3`).
+        # Batches that go on belong to the next one (`joining.J3`).
         batches = found.batches[found.batches["next_offset"] <= next_base]
         expected = segment.base_offset
         for batch in batches:

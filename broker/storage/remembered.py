@@ -9,12 +9,12 @@ The tables are read when the first append with a stamp or an id, or the first ro
 without a state file has neither and does none of this (`state_files.T1`).
 
 U1  A live table tells of all records below the log end. An append that fails leaves it as it was.
-U2  What was ever told of subjects holds after a restart: the state file has it, or the log above
+U2  All that was ever told of subjects holds after a restart: the state file has it, or the log above
     `next_offset` of the file's table; so nothing above that is written anew with fewer records
     (`rewritable_end`). Retention may take it: then there is none. So may damage: what is lost counts
     as removed.
-U3  Whatever is not certain (a table that may have missed an append, a log that has lost its tail) is
-    dropped, and read anew.
+U3  A table that is not certain is dropped, and read anew: it may have missed an append, or its log has
+    lost its tail.
 U4  A log that follows brings its tables up to date in the background (`keep_up`), so that there is
     little to read when it begins to lead. They are read without the append lock, and count if nothing
     was dropped meanwhile.

@@ -68,7 +68,7 @@ def prorate(backlogs: Mapping[Key, int], limit: int | None) -> dict[Key, int]:
     if limit is None or total <= limit:
         return waiting
     shares = {key: max(1, limit * count // total) for key, count in waiting.items()}
-    # What rounding down left goes to the first ones that can use it; what rounding up overdrew stays.
+    # The first ones that can use it get what rounding down left; what rounding up overdrew stays.
     rest = limit - sum(shares.values())
     for key, count in waiting.items():
         if rest <= 0:

@@ -4,7 +4,7 @@
     Staging     each piece is a part of a stage, hidden until its commit      exactly once
 
 L1  A piece is at most `PIECE_BYTES` of columns, or one row: far below what a broker takes.
-L2  What a task holds back over all partitions is bounded: `PENDING_BYTES_MAX`.
+L2  A task holds back a bounded number of bytes over all partitions: `PENDING_BYTES_MAX`.
 L3  Pieces of one partition are in the order in which their rows came.
 """
 

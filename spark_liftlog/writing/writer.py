@@ -7,8 +7,8 @@
 A micro-batch comes again after a crash, with the same number and its rows placed otherwise; a task comes again after a
 failure, or twice at once. Each makes its own stages, and one commit decides which count (docs/guides/sinks.md).
 
-K5  What a batch id was decided with stands: repeated stages are dropped by the broker, other rows are refused
-    (digest.py tells them from the same rows in other places).
+K5  The first decision on a batch id stands: the broker drops repeated stages and refuses other rows (digest.py
+    tells them from the same rows in other places).
 K6  Nothing that a log cannot honour is tried: overwriting, complete mode.
 """
 

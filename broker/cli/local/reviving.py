@@ -4,7 +4,7 @@
 
 V1  A broker that cannot start, as its folder is refused or its disk is full, costs one start in 30 s, and says so each
     time. The others go on. All of them may end at once, and each is started again.
-V2  Whoever is started again is in the record before anything else is done: `down`, and the next `up`, find it.
+V2  A broker that is started again is in the record before anything else is done: `down`, and the next `up`, find it.
 V3  The line of health is printed when it has changed. Asking for it holds up nobody: a thread does that, and a broker
     that stands still costs it two seconds.
 """

@@ -7,8 +7,8 @@
                                                                          --detach:   return
 
 U1  Nothing is started before every port that will be opened was found free.
-U2  What is found alive, and is provably ours, is kept; what has ended is started again. So `up` goes
-    on with a folder whose processes were killed, all of them or some.
+U2  A process that is found alive, and is provably ours, is kept; one that has ended is started again.
+    So `up` goes on with a folder whose processes were killed, all of them or some.
 U3  A failure stops what this `up` has started, and nothing else.
 """
 

@@ -273,7 +273,7 @@ def read_problem(exchange: Exchange) -> LiftlogError:
         found = from_problem(problem)
         found.fields.setdefault("address", where)
         return found
-    # Whoever this is may have passed the request on to a broker: `sent`.
+    # The one who answers may have passed the request on to a broker: `sent`.
     excerpt = body[:200].decode(errors="replace").strip()
     text = f"{where}: HTTP status {exchange.status}, not from a liftlog broker" + (f": {excerpt}" if excerpt else "")
     if exchange.status in (408, 429) or exchange.status >= 500:  # a proxy in between

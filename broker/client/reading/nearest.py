@@ -6,7 +6,7 @@
 
 V1  A replica that does not lead decides nothing: whatever it refuses, and whatever it does not have though it was
     promised, is asked of the leader, from the same offset.
-V2  Who damage was found by asks the leader from then on.
+V2  A reader that has found damage asks the leader from then on.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Cleaner:
                 due = to_clean.take(self._replicas())
                 failed = self._each(due, lambda p, now_us=now_us: self._clean(p, now_us), "clean")  # type: ignore[misc]
                 to_clean.note(failed)
-                # What is open is asked once more, or a partition that fell quiet would keep its file for a whole turn.
+                # Open logs are asked once more, or a partition that fell quiet would keep its file for a whole turn.
                 to_clean.note(p for p in due if p.log.is_awake)
 
     def _replicas(self) -> list[Replica]:

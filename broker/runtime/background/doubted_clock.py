@@ -5,7 +5,7 @@
                        └──► the last believed time, and what has passed since. Until `DOUBT_S` are over
 
 T1  Deleting too late costs room, deleting too early costs records. So a jump ahead is doubted, and a step back is not.
-T2  What has passed is told by a clock that nobody sets, and that counts while the machine sleeps (CLOCK_BOOTTIME).
+T2  A clock that nobody sets tells how much time has passed. It counts while the machine sleeps (CLOCK_BOOTTIME).
 T3  A jump that is not taken back is believed after `DOUBT_S`, or by the next start: then there is nothing to compare.
 
 Records and offsets are stamped by the wall clock as it is.

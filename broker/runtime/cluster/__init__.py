@@ -1,4 +1,4 @@
-"""Several brokers: what runs only where there are others.
+"""A cluster of several brokers: all that runs only where there are others.
 
     plane/ (the catalog) ─► replicas ─► placed, for each replica ─► link/ ─► the other brokers
                     control, what users change ─► plane/             └────► streams, what is served here
@@ -9,14 +9,14 @@ replicas.py     All replicas of this broker: what the catalog says goes to each,
 placed.py       One replica under the catalog: leader, follower or resting; its step-outs.
 serial_work.py  One thing at a time for each replica, on the threads of a pool.
 folders.py      The folders of placed partitions: opened, made, moved aside, removed.
-wants.py        What one replica wants of the catalog and of its followers, asked once at a time.
-wiring.py       What a replica needs of others: the catalog, a session, followers, the capture of messages.
+wants.py        Wishes of one replica to the catalog and to its followers, asked once at a time.
+wiring.py       Things that a replica needs of others: the catalog, a session, followers, the capture of messages.
 codec.py        Messages between replicas as bytes of the wire, and back.
-link/           Replicas of several brokers over gRPC: who follows asks, who leads answers.
-streams.py      What is led here is served; of the rest, who leads it.
-control.py      What changes streams, by commands that the controller carries out.
+link/           Replicas of several brokers over gRPC: followers ask, leaders answer.
+streams.py      Serves the partitions that are led here, and names the leaders of the others.
+control.py      Changes streams, by commands that the controller carries out.
 own_streams.py  When the stream of consumer offsets is made, and on how many brokers.
 offsets.py      Consumer offsets: read anew by whoever begins to lead their stream.
 sinks/          Exactly-once sinks: stages beside their partitions, the coordinator, what it asks other brokers.
-operating/      What an operator sees of a cluster, and does to it by hand.
+operating/      An operator looks at a cluster, and changes it by hand.
 """

@@ -1,6 +1,6 @@
 """Messages between replicas as bytes of the wire (`broker/api/proto/replica.proto`), and back.
 
-C1  What comes back is a message of `broker.replication.messages` whose numbers are in their range, or `BadFrame`.
+C1  `decode` gives a message of `broker.replication.messages` whose numbers are in their range, or `BadFrame`.
 C2  A head stands under a CRC. TCP lets flipped bits through, and a high watermark, unlike a batch, has no other check.
 C3  Stored bytes pass as they are: nothing here looks into them.
 """

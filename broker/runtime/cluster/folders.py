@@ -4,7 +4,7 @@
     streams/<name>/<incarnation>/<number>.aside/      what was damaged, until the others are in sync again
 
 D1  A folder is made durable with its names before it is said to be there.
-D2  What is damaged is moved away as a whole, by one rename; what was moved away before goes first.
+D2  A damaged folder is moved away as a whole, by one rename; one that was moved away before goes first.
 D3  A folder goes only when the catalog says that this broker is to delete it.
 """
 

@@ -7,13 +7,13 @@ E1  `begin` and `end` of one attachment come one after the other, in the order i
     subscriptions of one subject would bring each message twice.
 E2  A partition that comes or goes swaps no builder of another: a message that is half received goes the way that was
     decided for it (`flush.N5`), also one of the partition that goes. That one says what becomes of it.
-E3  What was captured before an `end` has been given to the partition when `end` returns.
+E3  Messages that were captured before an `end` have been given to the partition when `end` returns.
 E4  Many that begin at the same time are confirmed by one question to the server.
 E5  Where a hash decides, messages are sorted by one number of partitions in each slot: another number means other
     slots, also for the partitions that stay. Messages that had gathered in the former ones, or were half received,
     name the number by which they were sorted, and their partition may refuse them (`replicated.P15`).
-E6  What the server had sent before it confirmed was given to the partition when `begin` returns. A new leadership takes
-    nothing before that: what another broker has taken by the former number is not taken here by the new one.
+E6  Messages that the server sent before it confirmed were given to the partition when `begin` returns. A new leadership
+    takes nothing before that: what another broker has taken by the former number is not taken here by the new one.
 """
 
 from __future__ import annotations

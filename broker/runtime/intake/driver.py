@@ -4,7 +4,7 @@
 
 I1  Subscriptions are made, and confirmed by the server, before `attach` returns.
 I2  A lost connection is made again for ever; when nats-py gives one up (most `-ERR`), a new client is made.
-I3  What may have been missed while away is estimated, labelled so, and counted; nothing is hidden.
+I3  Messages that may have been missed while away are estimated, labelled so, and counted; nothing is hidden.
 
 Everything but `attach`, `alter`, `detach`, `stop` and reading counters runs on the thread's own loop.
 """

@@ -13,7 +13,7 @@ callback of the event loop that read it (see inbox.py). The read loop is woken f
 P1  Control operations are handled in order, and before anything that comes after their chunk is parsed.
 P2  While `is_held_up`, nothing is parsed: the read loop waits in `may_read`, the Inbox fills, the socket is not read.
 P3  An error in `take_in` is raised by `read`, and nats-py reconnects as it does at one of `parse`.
-P4  What is parsed is of one connection: after `reset` nothing is taken in until the next, which ends the one before.
+P4  Only one connection is parsed: after `reset` nothing is taken in until the next, which ends the one before.
 """
 
 from __future__ import annotations

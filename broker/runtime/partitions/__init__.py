@@ -4,8 +4,8 @@
 
 catalog_store.py  The catalog on this broker's disk: one file of lines, rewritten as one at start
                   and when it has grown.
-control.py        What changes the set of streams, their settings and state: one change at a time,
-                  on the control loop.
+control.py        Changes the set of streams, their settings and state: one change at a time, on the
+                  control loop.
 streams.py        The streams of this broker: what the catalog says of them, opened on this disk.
 orphans.py        Folders of streams: how one goes, and those that the catalog does not name, found
                   at the start.
@@ -19,8 +19,8 @@ leader.py         One partition that this broker leads: the driver of its core
                   (`broker.replication.leader`).
 replicated.py     One partition that other brokers keep as well: its session, its in-sync replicas,
                   its failures.
-stopping.py       Who waits for an ack of what was sorted by a number of partitions, and a stop of
-                  all that.
+stopping.py       Counts those who wait for acks of messages sorted by a number of partitions, and
+                  stops all that.
 effects.py        Does what the core of a partition wants: high watermark, readers, answers, syncs.
 sync.py           The fsync pool: group commit.
 row_sync.py       How a partition is synced in a row with others.

@@ -1,7 +1,7 @@
 """How a partition is synced in a row (`sync.SyncRow`): what nobody awaits, with other partitions, by one thread.
 
-P5  What is synced in a row keeps nobody waiting: what is appended after it and awaited is synced at once, and with it
-    what the row was to sync. The row then finds nothing to do here.
+P5  Partitions in a row keep nobody waiting: a later append that is awaited is synced at once, and with it all that the
+    row was to sync. The row then finds nothing to do here.
 """
 
 from __future__ import annotations

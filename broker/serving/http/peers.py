@@ -4,7 +4,7 @@
                            └─► the leaders of the rest, at the same time ─► one answer
 
 E1  One hop: who is asked by a broker (header `Liftlog-Asked-By`) answers what it knows, and asks nobody.
-E2  Who does not answer in time is unknown, and says nothing about what it leads.
+E2  A broker that does not answer in time is unknown, and says nothing about what it leads.
 """
 
 from __future__ import annotations

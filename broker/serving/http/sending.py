@@ -8,7 +8,7 @@ reads from a descriptor which is closed by then, and may be another file's.)
 
 Small answers are cheaper in one write: a tail poll is one `pread` and one `send`.
 
-D1  What was announced as Content-Length is sent exactly, or the connection is cut: a reader takes
+D1  The bytes that Content-Length announced are sent exactly, or the connection is cut: a reader takes
     nothing for complete that is not. (It checks the end marker, too.)
 D2  A reader that takes less than `PIECE_BYTES` in `STALLED_S` is cut: its files stay open meanwhile, so
     their space stays used.

@@ -3,7 +3,7 @@
 Types are those of the schema; others are taken where nothing can be lost on the way. All of it is
 vectorised: no Python object per record unless one is about to be refused.
 
-W1  What leaves here has exactly `ROW_SCHEMA`, no null where it has none, and no record over its limit.
+W1  Rows that leave here have exactly `ROW_SCHEMA`, no null where it has none, and no record over its limit.
 W2  Sizes are added up before anything is copied: views may share their bytes, so a small body could
     claim a large copy.
 W3  A tombstone (null value) has a key, as `Liftlog-Tombstone` needs one.

@@ -6,7 +6,7 @@
     follower    take      piece after piece, in memory; with the last one all of it is checked, and written as
                           one file, durably, or forgotten
 
-H1  What is taken counts as a whole or not at all: before its CRC and its tables were read nothing is on the disk.
+H1  A file that is taken counts whole or not at all: before its CRC and its tables were read nothing is on the disk.
 H2  It tells of nothing beyond the durable end (`state_files.T2`), and of no log that was cut since it was begun.
 H3  A file that its leader finds damaged is not offered again: another is made of the tables.
 H4  The high watermark on disk is never below what was written anew, here or where it was copied from: it is written

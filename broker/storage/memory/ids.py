@@ -7,7 +7,7 @@
 An id is known while its record is younger than the window; the records' own timestamps decide, so that the same log
 gives the same table. An id takes 48 bytes at most, twice that while it grows.
 
-I1  Of the records with one id the last is known. Those from NATS are a window apart, so within a window it is the only
+I1  The last of the records with one id is known. Those from NATS are a window apart, so within a window it is the only
     one, but for what came over HTTP. (The last, not the first: so the log tells the same from wherever it is read.)
 I2  No id is forgotten before its time: a table that is full refuses new ids, and its publishers try again.
 I3  The arrays are the whole state: the compiled twin (broker/ingest/_ids.pxi) works on the same ones, step by step as

@@ -7,7 +7,7 @@
 A verdict does all three for one append, so that what is noted is taken back whatever happens in between. The tables
 tell of the records below `end`, and of no others: whoever finds another log end than that reads them anew.
 
-M1  Whatever an id is answered with was decided under the append lock, from what is in the log: nothing is pending.
+M1  The answer to an id was decided under the append lock, from what is in the log: nothing is pending.
 M2  An append that fails leaves no id, no subject and no stamp behind.
 M3  Room is made before anything is noted: a table that grows moves its entries.
 M4  A window counts back from when a message was read, and it may have waited since. So of what is read from the log or

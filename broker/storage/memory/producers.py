@@ -9,8 +9,8 @@ its epoch and its newest groups, and so knows what a request is:
 
 I1  One sequence of one epoch is appended at most once, and only after the one before it.
 I2  A newer epoch begins at 0 and fences the older ones for good.
-I3  What is not known is never appended silently: a sequence above 0 of an id that the table does not have, because it
-    never did, or has expired, is `unknown_producer`. (A 0 can be a first group; so nobody may repeat one for
+I3  A group of an unknown producer is never appended silently: a sequence above 0 of an id that the table does not have,
+    because it never did, or has expired, is `unknown_producer`. (A 0 can be a first group; so nobody may repeat one for
     longer than an id is kept.)
 I4  A new id is refused where there are `ids_max` of them already; none is forgotten before its time.
 

@@ -9,7 +9,7 @@ The state of now is the newest such file plus the headers of the batches after i
 
 T1  No file in a log that is the only one: no batch has a stamp, no record an id. The first append with either writes
     one before anything else; so a log that no producer and no id ever came to is never scanned, and has no file.
-T2  What a file says is durable in the log: it is written when all up to its offset has been fsynced.
+T2  A file tells only of records that are durable in the log: it is written when all up to its offset has been fsynced.
 T3  No batch is removed, or written anew, that only the scan would tell of: a file at or above its end is there first,
     and with more than one replica that file is committed: a truncation may take others.
 T4  A new file is durable before older ones are removed. A damaged one is passed over: the scan begins

@@ -5,7 +5,7 @@
 A sequence is JetStream's: the offset + 1. A subject whose last record is below the log start has none: 0. So has one
 that never came, unless the table was full when it may have come: then it is not known.
 
-J1  Of a subject that is in the table the sequence is right: whatever is appended on it is noted.
+J1  The sequence of a subject that is in the table is right: each append on it is noted.
 J2  The records of subjects that are not in the table lie below `missed_end`. While that is above the log start, such a
     subject is unknown, never 0.
 J3  The arrays are the whole state: the compiled twin (broker/ingest/_subjects.pxi) works on the same ones, step by step

@@ -1,4 +1,4 @@
-"""Replicas of several brokers over gRPC: who follows asks, who leads answers. `ReplicaLink` (link.py) is all of it.
+"""Replicas of several brokers over gRPC: followers ask, leaders answer. `ReplicaLink` (link.py) is all of it.
 
     link = ReplicaLink(me=…, process=…, cluster_id=…, secret=…, service=catalog_service, report=…, sync_pool=…,
                        settings=config.replication)
@@ -12,11 +12,11 @@
 grpc: a single broker does not.
 
 link.py       Its server and its connections, and `Wiring` for replicas.
-handshake.py  Who is there: secret, cluster, name and registration.
-directory.py  Who the brokers are, and where.
+handshake.py  Both sides prove who they are: secret, cluster, name and registration.
+directory.py  The brokers, and where they are.
 server.py     The leader's side: a stream for each broker that follows.
 answering.py  The leader's driver: questions of followers to the core, its answers with stored bytes to their streams.
-outbox.py     What one stream has to say next.
+outbox.py     The queue of what one stream has to say.
 pace.py       How fast replicas that are not in sync may be filled.
 connection.py The follower's side: a stream to each broker that leads.
 following.py  The follower's driver: answers to the core, what it wants to the log.

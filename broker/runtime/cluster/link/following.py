@@ -5,8 +5,8 @@
     clock ─ tick ───────────────────► core ◄─ Synced ─ a thread of the pool ◄── Sync
 
 U1  One lock over the core and what it wants done. Clocks do not wait for it: a log that is being cut has no time.
-U2  What arrives is applied at once or never: after `rest` or another `follow` it meets a core that does not mind it,
-    and a log that refuses it.
+U2  An answer is applied when it arrives, or never: after `rest` or another `follow` it meets a core that does not mind
+    it, and a log that refuses it.
 U3  An fsync is the pool's (but for U7). It makes durable all that was appended before it began; meanwhile records go on
     coming.
 U4  A log that refuses without having failed (a full disk, bytes that do not fit) is asked again after a while. One that
@@ -17,9 +17,9 @@ U5  Time stands still while the connection's reader is at work (`connection.N4`)
     and to report it would give them to somebody who has as many.
 U6  The log is told to agree with its leader's from the moment that the core has found it so, until the core wants it
     cut or follows another leader: before the cut is begun.
-U7  What comes alone is fsynced by the connection's reader: to wake a thread and to ask twice takes longer than a quick
-    fsync, and somebody waits for his ack. It comes alone if the reader had nothing to do before it for longer than the
-    last fsync took. That fsync was quick, the bytes are few, and the pool has nothing of this log.
+U7  The connection's reader itself fsyncs an answer that comes alone: to wake a thread and to ask twice takes longer
+    than a quick fsync, and somebody waits for his ack. It comes alone if the reader had nothing to do before it for
+    longer than the last fsync took. That fsync was quick, the bytes are few, and the pool has nothing of this log.
 
 The model is `tests/sim/following.py`.
 """

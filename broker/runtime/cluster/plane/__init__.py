@@ -14,11 +14,11 @@ plane.py       The metadata plane of one broker, put together.
 thread.py      The thread that owns the Raft node.
 service.py     The catalog for other threads: `execute`, `read`, `subscribe`. Implements `wiring.CatalogService`.
 heart.py       This broker's session: heartbeats, and whether it has one.
-duties.py      What the controller does by itself: drives `metadata/controller.py` and `metadata/voting.py`.
+duties.py      Duties of the controller: drives `metadata/controller.py` and `metadata/voting.py`.
 forming.py     The way into the group: the first voters form it, others join it, members come back.
-membership.py  What the folder says of that: `raft.json`.
-rescue.py      What becomes of the folders when a majority of the voters is lost for good. No broker runs meanwhile.
-status.py      What one broker knows of the cluster, for people.
-identity.py    Who this broker is to be, and whom it knows: from its configuration.
+membership.py  The folder's word on that: `raft.json`.
+rescue.py      Rescues the folders when a majority of the voters is lost for good. No broker runs meanwhile.
+status.py      The cluster as one broker knows it, for people.
+identity.py    The identity of this broker, and the brokers that it knows: from its configuration.
 clock.py       The clocks.
 """

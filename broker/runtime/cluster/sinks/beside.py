@@ -9,7 +9,7 @@ B1  Only who leads the partition, by the catalog, asks for its companion. Two wh
     them has heard; neither has an effect on what is stored.
 B2  A companion that has members in sync stays with them: this broker joins them, it does not replace them.
     A move that waits for a broker which is dead is no obstacle: another one takes its place.
-B3  Of one companion a question is out at a time, and the next one not before `PAUSE_S`.
+B3  One question about a companion is out at a time, and the next one not before `PAUSE_S`.
 """
 
 from __future__ import annotations

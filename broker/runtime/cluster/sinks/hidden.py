@@ -5,10 +5,10 @@
 Q1  The table is read under one leadership of the partition and one of the companion, once all that the companion holds
     is committed (`committed.W1`). Another epoch of either, and it is read anew. So it is when the log of the companion
     was recovered in place, which the only replica does (`placed.V10`): what it held may be cut.
-Q2  What was appended counts in the table at once, and is answered when it is committed (`stage_log.G1`). If it is not,
-    the leadership is over, and so is the table.
+Q2  Appended notes count in the table at once, and are answered when they are committed (`stage_log.G1`). If they are
+    not, the leadership is over, and so is the table.
 Q3  A broker that may not answer for the partition, or for its companion, answers nothing about stages.
-Q4  Who asks what may be let go (`floor`) waits for no other broker: he is told that nothing may, and asks again.
+Q4  A question what may be let go (`floor`) waits for no other broker: the answer is "nothing", and it is asked again.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
                                                                      └─► over HTTP those of the others
     a part of a stage ─► the leader of its partition ─► may this epoch stage? ─► the coordinator
 
-K1  What drivers and people ask is answered by the leader of `__commits` alone; who else is asked names him.
-K2  What was decided is finished by whoever leads `__commits`: looked at every `ROUND_S`, without anybody asking.
+K1  The leader of `__commits` alone answers drivers and people; another broker that is asked names it.
+K2  The leader of `__commits` finishes what was decided: it looks every `ROUND_S`, without anybody asking.
 K3  Nothing is let go of a partition that has a companion while its pins are not known here (`floor`).
 K4  A stream is gone for a decision if a catalog says so that has all that was acknowledged before. This broker's own
     may be behind: of a stream that was made again it may know the former one.
-K5  Who is asked by a coordinator asks nobody: pins, groups and checks wait for replicas, and never for each other.
+K5  A broker that a coordinator asks asks nobody: pins, groups and checks wait for replicas, never for each other.
 K6  An epoch that may stage may for `CHECKED_S`, unasked: a commit judges again (`ledger.D4`), and what nobody may
     commit expires.
 K7  One leadership has one table of stages, and one ledger: a thread that has looked long ago does not bring back what
