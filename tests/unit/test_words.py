@@ -1,11 +1,13 @@
-"""The words that users read: lines of prose end by column 100, and a sentence says first what it is about.
+"""The words that people read: lines of prose end by column 100, and a sentence says first what it is about.
 
-A sentence that begins with "Of", "What" or "Who" and asks nothing has to be read twice. Tables and code are as long as
-they have to be. Decision records are wrapped, too; how their sentences begin is left alone.
+A sentence that begins with "Of", "What" or "Who" and asks nothing has to be read twice. That holds for pages, help and
+docstrings. Tables and code are as long as they have to be. Decision records are wrapped, too; how their sentences begin
+is left alone.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,10 @@ PAGES = sorted(
 RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 BEGINS = re.compile(r"(Of|What|Who|Whom|Whose|Whoever|Whatever)\b")
 MARKER = re.compile(r"^([-*+]|\d+\.) +")
+SOURCES = {"broker": 3_000, "spark_liftlog": 250, "benchmarks": 100, "tests/support": 150}
+"""Folders whose docstrings are judged, and how many are there at least."""
+ROW = re.compile(r"^([-*+]|\d+\.|[A-Z]{1,4}\d+|[\w/]+(\.pyx?|/))\s+")
+"""Begins a row of a docstring: an item, an invariant with its number, a module of a package."""
 
 
 def blocks(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -130,6 +136,38 @@ def test_comments_of_the_configuration_are_wrapped_and_plain() -> None:
     assert awkward(" ".join(line.lstrip("# ") for line in comments)) == []
 
 
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """All of a module, those behind constants included, and the line of each."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for below in body if isinstance(body, list) else ():
+            text = below.value if isinstance(below, ast.Expr) else None
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield below.lineno, text.value
+
+
+def paragraphs(docstring: str) -> Iterator[str]:
+    """Its paragraphs and rows, each without what it begins with."""
+    lines = [line.strip() for line in docstring.splitlines()]
+    block: list[str] = []
+    for words in [*lines, ""]:
+        if not words or ROW.match(words):
+            yield " ".join(block)
+            block = []
+        block.append(ROW.sub("", words, count=1))
+
+
+def awkward_docstrings(source: str) -> list[tuple[int, str]]:
+    return [(line, words) for line, text in docstrings(source) for one in paragraphs(text) for words in awkward(one)]
+
+
+@pytest.mark.parametrize("folder", SOURCES)
+def test_sentences_of_docstrings_do_not_begin_as_questions(folder: str) -> None:
+    sources = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    assert sum(1 for source in sources.values() for _ in docstrings(source)) > SOURCES[folder]
+    assert [(str(path), *found) for path, source in sources.items() for found in awkward_docstrings(source)] == []
+
+
 def test_what_is_looked_for_is_found() -> None:
     long = "word " * 25
     assert too_long(
@@ -139,4 +177,42 @@ def test_what_is_looked_for_is_found() -> None:
         "Of these two.",
         "Who** leads, decides.",
         "What is left",
+    ]
+    module = '''"""Of a log.
+
+P9  Who leads, tells. A follower
+    does not.
+
+log.py  What is told.
+- A
+  sentence. What holds?
+"""
+MAX = 9
+"""Whose limit it is."""
+
+
+class Log:
+    """One log.
+
+    Args:
+        name: Of the log, and its
+            own.
+    """
+
+    async def told(self):
+        """Whoever asks. What this release knows: nothing."""
+
+    def end(self):
+        text = "Of no docstring."
+        """A log. Who waits is told."""
+'''
+    assert sorted(awkward_docstrings(module)) == [
+        (1, "Of a log."),
+        (1, "What is told."),
+        (1, "Who leads, tells."),
+        (11, "Whose limit it is."),
+        (15, "Of the log, and its own."),
+        (23, "What this release knows:"),
+        (23, "Whoever asks."),
+        (27, "Who waits is told."),
     ]
