@@ -62,7 +62,7 @@ class Ids(Protocol):
 
 
 class Subjects(Protocol):
-    """As `Ids`, of `broker.storage.memory.subjects.SubjectTable`; the compiled twin works on its arrays."""
+    """The part of `broker.storage.memory.subjects.SubjectTable` that settling needs; the twin works on its arrays."""
 
     slots: Any
     counts: Any

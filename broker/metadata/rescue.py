@@ -129,7 +129,7 @@ def _unknown(state: PartitionState, epoch: int) -> PartitionState:
 
 
 def _chosen(state: PartitionState, rescue: Rescue, at: Place, epoch: int, who: Who) -> PartitionState:
-    """Q3. A broker with more than all replicas in the catalog is a replica that the catalog does not know any more."""
+    """Q3. A broker whose log has more than those of all known replicas was one, too: the catalog has forgotten it."""
     logs = {broker: logs[at] for broker, logs in rescue.logs.items() if at in logs}
     if state.unclean_epoch == rescue.number or any(broker not in logs for broker in state.replicas):
         state = replace(state, unclean_epoch=epoch)

@@ -378,7 +378,7 @@ class StageStore:
         )
 
     def _lead(self) -> None:
-        """A leader that begins, again or newly, forgets what it had never tried (G3). Under the lock."""
+        """Forget what it had never tried when it becomes leader, again or newly (G3). Under the lock."""
         if self._untried_in != self._hidden.leader_epoch:
             self._untried.clear()
             self._untried_in = self._hidden.leader_epoch
