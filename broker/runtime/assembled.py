@@ -165,7 +165,7 @@ class Assembled:
         raise NotImplementedError
 
     def _leaving(self) -> tuple[Callable[[], None], ...]:
-        """What a stop begins with, step by step, while all works still."""
+        """Steps that a stop begins with, in order, while all works still."""
         return ()
 
     def _closing(self) -> tuple[Callable[[], None], ...]:

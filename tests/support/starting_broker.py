@@ -1,7 +1,7 @@
 """A broker that can be held at its start: `python -m tests.support.starting_broker FILE`.
 
-While the file is there it takes part in the catalog and has a vote, but opens no log, and so does not register. Who may
-lead is decided without it. Configured by the environment, as `liftlog broker`.
+While the file is there it takes part in the catalog and has a vote, but opens no log, and so does not register. The
+others decide without it who may lead. Configured by the environment, as `liftlog broker`.
 """
 
 from __future__ import annotations

@@ -7,20 +7,20 @@ P8  Without a session nothing is appended, and nobody is told that something is 
     told once there is a session again, if this broker leads in the same epoch still; else that another one does. Errors
     are told at once.
 P9  While fewer are in sync than must be, an append is refused at once: its ack would come when a follower comes back.
-    What was appended before waits for that.
+    Records that were appended before wait for that.
 P10  A log that has failed is not recovered in place: what it had is not known, and others have it. The leadership
     ends, and the replica steps out (`replication.leader.L6`).
 P11  A leader answers clients once it takes in messages: `serve` says so for each leadership.
-P12  Who hears that the leadership is over says so at once (`retire`): the end of it may have to wait for a thread.
-P13  It tells its core the time by `tick` alone: who syncs by intervals has another clock.
+P12  The one who hears that the leadership is over says so at once (`retire`): its end may have to wait for a thread.
+P13  It tells its core the time by `tick` alone: the thread that syncs by intervals has another clock.
 P14  A new leader tells nobody where the log ends before the high watermark has reached the start of its epoch.
 P15  Records that were sorted by another number of partitions than holds are refused, and none is taken by a partition
     that does not count yet. So the records of one leader epoch were sorted by one number (`growth.G2`).
-P16  What an operator gives up is remembered until the process ends: the answer may be lost, and asked for again.
+P16  Ranges that an operator gives up are remembered until the process ends: the answer may be lost, and asked again.
 P17  While its stream is about to count by another number it takes nothing that was sorted by a number. It has stopped
     when all that it took before is committed and was answered, so that nobody is told that it is not known.
-P18  Who tells it the time does so to all partitions of this broker: he waits `TICK_WAIT_S` for an append that is at the
-    disk, and comes again. The appends under way at any time are few, so that is all that they cost the others.
+P18  The clock that tells it the time goes through all partitions of this broker: it waits `TICK_WAIT_S` for an append
+    that is at the disk, and comes again. Few appends are under way at any time, so they cost the others little.
 P19  Before it hands over because its broker stops it takes nothing more, so that whoever leads next soon has all that
     was acknowledged, also under `leader`. An append that was judged before is judged again, and one that is at the disk
     is waited for. Where nobody else is in sync it goes on: there is nobody to hand over to.
@@ -60,7 +60,7 @@ from broker.storage.recovery import Ranges, merge_ranges
 from broker.storage.rewrite.giving_up import give_up
 
 TICK_WAIT_S: Final = 0.02
-"""Of P18. A lock that appends take in turns is free within that, now and then."""
+"""See P18. A lock that appends take in turns is free within that, now and then."""
 
 
 class Bookkeeping:
@@ -140,7 +140,7 @@ class ReplicatedPartition(Partition):
         self.release()
 
     def serve(self, leader_epoch: int) -> None:
-        """Answer clients in this leadership from now on (P11). Of an earlier one it may be said late."""
+        """Answer clients in this leadership from now on (P11). A late call for an earlier one does nothing."""
         self._served_epoch = max(self._served_epoch, leader_epoch)
         self.release()
 
@@ -163,7 +163,7 @@ class ReplicatedPartition(Partition):
         return self._served_epoch == self._core.epoch >= self._least_epoch and self._has_session()
 
     def depose(self) -> None:
-        """Another broker leads, or none. Who waits is told that it is over."""
+        """Another broker leads, or none. All who wait are told that it is over."""
         self.step(Deposed())
         self.release()
         self.replica.note_change()
@@ -184,7 +184,7 @@ class ReplicatedPartition(Partition):
             self._lock.release()
 
     def isr_answered(self, state: PartitionState, request: int | None = None) -> None:
-        """What the catalog says of the in-sync replicas, by itself, or as an answer to `AskIsr`."""
+        """Hear who is in sync by the catalog, which says so by itself, or as an answer to `AskIsr`."""
         self.step(
             IsrAnswered(
                 epoch=state.leader_epoch,
@@ -277,7 +277,7 @@ class ReplicatedPartition(Partition):
         self.replica.note_change()
 
     def follower_ends(self) -> dict[str, int]:
-        """What each follower has told to be durable, by its broker; -1: it has told nothing in this leadership."""
+        """The durable end that each follower has told, by its broker; -1: it has told none in this leadership."""
         core = self._core
         with self._lock:
             followers = core.in_sync.followers if core.in_sync is not None else {}

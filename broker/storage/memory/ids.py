@@ -53,7 +53,7 @@ class IdTable:
     """See the module. Not thread-safe: the log's append lock covers it.
 
     Args:
-        key: Of the hash; random unless given.
+        key: The key of the hash; random unless given.
 
     Attributes:
         entries: capacity x 4 int64: the id's two words, offset, microseconds.
@@ -239,7 +239,7 @@ class IdTable:
     # --- bytes ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, *, end: int, since_us: int) -> bytes:
-        """Of the records below `end` and younger than that, as bytes; the same table gives the same bytes."""
+        """The ids of records below `end` and younger than `since_us`, as bytes; the same table gives the same bytes."""
         held = self._held()
         held = held[(held[:, _TIME] > since_us) & (held[:, _OFFSET] < end)]
         return b"".join(
@@ -285,8 +285,8 @@ class FoundIds(NamedTuple):
     """The ids of a batch, or of some.
 
     Attributes:
-        texts, offsets, times_us: Of the records that have one, in order; microseconds.
-        last_id: That of the last record; empty: none.
+        texts, offsets, times_us: One each for every record that has an id, in order; microseconds.
+        last_id: The id of the last record; empty: none.
     """
 
     texts: list[bytes]
@@ -302,8 +302,8 @@ def has_headers(message: bytes | bytearray | memoryview) -> bool:
 
 
 def ids_in(*messages: bytes | bytearray | memoryview) -> FoundIds:
-    """Find the ids of a batch, or of some that follow each other. Of a repeated header the first counts; an empty id is
-    none. The CRC is not checked.
+    """Find the ids of a batch, or of some that follow each other. If a header is repeated, the first counts; an empty
+    id is none. The CRC is not checked.
 
     Some together take a fraction of the time where each has a record or two. Arrow computes nothing here: it would load
     pandas for that, half a second of a new leader.

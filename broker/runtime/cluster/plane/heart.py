@@ -7,8 +7,8 @@ B1  Whether there is a session is read from the clock, by any thread, and waits 
     Raft thread hangs.
 B2  A session belongs to one registration of this process. If the catalog shows another process under our name, or has
     shown us and does so no more (this broker was removed), this process gives up.
-B3  Where no controller is known, or another one is than before, a heartbeat is due at once (`session.S4`). Who cannot
-    reach a leader is told of another controller as well: what he has reported to the former one is lost.
+B3  Where no controller is known, or another one is than before, a heartbeat is due at once (`session.S4`). A follower
+    that cannot reach a leader is told of another controller as well: its reports to the former one are lost.
 """
 
 from __future__ import annotations
