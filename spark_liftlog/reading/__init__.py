@@ -2,7 +2,7 @@
 
     stream_reader ─► query/ ─► advance ─► plan ─► task, on an executor ─► batches for Spark
 
-stream_reader.py  A streaming read, as Spark asks for it. What it answers is decided in query/.
+stream_reader.py  A streaming read, as Spark asks for it. query/ decides the answers.
 batch_reader.py   A batch read: where it starts and ends is asked when it is planned.
 query/            The driver's side of a streaming read: what there is, where the next batch ends,
                   what is lost.
@@ -10,15 +10,15 @@ selection.py      Which streams and partitions a read is about.
 where.py          Where a read starts or ends, as options say it.
 positions.py      Option values and ranges, made concrete by asking the brokers once. For batch and
                   stream alike.
-cluster.py        What the driver asks of the brokers: heads, positions, publishing.
+cluster.py        The driver's questions to the brokers: heads, positions, publishing.
 asking_again.py   How long a broker that may be behind is asked again before it is believed.
 offsets.py        The offset JSON: what Spark keeps in the checkpoint and hands back, for years.
 advance.py        From where the query stands to where its next batch ends: the decisions, without
                   the network.
 refresh.py        A frame that is planned once and read again: what it has grown by is asked then.
 plan.py           Which records go into which Spark task. Arithmetic only.
-task.py           What an executor does: read the ranges of one input partition. HTTP only, nothing
-                  of the driver's.
+task.py           The work of an executor: read the ranges of one input partition. HTTP only,
+                  nothing of the driver's.
 prefetch.py       Reading ahead of Spark: a thread makes the next batch while Spark takes the one
                   before.
 """

@@ -1,4 +1,4 @@
-"""A streaming read, as Spark asks for it. What it answers is decided in query/driver.py.
+"""A streaming read, as Spark asks for it. query/driver.py decides the answers.
 
     initialOffset()               a constant: where "latest" was is not known to a restart
     latestOffset(start, limit)    learn that `start` is done; where the next batch ends

@@ -3,8 +3,8 @@
     heads ─► views ─► driver: losses, admission ─► the next end           ranges ─► what is between two ends
 
 driver.py     Where a query stands, and where its next batch ends: what `stream_reader.py` asks.
-heads.py      What there is to read, always at hand: one long poll in the background, answers
-              from memory.
+heads.py      The ends of what can be read, always at hand: one long poll in the background,
+              answers from memory.
 views.py      Heads that a batch may be planned from: they tell of all partitions, and agree with
               the query's position.
 losses.py     Positions are compared with the log, and a loss is named, or survived.

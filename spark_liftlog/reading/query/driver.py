@@ -193,7 +193,7 @@ class StreamDriver:
     def _committed(self, heads: Heads) -> Offset:
         """The first end of a query whose checkpoint is lost: it goes on where its progress was published.
 
-        What was published is checked like a checkpoint: what is gone since is a loss, never another beginning.
+        Published progress is checked like a checkpoint: records that have gone are a loss, never another beginning.
 
         Raises:
             UnknownConsumer: nothing was published for a stream that is read.

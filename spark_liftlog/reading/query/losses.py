@@ -1,4 +1,4 @@
-"""What a log cannot give any more of what a query has read, or was to read: named, or survived.
+"""Losses: records that a query has read, or was to read, and a log cannot give any more. Named, or survived.
 
     position  [offset, epoch of the record before it]
     log       log start … that record … high watermark        the same record? else the tail was lost, or written anew
@@ -28,11 +28,11 @@ log = logging.getLogger("spark_liftlog")
 
 
 class Losses:
-    """What one query has lost.
+    """The losses of one query.
 
     Args:
         cluster: Is asked for the log itself.
-        views: What was settled about the query's streams.
+        views: Heads that are settled for the query's streams.
     """
 
     def __init__(self, options: SourceOptions, cluster: Cluster, views: Views) -> None:

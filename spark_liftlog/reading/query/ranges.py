@@ -3,8 +3,8 @@
 They may be of an earlier run, whose batch is planned again. By driver.S2 the begin of each range is where the batch
 before has ended, and the log may have changed since.
 
-S7  A batch that is planned again has the records that were planned then. Of those that are gone, or were written
-    anew, none is read, and the loss is named (losses.S3, losses.S4).
+S7  A batch that is planned again has the records that were planned then. None is read that is gone, or was written
+    anew, and the loss is named (losses.S3, losses.S4).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BatchRanges:
     Args:
         cluster: Is asked how many bytes the records have, and of which epochs they are.
         views: How far the logs reach.
-        losses: Whom to tell what is gone.
+        losses: Is told what is gone.
     """
 
     def __init__(self, cluster: Cluster, views: Views, losses: Losses) -> None:

@@ -25,8 +25,8 @@ class Views:
     """The heads of one query.
 
     Args:
-        cluster: Whom to ask.
-        selection: What is read.
+        cluster: The brokers to ask.
+        selection: The streams and partitions that are read.
     """
 
     def __init__(self, cluster: Cluster, selection: Selection) -> None:
@@ -51,22 +51,22 @@ class Views:
         self._frozen = self._whole(self._watch.fresh())
 
     def current(self) -> Heads:
-        """What to plan from now."""
+        """The heads to plan from now."""
         return self._frozen or self._whole(self._watch.current())
 
     def newer(self) -> Heads:
-        """What to plan from, asked anew; for a frozen query, too."""
+        """The heads to plan from, asked anew; for a frozen query, too."""
         heads = self._whole(self._watch.fresh())
         if self._frozen is not None:
             self._frozen = heads
         return heads
 
     def recent(self) -> Heads:
-        """What a broker has said of late, frozen or not."""
+        """The heads that a broker has told of late, frozen or not."""
         return self._watch.recent()
 
     def beyond(self) -> Heads:
-        """What there is, whatever the query is frozen to: what its lag is counted to."""
+        """The heads as they are, whatever the query is frozen to: its lag is counted to them."""
         return self._watch.recent() if self._frozen is None else self._watch.current()
 
     def close(self) -> None:
