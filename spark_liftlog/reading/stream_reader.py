@@ -3,7 +3,7 @@
     initialOffset()               a constant: where "latest" was is not known to a restart
     latestOffset(start, limit)    learn that `start` is done; where the next batch ends
     reportLatestOffset()          the lag, for the query's progress
-    commit(end)                   learn that `end` is done, one batch late
+    commit(end)                   learn that `end` is done, one batch late; of each micro-batch of the query
     partitions(start, end)        tasks; also for a batch of an earlier run that is done again
     stop()                        publish what was learned
 
@@ -109,7 +109,7 @@ class LiftlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         try:
-            self._running().done(end)
+            self._running().commit(end)
         except Exception as error:  # an error here would end the query, and publishing is best effort
             log.warning("progress.failed error=%s", error)
 

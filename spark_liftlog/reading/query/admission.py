@@ -9,6 +9,7 @@ N6  A batch that is not worth it is put off, never lost: `latest` of a new query
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -50,6 +51,12 @@ class Admission:
     def renewed(self, heads: Heads) -> None:
         """The same trigger has newer heads."""
         self._heads = heads
+
+    def due_in_s(self, now_s: float) -> float:
+        """When a batch that was put off is worth it anyhow."""
+        if not self.is_waiting:
+            return math.inf
+        return max(0.0, self._last_batch_s + self._options.max_trigger_delay_s - now_s)
 
     def share(self, backlogs: Mapping[Key, int]) -> dict[Key, int]:
         """Records to take per partition; none if the batch is put off."""

@@ -11,6 +11,7 @@ S2  Without a loss, no record between two ends of a checkpoint is skipped or rea
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Container, Mapping, Set
 from contextlib import suppress
@@ -32,6 +33,7 @@ from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.positions import keys_of, resolve_where
 from spark_liftlog.reading.query.admission import Admission
 from spark_liftlog.reading.query.losses import Losses
+from spark_liftlog.reading.query.pause import IdlePause
 from spark_liftlog.reading.query.ranges import BatchRanges
 from spark_liftlog.reading.query.views import Views
 from spark_liftlog.reading.where import ByPartition, ByTime
@@ -54,10 +56,11 @@ class StreamDriver:
         self._ranges = BatchRanges(self._cluster, self._views, self._losses)
         self._admission = Admission(options, self._cluster)
         self._progress = Progress(self._cluster)
+        self._pause = IdlePause()
         self._decode = Decoder()
         self._consumer = options.consumer or f"spark-{uuid.uuid4()}"
         self._ends: Mapping[Key, int] = {}
-        self._idle: tuple[Any, Heads] | None = None
+        self._idle: tuple[Any, Heads] | None = None  # from where, and in which heads, the last question found nothing
         self._reported: tuple[Mapping[Key, int], Heads, dict[str, Any]] | None = None
         self._warned: set[str] = set()
         self._claimed: socket | None = None
@@ -83,29 +86,42 @@ class StreamDriver:
     ) -> dict[str, Any]:
         """Where the batch that begins at `start_value` ends; `start_value` itself when there is nothing new.
 
+        That answer may be held back for a moment (pause.py).
+
         Args:
             rows_max: Records that the batch may have.
             is_bounded: Whether the limits of the options count. Spark may ask for all that there is.
         """
+        wait_s = self._pause.asked(time.monotonic())
+        end_value = self._latest(start_value, wait_s, rows_max, is_bounded)
+        self._pause.answered(time.monotonic())
+        return end_value
+
+    def _latest(
+        self, start_value: dict[str, Any], wait_s: float, rows_max: int | None, is_bounded: bool
+    ) -> dict[str, Any]:
         self.claim()
         start = self._decode(start_value)
         heads = self._views.current()
+        if self._idle is not None and self._idle[0] == start_value and self._idle[1] is heads:
+            if wait_s:
+                heads = self._views.after(heads, min(wait_s, self._admission.due_in_s(time.monotonic())))
+            if self._idle[1] is heads and not self._admission.is_waiting:
+                return start_value  # and what is before it was told to be done then
         self._admission.begin(heads, rows_max=rows_max, is_bounded=is_bounded, is_final=self._views.is_frozen)
         if start is None:
             first = self._first(start_value, heads)
             if first is None:
+                self._idle = (start_value, heads)
                 return start_value
             end = first
         else:
             self._check_streams(start)
-            if self._idle is not None and self._idle[0] == start_value and self._idle[1] is heads:
-                return start_value  # and what is before it was told to be done then
             self.done(start_value)
             heads = self._views.settled(start, heads, self._again)
             found = self._next(start, heads)
             if found is None:
-                if not self._admission.is_waiting:
-                    self._idle = (start_value, heads)
+                self._idle = (start_value, heads)
                 if self._views.is_frozen:
                     self._progress.flush()
                 self._ends = {key: at.offset for key, at in start.positions.items()}
@@ -113,6 +129,11 @@ class StreamDriver:
             end = found
         self._ends = {key: at.offset for key, at in end.positions.items()}
         return encode(end)
+
+    def commit(self, value: dict[str, Any]) -> None:
+        """The query has a micro-batch, perhaps of another source, and this is `done`."""
+        self._pause.stirred(time.monotonic())
+        self.done(value)
 
     def done(self, value: dict[str, Any]) -> None:
         """Every record before this offset has been processed. Never raises, never waits."""

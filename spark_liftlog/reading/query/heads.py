@@ -1,6 +1,6 @@
 """The ends of what can be read, for many questions: one long poll in the background, answers from memory.
 
-Spark asks for the latest offset a hundred times a second while a query is idle. The thread here waits
+Spark asks for the latest offset up to a hundred times a second while a query is idle. The thread here waits
 at the broker, which answers when a high watermark, a log start or the set of streams has changed; in
 between, asking costs neither side anything. The thread belongs to the process that runs the source
 of one query, and is started by the second question.
@@ -16,6 +16,7 @@ V2  A view may be a few milliseconds old, or `QUICK_S` if the broker has answere
 V3  The thread never ends by an error of the network or of an answer; it goes on asking, slower.
 V4  If nobody asks, nobody polls: between two questions there are two calls at most, however much changes.
 V5  A view that is told again is the same object.
+V6  `after` returns as soon as there is another view, and when the watch is closed.
 """
 
 from __future__ import annotations
@@ -81,6 +82,12 @@ class HeadWatch:
             if self._heads is not None and (not self._is_parked or time.monotonic() - self._told_s < RECENT_S):
                 return self._heads
         return self.current()
+
+    def after(self, heads: Heads, wait_s: float) -> Heads:
+        """The view that follows `heads`, which `current` has told; `heads` if there is none in time (V6)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._heads is not heads or self._interrupt.is_set, wait_s)
+            return self._heads or heads
 
     def fresh(self) -> Heads:
         """The heads as a broker tells them now; retried until its deadline. Raises Retryable."""

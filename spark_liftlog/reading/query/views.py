@@ -54,6 +54,10 @@ class Views:
         """The heads to plan from now."""
         return self._frozen or self._whole(self._watch.current())
 
+    def after(self, heads: Heads, wait_s: float) -> Heads:
+        """What to plan from after `heads`, which `current` has told; these if nothing comes in time, or can come."""
+        return heads if self.is_frozen else self._whole(self._watch.after(heads, wait_s))
+
     def newer(self) -> Heads:
         """The heads to plan from, asked anew; for a frozen query, too."""
         heads = self._whole(self._watch.fresh())

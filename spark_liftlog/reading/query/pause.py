@@ -1,0 +1,50 @@
+"""How long a question waits for news when there is none: what makes Spark's idle loop a long poll.
+
+Without a trigger interval Spark asks a query that has nothing to read again after 10 ms. Each question costs both
+sides the JSON of all positions. So the answer that nothing is new is held back for a while, as a broker would do:
+
+    questions   | | | | | | | | |───────| |───────| |───news   batch   | | | | | | | | |───────|
+                nothing new,     WAIT_S each          at once          again for QUIET_S,
+                for QUIET_S                                            at once
+
+S8  News of the query's own streams end the wait at once, and so does the end of the query.
+S9  Nobody waits while micro-batches follow each other, whichever source of the query they are for: Spark asks all
+    sources one after the other, so who waits holds up all of them. It tells each of them of every micro-batch.
+S10  Of several sources of a query one waits at most: to the others the questions then come too rarely, since
+    `SOON_S` is below `WAIT_S`. Nor does anybody wait at a trigger interval of `SOON_S` or more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WAIT_S: Final = 0.1
+"""So long a question waits, and so long another source's records may wait for it, once, after `QUIET_S` of nothing."""
+QUIET_S: Final = 1.0
+SOON_S: Final = 0.05
+"""Who asks again sooner than this after an answer does so for want of anything else to do."""
+BATCH_S: Final = 0.3
+"""A pause between two questions that is longer may have been a micro-batch."""
+
+
+class IdlePause:
+    """When the questions of one source wait. Times are those of one monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._stirred_s = 0.0
+        self._answered_s = float("-inf")
+
+    def asked(self, now_s: float) -> float:
+        """A question; how many seconds it may wait if nothing is new."""
+        pause_s = now_s - self._answered_s
+        if pause_s > BATCH_S:
+            self._stirred_s = now_s
+        return WAIT_S if pause_s < SOON_S and now_s - self._stirred_s >= QUIET_S else 0.0
+
+    def answered(self, now_s: float) -> None:
+        """The question is answered."""
+        self._answered_s = now_s
+
+    def stirred(self, now_s: float) -> None:
+        """The query has a micro-batch (S9)."""
+        self._stirred_s = now_s
