@@ -10,7 +10,7 @@ sides the JSON of all positions. So the answer that nothing is new is held back 
 S8  News of the query's own streams end the wait at once, and so does the end of the query.
 S9  Nobody waits while micro-batches follow each other, whichever source of the query they are for: Spark asks all
     sources one after the other, so who waits holds up all of them. It tells each of them of every micro-batch.
-S10  Of several sources of a query one waits at most: to the others the questions then come too rarely, since
+S10  One of several sources of a query waits at most: to the others the questions then come too rarely, since
     `SOON_S` is below `WAIT_S`. Nor does anybody wait at a trigger interval of `SOON_S` or more.
 """
 
@@ -22,7 +22,7 @@ WAIT_S: Final = 0.1
 """So long a question waits, and so long another source's records may wait for it, once, after `QUIET_S` of nothing."""
 QUIET_S: Final = 1.0
 SOON_S: Final = 0.05
-"""Who asks again sooner than this after an answer does so for want of anything else to do."""
+"""Spark asks again sooner than this after an answer if it has nothing else to do."""
 BATCH_S: Final = 0.3
 """A pause between two questions that is longer may have been a micro-batch."""
 

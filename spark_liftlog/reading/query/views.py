@@ -55,7 +55,7 @@ class Views:
         return self._frozen or self._whole(self._watch.current())
 
     def after(self, heads: Heads, wait_s: float) -> Heads:
-        """What to plan from after `heads`, which `current` has told; these if nothing comes in time, or can come."""
+        """The heads that follow `heads`, which `current` has told; these if nothing comes in time, or can come."""
         return heads if self.is_frozen else self._whole(self._watch.after(heads, wait_s))
 
     def newer(self) -> Heads:
