@@ -5,7 +5,8 @@ A batch that no leader has appended was written anew. It is legal if
 
 J   it covers whole committed batches of its own leader epoch, and each record in it is the committed one;
 K   a record is missing only from a compacted log, and only if its key has a later committed one, or if it is the newest
-    one of its key, a tombstone, and nothing of that key is left: so each key ends as it was committed;
+    one of its key, a tombstone, and nothing of that key is left: so each key ends as it was committed; the later one
+    may have been given up by an operator since, who chose a replica that had copied the compacted batch, but not it;
 M   below the mark of compaction no key stands twice.
 
 J and M hold of any replica at any time, K of those that have all that is committed.
@@ -107,6 +108,11 @@ def committed_rows(known: Known) -> dict[int, Row]:
     return {batch.first + at: row for _, batch in sorted(known.at.items()) for at, row in enumerate(written[batch])}
 
 
+def _given_up(rewritten: Rewritten) -> Iterator[tuple[int, Row]]:
+    for batch in rewritten.given_up.values():
+        yield from enumerate(rewritten.written[batch], batch.first)
+
+
 def check_marks(found: dict[int, Row], compacted_to: int) -> None:
     """Raise Illegal: M."""
     seen: dict[bytes, int] = {}
@@ -123,7 +129,8 @@ def check_left(known: Known, found: dict[int, Row], start: int) -> None:
     """
     assert known.rewritten is not None
     truth = committed_rows(known)
-    newest = {key: offset for offset, (key, _) in truth.items() if key is not None}
+    later = sorted([*truth.items(), *_given_up(known.rewritten)], key=lambda item: item[0])
+    newest = {key: offset for offset, (key, _) in later if key is not None}
     left = {found[offset][0] for offset in truth if offset in found}
     for offset, row in truth.items():
         if offset < start:

@@ -12,9 +12,11 @@ from itertools import pairwise
 from typing import Final
 
 from broker.api.plain import pairs_of_offsets
-from broker.storage.disk import Disk
-from broker.storage.read import LogView, read_head
+from broker.storage.disk import Disk, File
+from broker.storage.read import LogView, check_head, read_head
 from broker.storage.segments.checkpoint import open_json, seal_json
+from broker.storage.segments.index import IndexView
+from broker.storage.segments.segment import Segment
 
 EPOCHS_FILE: Final = "epochs"
 
@@ -104,12 +106,15 @@ def derive_epochs(view: LogView) -> Epochs:
         try:
             at = 0
             while at < len(index):
-                epoch = read_head(segment, file, index, at).leader_epoch
+                epoch = _epoch_at(segment, file, index, at)
                 if epoch > epochs.latest:
                     epochs.begin(epoch, int(index.first_offsets[at]))
-                at = bisect_right(
-                    range(len(index)), epoch, at + 1, key=lambda i: read_head(segment, file, index, i).leader_epoch
-                )
+                at = bisect_right(range(len(index)), epoch, at + 1, key=lambda i: _epoch_at(segment, file, index, i))
         finally:
             file.close()
     return epochs
+
+
+def _epoch_at(segment: Segment, file: File, index: IndexView, at: int) -> int:
+    check_head(segment, file, index, at)
+    return read_head(segment, file, index, at).leader_epoch

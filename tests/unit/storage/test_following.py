@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.api.batch import read_header
+from broker.api.batch import FIELDS, VALUE_AT, read_header
 from broker.api.errors import BadBatch, CorruptLog, DiskFull, NotLeader, OffsetOutOfRange, StorageFailed
 from broker.storage.log import PartitionLog
 from broker.storage.memory.state_files import list_states
@@ -417,6 +417,47 @@ def test_whoever_leads_keeps_a_group_whose_rest_is_damaged_here(leader: Partitio
     assert log.lost_ranges == ((first + 2, first + 3),)
     assert log.lead(4) == first + 3
     assert log.end_of_epoch(3).end_offset == first + 3
+
+
+def flip_in_header(disk: SimDisk, log: PartitionLog, first: int, field: str) -> None:
+    """Another last digit of a field in the header of the batch that holds `first`."""
+    at = VALUE_AT
+    for name, digits in FIELDS.items():
+        at += digits
+        if name == field:
+            break
+    with log.read(first, end=first + 1, stored=True) as plan:
+        [place] = plan.ranges
+    disk.flip(place.path, 8 * (place.position + at - 1))
+
+
+@pytest.mark.parametrize("field", ["group_index", "group_count"])
+def test_whoever_leads_believes_no_header_whose_batch_is_damaged(leader: PartitionLog, field: str) -> None:
+    """It would cut a committed group that one flipped bit made look as if its rest were missing (once seed 1400)."""
+    append(leader, b"g", epoch=3, group=2)
+    end = leader.log_end_offset
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.sync()
+    flip_in_header(disk, log, end - 1, field)
+    assert log.lead(4) == end
+    assert log.lost_ranges == ((end - 1, end),)
+
+
+def test_epochs_are_not_derived_from_a_damaged_header(leader: PartitionLog) -> None:
+    """A wrong epoch would tell followers to cut elsewhere."""
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.sync()
+    first, end = (leader.end_of_epoch(epoch).end_offset for epoch in (1, 2))
+    flip_in_header(disk, log, first, "leader_epoch")
+    log.close()
+    disk.unlink(f"{FOLDER}/epochs")
+    again = open_log(disk, settings=SETTINGS)
+    assert [again.end_of_epoch(epoch).end_offset for epoch in (1, 2)] == [first + 1, end]  # one batch is none any more
+    assert again.lost_ranges == ((first, first + 1),)
 
 
 def test_a_group_that_goes_on_after_an_open_does_not_end_where_the_open_found_the_log_to_end(
