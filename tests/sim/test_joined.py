@@ -50,7 +50,7 @@ def test_what_was_acknowledged_is_there_and_no_command_is_lost(first: int) -> No
     [
         ("forgets_results", 0),
         ("counts_on_from_a_snapshot", 0),
-        ("vote_not_synced", 183),
+        ("vote_not_synced", 488),
         ("no_append_filter", 1),
         ("unsynced_sends", 4),
     ],
