@@ -445,6 +445,25 @@ def test_whoever_leads_believes_no_header_whose_batch_is_damaged(leader: Partiti
     assert log.lost_ranges == ((end - 1, end),)
 
 
+def test_a_cut_at_a_lost_record_does_without_the_index_of_its_segment(leader: PartitionLog) -> None:
+    """The index is gone when the cut comes: it is made anew before anything is taken back."""
+    disk, log = new_log()
+    log.follow(3)
+    copy(leader, log, epoch=3)
+    log.sync()
+    flip_in_header(disk, log, 1, "group_count")
+    log.close()
+    log = open_log(disk, settings=SETTINGS)
+    for name in [name for name in disk.listdir(FOLDER) if name.endswith(".index")]:
+        disk.unlink(f"{FOLDER}/{name}")
+    log.log.state.lost_ranges = ((1, 2),)
+    log.follow(4)
+    assert log.truncate(2) == 2
+    assert log.lost_ranges == ((1, 2),)
+    again = open_log(disk.after_kill(), settings=SETTINGS)
+    assert (again.log_end_offset, again.lost_ranges) == (2, ((1, 2),))
+
+
 def test_epochs_are_not_derived_from_a_damaged_header(leader: PartitionLog) -> None:
     """A wrong epoch would tell followers to cut elsewhere."""
     disk, log = new_log()
