@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -171,6 +172,26 @@ def test_up_starts_what_was_killed_and_keeps_what_lives(one: Folder, killed: str
     assert one.pid(killed) != killed_pid
     one.liftlog("publish", "orders.1", "hello")
     assert set(one.down()["stopped"]) == {"broker-0", "nats"}
+
+
+def test_up_starts_a_broker_anew_that_was_still_stopping(one: Folder) -> None:
+    """It was taken for one that runs, and its end for an internal error."""
+    one.up()
+    pid = one.pid("broker-0")
+    with frozen(pid):
+        again = subprocess.Popen(
+            [*COMMAND, *one.up_arguments("--detach")], env=one.env, stderr=subprocess.PIPE, text=True
+        )
+
+        def asks_it() -> bool:
+            return any(c.raddr and c.raddr.port == one.base + 1 for c in psutil.Process(again.pid).net_connections())
+
+        eventually(asks_it, what="up waits for the broker that stands still")
+        one.kill9("broker-0")
+        assert again.communicate(timeout=120)[1].count("starting broker-0") == 1
+    assert again.returncode == 0
+    assert one.pid("broker-0") != pid
+    one.liftlog("stream", "create", "orders", "--subject", "orders.>")
 
 
 @pytest.mark.parametrize("offset, purpose", [(1, "HTTP"), (3, "NATS")])

@@ -10,6 +10,7 @@ U1  Nothing is started before every port that will be opened was found free.
 U2  A process that is found alive, and is provably ours, is kept; one that has ended is started again.
     So `up` goes on with a folder whose processes were killed, all of them or some.
 U3  A failure stops what this `up` has started, and nothing else.
+U4  A process that was alive and ends while `up` waits for it was stopping: `up` looks again, and starts it anew.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Annotated, Any, Final
 
 import click
 
-from broker.api.errors import FolderInUse, InvalidRequest, PortInUse
+from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, PortInUse
 from broker.cli.arguments import Option
 from broker.cli.local.datafolder import BROKER, Record, UpFolder
 from broker.cli.local.processes import Process, ProcessIdentity, start
@@ -82,20 +83,12 @@ def up(
     folder.prepare()
     with folder.locked():
         folder.keep_count(len(plan.commands))
-        found = folder.load()
-        alive = found.alive() if found else {}
-        if found and alive:
-            _check_same(plan, found, alive)
-            if all(name in alive for name in plan.names):
-                _wait_ready(plan, [_kept(plan, name, alive) for name in plan.names], timeout_s)
-                _announce(folder, found, as_json=as_json, already=True)
-                return
-        running: list[Process] = []
-        try:
-            _bring_up(plan, alive, running, timeout_s)
-        except BaseException:
-            _undo(plan, running)
-            raise
+        running = None
+        while running is None:
+            running = _running(plan, timeout_s)
+        if all(not process.is_new for process in running):
+            _announce(folder, folder.load() or plan.record, as_json=as_json, already=True)
+            return
         record = replace(plan.record, processes=_identities(running))
         me = ProcessIdentity.of(os.getpid())
         if not detach and me is not None:
@@ -185,6 +178,28 @@ def _plan(folder: UpFolder, ports: Ports, nats: str | None, *, detach: bool, cou
         others=tuple((name, f"{HOST}:{of.http}", f"{HOST}:{of.grpc}") for name, of in list(each.items())[1:]),
     )
     return Plan(folder=folder, ports=ports, record=record, commands=commands, env=env)
+
+
+def _running(plan: Plan, timeout_s: float) -> list[Process] | None:
+    """All processes, once they are ready; None: one that was found alive was stopping and has ended, so look again."""
+    found = plan.folder.load()
+    alive = found.alive() if found else {}
+    if found and alive:
+        _check_same(plan, found, alive)
+    running: list[Process] = []
+    try:
+        if all(name in alive for name in plan.names):
+            running = [_kept(plan, name, alive) for name in plan.names]
+            _wait_ready(plan, running, timeout_s)
+        else:
+            _bring_up(plan, alive, running, timeout_s)
+    except BaseException as error:
+        if not all(name in alive for name in plan.names):
+            _undo(plan, running)
+        if isinstance(error, LiftlogError) and any(each.has_ended() for each in running if not each.is_new):
+            return None
+        raise
+    return running
 
 
 def _check_count(plan: Plan) -> None:
