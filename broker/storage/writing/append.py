@@ -211,7 +211,7 @@ class Appender:
             BadBatch: a message is damaged, or does not continue the log; nothing was appended.
             DiskFull, StorageFailed: as `append`. Messages before the one that failed are appended.
         """
-        messages = list(_messages_of(data))
+        messages = list(_messages_of(view := memoryview(data)))
         with self._state.lock:
             self._state.check_writable()
             self._epochs.check_follows(leader_epoch)
@@ -222,7 +222,8 @@ class Appender:
             begin = 0
             while begin < len(messages):
                 with self._state.guarded("append"):
-                    begin = self._append_run(messages, begin, now_us)
+                    end = self._append_run(view, messages, begin, now_us)
+                view, begin = view[sum(len(message) for _, message in messages[begin:end]) :], end
             return self._state.log_end_offset
 
     def _check_continues(self, messages: Sequence[tuple[BatchHeader, memoryview]], leader_epoch: int) -> None:
@@ -243,8 +244,11 @@ class Appender:
                 )
             expected, epoch = header.next_offset, header.leader_epoch
 
-    def _append_run(self, messages: Sequence[tuple[BatchHeader, memoryview]], begin: int, now_us: int) -> int:
-        """Append messages of one epoch that go to one segment, with one write. Returns where to go on."""
+    def _append_run(
+        self, data: memoryview, messages: Sequence[tuple[BatchHeader, memoryview]], begin: int, now_us: int
+    ) -> int:
+        """Append messages of one epoch that go to one segment, with one write: `data` begins with them, as they came.
+        Returns where to go on."""
         first, message = messages[begin]
         goes_on = first.group_index > 0  # a group that began in this segment, however full it is by now
         index = self._tail_for(None if goes_on else len(message), now_us)
@@ -259,9 +263,8 @@ class Appender:
         run = messages[begin:end]
         index.make_room(len(run))
         position = index.end
-        data = run[0][1] if len(run) == 1 else b"".join([message for _, message in run])
         try:
-            self._state.chain.write(data, position)
+            self._state.chain.write(data[:size], position)
         except BaseException:
             self._epochs.forget_empty()
             raise
@@ -329,9 +332,8 @@ class Appender:
         return is_sealed
 
 
-def _messages_of(data: ReadableBuffer) -> Iterator[tuple[BatchHeader, memoryview]]:
+def _messages_of(view: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
     """The messages that stand one after another, verified. Raises BadBatch."""
-    view = memoryview(data)
     while view:
         message = view[: message_bytes(view)]
         yield verify_batch(message), message
