@@ -187,6 +187,26 @@ def test_a_drain_gives_each_replica_another_broker_and_keeps_the_minimum() -> No
     assert service.catalog.cluster.removed == {f"{victim}.x@{victim}:3": victim}
 
 
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_drain_goes_on_where_a_stream_is_deleted_amid_it(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed with `unknown_partition`, and left the partitions of other streams where they were."""
+    service, admin = made(brokers="abc", later="d")
+    service.do(
+        "create_stream", name="t", incarnation="j", created_us=1, settings={}, internal=False, replication_factor=3
+    )
+    execute = service.execute
+
+    def deletes_first(command: Mapping[str, Any]) -> Any:
+        if len(service.sent) == after:
+            service.do("delete_stream", name="s")
+        return execute(command)
+
+    monkeypatch.setattr(service, "execute", deletes_first)
+    assert run(admin.drain("b", fewer_replicas=False)).stuck == ()
+    [(at, state)] = service.catalog.cluster.partitions.items()
+    assert (at, set(state.target or state.replicas)) == (("j", 0), {"a", "c", "d"})
+
+
 def test_with_nobody_to_take_its_place_a_drain_needs_to_be_told() -> None:
     service, admin = made("ab", 2, later="")
     with pytest.raises(InvalidRequest, match=r"start another one$"):

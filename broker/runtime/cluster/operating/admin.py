@@ -19,6 +19,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, NotReady, UnknownPartition, UnknownStream
@@ -123,9 +124,10 @@ class ClusterAdmin:
                 continue
             moves[at] = _without(cluster, at, state, broker, brokers, fewer_replicas=fewer_replicas)
         for at, (target, least) in moves.items():
-            await self._change(
-                "reassign", stream=at[0], partition=at[1], replicas=list(target), min_insync_replicas=least
-            )
+            with suppress(UnknownPartition):  # its stream was deleted meanwhile
+                await self._change(
+                    "reassign", stream=at[0], partition=at[1], replicas=list(target), min_insync_replicas=least
+                )
         if moves:
             log.info("cluster.drained broker=%s partitions=%d stuck=%d", broker, len(moves), len(stuck))
         catalog = await self._fresh()
