@@ -38,7 +38,7 @@ def definitions() -> dict[str, set[str]]:
 
 
 def unresolved(lines: list[str], module: str, defined: dict[str, set[str]]) -> list[str]:
-    """What a module cites and nobody defines. Letters that no module uses for labels are no citation."""
+    """Citations of a module that nobody defines. Letters that no module uses for labels are no citation."""
     letters = {label[0] for labels in defined.values() for label in labels}
     found = []
     for number, line in enumerate(lines, 1):

@@ -80,7 +80,7 @@ def test_every_file_that_the_guided_tour_names_is_there() -> None:
 
 
 def test_every_module_stands_in_the_list_of_its_package() -> None:
-    """Whoever looks for something reads the package's docstring first."""
+    """A reader who looks for something reads the package's docstring first."""
     for start in [*(ROOT / "broker").glob("*/**/__init__.py"), *(ROOT / "spark_liftlog").rglob("__init__.py")]:
         docstring = ast.get_docstring(ast.parse(start.read_text())) or ""
         here = start.parent
@@ -121,7 +121,7 @@ CALLED_ALIKE = {"Cluster": "as its catalog knows it, and as those whom a query a
 
 
 def test_no_class_is_called_as_another_one() -> None:
-    """Whoever meets a name in a message or a signature finds one class of that name."""
+    """A reader who meets a name in a message or a signature finds one class of that name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -29,7 +29,13 @@ PAGES = sorted(
 RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 BEGINS = re.compile(r"(Of|What|Who|Whom|Whose|Whoever|Whatever)\b")
 MARKER = re.compile(r"^([-*+]|\d+\.) +")
-SOURCES = {"broker": 3_000, "spark_liftlog": 250, "benchmarks": 100, "tests/support": 150}
+SOURCES = {
+    "broker": 3_000,
+    "spark_liftlog": 250,
+    "benchmarks": 100,
+    "tests/support": 150,
+    "tests/unit": 1_000,
+}
 """Folders whose docstrings are judged, and how many are there at least."""
 ROW = re.compile(r"^([-*+]|\d+\.|[A-Z]{1,4}\d+|[\w/]+(\.pyx?|/))\s+")
 """Begins a row of a docstring: an item, an invariant with its number, a module of a package."""

@@ -74,7 +74,7 @@ def test_slice_is_stored_without_its_neighbours(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_that_were_filtered_or_put_together_are_stored_as_if_they_had_been_built_alone(seed: int) -> None:
-    """What compaction and coalescing make: whole arrays, with spare room at their ends, or slices."""
+    """Compaction and coalescing make such rows: whole arrays, with spare room at their ends, or slices."""
     rng = random.Random(seed)
     parts = [random_rows(rng, rng.randint(1, 20)) for _ in range(3)]
     keep = pa.array([rng.random() < rng.choice([0.0, 0.5, 1.0]) for _ in range(parts[0].num_rows)])

@@ -32,7 +32,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def show(tree: Path) -> tuple[str, str]:
-    """What is used there, and the warnings."""
+    """The implementation that is used there, and the warnings."""
     done = subprocess.run(
         [sys.executable, "-c", SHOW],
         cwd=tree,

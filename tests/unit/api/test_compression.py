@@ -41,7 +41,7 @@ CODECS = ["lz4", "zstd"]
 
 
 def rows_of(count: int = 100) -> pa.RecordBatch:
-    """Of every column some that compress and some null."""
+    """Rows that have in every column some values that compress, and some nulls."""
     return pa.RecordBatch.from_pylist(
         [
             {

@@ -1,4 +1,4 @@
-"""What protoc has made of broker/api/proto is what it makes today.
+"""Goal: the modules that protoc has made of broker/api/proto are those that it makes today.
 
 `python -m tests.unit.api.test_proto` makes it anew.
 """

@@ -349,7 +349,7 @@ def test_the_installed_command_is_the_app() -> None:
 
 @pytest.mark.parametrize("arguments", ["broker --defaults", "broker --help", "--version"])
 def test_a_full_disk_behind_stdout_is_no_fault_of_ours_and_nobody_there_is_no_fault_at_all(arguments: str) -> None:
-    """What is written is more, and less, than a buffer holds."""
+    """The output is longer than a buffer, and shorter: the error comes from a write, or from the last flush."""
     command = f"{shlex.quote(sys.executable)} -m broker.cli.main {arguments}"
     for redirect, codes, said in (
         (">/dev/full", {1}, "error[disk_full]: the output cannot be written: No space left on device\n"),

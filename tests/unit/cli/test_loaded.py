@@ -1,4 +1,4 @@
-"""What a command loads: one that makes a JSON call waits for no library that only others need.
+"""Goal: a command that makes a JSON call waits for no library that only others need.
 
 Method: the command in a process of its own, against a raw server; then its modules are listed. No clock.
 """

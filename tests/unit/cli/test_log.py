@@ -100,7 +100,8 @@ def test_verify_of_what_is_well_says_how_much_was_looked_at(data: Path) -> None:
 def test_a_data_folder_of_another_format_version_is_refused_in_the_words_of_the_broker(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], where: str
 ) -> None:
-    """Whatever the partitions in it say of themselves: its layout is not known."""
+    """The rule: nothing in such a folder is read, though its partitions name a known version. Its layout is not
+    known."""
     monkeypatch.chdir(tmp_path)
     owner = data / "broker.json"
     owner.write_text(json.dumps({**json.loads(owner.read_text()), "format_version": 2}))

@@ -1,4 +1,5 @@
-"""Whom to ask, what answers mean, how long to go on: connections, candidates, problems, patience."""
+"""Goal: a client knows whom to ask, what answers mean, and how long to go on: connections, candidates, problems,
+patience."""
 
 from __future__ import annotations
 
@@ -427,7 +428,7 @@ def test_at_the_end_the_error_is_the_last_one_and_one_more_try_is_made_when_the_
 
 
 class Told(list[str]):
-    """What a client said, and a broker that is away or there."""
+    """The words of a client, and a broker that is away or there."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a client says of a call that failed: certainly nothing was done, or nobody knows.
+"""Goal: a client says of a call that failed that certainly nothing was done, or that nobody knows.
 
 Goal: doubt is never forgotten (calls.A1). Once a try may have been carried out, whatever comes after it, the error of
 the call has `sent=True`; and an error has not if every try was certainly refused.
@@ -108,7 +108,7 @@ CHANGES: Final[dict[str, tuple[Call, Any]]] = {
 }
 """Everything that changes something, and its answer."""
 REPEATED: Final = set(CHANGES) - {"append"}
-"""What the client sends again after a doubtful try."""
+"""The calls that the client sends again after a doubtful try."""
 
 
 def whole_answer(value: Any, status: int = 0, *, chunked: bool = False) -> bytes:

@@ -359,7 +359,8 @@ def test_records_that_are_not_committed_yet_are_waited_for() -> None:
 
 
 def test_a_quiet_log_forgives_failures_that_lie_far_apart() -> None:
-    """Who follows a log in which nothing happens, and meets a failure now and then, has not met one long failure."""
+    """The rule: a reader that meets a failure now and then, in a log in which nothing happens, has not met one long
+    failure."""
     failed_s: list[float] = []
 
     def twist(request: Request, reply: Reply, data: bytes, headers: dict[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""What importing the client costs: in a process of its own, nothing that only some uses need is loaded."""
+"""Goal: importing the client loads nothing that only some uses need. Method: a process of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Publishing through NATS, with a real nats-server and a real broker that acknowledges.
 
-What the broker never does (answer late, answer nonsense) comes from a subscriber of the test's own.
+Answers that the broker never gives (late ones, nonsense) come from a subscriber of the test's own.
 """
 
 from __future__ import annotations

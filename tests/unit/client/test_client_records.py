@@ -1,4 +1,5 @@
-"""What users hand over: the obvious is taken, the rest is refused by its type; and calls after `close()` say so.
+"""Goal: records of users are taken where they are obvious, and else refused by their type; calls after `close()` say
+so.
 
 Method: a real server; what is read back is compared with what was given.
 """

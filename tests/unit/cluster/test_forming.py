@@ -1,7 +1,7 @@
 """The way into the group: kills between any two operations of a disk, folders that are lost, turns in any order.
 
 One broker at a time takes a turn: it goes as far as it can without waiting, and answers others from then on as it would
-while it waits. What it knows is on its disk alone, so a turn can be taken again from the start. A broker that has
+while it waits. All that it knows is on its disk, so a turn can be taken again from the start. A broker that has
 entered writes an entry into its journal: that is what it would have acknowledged.
 """
 

@@ -15,7 +15,7 @@ from broker.runtime.cluster.plane.heart import Heart
 
 
 class Node:
-    """What heart and duties call of a Raft node: the catalog of a single voter, which commits when told to."""
+    """A Raft node, as heart and duties call it: the catalog of a single voter, which commits when told to."""
 
     def __init__(self) -> None:
         self.catalog = Catalog()

@@ -1,4 +1,4 @@
-"""Who a broker is to be in a cluster, from its configuration; and which settings do not fit together."""
+"""Goal: the configuration says who a broker is in a cluster, and settings that do not fit together are refused."""
 
 from __future__ import annotations
 

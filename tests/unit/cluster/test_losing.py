@@ -25,7 +25,7 @@ class Damaged(Service):
     """`s/0` is led by its preferred replica, alone: the other two died, one after the other.
 
     Args:
-        min_insync: Of a stream; 2: the last one that died is in the last ISR.
+        min_insync: A stream's setting; 2: the last one that died is in the last ISR.
     """
 
     def __init__(self, min_insync: int = 1) -> None:

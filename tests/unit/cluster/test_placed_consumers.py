@@ -46,7 +46,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 def test_a_table_that_commits_have_gone_to_is_not_replaced(reads: Reads) -> None:
     """Seen under an operator's attack: a leadership began while the log was read for the one before, and it was read
-    twice. What had been committed after the first read was not in the second: a committed offset went back."""
+    twice. The second read did not hold the commits after the first: a committed offset went back."""
     partition = SimpleNamespace(leader_epoch=1, end=0)
     placed = PlacedConsumers(lambda *_: partition, reads, lambda: "")  # type: ignore[arg-type,return-value]
 

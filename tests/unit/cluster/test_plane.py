@@ -61,8 +61,8 @@ def test_a_broker_without_a_majority_says_what_is_missing_and_whom_it_does_not_r
 
 
 def last_to_stop(folder: Path) -> list[object] | None:
-    """What the last of three asks when it stops; None: on a busy machine sessions lapsed, and it did not hear the
-    others say that they stop."""
+    """The calls that the last of three makes when it stops; None: on a busy machine sessions lapsed, and it did not
+    hear the others say that they stop."""
     with Brokers(folder, "abc") as brokers:
         brokers.begin_all("abc")
         *others, last = sorted(brokers.planes, key=lambda name: name == brokers.controller())

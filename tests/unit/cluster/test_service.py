@@ -70,8 +70,8 @@ def test_subscribers_see_each_change_in_order_and_one_that_fails_is_alone(tmp_pa
 
 
 def test_a_broker_that_hung_sees_the_catalog_of_the_others(tmp_path: Path) -> None:
-    """V4: it hangs while the others go on and shorten their logs. What they had sent by then waits in its socket; if
-    that is not all, it is sent a snapshot."""
+    """V4: it hangs while the others go on and shorten their logs. Their messages until then wait in its socket; if
+    those are not all, it is sent a snapshot."""
     with members(tmp_path) as group:
         leader = leader_of(group)
         late = next(each for each in group if each is not leader)

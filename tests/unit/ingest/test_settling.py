@@ -1,7 +1,7 @@
 """Goal: an id is stored once in its window, an expectation holds or its message is refused, and each publisher is told.
 
 Method: messages go through either twin and are settled against a table, as a log does before it appends them; the log's
-place is given. What is told is read as JSON.
+place is given. Answers are read as JSON.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_a_repeat_is_answered_with_the_first_offset_and_not_stored(publisher: Pu
 
 
 def test_a_repeat_is_told_with_those_who_wait_for_all_replicas(publisher: Publisher) -> None:
-    """The first try may have promised it. What is stored keeps what it waits for, wherever it moves."""
+    """The first try may have promised it. A message that is stored keeps what it waits for, wherever it moves."""
     publisher.publish(hmsg("a", b"0", (ID, "x")))
     leader = ("Liftlog-Ack", "leader")
     batch = publisher.settle(

@@ -1,4 +1,4 @@
-"""What the bytes of a connection must lead to: one list, run against both twins in several cuts.
+"""Bytes of a connection, and what they must lead to: one list, run against both twins in several cuts.
 
 A row lists only what is not null. An answer is (reply subject, err_code). Counters that are not listed are 0,
 but for `messages` and `bytes`, which test_vectors.py derives.

@@ -36,7 +36,7 @@ AT = ("i", 0)
 
 
 class Stream:
-    """What is ready, and what is to be ready when."""
+    """The answers that are ready, and those that will be, each with its time."""
 
     def __init__(self, broker: str = "b") -> None:
         self.broker, self.is_over = broker, False
@@ -50,7 +50,7 @@ class Stream:
         self.due[id(slot)] = at_s
 
     def said(self) -> list[Any]:
-        """What goes out now: answers, and how many bytes with each."""
+        """The answers that go out now, and how many bytes with each."""
         slots, self.is_ready = self.is_ready, []
         found = []
         for slot in dict.fromkeys(slots):

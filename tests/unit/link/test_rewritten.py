@@ -1,4 +1,4 @@
-"""What a leader's driver says of records that are gone from its log, with each fetch and beside the bytes."""
+"""Goal: with each fetch, and beside the bytes, a leader's driver says which records are gone from its log."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ IDENTITY = LogIdentity(cluster_id="c", stream="s", incarnation="i", partition=0)
 
 
 def test_a_log_may_lack_records_also_when_its_stream_is_compacted_no_more() -> None:
-    """What compaction took is gone whatever the settings are now. Who copies the rest needs the state file: else it
-    knows no id of what is gone, and stores a repeat again when it leads (the simulator's scenario
+    """The defect: a replica copied a log that had once been compacted, and got no state file. It knew no id of the
+    records that are gone, and stored a repeat again when it led (the simulator's scenario
     `a_stream_is_compacted_no_more`).
     """
     log = PartitionLog.create(SimDisk(), "/s", IDENTITY, SETTINGS, now_us=NOW_US)

@@ -27,7 +27,7 @@ def test_there_are_scripts() -> None:
 
 
 def test_commands_and_snapshots_are_those_of_the_release_before() -> None:
-    """Who changes this changes `COMMAND_VERSION` or `SNAPSHOT_VERSION`, once there is a release."""
+    """The rule: a change of these changes `COMMAND_VERSION` or `SNAPSHOT_VERSION`, once there is a release."""
     commands, snapshots = GOLDEN / "commands-v1.jsonl", GOLDEN / "snapshots-v2.jsonl"
     if os.environ.get(REWRITE):
         written, taken = [], []

@@ -1,4 +1,4 @@
-"""Whose vote is changed next: a model of what the controller does with the answers."""
+"""Goal: the right vote is changed next. Method: a model of what the controller does with the answers."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Group:
         assert self.nodes[name].is_controller
 
     def deliver(self, wanted: Callable[[Message], bool] = lambda _: True) -> None:
-        """What is under way now, in order; what is not wanted stays."""
+        """Deliver the messages that are under way now, in order; those that are not wanted stay."""
         for _ in range(len(self.net)):
             message = self.net.popleft()
             if wanted(message):

@@ -1,4 +1,5 @@
-"""What pysyncobj loses by itself the adapter keeps: each test stands for a script, or a reading of its source."""
+"""Goal: the adapter keeps what pysyncobj loses by itself. Method: each test stands for a script, or a reading of its
+source."""
 
 from __future__ import annotations
 
@@ -179,7 +180,7 @@ def test_who_waits_and_fails_does_not_have_a_command_applied_twice() -> None:
 
 
 def double_vote() -> bool:
-    """Of five voters one has voted, and its vote comes twice. Whether that elects."""
+    """One of five voters has voted, and its vote comes twice. Returns whether that elects."""
     group = Group("abcde")
     group.nodes["a"].core._SyncObj__raftElectionDeadline = 0
     group.nodes["a"].tick()
@@ -212,7 +213,7 @@ def one_that_needs_a_snapshot() -> Group:
 
 
 def old_snapshot() -> tuple[set[str], set[str]]:
-    """A snapshot that was sent to c comes again when c has acknowledged more. What it had, and what it has then."""
+    """A snapshot that was sent to c comes again when c has acknowledged more. Returns its entries before, and after."""
     group = one_that_needs_a_snapshot()
     kept = []
     for _ in range(8):
@@ -241,7 +242,8 @@ def test_a_late_snapshot_takes_nothing_away() -> None:
 
 
 def test_replies_of_an_earlier_term_do_not_count() -> None:
-    """A follower's word counts for the log of the leader that asked. (What it had then may be cut by now.)"""
+    """A follower's word counts for the log of the leader that asked. (The entries that it had then may be cut by
+    now.)"""
     group = Group("abc")
     group.elect("a")
     group.cut |= {("a", "c"), ("c", "a")}

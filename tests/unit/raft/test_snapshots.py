@@ -15,7 +15,7 @@ PATH = "/raft/raft.log"
 
 
 def made(last: int) -> tuple[Journal, Snapshots]:
-    """A log up to `last`, and what takes snapshots of it. Of `index` the voters are called so."""
+    """A log up to `last`, and what takes snapshots of it. Voters are named after `index`."""
     disk = SimDisk()
     disk.makedirs("/raft")
     journal = Journal.create(disk, PATH, Base(node_id="a@a", cluster_id="x"), first_entries(("a@a",)))
@@ -57,7 +57,7 @@ def test_one_is_of_the_voters_that_there_were() -> None:
 
 
 def test_what_is_sent_is_what_the_journal_begins_with_and_not_what_is_applied_by_now() -> None:
-    """Who gets it applies what comes after it; what is in it already would be applied twice."""
+    """The receiver applies the entries after it. Those that the state holds already would be applied twice."""
     [(data, _, _)] = pieces_of(6)
     snapshot, voters, prev, last = decode_transfer(data[_PIECE.size :])
     assert (snapshot, voters, prev[1], last[1]) == ({"ends": 6}, ("a@a", "b@b"), 5, 6)
@@ -71,7 +71,7 @@ def test_one_that_goes_further_than_the_log_is_installed() -> None:
 
 
 def test_one_that_is_older_than_the_own_one_is_not_installed() -> None:
-    """S1. What it ends with is not in this log any more."""
+    """S1. The entry that it ends with is not in this log any more."""
     journal, snapshots = made(30)
     journal.setRaftCommitIndex(20)
     snapshots.serialize(None, 19)
@@ -82,7 +82,7 @@ def test_one_that_is_older_than_the_own_one_is_not_installed() -> None:
 
 
 def test_one_that_ends_within_this_log_is_not_installed() -> None:
-    """S2. What follows was acknowledged, though nobody has said here that it is committed."""
+    """S2. The entries behind it were acknowledged, though nobody has said here that they are committed."""
     journal, snapshots = made(12)
     journal.setRaftCommitIndex(5)
     assert not arrive(snapshots, pieces_of(9))
@@ -109,7 +109,7 @@ def test_one_that_was_damaged_on_its_way_is_not_installed(at: int) -> None:
 
 
 def test_pieces_of_two_do_not_make_one() -> None:
-    """Of two that are as long."""
+    """The two snapshots have the same length, so lengths tell nothing."""
     one, other = (pieces_of(8, state={"text": letter * (2 * PIECE_BYTES)}) for letter in "xy")
     for mixed in ([one[0], other[1], one[2]], [one[0], one[1], other[2]], [one[0], one[2]], [one[1], one[2]]):
         journal, snapshots = made(5)

@@ -51,7 +51,7 @@ class Replicated:
         self.intake.flusher.after_feed()
 
     def sync(self) -> None:
-        """What was received is fsynced here, as a thread of the pool does it."""
+        """Sync all that was received here, as a thread of the pool does it."""
         for partition in self.intake.partitions:
             partition.run_sync()
         self.intake.flusher._take_synced()
@@ -62,7 +62,7 @@ class Replicated:
         self.intake.flusher._take_synced()
 
     def told(self) -> list[str]:
-        """Who was answered since the last call; a `!` behind who got an error."""
+        """Those who were answered since the last call; a `!` stands behind each who got an error."""
         blob, self.intake.sent[:] = b"".join(self.intake.sent), []
         return [reply.decode() + "!" * (b"error" in body) for reply, body in answers_in(blob)]
 

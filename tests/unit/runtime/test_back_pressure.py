@@ -1,6 +1,6 @@
 """N2 of broker/runtime/intake/flush.py, from a real nats-server to a disk that is held back.
 
-What is not read stays there."""
+Bytes that are not read stay there."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_while_the_disk_is_held_back_the_socket_is_not_read_and_then_all_comes(t
 def test_a_drain_goes_on_where_one_partition_of_several_fails(
     tmp_path: Path, pool: HeldPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the others have captured is durable, the connection is closed, and the thread ends."""
+    """The messages that the others have captured are durable, the connection is closed, and the thread ends."""
     server = NatsServer(tmp_path).start()
     driver = IntakeDriver(load(None, {}, {"nats.urls": [server.url]}), pool)
     hub_loop = asyncio.new_event_loop()

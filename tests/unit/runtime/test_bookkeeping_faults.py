@@ -1,4 +1,5 @@
-"""What is counted or begun beside an append may fail: the append is stored all the same, and who waits is told once.
+"""Goal: counting and background work beside an append may fail: it is stored all the same, and those who wait are told
+once.
 
 Method: `Replica.appended` fails, as it would for want of memory.
 """

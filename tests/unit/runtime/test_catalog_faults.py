@@ -70,7 +70,7 @@ class Life:
         return True
 
     def check(self, found: SimDisk) -> None:
-        """What the next start finds on this disk."""
+        """Check the catalog that the next start finds on this disk."""
         allowed = [self.promised.snapshot()]
         if self.unsure is not None:
             other = Catalog.restore(self.promised.snapshot())
@@ -87,9 +87,9 @@ class Life:
 
 
 FIRST = [("write", 0), ("write", 20), ("write", 10_000), ("sync", 0)]
-"""What fails first: a write after so many bytes, or the fsync."""
+"""The calls that fail first: a write after so many bytes, or the fsync."""
 THEN = ("truncate", "sync", "create", "write", "rename", "sync_dir")
-"""What fails after it, until the disk is well again."""
+"""The calls that fail after it, until the disk is well again."""
 
 
 def faults(count_max: int) -> Iterator[tuple[str, int, tuple[str, ...]]]:

@@ -167,7 +167,7 @@ CHANGES: dict[str, tuple[Callable[[Broker], None], str]] = {
 
 
 class Led(Broker):
-    """Of `s`, partitions 0 and 1 of 3 are led here, each captured by itself."""
+    """A broker that leads partitions 0 and 1 of the 3 of `s`, each captured by itself."""
 
     def __init__(self, implementation: str, appender: ThreadPoolExecutor, pool: SyncPool) -> None:
         super().__init__(implementation, appender, pool)
@@ -220,7 +220,8 @@ LED_CHANGES: dict[str, Callable[[Led], None]] = {
 def test_partitions_come_and_go_in_the_midst_of_a_message(
     implementation: str, key: bytes, change: Callable[[Led], None]
 ) -> None:
-    """Whatever partition it is of: one that is led throughout gets it; of the others it is stored once, or is not."""
+    """The rule for each partition: one that is led throughout stores the message; any other stores it once, or not at
+    all."""
     wire = hmsg("s.1", VALUE, ("Liftlog-Key", key.decode()), sid=3, reply="half")
     stored: set[tuple[int, int]] = set()
     pool = SyncPool(1)
@@ -420,7 +421,7 @@ def test_a_failure_of_ours_in_one_slot_does_not_end_reading(
 
 
 class Subscription:
-    """Of a client that is replaced while this is ended."""
+    """The subscription of a client that is replaced while this one is ended."""
 
     def __init__(self, driver: IntakeDriver, then: Callable[[], None]) -> None:
         self._driver, self._then = driver, then

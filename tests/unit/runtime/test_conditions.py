@@ -116,7 +116,7 @@ def asked(partition: Partition, subject: str, expected: int) -> tuple[int, bytes
 def test_a_large_log_is_read_for_its_subjects_while_appends_go_on(
     partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks in between is sent away, nobody is told anything wrong, and then everybody is told."""
+    """The rule: callers in between are told to try again, nobody is told anything wrong, and then everybody is told."""
     monkeypatch.setattr(tracking, "BUILT_AT_ONCE_BYTES", 4_000)
     monkeypatch.setattr(tracking, "PIECE_BYTES", 1_500)
     pool.go.release(100_000)

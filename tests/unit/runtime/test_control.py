@@ -48,7 +48,7 @@ def _no_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Intake:
-    """What the broker asks of its intake. Everything is done at once."""
+    """An intake, as the broker knows it. It does everything at once."""
 
     implementation = "none"
 
@@ -120,7 +120,7 @@ def folders(path: Path, stream: str) -> list[str]:
 
 
 def files_open(path: Path) -> list[str]:
-    """What this process holds open below a folder."""
+    """The files that this process holds open below a folder."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         try:

@@ -1,7 +1,7 @@
 """A stream with stages is deleted, or the broker stopped, where the disk refuses or somebody is in the midst of a call.
 
 It is deleted all the same: the catalog says so already. Its logs are closed, its folder goes, and nobody is told of it.
-Who had appended something and not synced it yet hears that the stream is gone, not that the disk has failed.
+Those who had appended something and not synced it yet hear that the stream is gone, not that the disk has failed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ async def test_a_group_of_a_stream_that_is_deleted_before_its_sync_is_done(
 async def test_a_log_that_a_delete_closes_before_it_is_made_durable_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has to see all that a log holds, as a search for a group does."""
+    """A search for a group makes the log durable first, as it has to see all that the log holds. It hears that the
+    stream is gone."""
     async with running(tmp_path) as broker:
         await broker.create_stream("s", {})
         await append(broker, "s")

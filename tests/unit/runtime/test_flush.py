@@ -1,4 +1,4 @@
-"""Who syncs what intake flushes: this thread what is awaited and comes alone, the pool everything else.
+"""Goal: this thread syncs a flushed batch that is awaited and comes alone; the pool syncs everything else.
 
 Method: the real parser, log and pool; the pool's fsync is held back, so what is acknowledged at once was synced here.
 """
@@ -109,7 +109,7 @@ def test_a_few_that_come_alone_are_durable_and_acknowledged_without_the_pool(int
 
 
 def test_when_an_ack_goes_out_its_record_is_durable_and_readers_were_told(intake: Intake) -> None:
-    """N1; of stream `b`. Who looks after the ack sees its record."""
+    """N1; of stream `b`. A reader that looks after the ack sees its record."""
     for count in range(1, 4):
         intake.receive(2)
         assert intake.at_send[count - 1 :] == [(count, count, count)]
@@ -169,7 +169,8 @@ def test_a_record_that_nobody_awaits_does_not_hold_up_the_socket(intake: Intake)
 def test_a_batch_that_a_later_append_gets_answered_is_not_under_way_for_ever(
     intake: Intake, pool: HeldPool, how: str
 ) -> None:
-    """What waits is told by whoever learns of it: here by this thread, in the append of another batch."""
+    """The rule: any thread that learns of the outcome tells those who wait. Here this thread does, in the append of
+    another batch."""
     slot, partition = intake.builders[0].tag, intake.partitions[0]
     intake.receive(unawaited=1)
     assert slot.in_flight == 1

@@ -1,4 +1,4 @@
-"""What a partition costs to which nothing comes: there may be ten thousand of them."""
+"""Goal: a partition to which nothing comes costs next to nothing: there may be ten thousand of them."""
 
 from __future__ import annotations
 

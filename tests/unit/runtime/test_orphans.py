@@ -1,4 +1,4 @@
-"""What a killed deletion leaves is removed; what nobody can vouch for is not."""
+"""Goal: the remains of a killed deletion are removed; folders for which nobody can vouch are not."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_the_folder_of_a_name_goes_with_the_last_incarnation_in_it(disk: SimDisk
 
 @pytest.mark.parametrize("call", ["listdir", "remove_tree", "remove_folder", "unlink", "sync_dir"])
 def test_a_deletion_is_remembered_while_its_folder_may_come_back(disk: SimDisk, call: str) -> None:
-    """Whatever the disk refuses; and what is left is removed then, also without `partition.json`, which went first."""
+    """The rule holds whichever call the disk refuses. The rest is removed then, also without `partition.json`, which
+    went first."""
     gone = ("s", "old")
     folder = f"{ROOT}/s/old"
     partition(disk, *gone)

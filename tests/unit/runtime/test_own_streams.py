@@ -51,7 +51,7 @@ def own(cluster: Cluster, executor: ThreadPoolExecutor, clock: Clock, voters: in
 
 
 def done(executor: ThreadPoolExecutor) -> None:
-    """What was submitted before is."""
+    """Wait for all that was submitted before."""
     executor.submit(int).result(60)
 
 

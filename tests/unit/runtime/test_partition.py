@@ -1,4 +1,4 @@
-"""What a partition promises to those who wait: success only for what is durable, whatever the disk does.
+"""Goal: a partition tells those who wait of success only for what is durable, whatever the disk does.
 
 Method: the real log on the fake disk, whose fsync fails when told to; the real fsync pool.
 """
@@ -302,7 +302,7 @@ def test_who_waits_is_told_of_a_recovery_whatever_ends_the_append_that_recovered
 def test_a_commit_that_the_log_refuses_swallows_no_answer(
     partition: Partition, pool: HeldPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, here: bool
 ) -> None:
-    """Who waits hears of it, and not of success: what is not committed may be lost."""
+    """Those who wait hear of it, and not of success: a record that is not committed may be lost."""
 
     def refuse(state: LogState, offset: int) -> None:
         raise AssertionError(f"high watermark {offset} beyond the log end")

@@ -158,7 +158,7 @@ def test_it_follows_rests_and_leads_again(led: tuple[Node, Cluster, Place]) -> N
 
 
 def test_a_leadership_of_another_incarnation_of_the_replica_is_not_its_own(led: tuple[Node, Cluster, Place]) -> None:
-    """V2. What is not reported open shows that it has seen to the state."""
+    """V2. It has seen to the state: it does not report the replica open."""
     one, cluster, at = led
     state, asked = cluster.state(at), cluster.kinds().count("report_opened")
     foreign, own = state.leader_epoch + 1, state.leader_incarnation
@@ -422,7 +422,8 @@ def test_a_failed_fsync_that_the_process_did_not_live_to_see_costs_no_log_that_m
 
 
 def test_a_broker_that_was_removed_comes_back_without_its_former_replicas(tmp_path: Path, cluster: Cluster) -> None:
-    """What the others have forgotten meanwhile would come back with them: keys whose tombstones are gone."""
+    """The defect: records that the others have forgotten would come back with them, as would keys whose tombstones are
+    gone."""
     cluster.register("d")
     at = a_process_that_led(tmp_path, cluster)
     moved = {"stream": at[0], "partition": at[1]}

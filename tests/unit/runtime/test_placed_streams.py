@@ -188,7 +188,7 @@ def test_a_new_stream_that_nobody_opens_is_answered_with_what_is_missing(
 def test_a_new_stream_does_not_wait_for_a_replica_whose_broker_has_died(
     one: Node, cluster: Cluster, control: PlacedControl, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """X2: it died after it was chosen. Who creates the stream would wait for it as long as it is away."""
+    """X2: it died after it was chosen. The caller that creates the stream would wait for it as long as it is away."""
     monkeypatch.setattr(control_module, "DONE_S", 60.0)
 
     def die() -> None:
@@ -279,7 +279,7 @@ def test_a_request_that_waited_while_the_broker_stood_still_deletes_no_younger_s
 
 
 def confirm_elsewhere(cluster: Cluster, name: str, count: int, *brokers: str) -> None:
-    """What leaders at other brokers do, until nobody waits for them: they open what is new, and know of it."""
+    """Play the leaders at other brokers until nobody waits for them: they open what is new, and know of it."""
     for number in range(count):
         at = (cluster.catalog.streams[name].incarnation, number)
         if at in cluster.catalog.cluster.partitions and not cluster.state(at).has_led:

@@ -1,5 +1,5 @@
-"""What the leader of a replicated partition promises: no word of success without a session, refusals at once, no
-recovery in place.
+"""Goal: the leader of a replicated partition says no word of success without a session, refuses at once, and does not
+recover in place.
 
 Method: the real log on the fake disk; followers and sessions are made up.
 """
@@ -295,7 +295,7 @@ def by_a_consumer(led: Led) -> None:
 
 
 def gated(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> tuple[threading.Event, threading.Event]:
-    """Who calls this method waits at its beginning: (somebody is there, he may go on)."""
+    """Let callers of this method wait at its beginning. Returns (somebody is there, he may go on)."""
     there, may_go = threading.Event(), threading.Event()
     method = getattr(owner, name)
 
@@ -355,7 +355,7 @@ def test_who_has_nobody_to_hand_over_to_goes_on(led: Led) -> None:
 
 
 def test_who_tells_the_time_does_not_wait_for_an_append_at_the_disk(led: Led) -> None:
-    """P18: all partitions of a broker are told by one thread. What waits for a session needs no lock to be told."""
+    """P18: all partitions of a broker are told by one thread. Those who wait for a session are told without a lock."""
     partition = led.partition
     waiter = append(led)
     led.has_session = False

@@ -33,7 +33,7 @@ class Rig:
         ended: Those whose other end is gone.
         events: `fed` for each chunk, and what a test adds.
         by_loop: For each chunk, whether a callback of the event loop took it in.
-        fed_bytes: Of all chunks.
+        fed_bytes: Bytes of all chunks.
         waits: How often the read loop began to wait in `may_read`.
     """
 
@@ -91,7 +91,7 @@ class Rig:
         return self.intake.counters["unrouted"]
 
     def arrive(self, data: bytes) -> None:
-        """What the event loop does when data has come, in this very turn of it."""
+        """Do as the event loop does when data has come, in this very turn of it."""
         self.inbox.get_buffer(-1)[: len(data)] = data
         self.inbox.buffer_updated(len(data))
 

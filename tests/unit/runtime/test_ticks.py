@@ -1,5 +1,5 @@
-"""What nobody awaits is flushed at ticks that all partitions share, and synced in a row; what is awaited waits for
-neither. N6 and N7 of `flush`, P7 of `partition`.
+"""Goal: messages that nobody awaits are flushed at ticks that all partitions share, and synced in a row. Awaited ones
+wait for neither. N6 and N7 of `flush`, P7 of `partition`.
 
 Method: the real parser, logs and pool; the pool, or the fsync of one log, is held back until the test lets it go.
 """

@@ -23,7 +23,7 @@ __all__ = ["pool"]  # a fixture
 
 VALUE = b"x" * 10_000
 BYTES_MAX = 1 << 20
-"""Of the intake of `test_flush`."""
+"""The limit of the intake of `test_flush`."""
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_commit_that_is_heard_of_before_the_fsync_of_this_broker_is_counted_on
 
 
 def test_without_a_session_nothing_counts_as_under_way_for_good(silent: Replicated) -> None:
-    """Who is not told is not forgotten either; who need not be told is done."""
+    """The rule: a message whose publisher was not told yet still counts. One that nobody awaits is done."""
     flusher = silent.intake.flusher
     silent.receive(msg("s", b"0", reply="a0"), msg("s", b"0", sid=2))
     silent.led.has_session = silent.intake.led[1].has_session = False

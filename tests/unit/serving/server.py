@@ -207,7 +207,8 @@ def ref_problem() -> dict[str, Any]:
 
 
 def validator(schema: dict[str, Any]) -> Draft202012Validator:
-    """Of a part of the contract. Made once: to look through its components takes longer than to check an answer."""
+    """The validator of a part of the contract. Made once: to look through its components takes longer than to check an
+    answer."""
     return _validator(json.dumps(schema))
 
 

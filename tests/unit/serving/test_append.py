@@ -54,7 +54,7 @@ def test_rows_come_back_as_they_were_sent(api: Api, seed: int, codec: str | None
 
 @pytest.mark.parametrize("encoding", [None, "gzip"])
 def test_a_long_body_comes_back_as_it_was_sent(api: Api, encoding: str | None) -> None:
-    """Of one that is packed, the length that is declared is not that of the body."""
+    """A packed body is longer than the length that its request declares."""
     rng = random.Random(3)
     sent = pa.record_batch({"value": pa.array([rng.randbytes(1_000) for _ in range(2 * ROOM_MADE_BYTES // 1_000)])})
     api.create("orders")

@@ -1,4 +1,4 @@
-"""What the broker says of itself."""
+"""Goal: the broker says the truth about itself."""
 
 from __future__ import annotations
 

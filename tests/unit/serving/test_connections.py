@@ -37,7 +37,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hurry(server: Server) -> None:
-    """From now on heads have 0.3 s. (What was sent before by those who behave has had as long as it took.)"""
+    """From now on heads have 0.3 s. (Heads that behaving clients sent before had as long as they took.)"""
 
     async def on_loop() -> None:
         owner = owner_of(server)
@@ -271,7 +271,7 @@ def test_the_rest_of_a_body_after_its_answer_is_no_head(server: Server) -> None:
 
 
 def test_a_loop_that_was_held_up_cuts_nobody(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came meanwhile lies unread in the kernel: the time begins anew."""
+    """Bytes that came meanwhile lie unread in the kernel: the time begins anew."""
     monkeypatch.setattr(connections, "LATE_S", -1.0)  # every look is a late one
     with connected(server) as client:
         answered(client)

@@ -146,7 +146,7 @@ def test_a_huge_schema_is_refused() -> None:
 @pytest.mark.parametrize("codec", [None, "zstd"])
 @pytest.mark.parametrize("seed", seeds(4))
 def test_changed_bytes_give_batches_or_a_named_error(codec: str | None, seed: int) -> None:
-    """Whatever is changed, the outcome is batches that can be stored, or InvalidRecords or RequestTooLarge."""
+    """For all changes the outcome is batches that can be stored, or InvalidRecords or RequestTooLarge."""
     rng = random.Random(seed)
     rows = pa.record_batch(
         {

@@ -158,7 +158,7 @@ def test_a_damaged_first_batch_is_a_problem(server: Server, orders: Api) -> None
 
 
 def test_a_damaged_later_batch_cuts_the_answer(server: Server, orders: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was shown before is intact, and the client sees that the rest is missing."""
+    """The rows before are intact, and the client sees that the rest is missing."""
     monkeypatch.setattr(ndjson, "CHUNK_BYTES", 100)
     flip(server, 50)
     client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)

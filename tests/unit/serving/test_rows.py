@@ -42,7 +42,7 @@ def converted(batches: pa.RecordBatch | Sequence[pa.RecordBatch], **limits: int)
 
 
 def column(name: str, array: pa.Array) -> list[Any]:
-    """What becomes of one column beside a plain `value`."""
+    """The values of one column after decoding, beside a plain `value`."""
     columns = {name: array}
     if name not in ("key", "value"):
         columns["value"] = pa.array([b"v"] * len(array))

@@ -112,7 +112,7 @@ def test_a_reader_that_stands_still_is_cut(loaded: Server, monkeypatch: pytest.M
 
 
 def test_record_bytes_are_sent_by_the_kernel(loaded: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte of a batch goes by sendfile: none passes through Python. (What that costs: the benchmarks.)"""
+    """Every byte of a batch goes by sendfile: none passes through Python. (The benchmarks tell what that costs.)"""
     sent = []
     sendfile = os.sendfile
 

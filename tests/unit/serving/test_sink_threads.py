@@ -27,7 +27,7 @@ BATCHES = 25
 
 
 class Race:
-    """What happens at the same time. Errors that nobody expects end it."""
+    """Calls that run at the same time. Errors that nobody expects end it."""
 
     def __init__(self, address: str, seed: int) -> None:
         self.address = address

@@ -90,7 +90,8 @@ def test_every_kind_of_change_ends_the_wait(server: Server, api: Api, change: st
 
 
 def test_a_broker_that_stops_answers_who_waits(server: Server, api: Api) -> None:
-    """Whoever is not answered is cut off some seconds later, and has no answer."""
+    """The rule: those who wait are answered at once. Without it they are cut off some seconds later, and have no
+    answer."""
     api.create("orders")
     seen = api.get("/v1/watch").json()
     poll = Poll(server, since=seen["version"], max_wait_ms=60_000)
@@ -99,7 +100,7 @@ def test_a_broker_that_stops_answers_who_waits(server: Server, api: Api) -> None
 
 
 def test_a_session_that_ends_is_told_to_who_waits(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it would tell is not known to be so any more. Another broker knows."""
+    """The ends that it would tell may be old by now. Another broker knows better."""
     api.create("orders")
     seen = api.get("/v1/watch").json()
     poll = Poll(server, since=seen["version"], max_wait_ms=60_000)

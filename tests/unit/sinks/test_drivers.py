@@ -182,7 +182,7 @@ def test_a_hidden_log_is_trimmed_once_nothing_of_it_is_needed(disk: SimDisk, rig
 def test_a_commit_is_answered_though_its_stages_cannot_be_freed(
     disk: SimDisk, rig: Rig, driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is committed is committed; the room is given back by the next round."""
+    """The commit stays as it is; the next round gives the room back."""
     monkeypatch.setitem(StageLog.trim.__kwdefaults__, "at_least", 1)  # type: ignore[arg-type]
     driver.write()
     disk.fail("rename", errno.EIO, path="/stages/", times=50)

@@ -1,4 +1,4 @@
-"""Who may decide what: every transition of a sink's state, and every refusal."""
+"""Goal: only the current run decides. Method: every transition of a sink's state, and every refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends by itself: one-shot sinks, what superseded runs left, pins of sinks that are gone."""
+"""Goal: these end by themselves: one-shot sinks, stages of superseded runs, pins of sinks that are gone."""
 
 from __future__ import annotations
 

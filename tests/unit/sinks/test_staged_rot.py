@@ -1,4 +1,4 @@
-"""What is staged and rots on the disk before it is committed.
+"""Goal: records that were staged, and rot on the disk before their commit, are never committed as if they were well.
 
 Goal: the scrub finds it, and then no decision is made that could not be finished: the driver hears `stage_lost` and
 stages anew. Method: real stores on the fake disk; a bit is flipped in a hidden log; the real scrub thread.

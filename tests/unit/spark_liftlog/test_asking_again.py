@@ -42,7 +42,7 @@ AT = 10
 
 
 def view(incarnation: str | None, *ends: int) -> Heads:
-    """What a broker says of stream `s`; None: it has none."""
+    """The ends of stream `s`, as a broker tells them; None: it has no such stream."""
     if incarnation is None:
         return Heads(incarnations={}, partitions={})
     partitions = {("s", number): Head(0, end, 1, "a:1") for number, end in enumerate(ends)}
@@ -210,7 +210,7 @@ def test_a_broker_that_is_alone_is_believed_at_once(play: Play) -> None:
 LEFT_OUT = {"stream": "t", "partitions": '{"t": [0]}'}
 """The options of a query that read `s` until it was started again."""
 AWAY = Heads(incarnations={"s": "new"}, partitions={}, unknown=frozenset({("s", 0)}))
-"""What a broker says while nobody leads partition 0."""
+"""The answer of a broker while nobody leads partition 0."""
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
@@ -404,7 +404,7 @@ def test_a_frame_that_is_read_again_asks_again_before_its_stream_is_another_one(
 
 
 def test_the_time_that_is_settled_for_is_longer_than_a_session() -> None:
-    """What D1 rests on."""
+    """D1 rests on this: else a broker that hangs would be believed for longer than it may lead."""
     from broker.metadata.session import SESSION_MS
 
     assert asking_again.DOUBTED_S * 1000 >= 1.5 * SESSION_MS

@@ -29,7 +29,7 @@ def mixed(word: int) -> int:
 
 
 def one_hash(data: bytes) -> int:
-    """What digest.py says of a value."""
+    """The hash that digest.py gives of a value."""
     keys = [int(key) for key in _KEYS]
     words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
     chunks = [words[at : at + 64] for at in range(0, len(words), 64)]

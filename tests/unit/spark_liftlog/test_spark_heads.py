@@ -83,7 +83,7 @@ def idle(watch: HeadWatch, cluster: Counted) -> Heads:
 
 
 def parked(server: Server, watch: HeadWatch) -> None:
-    """What is read moves on, and nobody asks, until nobody polls."""
+    """Let the source read on while nobody asks, until nobody polls."""
 
     def moved() -> bool:
         server.api.append("read", values(1))

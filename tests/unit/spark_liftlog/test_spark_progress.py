@@ -153,7 +153,7 @@ def test_a_query_that_has_nothing_else_publishes_nothing() -> None:
 
 
 def test_a_refusal_that_passes_is_not_remembered() -> None:
-    """What is refused while its partition has no leader is published when it has one."""
+    """The rule: progress that is refused while its partition has no leader is published when it has one."""
     brokers = Refusing()
     brokers.why["gone"] = [GONE, NotReady("no leader"), NotReady("no leader")]
     with publishing(brokers) as publish:

@@ -96,7 +96,7 @@ def test_a_large_write_makes_no_room_and_goes_over_what_there_is(place: tuple[Di
 
 
 def test_a_file_with_room_that_was_left_behind_is_as_long_as_it_is(place: tuple[Disk, str]) -> None:
-    """Whoever opens it later cannot know what was written: recovery finds out, before anything is appended."""
+    """A later open cannot know what was written: recovery finds out, before anything is appended."""
     disk, folder = place
     disk.replace_file(f"{folder}/a", b"abc" + bytes(100))
     file = disk.open(f"{folder}/a", ahead=ROOM)

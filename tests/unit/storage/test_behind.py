@@ -65,7 +65,7 @@ def test_a_batch_that_a_later_header_covers_is_missed(offset: int) -> None:
 
 @pytest.mark.parametrize("offset", [COMMITTED, END - 1])
 def test_a_batch_that_nothing_covers_looks_like_a_torn_tail(offset: int) -> None:
-    """What is not promised: docs/explain/replication.md."""
+    """Nothing is promised for such a batch: docs/explain/replication.md."""
     log = reopened(flipped(*prepared(), offset))
     assert log.log_end_offset == offset
     assert not log.is_behind

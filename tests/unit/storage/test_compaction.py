@@ -302,7 +302,7 @@ def among_others(batches: Sequence[Sequence[Keyed]], *, disk: SimDisk | None = N
 
 
 def copy(leader: PartitionLog, log: PartitionLog) -> None:
-    """What the leader has stored, as it is."""
+    """Copy all that the leader has stored, byte for byte."""
     while log.log_end_offset < leader.log_end_offset:
         with leader.read(log.log_end_offset, stored=True) as plan:
             log.append_stored(plan_bytes(plan), leader_epoch=1, now_us=0)

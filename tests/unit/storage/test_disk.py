@@ -1,4 +1,4 @@
-"""What storage asks of a disk: the real one and the fake one answer alike."""
+"""Goal: the real disk and the fake one answer all calls of storage alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `sync` of a log promises, and what a sync that failed leaves: G1 to G3.
+"""Goal: `sync` of a log keeps its promise, and a sync that failed leaves what it should: G1 to G3.
 
 Method: real logs on the fake disk, whose sync fails, or lets others append while it is under way.
 """

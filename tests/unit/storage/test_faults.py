@@ -67,7 +67,7 @@ def test_full_disk_refuses_the_append_and_takes_the_next_when_there_is_space(
 def test_an_append_for_whose_index_there_is_no_memory_writes_nothing(
     disk: SimDisk, log: PartitionLog, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """What is in the file is in the index: else the next batch would not be where its entry says."""
+    """The rule: each batch in the file is in the index. Else the next batch would not be where its entry says."""
 
     def refused(index: GrowingIndex, count: int) -> None:
         raise MemoryError

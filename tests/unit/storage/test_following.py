@@ -482,7 +482,7 @@ def test_epochs_are_not_derived_from_a_damaged_header(leader: PartitionLog) -> N
 def test_a_group_that_goes_on_after_an_open_does_not_end_where_the_open_found_the_log_to_end(
     leader: PartitionLog,
 ) -> None:
-    """Who leads it then commits that group as a whole."""
+    """The rule: a replica that leads then commits that group as a whole."""
     first = leader.log_end_offset
     append(leader, b"g", b"h", epoch=3, group=4)
     append(leader, b"next", epoch=3)

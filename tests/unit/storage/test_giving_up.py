@@ -176,7 +176,7 @@ def test_the_range_is_empty_and_all_else_is_as_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_power_may_go_at_any_step(name: str) -> None:
-    """What is there then is the damaged log, or the one without the damage; done again it ends as it would have."""
+    """The rule: the damaged log is there then, or the one without the damage. Done again it ends as it would have."""
     ranges = DAMAGES[name][1]
     disk, log, whole = damaged(name)
     begun = disk.steps

@@ -48,7 +48,7 @@ def begins_anew(leader: PartitionLog) -> tuple[SimDisk, PartitionLog]:
 
 
 def sent(leader: PartitionLog, log: PartitionLog) -> tuple[int, bytes]:
-    """What the leader offers now."""
+    """The state file that the leader offers now."""
     offset = leader.handover.offered(log.log_start_offset, log.durable_end)
     piece = leader.handover.piece(offset, 0, WHOLE)
     assert piece is not None
@@ -174,7 +174,8 @@ def test_who_leads_without_one_tells_what_its_log_tells(leader: PartitionLog) ->
 
 
 def test_who_copies_what_was_written_anew_lacks_one_from_then_on(leader: PartitionLog) -> None:
-    """Of what compaction has removed only a state file tells: its own, of before, does not."""
+    """The rule: only a state file tells of records that compaction has removed. The replica's own, older one does
+    not."""
     disk = SimDisk()
     log = create_log(disk, settings=SETTINGS)
     log.follow(1)

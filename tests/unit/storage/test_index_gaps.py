@@ -22,7 +22,7 @@ from tests.support.logs import FOLDER, commit, create_log, open_log, read_record
 from tests.support.simdisk import SimDisk
 
 BATCHES = 4
-"""Of each segment, of two records each."""
+"""Batches of each segment, of two records each."""
 SEGMENTS = 3
 LACKING = [lack for count in (1, 2, BATCHES) for lack in combinations(range(BATCHES), count)]
 
@@ -118,7 +118,7 @@ def test_coalescing_keeps_them(forged: PartitionLog) -> None:
 
 
 def test_beside_a_batch_that_is_lost_the_others_are_read() -> None:
-    """What is lost explains the hole of its own batch only."""
+    """The rule: a lost batch explains only its own hole in the index."""
     for lost in range(BATCHES):
         for lack in range(BATCHES):
             disk = closed_log()

@@ -1,7 +1,7 @@
 """Goal: a log that follows knows what its leader was told as it copies it, and never anything else (`remembered.U4`).
 
 Method: a leader with stamped, identified and plain batches; a follower that copies it in pieces, keeps up, is cut,
-rolls and writes checkpoints in an order of a seed. Whatever it has by then is what a log that is read anew tells.
+rolls and writes checkpoints in an order of a seed. In the end its memory is that of a log that is read anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What a log does while nothing goes wrong: append, commit groups, group commit, rolling, reading, letting go."""
+"""Goal: a log does its work while nothing goes wrong: append, commit groups, group commit, rolling, reading, letting
+go."""
 
 from __future__ import annotations
 

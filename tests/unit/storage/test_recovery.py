@@ -1,4 +1,4 @@
-"""What an unclean open finds and does: torn tails are cut, committed damage is kept apart, nothing else changes.
+"""Goal: an unclean open cuts torn tails, keeps committed damage apart, and changes nothing else.
 
 Files are damaged by hand here, one way at a time; `tests/properties/storage` does it at random and everywhere.
 """

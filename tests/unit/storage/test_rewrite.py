@@ -1,4 +1,4 @@
-"""What a rewrite does to those beside it: it waits after every little, leaves no burst to the disk, holds no lock long.
+"""Goal: a rewrite spares those beside it: it waits after every little, leaves no burst to the disk, holds no lock long.
 
 Method: a real disk that notes what is done to its files, in order.
 """
