@@ -2,10 +2,10 @@
 
 A test that waited in vain, or was told of an error, is run once more, alone, in a process of its own. Five workers on
 two cores make brokers and threads stand still for seconds: sessions lapse, and what a test took for granted is not so.
-What compares is never luck: an assertion that does not hold is final. A unit test with processes is the exception: it
-looks at one part and may have looked too early; what is stored is held against acks in other folders. Final are also
-more failures than `AGAIN_MAX`, and without processes all errors but those that a broker documents. What passes only
-when it runs alone is named at the end (record 99).
+An assertion that does not hold is final: a comparison never depends on luck. A unit test with processes is the
+exception: it looks at one part and may have looked too early; what is stored is held against acks in other folders.
+Final are also more failures than `AGAIN_MAX`, and without processes all errors but those that a broker documents. The
+last lines name each test that passes only when it runs alone (record 99).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What holds for every test: what is tried does not depend on luck or haste, and a failure says what and why, shortly.
+"""The rules of every test: its input does not depend on luck or haste, and a failure says what and why, shortly.
 
 Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_SEED, and then other ones. Nothing
              is timed: the machine may stand still for seconds.
@@ -120,7 +120,7 @@ class ByResource(LoadScopeScheduling):
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Of several workers, by who starts them, and where tests with processes run."""
+    """Make Spark's classes ahead, in the process that starts several workers, if tests with processes run."""
     if getattr(session.config.option, "numprocesses", None) and "not process" not in session.config.option.markexpr:
         made = spark_classes.make()
         if made is not None:

@@ -54,7 +54,7 @@ def with_server(folder: Path, **scripts: str) -> Path:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Of the installation, which is named, and of the data."""
+    """The folder of the installation, which the environment names, and that of the data."""
     home, data = tmp_path / "home", tmp_path / "data"
     home.mkdir()
     data.mkdir()
@@ -81,7 +81,7 @@ def test_rate_begins_after_half_of_the_records() -> None:
 
 
 def test_a_producer_is_taken_at_its_last_word(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of Kafka 4.3.1 as it was: a report every few seconds, then all together."""
+    """The output is that of Kafka 4.3.1, unchanged: a report every few seconds, then one of all records."""
     report = "{} records sent, {} records/sec (119.03 MB/sec), 1.7 ms avg latency, 250.0 ms max latency"
     output = f"{report.format(600, 120.0)}\n{report.format(1000, 200.5)}, 1 ms 50th, 3 ms 95th.\n"
     assert produced(output, 1000) == {"rate": 200.5, "seconds": 1000 / 200.5}
@@ -93,7 +93,7 @@ def test_a_producer_is_taken_at_its_last_word(capsys: pytest.CaptureFixture[str]
 
 
 def test_few_records_have_but_one_report() -> None:
-    """Of Kafka 4.3.1 as it was."""
+    """The output is that of Kafka 4.3.1, unchanged."""
     output = (
         "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, "
         "fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec\n"

@@ -1,5 +1,5 @@
-"""Those whose streams get more partitions, other replicas and whole batches amid faults. What has to hold: `operators`,
-B2 and B8 to B10."""
+"""Those whose streams get more partitions, other replicas and whole batches amid faults. The rules: `operators`, B2 and
+B8 to B10."""
 
 from __future__ import annotations
 

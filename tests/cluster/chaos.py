@@ -13,7 +13,7 @@ D2  Each partition is acknowledged and each reader answered again within `GO_ON_
 D3  In the end all replicas of a partition have the same records, in each stream, by pyarrow alone, and all brokers the
     same catalog.
 D4  No broker has written a traceback, or ended by itself.
-D5  What cannot be played here is said, and never left out silently.
+D5  A fault that cannot be played here is named. It is never left out silently.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ SETTINGS: Final = {
 
 @dataclass
 class Run:
-    """What the faults act on. `harmed`: brokers whose disk has failed."""
+    """The running cluster, on which the faults act. `harmed`: brokers whose disk has failed."""
 
     cluster: RealCluster
     nats: NatsServer
@@ -105,7 +105,7 @@ class Run:
             self.cluster.wait_ready(broker)
 
     def look(self) -> None:
-        """D4. Whose disk has failed may still give up."""
+        """D4. A broker whose disk has failed may still end."""
         for broker, process in self.cluster.brokers.items():
             assert process.process is not None, f"{broker} was not started again"
             code = process.process.popen.poll()
@@ -197,14 +197,14 @@ def cut_off(run: Run, broker: str) -> None:
 
 
 def mute(run: Run, broker: str) -> None:
-    """What it sends to NATS, publishers and readers vanishes, its acks too. The other brokers hear it."""
+    """All that it sends to NATS, publishers and readers vanishes, its acks too. The other brokers hear it."""
     assert run.network is not None
     run.network.cut(broker, HERE)
     _cut_for_a_while(run)
 
 
 def cut_one_way(run: Run) -> None:
-    """What some brokers send to some others vanishes; every second time it comes and goes."""
+    """All that some brokers send to some others vanishes. Every second time the link comes and goes."""
     assert run.network is not None
     ways = [(source, target) for source in run.network.hosts for target in run.network.hosts if source != target]
     for _ in range(run.rng.choice([1, 1, 4])):
@@ -250,7 +250,7 @@ def fail(run: Run, broker: str, call: str) -> None:
 
 
 def cut_power(run: Run, *brokers: str) -> None:
-    """What was not synced may be gone, page by page."""
+    """Each page that was not synced may be lost."""
     for broker in brokers:
         run.disks[broker].power_cut(run.rng.randrange(1 << 30))
     kill(run, *brokers)
@@ -294,14 +294,14 @@ CUTS: Final[dict[str, Callable[[Run], None]]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to.
+    """The figures of a run.
 
     Attributes:
         operations: Lines of the history.
         elsewhere: Answers with records from brokers that do not lead.
         faults: How often each was played; 0: never.
-        left_out: What was asked for, and cannot be played here.
-        seen: What became of the commands of the operators, and what has ended brokers.
+        left_out: Faults that were asked for, and cannot be played here.
+        seen: Outcomes of the operators' commands, and causes by which brokers ended.
     """
 
     seed: int

@@ -6,13 +6,13 @@
     a history     publishers without ids and readers over HTTP, written down (`tests/history`)
     the cleaner   every 50 ms: rolls, checkpoints, compaction
 
-What is looked at afterwards are the segment files, by pyarrow alone: none of liftlog's code reads them.
+Afterwards pyarrow alone reads the segment files: none of liftlog's code takes part.
 
 X1  Every acknowledged record is at the offset of its ack. In the compacted stream: unless its key has a newer one.
 X2  No record is there twice: an id that was published again is one record.
 X3  Records of a lane are in the order in which it published; offsets rise.
 X4  Every sink batch that was decided is there once, whole, of one attempt, one commit group per partition.
-X5  Of each key the newest acknowledged record, or a later one, is there.
+X5  The newest acknowledged record of each key is there, or a later one.
 X6  The history has no fault: nothing that was acknowledged is unseen, moved, doubled or out of order for any reader.
 """
 
@@ -110,7 +110,7 @@ class Publishers:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run came to.
+    """The figures of a run.
 
     `republished`: records that took more than one try until their ack came. `operations`: lines of the history.
     """

@@ -5,7 +5,7 @@
                   ── in doubt (`sent`, or no answer): all of it, or nothing of it
     Worker.check  once all is quiet and whole: what is stored against what was answered
 
-What is known of a stream is the set of what it may be (`Lives.may_be`): an answered command takes each of them a step
+A stream is known as the set of states that it may be in (`Lives.may_be`): an answered command takes each of them a step
 on, one in doubt adds to them, a refusal leaves those that it would have been refused of.
 
 B1  A command that was answered is seen by every broker from then on, also by those that were away.
@@ -13,8 +13,8 @@ B2  A command that was refused is never seen. One that changes several things ch
 B3  A log begins where the last trim that was answered has let it begin, or where one in doubt would have.
 B4  A committed offset stays.
 B5  Each id, each record of an idempotent producer is stored once and in order.
-B6  Who expects a sequence and is acknowledged stands behind the record with that sequence.
-B7  Of each key the newest record that was acknowledged is there, and nothing that was not sent.
+B6  A message that expects a sequence and is acknowledged stands behind the record with that sequence.
+B7  The newest acknowledged record of each key is there, and nothing that was not sent.
 B8  Partitions that were added are there; each message is where its ack says, and once in its partition.
 B9  A partition that gets other replicas or leaders keeps each record once and in order.
 B10  A batch that a sink has committed is there once and whole, of one attempt; no other one is seen by half.
@@ -161,7 +161,7 @@ class Operators:
             worker.begin()
 
     def close(self) -> None:
-        """Whatever has become of them."""
+        """End all of them, also those that have failed."""
         for worker in self.workers:
             worker.close()
 

@@ -371,7 +371,8 @@ async def test_added_partitions_outlive_kill_9_and_may_be_added_to_a_paused_stre
 async def test_settings_change_and_partitions_are_added_under_large_messages_and_all_are_acked(
     nats_server: NatsServer, broker: BrokerProcess, name: str, create: Create
 ) -> None:
-    """Of 20 KB, so that one is half read at nearly each change. Intake used to end for good here."""
+    """The defect: intake ended for good when a change met a message half read. Messages have 20 KB, so that nearly each
+    change meets one."""
     create(subject=f"{name}.*", partition_by="subject")
     client = await nats.connect(nats_server.url)
     jetstream = client.jetstream(timeout=60, publish_async_max_pending=64)

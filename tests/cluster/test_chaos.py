@@ -1,4 +1,5 @@
-"""Chaos on three brokers, fault by fault; `make chaos MINUTES=60` is the long one. What holds: `chaos`, D1 to D5."""
+"""Chaos on three brokers, fault by fault; `make chaos MINUTES=60` is the long one. The rules that hold: `chaos`, D1 to
+D5."""
 
 from __future__ import annotations
 

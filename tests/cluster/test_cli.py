@@ -348,7 +348,8 @@ def _typed() -> list[str]:
 
 
 def test_the_examples_of_the_page_work_in_their_order(one: Folder, tmp_path: Path) -> None:
-    """In a fresh folder, as somebody would who goes down the page. What it deletes is made again first."""
+    """In a fresh folder, as somebody would who goes down the page. The test first makes again all that the page
+    deletes."""
     one.path = tmp_path / "liftlog-data"
     one.up()
     (tmp_path / "orders.ndjson").write_text('{"id": 1}\n{"id": 2}\n')
@@ -446,7 +447,7 @@ def test_publish_fails_when_nobody_stores_the_messages(house: Folder) -> None:
 @pytest.mark.parametrize("source", ["--count=100000000", "--file=-"])
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_ctrl_c_in_publish_prints_what_became_of_the_messages(house: Folder, source: str, as_json: bool) -> None:
-    """Whatever is done then, what was acknowledged is told, and is in the stream."""
+    """Each message that was acknowledged by then is told, and is in the stream."""
     name = f"interrupted{source[2]}{'j' * as_json}"
     house.liftlog("stream", "create", name, "--subject", name)
     with subprocess.Popen(

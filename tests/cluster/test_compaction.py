@@ -145,7 +145,8 @@ def test_a_client_reads_a_compacted_stream_by_offsets_not_by_places(broker: Brok
     assert client.read("keyed").to_table().num_rows < 3 * 120
 
     def between_passes() -> tuple[list[int], list[int]] | None:
-        """What the client and a plain reader of Arrow, which takes the empty batches too, read with no pass between."""
+        """Offsets read with no pass between: by the client, and by a plain Arrow reader, which takes empty batches
+        too."""
         before = client.read("keyed").to_table()["offset"].to_pylist()
         with pa.ipc.open_stream(_raw(broker, "keyed")) as stream:
             plain = stream.read_all().column("offset").to_pylist()

@@ -205,7 +205,7 @@ async def test_jetstream_on_the_same_subject_is_warned_about(tmp_path: Path) -> 
         numbers = itertools.count()
 
         def is_warned() -> bool:
-            """Of a new stream: the broker gives JetStream a second to say what it has."""
+            """The log warns about a new stream: the broker gives JetStream a second to answer."""
             settings = {"name": f"o{next(numbers)}", "subject": "orders.>"}
             return any("ORDERS" in warning for warning in broker.request("POST", "/v1/streams", settings)["warnings"])
 

@@ -1,4 +1,5 @@
-"""A few rounds of the kill loop; `make chaos ROUNDS=50` is the long one. What must hold: `kill_loop`, X1 to X5."""
+"""A few rounds of the kill loop; `make chaos ROUNDS=50` is the long one. The rules that must hold: `kill_loop`, X1 to
+X5."""
 
 from __future__ import annotations
 

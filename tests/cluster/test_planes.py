@@ -1,7 +1,7 @@
 """Three metadata planes as processes: kill -9 and SIGSTOP of the controller under load, a lost folder, all at once.
 
 An outside view: what a process has answered to a command is noted here, and has to be in the catalog of every broker
-afterwards, once. What was answered with `sent` false must not be there.
+afterwards, once. A command that was answered with `sent` false must not be there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cluster:
             self.processes[name].ready()
 
     def controller(self) -> str:
-        """Who leads, as the brokers that answer say."""
+        """The leader, as the brokers that answer name it."""
         found: set[str] = set()
 
         def is_known() -> bool:
@@ -95,7 +95,7 @@ class Cluster:
         until(lambda: len(self.acked) >= before + count, f"{count} more commands, after {before}")
 
     def check(self) -> None:
-        """What was acknowledged is on every broker; what was not carried out is on none."""
+        """Every broker has each command that was acknowledged; none has a command that was not carried out."""
         assert len(set(self.acked.values())) == len(self.acked), "an id was given out twice"
         for name, process in self.processes.items():
             there = set(process.ask("read").result(60))

@@ -54,7 +54,7 @@ async def test_answers_are_jetstreams(
 
 
 class Writers:
-    """Writers that count subjects up: the value is the sequence that was expected. What each was told is kept."""
+    """Writers that count subjects up: the value is the sequence that was expected. Each writer keeps its answers."""
 
     def __init__(self, jetstream: JetStreamContext, name: str) -> None:
         self.jetstream = jetstream

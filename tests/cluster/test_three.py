@@ -1,7 +1,7 @@
 """Goal: three real brokers under load of acknowledged publishes lose nothing, whoever of them dies or stands still.
 
-Method: a real nats-server, three broker processes, publishers over NATS that wait for acks, readers over HTTP. What
-they saw is judged by somebody who knows nothing of liftlog (tests/history).
+Method: a real nats-server, three broker processes, publishers over NATS that wait for acks, readers over HTTP. A
+checker that knows nothing of liftlog judges what they saw (tests/history).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def test_without_a_majority_nothing_is_acked_and_then_it_goes_on(whole: RealClus
 
 
 def published(url: str, subject: str) -> str:
-    """What a publisher is answered."""
+    """Publish one message, and return the answer."""
 
     async def publish() -> bytes:
         client = await nats.connect(url)

@@ -39,7 +39,7 @@ def client(cluster: RealCluster) -> Iterator[Client]:
 
 
 class Impatient:
-    """So many in flight. What is refused is sent again at once; what is not answered, after some seconds.
+    """Keeps so many in flight. It sends a refused message again at once, and one without an answer after some seconds.
 
     Attributes:
         acked: id -> its ack.

@@ -59,7 +59,7 @@ def rows(client: Client, stream: str) -> list[tuple[int, int, bytes]]:
 
 
 def test_partitions_are_added_under_load(cluster: RealCluster, client: Client) -> None:
-    """What is acked is stored where the ack says, nothing twice but what its publisher repeated, and each key is in the
+    """Each acked message is stored where its ack says, twice only if its publisher repeated it, and each key is in the
     partition of the present count. A producer that was opened before goes on, exactly once."""
     client.create_stream("grown", subject="grown", partitions=2, partition_by="key", replication_factor=3)
     assert cluster.nats is not None
@@ -123,7 +123,7 @@ def test_a_leader_that_dies_before_it_has_confirmed_added_partitions(cluster: Re
 
 
 def held(cluster: RealCluster, broker: str, stream: str) -> dict[int, tuple[bytes, bytes | None]] | None:
-    """What one replica has on its disk: offset -> (key, value). None: it is being written just now."""
+    """The records that one replica has on its disk: offset -> (key, value). None: it is being written just now."""
     found: dict[int, tuple[bytes, bytes | None]] = {}
     try:
         for path in sorted((cluster.brokers[broker].folder / "data" / "streams" / stream).glob("*/0/*.arrows")):
@@ -209,7 +209,7 @@ def test_a_flipped_bit_in_a_stream_of_one_replica_costs_its_batch_and_no_other(
 def test_a_consumer_that_was_given_up_is_forgotten_and_the_lag_of_others_is_measured(
     cluster: RealCluster, client: Client
 ) -> None:
-    """Whoever leads the stream of offsets, and whoever leads what they read."""
+    """This holds whichever brokers lead the offset stream, and whichever lead the partitions that are read."""
     client.create_stream("read", partitions=3, replication_factor=3)
     for partition in range(3):
         store(client, "read", partition, [{"value": b"x"}] * 5)

@@ -1,8 +1,8 @@
 """Goal: who does not belong to a cluster is refused, with a reason that names what to mend; the cluster goes on.
 
 Method: three real brokers with a secret. Beside them processes of the real command line with one thing wrong each, all
-at once, and bytes of strangers to the ports of brokers. What they are told is their exit code, stderr and /readyz; what
-the cluster counts is in /metrics.
+at once, and bytes of strangers to the ports of brokers. Their answer shows in their exit code, stderr and /readyz; the
+counts of the cluster show in /metrics.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_broker_that_does_not_belong_is_told_why(strangers: dict[str, BrokerPr
 
 
 def waits_for(process: BrokerProcess) -> str:
-    """What /readyz says."""
+    """The body of /readyz."""
     try:
         process.get("/readyz")
     except urllib.error.HTTPError as error:
@@ -164,7 +164,7 @@ class Noise:
 
 
 class Greeting:
-    """What a caller says, who knows how to greet; then `after`."""
+    """The bytes of a caller that greets as a broker does, and then says `after`."""
 
     def __init__(self, me: Peer, to: str, secret: str, cluster_id: str = "tests", after: bytes = b"") -> None:
         self._caller = Caller(me, cluster_id, to, key_of(secret.encode()), os.urandom(NONCE_BYTES))

@@ -1,4 +1,4 @@
-"""What producers are told, against what the log holds, while the broker is killed at random points.
+"""Goal: the log holds what producers were told, though the broker is killed at random points.
 
 Goal, in both directions: a record that was told stored is there, at its offset; one whose error has no `sent` is not
 there; and an idempotent producer's record is never there twice, a plain one's only if somebody sent it again.
@@ -92,7 +92,7 @@ class Relay:
 
 
 class Told:
-    """What the callers were told of each record."""
+    """The answers to each record, as its callers got them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,5 +1,5 @@
-"""Those who store, commit and expect amid faults, each in a stream of its own. What has to hold: `operators`, B3 to
-B7."""
+"""Those who store, commit and expect amid faults, each in a stream of its own. The rules that have to hold:
+`operators`, B3 to B7."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class Worker:
     """One of them, in a thread of its own.
 
     Attributes:
-        seen: What became of its commands.
-        error: What ended it.
+        seen: Outcomes of its commands.
+        error: The error that ended it.
     """
 
     def __init__(self, addresses: Sequence[str], url: str, seed: str) -> None:

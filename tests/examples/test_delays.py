@@ -14,7 +14,7 @@ from examples import delays
 
 
 def test_partitions_drift_apart_by_less_than_the_watermark(all_flights: pd.DataFrame) -> None:
-    """What makes the comparison exact on the whole year: at no fraction of it is one partition a watermark behind."""
+    """The comparison on the whole year is exact only because of this: no partition is ever a watermark behind."""
     for partitions in (2, 3, 4):
         assert delays.drift_hours(all_flights, partitions) < delays.WATERMARK.total_seconds() / 3_600
     assert 136 < delays.drift_hours(all_flights, 2) < 137, "the figure in the module's text"

@@ -53,7 +53,7 @@ class Reader:
         return text.replace(":9293", f":{self.base + 1}").replace(":4222", f":{self.base + 3}")
 
     def types(self, commands: str) -> str:
-        """What the commands print; each must end with 0."""
+        """Run the commands; each must end with 0. Returns what they print."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self.here(commands)],
             cwd=self.folder,

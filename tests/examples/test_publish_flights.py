@@ -44,7 +44,7 @@ async def stored(server: NatsServer, name: str) -> int:
 
 
 async def received_by_subscriber(server: NatsServer, frame: pd.DataFrame, **options: float) -> list[tuple[str, bytes]]:
-    """What a plain subscriber gets of a replay without acks."""
+    """The messages that a plain subscriber gets from a replay without acks."""
     received: list[tuple[str, bytes]] = []
     done = asyncio.Event()
 

@@ -1,4 +1,5 @@
-"""What a decoder is to the fuzzer: a name, the code that it stands for, a check, and how its bytes are made and sealed.
+"""A decoder, as the fuzzer knows it: a name, the code that it stands for, a check, and how its bytes are made and
+sealed.
 
 A check takes any bytes and returns, or raises one of the documented errors. It asserts what must hold of a value that
 comes back. Anything else that leaves it is a bug: another exception, an assertion, a hang, the death of the process.
@@ -32,7 +33,7 @@ class Decoder:
         name: Also that of its folder in the corpus.
         modules: Files of the code that it stands for, from the root of the repository.
         check: Raises only what is in `errors`.
-        errors: What these bytes may lead to, by contract.
+        errors: The errors that such bytes may lead to, by contract.
         form: `json`: what is inside the seal is JSON, and is also changed as JSON.
         words: Tokens of its language.
         unseal, seal: See the module.

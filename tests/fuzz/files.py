@@ -1,7 +1,8 @@
 """Decoders of what is on disk: each file of a partition's folder, the catalog, who owns a data folder, settings.
 
 A file of a partition is met as the broker meets it: it stands in a folder whose other files are good, the log is
-opened (after a kill, and after a clean stop), read in every way, appended to and opened again. Whatever the bytes:
+opened (after a kill, and after a clean stop), read in every way, appended to and opened again. This must hold for all
+bytes:
 
 - it is a `CorruptLog`, or a log; of a log, offsets are strictly increasing, and the append is there at the next open;
 - every record that is served stands in a batch in the segment's bytes whose CRC covers it, by a search of our own
@@ -415,7 +416,7 @@ def _small_file(name: str, module: str) -> Decoder:
 
 
 def check_scrub(data: bytes) -> None:
-    """Whatever the file says: a position that a pass can begin at, and that is written as it was read."""
+    """For all files: a pass can begin at the position that is read, and it is written as it was read."""
     disk = SimDisk()
     disk.makedirs("d")
     disk.names["d/scrub"] = Inode(bytearray(data), bytearray(data))
@@ -425,7 +426,7 @@ def check_scrub(data: bytes) -> None:
 
 
 def check_arguments(data: bytes) -> None:
-    """What stands behind the options of a command: each text is a value within the limit, or a usage error."""
+    """The arguments of a command's options: each text is a value within the limit, or a usage error."""
     text, refused = data.decode("utf-8", "replace"), None
     for make, limit in ((duration_ms, (1, 1 << 50)), (byte_count, (1 << 10, 1 << 60)), (number, (0, 100))):
         try:

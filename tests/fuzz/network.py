@@ -165,7 +165,7 @@ RETRYABLE: Final = frozenset({"not_ready", "deadline_exceeded", "stages_full", "
 
 
 def check_request(data: bytes) -> None:
-    """{"method", "path", "body"}: any request of the API with any JSON body. What is no such object is passed over."""
+    """{"method", "path", "body"}: any request of the API with any JSON body. All other input is passed over."""
     try:
         request = json.loads(data)
         method, path, body = request["method"], request["path"], request["body"]
@@ -195,7 +195,7 @@ NAMED: Final = ("field", "parameter", "key", "name", "subject", "limit")
 
 
 def check_refused(answer: Answer) -> None:
-    """What is refused is no fault of ours, and names what it is about."""
+    """A refusal is no fault of ours, and names what it is about."""
     assert answer.status < 500 or answer.reason in RETRYABLE or answer.status == 501, (answer.status, answer.body[:300])
     if answer.status == 400:
         problem = answer.problem
@@ -330,7 +330,7 @@ class Said:
 
 
 def check_hello(data: bytes) -> None:
-    """What somebody says at the Raft port before he takes part: it is answered, in JSON."""
+    """The first words of a stranger at the Raft port: they are answered, in JSON."""
     hello = hello_in(Codec.loads(data))
     if hello is None:
         return
@@ -416,7 +416,8 @@ def check_address(data: bytes) -> None:
 
 
 def seal_frame(inner: bytes) -> bytes:
-    """A frame with this head, and a CRC that fits. What goes with it is as long as the head says, if that is little."""
+    """A frame with this head, and a CRC that fits. The bytes behind it are as many as the head says, if those are
+    few."""
     from broker.api.proto import replica_pb2 as pb
 
     head = pb.Head()
@@ -436,7 +437,7 @@ def unseal_frame(data: bytes) -> bytes:
 
 
 def check_replica(data: bytes) -> None:
-    """What another broker sends: refused, or a message that goes back as the bytes that it came as."""
+    """A frame of another broker: refused, or a message that encodes to the same bytes."""
     from broker.runtime.cluster.codec import decode_bytes, encode
 
     said = decode_bytes(data)
@@ -444,7 +445,7 @@ def check_replica(data: bytes) -> None:
 
 
 def check_replica_greeting(data: bytes) -> None:
-    """What a stranger says first, and second: refused with a reason, and never let in."""
+    """The first and the second frame of a stranger: refused with a reason, and never let in."""
     from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Doorkeeper, Peer, Refused, key_of
 
     key, nonce = key_of(b"nobody knows it ...."), bytes(NONCE_BYTES)

@@ -18,7 +18,7 @@ from tests.fuzz.table import DECODERS, ELSEWHERE
 
 ROOT = Path(__file__).parents[2]
 CASES = 600
-"""Of a decoder of weight 1; the others have so many times fewer."""
+"""Cases of a decoder of weight 1; the others have fewer, by their weight."""
 DECODES = re.compile(
     r"json\.loads|parse_json\(|frombuffer|\.unpack|fromhex|tomllib\.load|ipc\.(?:open|read)_|int\.from_bytes"
 )

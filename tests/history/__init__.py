@@ -1,4 +1,4 @@
-"""What clients of a log saw, written down, and judged by somebody who knows nothing of its insides.
+"""A history: what clients of a log saw. Somebody who knows nothing of the log's insides judges it.
 
     record.py   operations of clients, as JSON lines in the form that Jepsen's checker of Kafka reads
     ops.py      reads such a file, and refuses what cannot be judged

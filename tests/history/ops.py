@@ -7,7 +7,8 @@
 A key is a partition. `fail` means surely not done, `info` that nobody knows. `assign` and `subscribe` name the keys
 that a process polls from then on.
 
-O1  Indexes rise, and each process has one operation at a time. Whoever is no number is no client: passed over.
+O1  Indexes rise, and each process has one operation at a time. A process that is no number is no client: it is passed
+    over.
 O2  A value is unique in its key, and all of a key are numbers or all are texts: the log is judged by values.
 O3  Nothing is read that was never sent.
 """

@@ -1,4 +1,5 @@
-"""What readers ask, and what they make of the answers: against a server that says what a test has it say."""
+"""Goal: readers ask the right broker, and judge its answers rightly. Method: a server that answers as each test
+wants."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Poller:
 
     Args:
         addresses: host:port of brokers, asked in turn.
-        luck: Whom to ask with `replica=any`; None: leaders are asked, and no epoch is sent.
+        luck: Chooses whom to ask with `replica=any`; None: leaders are asked, and no epoch is sent.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Poller:
         return sum(map(len, found.values()))
 
     def _fetch(self, partition: int, offset: int) -> list[tuple[int, str]] | str:
-        """Records from `offset` on, or why there are none. Whom a broker names as the leader is asked next."""
+        """Records from `offset` on, or why there are none. The broker that is named as the leader is asked next."""
         if self._luck is not None:
             found = self._ask(self._luck.choice(self._addresses), partition, offset, "&replica=any")
             if not isinstance(found, str):

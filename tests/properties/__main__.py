@@ -4,7 +4,7 @@
 
 Every test of this folder in turn, round and round. Each run is a process of its own, with a seed for Hypothesis and
 for the faults of the fake disk; its line says which. The first failure ends the run (exit 1) and prints the command
-that repeats it. What is still running when the time is over is ended, and counts as not run.
+that repeats it. A run that goes on when the time is over is ended, and counts as not run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What must hold in the end. Knows the public interfaces alone: HTTP by the Python client.
+"""The checks at the end of a soak. They know the public interfaces alone: HTTP by the Python client.
 
 K1  The record at each acked (partition, offset) is the acked one; unless it was trimmed, expired, compacted or deleted.
 K2  Each id is stored once per partition, within its window; over partitions, unless some were added meanwhile.
 K3  Offsets are dense, outside of compaction, and nothing counts as lost.
-K4  What a reader saw is still there, or gone for one of the reasons of K1.
+K4  Each record that a reader saw is still there, or gone for one of the reasons of K1.
 K5  Each batch of the sink that was committed is there once, whole, of one attempt.
-K6  What was refused by an error that says that nothing is stored, is not.
+K6  A message that was refused by an error that says that nothing is stored is not stored.
 K7  Logs begin no later than the operator and retention may have made them begin.
 K8  Each record that was published with the last sequence of its subject names the record before it (`chain.py`).
 K9  All replicas have the same records (`replicas.py`).

@@ -1,7 +1,7 @@
 """The operator of three brokers: what one broker has done to it is done to one of the three, drawn anew each time.
 
 Besides, brokers are restarted in a row, leaders change by order, replicas and whole brokers are taken out and come
-back, and several processes end at once. What it may not do, since a cluster promises less there (docs/status.md):
+back, and several processes end at once. It leaves out operations for which a cluster promises less (docs/status.md):
 
 - `acks = leader` is not set: such a record may be lost with its leader.
 - `fsync = interval` is not set: it is refused where there are several replicas.
@@ -24,7 +24,8 @@ from tests.soak.world import World
 HEAL_S = 120.0
 """So long replicas may take to be in sync once nothing fails any more."""
 HARMS = ("fill_disk", "fail_writes", "refuse_many", "fail_reads", "fail_syncs", "fail_small_files")
-"""What may end a broker: one that cannot write its catalog, or that it steps out, ends, and is started again."""
+"""Operations that may end a broker: one that cannot write its catalog, or that it steps out, ends, and is started
+again."""
 
 
 def in_sync(world: World) -> list[Placement]:
@@ -163,5 +164,5 @@ CLUSTER_OPERATIONS: dict[str, tuple[float, Callable[[Any], None]]] = OPERATIONS 
     "fewer_replicas": (3, ClusterOperator.fewer_replicas),
     "drain": (2, ClusterOperator.drain),
 }
-"""What there is to do with three brokers, how often, and how."""
+"""Operations on three brokers: how often each comes, and how it is done."""
 ClusterOperator.operations = CLUSTER_OPERATIONS

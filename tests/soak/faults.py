@@ -33,7 +33,7 @@ DISK_BYTES = 1 << 34
 
 @dataclass
 class Rule:
-    """What is to fail next.
+    """The calls that are to fail next.
 
     Attributes:
         call: `read`, `write`, `fsync`, `truncate` (a file becomes shorter), `extend` (longer), `open`, `replace`.
@@ -44,7 +44,7 @@ class Rule:
         tell_first: The error is taken by the call before that delay: who syncs the file meanwhile is told nothing.
         evict: Lost pages are gone at once.
         part: A write first takes half of it.
-        share: Of the calls that match only so many fail.
+        share: The share of matching calls that fail.
     """
 
     call: str
@@ -258,7 +258,7 @@ class FaultyOs(ModuleType):
             self._rules.append(rule)
 
     def clear(self) -> None:
-        """Nothing fails any more, and the disk has no limit. (What is lost is lost.)"""
+        """Nothing fails any more, and the disk has no limit. (Lost pages stay lost.)"""
         with self._lock:
             self._rules.clear()
             self._room_bytes = None

@@ -1,4 +1,4 @@
-"""What everybody was told: the messages and their acks, what readers saw, and what the operator did when.
+"""All that everybody was told: the messages and their acks, what readers saw, and what the operator did when.
 
 A message is known by its id, which stands in the header `Soak-Id`; its value follows from the id and its size, so a
 record can be checked by itself. Times are those of `time.monotonic`. Thread-safe by the interpreter's lock: each field
@@ -45,7 +45,7 @@ class Message:
     """One record to be, and what its sender knows of it.
 
     Attributes:
-        first_s, last_s: Of the first and the latest try.
+        first_s, last_s: Times of the first and the latest try.
         offset, partition: As acked; -1: not acked; partition -2: the ack did not say.
         acked_s: When.
         is_refused: Its sender was told that it is not stored.
@@ -74,7 +74,7 @@ class Message:
 
 @dataclass
 class History:
-    """What the operator did to one stream.
+    """All that the operator did to one stream.
 
     Attributes:
         created_s: When the incarnation that is there now had been made.
@@ -146,7 +146,7 @@ class Ledger:
         messages: By id.
         freshest_s: Per stream, when the latest of its acked messages had first been sent.
         seen: Per (stream, incarnation, partition): offset -> id, as readers saw it.
-        violations: What was met on the way.
+        violations: Violations that were met on the way.
         harmed_s: When pages were lost for the last time (a power cut, a failed fsync); 0: never.
         clock_back: When the clock went back.
         is_over: Nobody need wait for what is not acked yet.

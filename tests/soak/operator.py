@@ -54,7 +54,7 @@ class Operator:
     """See the module.
 
     Args:
-        seed: Of the sequence of operations.
+        seed: Decides the sequence of operations.
         names: Operations to choose from; the others are passed over when their turn comes.
     """
 
@@ -390,5 +390,5 @@ OPERATIONS: dict[str, tuple[float, Callable[[Operator], None]]] = {
     "freeze": (2, Operator.freeze),
     "move_clock": (3, Operator.move_clock),
 }
-"""What there is to do, how often, and how."""
+"""Operations: how often each comes, and how it is done."""
 Operator.operations = OPERATIONS

@@ -1,4 +1,4 @@
-"""What of a file is on the disk, as Linux leaves it when writing fails: bytes alone, no I/O.
+"""The pages of a file that are on the disk, as Linux leaves them when writing fails: bytes alone, no I/O.
 
     written ──► dirty ──► syncing ──► durable            an fsync that succeeds
                              └──────► lost               one that fails: readable until they are evicted, then zeros
@@ -99,7 +99,7 @@ class Pages:
         self.error_count += 1
 
     def unsure(self) -> Ranges:
-        """What a power cut may take."""
+        """The bytes that a power cut may take."""
         found = Ranges()
         for ranges in (self.dirty, self.lost, *self.syncing):
             found.update(ranges)

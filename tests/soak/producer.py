@@ -18,7 +18,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def as_rows(messages: list[Message]) -> pa.RecordBatch:
-    """What is posted."""
+    """The rows of a request."""
     return pa.record_batch(
         {
             "key": pa.array([message.key.encode() for message in messages], pa.binary()),
@@ -32,7 +32,7 @@ class HttpWriter:
     """A thread that writes to one stream until it is stopped.
 
     Attributes:
-        name: Of the writer; begins the ids of its messages.
+        name: The writer's name; begins the ids of its messages.
     """
 
     def __init__(self, name: str, ledger: Ledger, stream: str, address: str, seed: str, pause_s: float) -> None:

@@ -92,7 +92,7 @@ class JetStreamPublisher(Writer):
 
 
 async def ignore(error: Exception) -> None:
-    """What nats-py tells besides."""
+    """Pass over all else that nats-py tells."""
 
 
 class RawPublisher(Writer):

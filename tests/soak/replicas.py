@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 
 def committed(world: World) -> list[Range]:
-    """Of all streams, once all replicas are in sync."""
+    """The committed ranges of all streams, once all replicas are in sync."""
     in_sync(world)
     found = []
     for stream in STREAMS:

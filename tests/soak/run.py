@@ -45,10 +45,10 @@ ENVIRONMENT = {
 
 @dataclass
 class Outcome:
-    """What came of a round.
+    """The outcome of a round.
 
     Attributes:
-        violation: What did not hold; None: all did.
+        violation: The rule that did not hold; None: all did.
         story: The operations near it.
         figures: Numbers by name.
     """
@@ -79,7 +79,7 @@ def run_round(
         seconds: How long the operator is at large; beginning and end come on top.
         mutant: The mend that is taken out.
         effort: How fast writers write.
-        operations: What the operator may do; None: all.
+        operations: Operations that the operator may do; None: all.
     """
     kind = Operator if brokers == 1 else ClusterOperator
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def _work(world: World, operator: Operator, seconds: float, effort: float, outco
 
 
 def history_of(stream: str, settings: Mapping[str, Any]) -> History:
-    """Of a stream that begins with these settings."""
+    """The history of a stream that begins with these settings."""
     return History(
         stream,
         windows=[(0.0, float("inf"), window_ms_of(settings))] if "subject" in settings else [],

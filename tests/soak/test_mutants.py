@@ -1,7 +1,7 @@
 """Each deliberate mistake of the soak brings its defect back: a test that shows the defect without luck fails with it.
 
-Method: in a process of its own the test runs twice, without the mistake and with it. What the soak itself finds, and
-how often: docs/explain/soak.md.
+Method: in a process of its own the test runs twice, without the mistake and with it. The page docs/explain/soak.md
+tells which mistakes the soak itself finds, and how often.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What K9 finds in the files of replicas, and what it minds not."""
+"""Goal: K9 finds each difference in the files of replicas, and minds nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A short soak with every operation, and a mutant that it must find, on one broker and on three; `make soak MINUTES=60`
 and `make soak MINUTES=60 BROKERS=3` are the long ones.
 
-What must hold: `checker`, K1 to K9. How to read a failure: docs/explain/soak.md.
+The rules that must hold: `checker`, K1 to K9. How to read a failure: docs/explain/soak.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.support.effort import seeded
 
 
 def told(outcome: Outcome, options: str = "") -> str:
-    """What a person needs to go on."""
+    """All that a person needs to go on from a failure."""
     return f"{outcome.violation}\n{outcome.story}\nTo repeat it: python -m tests.soak --seed {outcome.seed}{options}"
 
 

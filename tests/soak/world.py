@@ -1,4 +1,4 @@
-"""What the operator acts on: the processes and their disks, and the streams of a soak, of one broker or of three."""
+"""The world on which the operator acts: processes and their disks, and streams, of one broker or of three."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class World:
 
     @property
     def addresses(self) -> str:
-        """Of all brokers, as a client takes them."""
+        """The addresses of all brokers, as a client takes them."""
         return ",".join(broker.address for broker in self.brokers.values())
 
     def everywhere(self, do: str, **values: Any) -> None:

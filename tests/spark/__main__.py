@@ -4,7 +4,7 @@
         [--master local-cluster[2,1,1024] | standalone] [--until 2013-02-01]
 
 The rows are the 336,776 flights (examples/flights.py); `--until 2013-02-01` takes those before a day.
-`standalone` starts a master and two workers, with speculation on. Of three brokers one dies in each round, most often
+`standalone` starts a master and two workers, with speculation on. With three brokers one dies in each round, most often
 together with something of the job.
 """
 

@@ -37,7 +37,7 @@ class Brokers:
 
     @property
     def pids(self) -> list[int]:
-        """Of those that run."""
+        """The process ids of the brokers that run."""
         return [process.pid for process in self._processes.values() if process.process is not None]
 
     def __enter__(self) -> Brokers:
@@ -57,7 +57,7 @@ class Brokers:
         return connect(self.addresses, deadline_s=60)
 
     def create_streams(self, client: Client) -> None:
-        """Of the job; returns when each partition has all of its replicas."""
+        """Create the streams of the job; returns when each partition has all of its replicas."""
         for stream in (SOURCE, SINK):
             client.create_stream(stream, partitions=PARTITIONS, replication_factor=len(self._processes))
         self._wait_for_replicas()
@@ -70,7 +70,7 @@ class Brokers:
         return self._processes[self._victim].pid
 
     def revive(self) -> None:
-        """Whoever was killed is there again, with all that it missed."""
+        """Start the brokers that were killed; returns when they have all that they missed."""
         process = self._processes[self._victim]
         process.kill9()  # a process that is dead is waited for
         process.start(wait=self.is_alone)

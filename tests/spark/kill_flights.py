@@ -1,4 +1,4 @@
-"""What the killed job carries: the flights of 2013, each under a key of its own, and the comparison with them.
+"""The rows of the killed job: the flights of 2013, each under a key of its own, and the comparison with them.
 
     row n of the file, in time order ──► key n, subject flights.<origin>.<carrier>, value its JSON ──► partition n % 3
 
@@ -57,9 +57,8 @@ class Flights:
         """Hold rows against those of the file; returns how many there are, repetitions not counted.
 
         Args:
-            lost: What was published when a checkpoint was lost, by partition: rows from there on may come once more.
-        Raises:
-            AssertionError: a row is there too often, or nobody wrote it, or it is not as it was written.
+            lost: The progress that was published when a checkpoint was lost, by partition: rows from there on may come
+        once more. Raises: AssertionError: a row is there too often, or nobody wrote it, or it is not as it was written.
         """
         numbers = found.column("key").cast(pa.string()).cast(pa.int64())
         counts = pc.value_counts(numbers)

@@ -3,13 +3,13 @@
     round    append ─ start the job, if none runs ─ wait for a commit ─ kill somebody ─ job goes on or ends ─ next round
     end      kill the job, run it to its end on local[2], compare
 
-Who is killed, with SIGKILL: the driver between stage and commit (`before`), between the sink's commit and Spark's own
+The kinds of SIGKILL: the driver between stage and commit (`before`), between the sink's commit and Spark's own
 (`after`), or at a random moment (`driver`); a Python `worker`, an `executor` (only with executors of their own), the
 `broker`; or one of them and the broker at once (`before+broker`). A job that ends by it is started again from its
-checkpoint, as a person would. Of three brokers one dies that leads something of the job, and comes back when the job
+checkpoint, as a person would. With three brokers one dies that leads something of the job, and comes back when the job
 has gone on without it, or has ended.
 
-Of the kind `checkpoint` the driver is killed, and its checkpoint is lost, too. The job is started with a new one, and
+In the kind `checkpoint` the driver is killed, and its checkpoint is lost, too. The job is started with a new one, and
 goes on where its progress was published: it may write again what it had read from there on, and nothing before.
 
 On a standalone cluster (standalone.py) some tasks dawdle, and Spark runs them twice at once. A wait without progress

@@ -1,4 +1,4 @@
-"""What processes do that make no progress: the stacks of all of their threads, Java's and Python's."""
+"""The stacks of processes that make no progress: of all of their threads, Java's and Python's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def descendants(pid: int, command: str = "") -> list[int]:
 
 
 def stacks(pids: list[int]) -> str:
-    """Of each process that is still there. A Java without jstack writes its stacks to its own output instead."""
+    """The stacks of each process that is still there. A Java without jstack writes its stacks to its own output
+    instead."""
     beside = Path(sys.executable).parent / "py-spy"
     py_spy = str(beside) if beside.exists() else shutil.which("py-spy")
     told = []

@@ -28,7 +28,8 @@ SETTINGS = {
     "spark.speculation.quantile": "0.5",
     "spark.speculation.multiplier": "1.2",
 }
-"""Of a session on it. A task is speculated on as soon as it takes 1.2 times what half of its stage took."""
+"""The settings of a session on it. A task is speculated on as soon as it takes 1.2 times what half of its stage
+took."""
 
 
 class Standalone:
@@ -42,7 +43,7 @@ class Standalone:
 
     @property
     def pids(self) -> list[int]:
-        """Of the master and the workers; executors are children of these."""
+        """The process ids of the master and the workers; executors are children of these."""
         return [process.pid for process in self._processes]
 
     def __enter__(self) -> Standalone:

@@ -1,4 +1,4 @@
-"""What tests of the Spark side share: a stream with known records, reading it, running queries to their end."""
+"""Helpers of the tests with Spark: a stream with known records, reading it, running queries to their end."""
 
 from __future__ import annotations
 

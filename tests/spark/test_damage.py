@@ -1,4 +1,4 @@
-"""What a disk lost, in the users' table of losses. Method: as in test_offsets.py; a bit of a log is flipped."""
+"""Goal: a loss of a disk is in the users' table of losses. Method: as in test_offsets.py; a bit of a log is flipped."""
 
 from __future__ import annotations
 

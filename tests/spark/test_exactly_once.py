@@ -1,7 +1,7 @@
 """The exactly-once sink in Spark: checkpoints that lost their end, were copied, restored, half deleted.
 
 Method: run a query to its end, do to its checkpoint what a crash or a person would do, run it again, and read the
-stream with the plain client. What a killed driver leaves is made by hand here: a checkpoint whose last commit is
+stream with the plain client. The remains of a killed driver are made by hand here: a checkpoint whose last commit is
 missing is what remains of one that died after the sink's commit. (Real kills: test_kills.py.)
 """
 

@@ -136,5 +136,5 @@ def test_tasks_read_from_the_replica_in_their_rack(cluster: RealCluster, monkeyp
 
 
 def _rows(query: object) -> int:
-    """What the query has read in its last batches."""
+    """The rows that the query has read in its last batches."""
     return sum(progress.numInputRows for progress in query.recentProgress)  # type: ignore[attr-defined]

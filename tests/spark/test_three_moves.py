@@ -149,7 +149,7 @@ def _is_unknown(watched: Value, stream: str) -> bool:
 
 
 def meanwhile(cluster: RealCluster, stream: str, plan: Callable[[], object]) -> Future[object]:
-    """What is planned while partition 1 has no leader; it has one again when this returns."""
+    """Plan while partition 1 has no leader; it has one again when this returns."""
     with ThreadPoolExecutor(1) as pool:
         with away(cluster, stream):
             planned = pool.submit(plan)
@@ -160,7 +160,7 @@ def meanwhile(cluster: RealCluster, stream: str, plan: Callable[[], object]) -> 
 
 
 def test_a_read_waits_for_a_partition_that_has_no_leader(cluster: RealCluster, client: Client) -> None:
-    """What it leaves out would be missing, and nobody would know."""
+    """The rule: a read leaves no partition out. Its rows would be missing, and nobody would know."""
     stream = placed(client, "all-of-it", replicas=1)
     for number in range(3):
         stream.append_to(number, 10)

@@ -35,6 +35,14 @@ SOURCES = {
     "benchmarks": 100,
     "tests/support": 150,
     "tests/unit": 1_000,
+    "tests/benchmarks": 15,
+    "tests/cluster": 200,
+    "tests/examples": 20,
+    "tests/fuzz": 50,
+    "tests/history": 30,
+    "tests/properties": 250,
+    "tests/soak": 120,
+    "tests/spark": 150,
 }
 """Folders whose docstrings are judged, and how many are there at least."""
 ROW = re.compile(r"^([-*+]|\d+\.|[A-Z]{1,4}\d+|[\w/]+(\.pyx?|/))\s+")

@@ -1,7 +1,7 @@
 """Goal: any bytes on the connection give records, operations or an IntakeProtocolError; never a crash or a loss.
 
 Method: Hypothesis makes bytes that are noise, or protocol with noise in it; they follow good messages, cut
-anywhere. What came before is still there, whole and unchanged, and the twins agree on the rest.
+anywhere. The messages before are still there, whole and unchanged, and the twins agree on the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is held at a gate: one append of each kind, and the files that it writes."""
+"""The appends that are held at a gate: one of each kind, and the files that it writes."""
 
 from __future__ import annotations
 

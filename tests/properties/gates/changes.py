@@ -1,4 +1,4 @@
-"""What is done to a stream, or to the broker, beside an append that is held; and what holds afterwards."""
+"""Changes of a stream, or of the broker, beside an append that is held; and what holds afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Change:
 
     Attributes:
         act: Returns when its caller is told that it is done.
-        after: What a later append over HTTP is told: a reason, or "" where it is stored.
+        after: The answer to a later append over HTTP: a reason, or "" where it is stored.
         forgets: No record of before is there afterwards.
     """
 

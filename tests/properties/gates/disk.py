@@ -25,7 +25,7 @@ from tests.support.waiting import DEADLINE_S
 
 
 class Gate:
-    """Whoever comes to it first waits until it is open.
+    """The first thread that comes to it waits until it is open.
 
     Attributes:
         reached: Somebody waits at it, or has passed it.

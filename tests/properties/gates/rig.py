@@ -36,7 +36,7 @@ BEFORE = b"before"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an append was told. `reason`: of a refusal; `offset`: of the first record that was acked."""
+    """The answer to an append. `reason`: of a refusal; `offset`: of the first record that was acked."""
 
     fate: Fate
     values: Sequence[bytes]
@@ -195,5 +195,5 @@ def arrow_of(values: Sequence[bytes]) -> bytes:
 
 
 async def soon(task: asyncio.Future[Any]) -> Any:
-    """What comes of it; it must not hang."""
+    """Its result; it must not hang."""
     return await asyncio.wait_for(asyncio.shield(task), DEADLINE_S)

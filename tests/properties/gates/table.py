@@ -24,11 +24,11 @@ SHOWN_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a cell has shown.
+    """The outcome of a cell.
 
     Attributes:
-        outcomes: Of what was held, and of what came behind it, in their order.
-        after: What was stored by later appends.
+        outcomes: Outcomes of the append that was held, and of those behind it, in their order.
+        after: The records that later appends stored.
     """
 
     stream: str

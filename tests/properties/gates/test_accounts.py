@@ -53,7 +53,7 @@ class Place:
     """The file system: what the broker has of it, what others have, and what was written when it was last asked.
 
     Attributes:
-        others_bytes: Of other programs.
+        others_bytes: Bytes that other programs have written.
         free_bytes: As it was told; -1: nobody has asked.
         written_bytes: By the broker until then, of what the reserve is kept from.
         is_full: There is no room for spare files.
@@ -89,7 +89,7 @@ class Place:
 
 
 class Life:
-    """What is done, step by step."""
+    """The life of a broker's disk, step by step."""
 
     def __init__(self, rig: Rig, seed: int, patch: pytest.MonkeyPatch) -> None:
         self.rig = rig
@@ -201,7 +201,7 @@ class Life:
         return True
 
     def written_bytes(self) -> int:
-        """What the logs of streams have taken, also of those that are gone, and what was staged."""
+        """Bytes that the logs of streams have taken, also of those that are gone, and bytes that were staged."""
         replicas = [partition.replica for partition in self.began if partition.replica.room is not None]
         return self.staged_bytes + sum(replica.byte_count for replica in replicas)
 
@@ -248,7 +248,7 @@ class Life:
 
 
 def files_of(logs: Sequence[PartitionLog]) -> list[str]:
-    """What logs say that they have open: their tails, and what was sealed since their last fsync."""
+    """The files that logs say they have open: their tails, and those sealed since their last fsync."""
     chains = [log.log.chain for log in logs]
     tails = [chain.tail.path for chain in chains if chain.tail is not None and chain.file is not None]
     return sorted(tails + [file._path for chain in chains for file in chain._retired])  # type: ignore[attr-defined]

@@ -8,16 +8,17 @@ worst of leaders: whatever can be committed is, at once. Then
 
 Checked after each command:
 
-W1  Of an epoch one broker at most has been leader (P1). It is in the ISR; its incarnation is its replica's present one.
+W1  At most one broker has been the leader of an epoch (P1). It is in the ISR; its incarnation is its replica's present
+    one.
 W2  ISR and last ISR together are exactly those who have it all (P2): more would lose records, and so would fewer.
 W3  Registrations, leader epochs and partition epochs grow, the latter by one and only with a change (P4).
-W4  What `alter_isr` was refused once, other than as `not_ready`, it is refused for ever (C4).
+W4  An `alter_isr` that was refused once, other than as `not_ready`, is refused for ever (C4).
 W5  A refused command changes nothing, and `judge` says the same as `apply` (M7).
 W6  A catalog that is restored, or to which the commands are given again, is the same.
 W8  Partitions are added when the leader of each has stopped in its epoch, when all knew, and as of the same moment: no
     leadership of the stream has begun or ended since. Each has another epoch from then on (G1, G2, G4). A raised
     replication factor takes nobody away, and leaves the minimum as it is until all have joined (G3).
-W7  What is to be deleted is on somebody's list, and a stream is forgotten with the last entry (C5, M6).
+W7  Each folder that is to be deleted is on somebody's list, and a stream is forgotten with the last entry (C5, M6).
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Cluster:
         return self.steps // PHASE % 2 == 1
 
     def off(self, rng: random.Random) -> int:
-        """What a number that somebody names is wrong by."""
+        """The error of a number that somebody names."""
         return 0 if self.is_calm else rng.choice((0,) * 9 + (-1, 1))
 
     def place(self, rng: random.Random) -> Place | None:
@@ -434,7 +435,7 @@ class Cluster:
                 assert now.min_insync_replicas == before.min_insync_replicas or not now.has_led, "W8"
 
     def lost_by(self, command: Command, ok: dict[str, Any], at: Place, before: PartitionState) -> str | None:
-        """Whose log of this partition is gone by a command."""
+        """The broker whose log of this partition goes with a command."""
         if command["kind"] == "register_broker":
             is_whole = at[1] in command["sound"].get(at[0], ()) and not self.is_behind(command, at)
             return None if is_whole else str(command["broker_id"])

@@ -1,7 +1,7 @@
 """Brokers with sessions, and controllers that come and go, around the catalog and watcher of `cluster.py`.
 
 Each broker counts its own session, and sends its heartbeats to whoever it takes for the controller. Controllers read
-the catalog as it was a little ago. What they submit is committed later, or never; answers are late, or lost. A
+the catalog as it was a little ago. Their commands are committed later, or never; answers are late, or lost. A
 controller that is deposed does not know it, and goes on:
 
 - in a group as the caller has to keep it (`controller.py`), what it submits from then on is never committed, and what
@@ -10,7 +10,7 @@ controller that is deposed does not know it, and goes on:
 
 Checked besides what `cluster.py` checks:
 
-K1  Of a duty one command is out at a time (H3).
+K1  Each duty has at most one command out at a time (H3).
 K2  Nobody is failed whose session is open by its own count (S1, H1, H2), unless the group is lax.
 K3  Once nothing goes wrong any more: who lives is live and has a session, and nobody else is; what can be led is led,
     by the preferred replica; internal streams have their replicas; and then nothing but renewals is submitted.
@@ -187,7 +187,7 @@ class World:
             self.register(broker)
 
     def keep_up(self) -> None:
-        """What brokers do: they open what they have, and leaders let in who lives."""
+        """Do the work of brokers: they open what they have, and leaders let in who lives."""
         for broker in BROKERS:
             if broker not in self.dead and self.rng.random() < 0.3 and self.catalog.brokers[broker].is_live:
                 states = sorted(self.catalog.cluster.partitions.items())

@@ -70,7 +70,7 @@ class Logs(Cluster):
 
 @pytest.mark.parametrize("seed", range(0, examples(60), 20))
 def test_what_was_committed_is_there_after_a_rescue(seed: int) -> None:
-    """Q1 to Q4. Who lost its folder is excused; then nothing is promised, and the partition says so."""
+    """Q1 to Q4. A broker that lost its folder is excused: then nothing is promised, and the partition says so."""
     for each in range(seed, seed + 20):
         rng = random.Random(seeded(each))
         world = Logs(rng)

@@ -2,8 +2,8 @@
 
 Each plays one order with the real coordinator, partitions and disk, and raises if anything is lost, there twice, can
 never be finished, or left for ever. `test_scenarios` plays them as they are, `test_mutants` with the rule broken that
-they are about: then each has to fail. What other brokers do is done by hand: a *take-over* raises the leader epochs, a
-*late* message is one whose call is made now with what was judged before.
+they are about: then each has to fail. The part of other brokers is played by hand: a *take-over* raises the leader
+epochs, a *late* message is one whose call is made now with what was judged before.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def drop(rig: Rig, found: Judged) -> None:
 
 
 def snapshot(rig: Rig) -> Ledger:
-    """What a coordinator knows that was deposed now."""
+    """The ledger of a coordinator that was deposed just now."""
     return Ledger(dict(rig.sinks.commits.ledger().states))
 
 
@@ -529,7 +529,7 @@ def restored_from_an_older_copy() -> None:
 
 
 def deleted_while_unfinished() -> None:
-    """What was decided would never be finished, and the batch never be known again."""
+    """The defect: a decided batch was never finished, and never known again."""
     rig, world = fresh()
     driver = Driver(world, rig, 0)
     attempt = staged(driver)

@@ -3,7 +3,7 @@
 One run of `live` writes two batches. It is run again for each changing call that it makes to the disk, with the
 power going there; then each crash mode of the fake disk gives a disk to go on with. The next driver behaves as Spark
 does: it opens the sink, and replays the batch that was not acknowledged, with its rows spread over the partitions
-otherwise, under new stage ids. Whatever happened (`World.check`):
+otherwise, under new stage ids. This must hold after every crash (`World.check`):
 
 - a decided batch is there once, all of it from one attempt; an acknowledged one is there at every restart;
 - its rows in one partition are one commit group;

@@ -2,7 +2,7 @@
 
 The process goes on, as it does after a full or failing disk: the run repeats its commit, or dies and the next run
 replays the batch with other stages. One failure, or each call of its kind from there on until something was refused.
-Whatever happened, each batch is there once, all of it from one attempt, and nothing is left over.
+After every fault each batch is there once, all of it from one attempt, and nothing is left over.
 """
 
 from __future__ import annotations

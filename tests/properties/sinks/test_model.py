@@ -71,7 +71,7 @@ class Sinks(RuleBasedStateMachine):
         self.rig.drop()
 
     def next_batch(self) -> int:
-        """What a checkpoint says: the batch after the last acknowledged one."""
+        """The batch after the last acknowledged one, as a checkpoint says it."""
         return max(self.world.acked, default=-1) + 1
 
     def restart(self, mode: str, seed: int) -> None:
@@ -150,7 +150,7 @@ class Sinks(RuleBasedStateMachine):
 
     @rule(target=views)
     def depose(self) -> Ledger:
-        """What a coordinator knows that is deposed now; it may go on to sweep for a while."""
+        """The ledger of a coordinator that is deposed now; it may go on to sweep for a while."""
         return Ledger(dict(self.rig.sinks.commits.ledger().states))
 
     @rule(target=drops, view=views | st.none())

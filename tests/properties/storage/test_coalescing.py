@@ -52,7 +52,7 @@ STEP = st.one_of(
 
 @dataclass
 class Model:
-    """What was appended, by offset; the last five groups of each producer, and its next sequence."""
+    """The appended records by offset; the last five groups of each producer, and its next sequence."""
 
     records: dict[int, RECORD] = field(default_factory=dict)
     groups: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)  # sequence, first, next

@@ -38,7 +38,7 @@ STEP = st.one_of(
 
 @dataclass
 class Model:
-    """What was committed, and when each tombstone was first below the clean end."""
+    """The committed records, and when each tombstone was first below the clean end."""
 
     records: dict[int, Keyed] = field(default_factory=dict)
     sequence: int = 0

@@ -1,7 +1,7 @@
 """Power is lost at every step of a log's life, and every way the disk may come back is looked at.
 
 One run of `live` makes some 250 changing calls to the disk. It is run again for each of them, with
-the power going there; then each crash mode of the fake disk gives a disk to open. Whatever happened:
+the power going there; then each crash mode of the fake disk gives a disk to open. This must hold after every crash:
 
 S1  offsets are dense and increasing;
 S2  what a `sync` that returned covers is there, the same;
@@ -33,7 +33,7 @@ RETENTION = dataclasses.replace(SETTINGS, retention_records=30)
 
 @dataclass
 class Witness:
-    """What a publisher outside would know."""
+    """The knowledge of a publisher outside."""
 
     records: list[Record] = field(default_factory=list)
     ends: set[int] = field(default_factory=lambda: {0})  # where appends ended

@@ -1,6 +1,6 @@
 """S3: no flipped, zeroed or missing byte of a batch is ever served, and each is known.
 
-Whole segments, every bit of them. What is beside the damaged batch is served unharmed.
+Whole segments, every bit of them. The batches beside the damaged one are served unharmed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ loses power, fails. Where it begins anew, or takes what was written anew, it lac
 Must hold: the replica is byte for byte a beginning of what its leaders stored; what was synced since the last cut
 stays over a power cut; nothing is lost, nothing that was taken back comes back; a repeat of a producer is known if its
 record is there, or was until retention took it; also if it was the leader's retention, and this replica has never had
-the record. Who leads without a state file knows what its log tells.
+the record. A leader without a state file knows what its log tells.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def opened(disk: SimDisk, boot: int) -> PartitionLog:
 
 
 def messages_of(log: PartitionLog, start: int) -> list[Stored]:
-    """What a log has stored, message by message."""
+    """All that a log has stored, message by message."""
     found: list[Stored] = []
     while start < log.log_end_offset:
         with log.read(start, stored=True, max_bytes=2_000) as plan:

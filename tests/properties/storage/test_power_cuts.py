@@ -45,7 +45,7 @@ PRODUCER = 7
 
 
 def record(offset: int) -> Keyed:
-    """What every replica has at an offset."""
+    """The record that every replica has at an offset."""
     return (None if offset % 4 == 0 else b"k%d" % (offset % 5), b"%d" % offset * 40)
 
 
@@ -238,7 +238,7 @@ def repaired(disk: SimDisk) -> None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is done, and what it may change: `lets_go`: the greatest log start; `rewrites`: bytes, not records.
+    """A workload, and what it may change: `lets_go`: the greatest log start; `rewrites`: bytes, not records.
 
     `compacts`: records of which newer ones exist may be missing; `tracks`: the last of a subject must be told.
     """

@@ -138,7 +138,7 @@ class ProducersMachine(Restarts):
             self.forget_lost(producer_id)
 
     def forget_lost(self, producer_id: int) -> None:
-        """What a producer is known by, when the log has lost its last groups: what the log still tells."""
+        """Forget the groups that the log has lost: a producer is known by what the log still tells."""
         used_us = self.known.pop(producer_id).used_us
         mine = [group for group in self.groups if group[0] is not None and group[0].producer_id == producer_id]
         for stamp, first, after in mine:

@@ -77,7 +77,7 @@ ENDS = ("goes on", "killed", "power")
 
 @dataclass
 class Life:
-    """What was done to one log, and answered."""
+    """Calls to one log, and their answers."""
 
     disk: SimDisk
     log: PartitionLog
