@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from broker.api.errors import InvalidRequest
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import Catalog
 from broker.metadata.partition import PartitionState
@@ -59,15 +60,19 @@ class Broker(Sessions, Growing):
         paused_until_ms: Stopped until then.
         clock: Its monotonic one.
         sync_ms: How long an fsync takes, about.
+        rack: Empty: none.
+        is_scrapped: Its machine is gone.
     """
 
-    def __init__(self, cluster: Cluster, name: str, disk: SimDisk) -> None:
+    def __init__(self, cluster: Cluster, name: str, disk: SimDisk, rack: str = "") -> None:
         Sessions.__init__(self)
         Growing.__init__(self)
         self.cluster = cluster
         self.world = cluster.world
         self.name = name
         self.disk = disk
+        self.rack = rack
+        self.is_scrapped = False
         self.process = 0
         self.incarnation = 0
         self.catalog = Catalog()
@@ -79,6 +84,7 @@ class Broker(Sessions, Growing):
         self.sync_ms = 4.0
         self._registering_ms = 0
         self._confirmed_ms = 0.0
+        self._folders = 1
 
     @property
     def is_running(self) -> bool:
@@ -93,6 +99,16 @@ class Broker(Sessions, Growing):
     def now_us(self) -> int:
         """Its wall clock."""
         return max(0, self.now_ms + self.wall_jump_ms + 1_000_000) * 1_000
+
+    @property
+    def raft(self) -> str:
+        """Its id in the Raft group, which is its folder's."""
+        return f"{self.name}.{self._folders}@{self.name}"
+
+    def replace_disk(self, disk: SimDisk) -> None:
+        """The machine has another one, with nothing on it."""
+        self.disk = disk
+        self._folders += 1
 
     def note(self, text: str) -> None:
         self.world.note(self.name, text)
@@ -152,27 +168,44 @@ class Broker(Sessions, Growing):
         """Again and again; `after` keeps what a former process of this broker had sent from coming after it."""
         if self.incarnation:
             return
-        known = self.catalog.brokers.get(self.name)
+        known, process = self.catalog.brokers.get(self.name), self.process
         self.submit(
             {
                 "kind": "register_broker",
+                **({"raft": self.raft} if self.cluster.operator else {}),
                 "broker_id": self.name,
                 "incarnation": f"{self.process}",
                 "http": f"{self.name}:9293",
                 "grpc": f"{self.name}:9292",
-                "rack": known.rack if known else "",
+                "rack": known.rack if known else self.rack,
                 "after": known.registration if known else 0,
                 "sound": sound,
                 "behind": behind,
                 "epoch_seen": max([-1, *(each.log.leader_epoch for each in self.replicas.values() if each.log)]),
                 "request_id": f"{self.process} after {known.registration if known else 0}",
-            }
+            },
+            (lambda result, _: self._refused(process, result)) if self.cluster.operator else None,
         )
         self.after(400, self._register, sound, behind)
+
+    def _refused(self, process: int, result: dict[str, Any]) -> None:
+        """The folder is that of a broker that was removed: the process ends."""
+        error = result.get("error", {})
+        if process == self.process and error.get("reason") == InvalidRequest.reason and "raft" in error:
+            self.world.saw("removed broker refused")
+            self.note("is refused: it was removed")
+            self.crash("kill")
+            if self.cluster.operator is not None:
+                self.cluster.operator.refused.append(self)
 
     def submit(self, command: dict[str, Any], answered: Answered | None = None) -> None:
         """Ask the controller for something; the answer counts in this process only."""
         self.cluster.metadata.submit(self.name, command, answered)
+
+    def leave(self) -> None:
+        """It stops: its session is over, and it says so."""
+        self.session = None
+        self.submit({"kind": "fail_broker", "broker_id": self.name, "registration": self.incarnation})
 
     def tell(self, to: str, what: str, *values: Any) -> None:
         """Tell another broker, or this one, something of sessions."""
@@ -213,7 +246,7 @@ class Broker(Sessions, Growing):
         self.world.after(self.world.rng.uniform(200, 1_500), self.start_if_gone)
 
     def start_if_gone(self) -> None:
-        if self.process == 0:
+        if self.process == 0 and not self.is_scrapped:
             self.start()
 
     # -- time
@@ -259,6 +292,11 @@ class Broker(Sessions, Growing):
             result = self.catalog.apply(command)
             self.applied += 1
             metadata.compare(self, result)
+            if self.incarnation and self.name not in self.catalog.brokers:
+                self.world.saw("removed broker hears of it")
+                self.note("hears that it was removed")
+                self.exits()
+                return
             info = self.catalog.brokers.get(self.name)
             is_new = info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation
             if is_new and info is not None:

@@ -15,6 +15,9 @@ S5  who is taken for dead leaves every ISR at once
 KEPT  retention, by the settings that the leader has heard of, keeps as many committed records as they say
 GROW  the records of one leader epoch are sorted by one count of partitions, none goes to a partition that is not
     counted yet, and none by the old count is acked under `all` once another is in force
+GONE  whoever was removed is nothing of any partition, has no session and acknowledges nothing, does not come back with
+    its folder, and ends when it hears of it; nobody waits for what it had to delete
+MOVE  a replica goes only when all that stay are in sync
 TRIM  what a trim that was answered let go is not served again
 
 R8, that the catalog loses no command, is the adapter's of Raft (`tests.sim.raft`). Here the catalogs of all brokers
@@ -32,6 +35,7 @@ from broker.api.stream import StreamSettings
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Acks
 from tests.sim.held import Stored, position_of, stored_of
+from tests.sim.joining import OfMembers
 from tests.sim.metadata import place_of
 from tests.sim.rewritten import OfRewrites, Rewritten, committed_rows, records_of
 from tests.sim.world import Violation, World
@@ -86,10 +90,11 @@ class Known:
     rewritten: Rewritten | None = None  # None: nobody writes these logs anew
 
 
-class Checker(OfRewrites):
+class Checker(OfRewrites, OfMembers):
     """See the module. `brokers`, `partitions` and `count_of` (a stream's partitions) are set by the cluster."""
 
     def __init__(self, world: World) -> None:
+        OfMembers.__init__(self)
         self.world = world
         self.known: dict[str, Known] = {}
         self.brokers: dict[str, Broker] = {}
@@ -231,6 +236,13 @@ class Checker(OfRewrites):
         self._gone.pop((broker, name), None)
         self._promise(name, self.partitions[name])
 
+    def forget(self, broker: str) -> None:
+        """Another one has this name from now on: nothing is expected on its disk."""
+        for name, known in self.known.items():
+            known.bad.discard(broker)
+            known.cut.discard(broker)
+            self._gone.pop((broker, name), None)
+
     def _promise(self, name: str, partition: PartitionState) -> None:
         known = self.known[name]
         members = {*partition.isr, *partition.last_isr, *known.spares}
@@ -252,11 +264,7 @@ class Checker(OfRewrites):
             if state.has_led and name in state.isr:
                 self.fail(f"S5: {stream}/{number}: {name} is taken for dead, and is in the ISR {state.isr}")
         session = self.brokers[name].session
-        if (
-            session is None
-            or session.registration != registration
-            or any(b.clock.is_odd for b in self.brokers.values())
-        ):
+        if session is None or session.registration != registration or not self.clocks_are_even:
             return
         if self.brokers[name].has_session:
             self.fail(f"S1: {name} is taken for dead, and has a session")
@@ -268,6 +276,8 @@ class Checker(OfRewrites):
         self._is_whole(name, self.known[name].cut - {*partition.isr, *partition.last_isr}, partition)
         self._promise(name, partition)
         self.members_hold(name, partition)
+        self.is_of_members(name, partition)
+        self.is_moved_whole(name, partition)
 
     def _give_up(self, name: str, partition: PartitionState) -> None:
         """An operator has chosen who leads: what it does not have is lost, and nothing else is."""
@@ -333,8 +343,8 @@ class Checker(OfRewrites):
             least = min(least, replica.state.min_insync_replicas)  # it may not have heard of another
         heard = -1 if replica.state is None else replica.state.partition_epoch
         having = known.bad | {who for who, epoch in known.begun_anew.items() if heard < epoch}
-        for who, broker in self.brokers.items():
-            other = broker.replicas.get(name)
+        for who in self.registered():
+            other = self.brokers[who].replicas.get(name)
             if other is not None and other.durable_end >= end:
                 having.add(who)
         if len(having) < least:
@@ -369,6 +379,7 @@ class Checker(OfRewrites):
     def acked(self, replica: Replica, first: int, end: int, acks: Acks, batches: Sequence[Batch]) -> None:
         known = self.known[replica.name]
         self.serves(replica, "a publish")
+        self.acks_for_members(replica.name, replica.broker)
         if acks is not Acks.ALL:
             self.world.saw("acked by the leader")
             self.world.detail("clients", f"{replica.name}: {replica.broker.name} acks {{span}} as leader", first, end)
@@ -406,6 +417,7 @@ class Checker(OfRewrites):
         """Messages with ids: each was stored there, now or before; and is, once."""
         known = self.known[replica.name]
         self.serves(replica, "a publish")
+        self.acks_for_members(replica.name, replica.broker)
         if known.is_lost or replica.broker.name in known.bad:
             return
         self.world.saw("acked by all")
@@ -485,7 +497,8 @@ class Checker(OfRewrites):
         acked one is there, in order, once.
         """
         known, partition = self.known[name], self.partitions[name]
-        if known.is_lost or (known.is_orphaned and not partition.electable):
+        is_orphaned = known.is_orphaned and all(self.brokers[who].is_scrapped for who in partition.electable)
+        if known.is_lost or is_orphaned:
             return
         messages: dict[str, dict[int, bytes]] = {}
         for who in partition.replicas:

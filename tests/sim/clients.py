@@ -36,6 +36,8 @@ class Client:
         target = partition.leader
         if target is None or rng.random() < self.stray:
             target = rng.choice(partition.replicas)
+        if cluster.operator is not None:
+            target = cluster.operator.stray(target)
         target = of or target
         cluster.network.send("client", target, cluster.brokers[target].call, self.partition, method, answered, *args)
 

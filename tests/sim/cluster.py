@@ -16,6 +16,7 @@ from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, 
 from tests.sim.faults import Faults
 from tests.sim.held import SETTINGS
 from tests.sim.joined import RaftPlane, joined
+from tests.sim.joining import Operator
 from tests.sim.metadata import Metadata, place_of
 from tests.sim.network import CALM, Network, Weather
 from tests.sim.quick import verified_once
@@ -33,6 +34,8 @@ ALTERING = (3, 6, 11)
 """Of sixteen seeds, in these an operator alters the settings of streams: what is kept, whether they are compacted."""
 GROWING = (5, 7, 15)
 """Of sixteen seeds, in these an operator asks for more partitions of streams."""
+JOINING = (9, 20, 25, 29)
+"""Of thirty-two seeds, in these brokers join and leave for good, because an operator says so."""
 AHEAD_BYTES = 16 << 10
 """So far files run ahead, at most: more than segments are long, and little enough for bits to flip in records."""
 HEAL_MS = 60_000
@@ -51,6 +54,7 @@ class Cluster:
             from behind the leader's state file takes that.
         alters: Whether the settings of streams are altered. Then those are compacted only while the catalog says so.
         luck_of_growth: Whose an operator is who asks for more partitions, in the seeds that have one.
+        operator: Who lets brokers join and leave, in the seeds that have one.
         trims: Whether consumers ask for trims.
         calm_ms: What the controller calls calm: with its own ten seconds it would hardly ever give anything back.
         faults_are_over: Repeaters stop when they know where their last group is.
@@ -87,6 +91,7 @@ class Cluster:
         self.checker = checker = Checker(world)
         plane = RaftPlane if raft else Metadata
         self.metadata = metadata = plane(world, self.network, checker.changed)
+        checker.registered, metadata.came = lambda: metadata.catalog.brokers, checker.came
         minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(partitions or rng.choice((1, 2, 3)))]
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
         self.rewrites = seed % 8 in REWRITING and faults if rewrites is None else rewrites
@@ -117,6 +122,9 @@ class Cluster:
                     self.publishers.append(IdPublisher(self, name, f"{name}.{number}"))
                 else:
                     self.publishers.append(Publisher(self, name, producer_id, f"{name}.{number}"))
+        self.operator: Operator | None = None
+        if seed % 32 in JOINING and faults and rewrites is None and not raft:
+            self.operator = Operator(self)
         self.repeaters: list[Repeater] = []
         if seed % 8 == 1 or (self.alters and not self.rewrites):
             self.trims = True
@@ -164,6 +172,11 @@ class Cluster:
         rng = self.world.rng
         return (rng.choice(self.zeals), rng.choice(self.percents)) if self.rewrites else (0.0, 0)
 
+    def add_broker(self, name: str, rack: str) -> Broker:
+        """A broker that nobody knows yet."""
+        broker = self.brokers[name] = Broker(self, name, self.new_disk(), rack)
+        return broker
+
     def new_disk(self) -> SimDisk:
         disk = SimDisk(seed=self.world.rng.randrange(1 << 30), runs_ahead=self.world.chance(0.5))
         disk.has_descriptors = False
@@ -204,6 +217,7 @@ class Cluster:
             self.checker.fail(f"R6: not well {HEAL_MS / 1000:.0f} s after all faults: {self.why()}")
         for name in self.metadata.states:
             self.checker.all_is_well(name)
+        self.checker.only_members_are_left(self.metadata.catalog.cluster.leftovers)
         self.metadata.all_is_well()
 
     def heal(self) -> None:
@@ -218,7 +232,7 @@ class Cluster:
         """What is not well yet."""
         for name, p in self.metadata.states.items():
             known = self.checker.known[name]
-            if known.is_lost or (known.is_orphaned and not p.electable):
+            if known.is_lost or (known.is_orphaned and all(self.brokers[who].is_scrapped for who in p.electable)):
                 continue
             if sorted(p.isr) != sorted(p.replicas) or p.target is not None:
                 return f"{name}: the ISR is {p.isr}, replicas {p.replicas}, target {p.target}"
@@ -234,6 +248,8 @@ class Cluster:
             core = self.brokers[p.leader or ""].replicas[name].leader
             if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
+        if self.operator is not None and (why := self.operator.why()):
+            return why
         grows = {info.incarnation for info in self.metadata.catalog.streams.values() if info.partitions_next}
         gone = {place_of(name)[0] for name, known in self.checker.known.items() if known.is_lost or known.is_orphaned}
         if grows - gone:

@@ -206,7 +206,7 @@ class Faults(OfTheCatalog):
             return False
         broker.crash("kill")
         broker.note("has lost its disk")
-        broker.disk = self.cluster.new_disk()
+        broker.replace_disk(self.cluster.new_disk())
         for name in mine:
             self.cluster.checker.lose(broker.name, name)
         self._later(50, 3_000, broker.start_if_gone)
@@ -391,6 +391,8 @@ class Faults(OfTheCatalog):
         """From now on nothing goes wrong any more."""
         cluster = self.cluster
         self.is_over = True
+        if cluster.operator is not None:
+            cluster.operator.heal()
         cluster.network.cut.clear()
         cluster.network.slow.clear()
         for broker in cluster.brokers.values():

@@ -72,7 +72,9 @@ class Metadata:
         depose_at: A kind of command: with the next such one the controller steps down.
         loses: A kind of command that never arrives; empty: none.
         failed: Told of brokers that are taken for dead; `altered`: of a partition, and its stream's settings by now;
-            `added`: of a partition that was not there before.
+            `added`: of a partition that was not there before; `came`: of a broker that has registered, and its folder;
+            `removed`: of one that was removed, and its folder.
+        deaf: Processes of removed brokers that hear nothing of the group any more.
     """
 
     def __init__(self, world: World, network: Network, checked: Callable[[str, PartitionState], None]) -> None:
@@ -92,6 +94,9 @@ class Metadata:
         self.failed: Failed = lambda broker, registration, partitions: None
         self.altered: Callable[[str, StreamSettings], None] = lambda name, settings: None
         self.added: Callable[[str], None] = lambda name: None
+        self.came: Callable[[str, str], None] = lambda name, folder: None
+        self.removed: Callable[[str, str], None] = lambda name, folder: None
+        self.deaf: set[tuple[str, int]] = set()
         self._process = 0  # of the controller
         self._gone_ms: float | None = None  # when it will have been silent for too long
         self._checked = checked
@@ -132,6 +137,8 @@ class Metadata:
         """At the end."""
 
     def reaches(self, broker: str) -> bool:
+        if self.deaf and (broker, self.brokers[broker].process) in self.deaf:
+            return False
         return self.controller is not None and self.network.connects(broker, self.controller)
 
     def depose(self) -> None:
@@ -141,8 +148,9 @@ class Metadata:
 
     def _is_able(self, name: str) -> bool:
         """It runs, and reaches a majority."""
-        able = [each for each, broker in self.brokers.items() if broker.is_running]
-        return name in able and 2 * sum(self.network.connects(name, each) for each in able) > len(self.brokers)
+        voters = self.catalog.brokers
+        able = [each for each, broker in self.brokers.items() if broker.is_running and each in voters]
+        return name in able and 2 * sum(self.network.connects(name, each) for each in able) > len(voters)
 
     def _is_stuck(self) -> bool:
         """There is a controller that can do nothing just now. One whose process is gone is none."""
@@ -240,12 +248,20 @@ class Metadata:
     def carry_out(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Commit a command. Returns its result."""
         world, command = self.world, json.loads(json.dumps(command))
+        before = self.catalog.brokers.get(command.get("broker_id", ""))
         result = self.catalog.apply(command)
         self.log.append((command, result))
         if "error" in result:
             world.saw("committed command refused")
         elif command["kind"] == "fail_broker":
             world.saw("session lapsed")
+        elif command["kind"] == "register_broker":
+            if before is None and self.brokers:
+                world.saw("broker joined")
+                world.note("catalog", f"{command['broker_id']} has joined")
+            self.came(command["broker_id"], command.get("raft", ""))
+        elif command["kind"] == "remove_broker":
+            self.removed(command["broker_id"], before.raft if before is not None else "")
         elif command["kind"] == "alter_stream":
             info = self.catalog.streams[command["name"]]
             world.note("catalog", f"{info.incarnation}: is altered: {command['settings']}")

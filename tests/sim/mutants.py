@@ -114,6 +114,16 @@ MUTANTS: Final = (
     of("counts added partitions when it hears of them", "growing", "return place_of(name)[1] < info.settings.partitions and", "return place_of(name)[1] < max(info.settings.partitions, info.partitions_next) and", seed=5),
     of("says that it has stopped, and goes on", "growing", "info.settings.partitions and not self._has_stopped(info)", "info.settings.partitions", seed=63, seeds=96),
     of("begins no epoch with another count", "growth", "moved = [] if waiting else cluster.begin_epoch(places)", "moved = []", seed=5),
+    # brokers that join and leave
+    of("removes a broker that lives", "broker_commands", "if info.is_live or assigned:", "if assigned:", seed=20),
+    of("removes a broker that has replicas", "broker_commands", "if info.is_live or assigned:", "if info.is_live:", seed=29),
+    of("takes the folder of a removed broker back", "broker_commands", "    if raft in cluster.removed:\n", "    if False:\n", seed=9),
+    of("forgets in a snapshot who was removed", "cluster", "removed=dict(value.get(\"removed\", ())),", "removed={},", seed=20),
+    of("waits for the folders of a removed broker", "broker_commands", "return {\"forgotten\": cluster.confirm(broker, cluster.leftovers.get(broker, frozenset()))}", "return {\"forgotten\": []}", seed=20),
+    of("moves replicas to whoever is named", "partition_commands", "        if broker not in cluster.brokers:\n            raise InvalidRequest(f\"no broker {broker!r} is registered\")\n", "", seed=20),
+    of("drops the old replicas once one of the new ones is in sync", "partition", "if target is None or (self.has_led and not set(target) <= set(self.isr)):", "if target is None or (self.has_led and set(target).isdisjoint(self.isr)):"),
+    of("keeps who was moved away in the ISR", "partition", "isr=tuple(b for b in self.isr if b in target),", "isr=self.isr,"),
+    of("runs on although it was removed", "broker", "            if self.incarnation and self.name not in self.catalog.brokers:\n", "            if False:\n", seed=29),
     # the catalog
     of("forgets results in a snapshot", "catalog", "_requests=OrderedDict(snapshot[\"requests\"]),", "_requests=OrderedDict(),"),
     # answers, and what they go with
@@ -181,7 +191,6 @@ PLAYED: Final = (
     of("hands over to who is not in sync", "cluster", "fit = [b for b in state.replicas if b in state.isr and b in who", "fit = [b for b in state.replicas if b in who", script="catalog/who_leads_after_a_stop"),
     of("elects who is about to stop", "partition", "candidates.sort(key=lambda broker: broker in who.stopping)", "candidates.sort(key=lambda broker: broker not in who.stopping)", script="catalog/who_leads_after_a_stop"),
     of("forgets all folders when one is gone", "cluster", "left = {**self.leftovers, broker: had - gone}", "left = {**self.leftovers, broker: frozenset()}", script="catalog/deleted_one_by_one"),
-    of("removes a broker that has replicas", "broker_commands", "if info.is_live or assigned:", "if info.is_live:", script="catalog/deleted_one_by_one"),
     of("names who leads by its registration alone", "partition", "incarnation = (who.registrations[broker], self.step_outs_of(broker))", "incarnation = (who.registrations[broker], 0)", script="catalog/damage_of_the_last_one_is_refused"),
     of("counts who has stopped as of an earlier moment", "growth", "said is not None and said[0] == as_of and", "said is not None and", script="catalog/added_partitions_amid_a_stop"),
     # before the first leader, and when a broker fails

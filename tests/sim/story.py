@@ -24,7 +24,7 @@ LINES_MAX: Final = 14
 RULES: Final = {
     label: " ".join(text.split())
     for label, text in re.findall(
-        r"\b([A-Z]\d|TRIM|KEPT)  (.+?)(?=\n[A-Z]|\n\n|    [A-Z]\d  |$)", checker.__doc__ or "", re.S
+        r"\b([A-Z]\d|TRIM|KEPT|GROW|GONE|MOVE)  (.+?)(?=\n[A-Z]|\n\n|    [A-Z]\d  |$)", checker.__doc__ or "", re.S
     )
 }
 RULES["G4"] = "a record of an idempotent producer, or with an id, is there once, and a repeat of it is known"

@@ -73,6 +73,8 @@ SEEN = (
     *("tombstones let go", "batches joined", "follower within a joined batch"),
     *("fault: alter", "settings altered", "retention lets go"),
     *("partitions asked for", "added partitions counted"),
+    *("broker joined", "broker drained", "broker removed", "removed broker refused"),
+    *("removed broker back with an empty folder", "leaving given up", "operator refused"),
 )
 """Happens in each test of so many seeds: a fault that never happens is not tested."""
 

@@ -27,10 +27,10 @@ from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaE
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
-from broker.metadata.placement import candidates, extend
 from broker.runtime.cluster.control import check_may_change
 from broker.runtime.cluster.folders import ASIDE
 from broker.runtime.cluster.operating import losing, rescuing
+from broker.runtime.cluster.operating.draining import kept_by, planned
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.partitions.replicated import ReplicatedPartition
 
@@ -113,16 +113,7 @@ class ClusterAdmin:
         catalog = await self._fresh()
         cluster = catalog.cluster
         _broker(cluster, broker)
-        stuck, moves = [], {}
-        racks = {each.broker_id: each.rack for each in list(cluster.brokers.values())}
-        brokers = candidates(racks, (s.target or s.replicas for s in list(cluster.partitions.values())))
-        for at, state in _kept_by(cluster, broker):
-            if broker not in (state.target or state.replicas):
-                continue  # it is moved already
-            if _only_at(state, broker, cluster):
-                stuck.append(at)
-                continue
-            moves[at] = _without(cluster, at, state, broker, brokers, fewer_replicas=fewer_replicas)
+        moves, stuck = planned(cluster, broker, fewer_replicas=fewer_replicas)
         for at, (target, least) in moves.items():
             with suppress(UnknownPartition):  # its stream was deleted meanwhile
                 await self._change(
@@ -131,7 +122,7 @@ class ClusterAdmin:
         if moves:
             log.info("cluster.drained broker=%s partitions=%d stuck=%d", broker, len(moves), len(stuck))
         catalog = await self._fresh()
-        kept = [at for at, _ in _kept_by(catalog.cluster, broker)]
+        kept = [at for at, _ in kept_by(catalog.cluster, broker)]
         return Drained(
             broker=broker,
             moving=tuple(self._now(catalog, [at for at in kept if at not in stuck])),
@@ -145,7 +136,7 @@ class ClusterAdmin:
         try:
             await self._change("remove_broker", broker_id=broker)
         except InvalidRequest as error:
-            kept = [at for at, _ in _kept_by(catalog.cluster, broker)]
+            kept = [at for at, _ in kept_by(catalog.cluster, broker)]
             named = [f"{each.stream}/{each.partition}" for each in self._now(catalog, kept)]
             raise InvalidRequest(error.message, **error.fields, keeps=named) from None
         await self._fresh()
@@ -329,44 +320,3 @@ def _broker(cluster: Cluster, broker: str) -> None:
     if broker not in cluster.brokers:
         known = ", ".join(sorted(cluster.brokers))
         raise InvalidRequest(f"no broker {broker!r} is registered; these are: {known}", broker=broker)
-
-
-def _kept_by(cluster: Cluster, broker: str) -> list[tuple[Place, PartitionState]]:
-    return [
-        (at, state)
-        for at, state in sorted(cluster.partitions.items())
-        if broker in {*state.replicas, *(state.target or ())}
-    ]
-
-
-def _only_at(state: PartitionState, broker: str, cluster: Cluster) -> bool:
-    """D4: nobody leads it, and only the broker may."""
-    info = cluster.brokers[broker]
-    return not info.is_live and state.leader is None and state.has_led and state.electable <= {broker}
-
-
-def _without(
-    cluster: Cluster,
-    at: Place,
-    state: PartitionState,
-    broker: str,
-    brokers: Sequence[Any],
-    *,
-    fewer_replicas: bool,
-) -> tuple[tuple[str, ...], int]:
-    """The replicas of a partition without a broker, and their minimum. Raises InvalidRequest (D2, D5)."""
-    before = state.target or state.replicas
-    kept = tuple(each for each in before if each != broker)
-    fit = {b.broker_id for b in list(cluster.brokers.values()) if b.is_live and not b.is_stopping} - {broker}
-    able = {each for each in fit if each in state.replicas or at not in cluster.leftovers.get(each, ())}
-    target = extend(brokers, kept, len(before), able)
-    least = state.target_min if state.target else state.min_insync_replicas
-    is_live = cluster.brokers[broker].is_live
-    if len(target) < len(before) and (not fewer_replicas or not target or is_live):
-        or_else = "" if is_live else ", or ask for fewer replicas (--fewer-replicas)"
-        raise InvalidRequest(
-            f"{len(before)} replicas of what broker {broker} keeps need as many other brokers, {len(fit)} are there:"
-            f" start another one{or_else}",
-            broker=broker,
-        )
-    return target, min(least, len(target))
