@@ -457,7 +457,7 @@ def test_ctrl_c_in_publish_prints_what_became_of_the_messages(house: Folder, sou
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background has Ctrl-C switched off, for children too.
+        # A shell that runs the tests in the background switches Ctrl-C off, for children too.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as child:
         assert child.stdin is not None

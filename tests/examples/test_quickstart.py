@@ -63,7 +63,7 @@ def running(folder: Path, output: Path) -> Iterator[subprocess.Popen[bytes]]:
             command(folder),
             stdout=file,
             stderr=subprocess.STDOUT,
-            # Whoever runs the tests in the background has Ctrl-C switched off, for children too.
+            # A shell that runs the tests in the background switches Ctrl-C off, for children too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     try:

@@ -1,8 +1,8 @@
 """The words that people read: lines of prose end by column 100, and a sentence says first what it is about.
 
-A sentence that begins with "Of", "What" or "Who" and asks nothing has to be read twice. That holds for pages, help and
-docstrings. Tables and code are as long as they have to be. Decision records are wrapped, too; how their sentences begin
-is left alone.
+A sentence that begins with "Of", "What" or "Who" and asks nothing has to be read twice. That holds for pages, help,
+docstrings and comments. Tables and code are as long as they have to be. Decision records are wrapped, too; how their
+sentences begin is left alone.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ SOURCES = {
     "tests/spark": 150,
 }
 """Folders whose docstrings are judged, and how many are there at least."""
+COMMENTS = {".py": ("#", 400), ".toml": ("#", 8), ".proto": ("//", 4)}
+"""Files whose comments are judged: the sign before them, and how many are there at least."""
 ROW = re.compile(r"^([-*+]|\d+\.|[A-Z]{1,4}\d+|[\w/]+(\.pyx?|/))\s+")
 """Begins a row of a docstring: an item, an invariant with its number, a module of a package."""
 
@@ -142,12 +144,11 @@ def test_texts_of_the_contract_do_not_begin_as_questions() -> None:
     assert [(where, words) for where, text in texts for words in awkward(text)] == []
 
 
-def test_comments_of_the_configuration_are_wrapped_and_plain() -> None:
+def test_comments_of_the_configuration_are_wrapped() -> None:
     lines = (ROOT / "conf" / "liftlog.toml").read_text().splitlines()
     comments = [line for line in lines if line.startswith("#")]
     assert len(comments) > 80
     assert [line for line in comments if len(line) > WIDTH] == []
-    assert awkward(" ".join(line.lstrip("# ") for line in comments)) == []
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
@@ -171,6 +172,23 @@ def paragraphs(docstring: str) -> Iterator[str]:
         block.append(ROW.sub("", words, count=1))
 
 
+def comments(source: str, sign: str) -> Iterator[tuple[int, str]]:
+    """All that have lines of their own, and the first line of each. One beside a line is a piece of a sentence."""
+    block: list[str] = []
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        words = line.strip()
+        if words.startswith(sign):
+            block.append(words.removeprefix(sign))
+        elif block:
+            yield number - len(block), "\n".join(block)
+            block = []
+
+
+def awkward_comments(source: str, sign: str) -> list[tuple[int, str]]:
+    found = comments(source, sign)
+    return [(line, words) for line, text in found for one in paragraphs(text) for words in awkward(one)]
+
+
 def awkward_docstrings(source: str) -> list[tuple[int, str]]:
     return [(line, words) for line, text in docstrings(source) for one in paragraphs(text) for words in awkward(one)]
 
@@ -180,6 +198,16 @@ def test_sentences_of_docstrings_do_not_begin_as_questions(folder: str) -> None:
     sources = {path: path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
     assert sum(1 for source in sources.values() for _ in docstrings(source)) > SOURCES[folder]
     assert [(str(path), *found) for path, source in sources.items() for found in awkward_docstrings(source)] == []
+
+
+@pytest.mark.parametrize("suffix", COMMENTS)
+def test_sentences_of_comments_do_not_begin_as_questions(suffix: str) -> None:
+    sign, least = COMMENTS[suffix]
+    folders = ("broker", "spark_liftlog", "pyspark_liftlog", "benchmarks", "conf", "examples", "tests")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob(f"*{suffix}"))]
+    sources = {path: path.read_text() for path in paths}
+    assert sum(1 for source in sources.values() for _ in comments(source, sign)) > least
+    assert [(str(path), *found) for path, text in sources.items() for found in awkward_comments(text, sign)] == []
 
 
 def test_what_is_looked_for_is_found() -> None:
@@ -230,3 +258,7 @@ class Log:
         (23, "Whoever asks."),
         (27, "Who waits is told."),
     ]
+    text = (
+        "// Who asks.\n//\n// P1  What holds? Of two\n//     one.\nbytes head = 1;  // Of a head.\n  // Whose it is.\n"
+    )
+    assert awkward_comments(text, "//") == [(1, "Who asks."), (1, "Of two one."), (6, "Whose it is.")]

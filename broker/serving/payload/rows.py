@@ -30,8 +30,8 @@ ROW_OVERHEAD_BYTES: Final = 36
 TIMESTAMP_US_MIN: Final = -62_135_596_800_000_000  # 0001-01-01, the first that ISO 8601 and Spark can show
 TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999  # 9999-12-31
 
-# A concrete subject: tokens without blanks or control characters, none of them a lone wildcard. What does
-# not match is looked at by `check_subject`, which is the rule; this is its fast path.
+# A concrete subject: tokens without blanks or control characters, none of them a lone wildcard.
+# `check_subject` is the rule, and looks at all others; this is its fast path.
 _TOKEN: Final = r"(?:[^\s.\x00-\x20\x7f\x85\p{Z}*>]|[^\s.\x00-\x20\x7f\x85\p{Z}]{2,})"
 _CONCRETE: Final = rf"^{_TOKEN}(?:\.{_TOKEN})*$"
 

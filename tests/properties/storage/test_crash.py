@@ -184,7 +184,7 @@ def test_power_loss_within_recovery_loses_nothing_synced(mode: Mode, runs_ahead:
             except Crashed:
                 pass
             try:
-                # What the interrupted run appended itself may be there or not: only look at what came before.
+                # Records of the interrupted run itself may be there or not: only look at those before.
                 final = again.after_crash(mode, seed=second)
                 if final.exists("/data/streams/orders/i1/0/partition.json"):
                     log = open_log(final, boot_id="boot-3")

@@ -152,7 +152,7 @@ class ProducersMachine(Restarts):
 
     def reopen(self, high_watermark: int) -> None:
         super().reopen(high_watermark)
-        # Whoever is found in the log by the scan counts as used now: make that true for all.
+        # A producer that the scan finds in the log counts as used now: make that true for all.
         for producer_id in sorted(self.known):
             self.use(producer_id)
 

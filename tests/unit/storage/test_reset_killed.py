@@ -54,7 +54,7 @@ def test_what_is_left_of_the_old_log_has_its_own_epoch(mode: str) -> None:
         for header in stored:
             assert found.epoch_of(header.first_offset) == header.leader_epoch == 5, f"step {step}"
         if stored:
-            # What the core of a follower asks with, and cuts by.
+            # The core of a follower asks with these, and cuts by them.
             assert found.leader_epoch == 5, f"step {step}"
             assert found.end_of_epoch(7) == (5, found.log_end_offset), f"step {step}"
     assert {(0, True), (TO, True), (TO, False)} <= seen
