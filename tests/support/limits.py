@@ -90,6 +90,19 @@ FIXED: Final = (
         "that are being greeted at a time",
         "another is refused",
     ),
+    Row("broker.runtime.cluster.codec:BULK_BYTES_MAX", "bytes", "an answer of another broker in bulk", "goes by gRPC"),
+    Row(
+        "broker.runtime.cluster.link.bulk:TRANSFERS_MAX",
+        "transfers",
+        "in bulk to one broker at a time",
+        "others go by gRPC",
+    ),
+    Row(
+        "broker.runtime.cluster.link.bulk:CONNECTIONS_MAX",
+        "connections",
+        "at the port for bulk, strangers included",
+        "another is closed",
+    ),
     Row("broker.runtime.cluster.codec:PLACE_BYTES_MAX", "bytes", "a name that another broker says", "it is not heard"),
     Row(
         "broker.runtime.cluster.plane.thread:CALLS_MAX",

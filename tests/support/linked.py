@@ -1,7 +1,8 @@
 """Several brokers in one process: real logs, real gRPC on loopback, one real catalog. There is no controller: a test
 fails brokers.
 
-Each broker is reached by a relay of its own, which can stop forwarding, or cut what is connected.
+Each broker is reached by two relays of its own, one of them for bulk, which can stop forwarding, or cut what is
+connected.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Relay:
 
     Attributes:
         cut_after: A connection ends once so many bytes have come back from the target; None: none does.
+        pause_after: It is paused then, once.
         flip_at: The byte at this place of what comes back is changed, once.
         bytes_per_s: So much comes back at most; 0: no limit.
     """
@@ -42,6 +44,7 @@ class Relay:
         self.target = 0
         self.paused = False
         self.cut_after: int | None = None
+        self.pause_after: int | None = None
         self.flip_at: int | None = None
         self.bytes_per_s = 0
         self.accepted = 0
@@ -94,6 +97,8 @@ class Relay:
                         if self.bytes_per_s:
                             time.sleep(len(data) / self.bytes_per_s)
                     other.sendall(data)
+                    if self.pause_after is not None and back >= self.pause_after:
+                        self.paused, self.pause_after = True, None
                     if self.cut_after is not None and back >= self.cut_after:
                         raise OSError
         self._pairs.discard(pair)
@@ -154,6 +159,8 @@ class LinkedNode(Node):
         cluster, service = self.cluster, self.cluster.service
         relay = cluster.relays[self.me]
         relay.target = self.link.start("127.0.0.1", 0)
+        bulk = cluster.bulk_relays[self.me]
+        bulk.target, self.link.bulk.told_port = self.link.bulk.told_port, bulk.port
         found = self.replicas.open_found()
         known = service.catalog.brokers.get(self.me)
         self.replicas.start()
@@ -198,6 +205,7 @@ class Linked:
         self.settings = ReplicationConfig()
         self.secrets: dict[str, bytes] = {}
         self.relays = {name: Relay() for name in names}
+        self.bulk_relays = {name: Relay() for name in names}
         self.nodes: dict[str, LinkedNode] = {}
         self._processes = 0
 
@@ -216,7 +224,7 @@ class Linked:
     def close(self) -> None:
         for name in list(self.nodes):
             self.stop(name)
-        for relay in self.relays.values():
+        for relay in (*self.relays.values(), *self.bulk_relays.values()):
             relay.close()
 
     # -- the catalog

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, Final, get_args
 
 from broker.replication.messages import AskEnd, AskState, Fetch, Records, Reply, State
-from broker.runtime.cluster.codec import Answered, Asked, Challenge, Hello, Proof, Said, Welcome
+from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered, Asked, Bulk, Challenge, Hello, Proof, Said, Welcome
 
 KINDS: Final = (Fetch, AskEnd, AskState, *get_args(Reply))
 NUMBERS: Final = (0, 1, 127, 128, (1 << 31) - 1, 1 << 32, (1 << 62))
@@ -34,7 +34,9 @@ def said(cls: type, rng: random.Random) -> Said:
     """The same, as it travels, with bytes where they belong."""
     place = (f"{rng.getrandbits(128):032x}", rng.choice((0, 1, 999)))
     if cls in (Fetch, AskEnd, AskState):
-        return Asked(place, made(cls, rng))
+        return Asked(place, made(cls, rng), rng.random() < 0.5)
+    if cls is Records and rng.random() < 0.3:
+        return Answered(place, made(cls, rng), bulk=Bulk(rng.randbytes(32), rng.choice((1, BULK_BYTES_MAX)), 65_535))
     data = rng.randbytes(rng.choice((0, 1, 500))) if cls in (Records, State) else b""
     if cls is State:
         return Answered(place, made(cls, rng, length=len(data)), data)

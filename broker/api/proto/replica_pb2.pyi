@@ -76,19 +76,21 @@ class Place(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class Asked(_message.Message):
-    __slots__ = ("place", "fetch", "ask_end", "ask_state")
+    __slots__ = ("place", "fetch", "ask_end", "ask_state", "takes_bulk")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     ASK_END_FIELD_NUMBER: _ClassVar[int]
     ASK_STATE_FIELD_NUMBER: _ClassVar[int]
+    TAKES_BULK_FIELD_NUMBER: _ClassVar[int]
     place: Place
     fetch: Fetch
     ask_end: AskEnd
     ask_state: AskState
-    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., ask_end: _Optional[_Union[AskEnd, _Mapping]] = ..., ask_state: _Optional[_Union[AskState, _Mapping]] = ...) -> None: ...
+    takes_bulk: bool
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., ask_end: _Optional[_Union[AskEnd, _Mapping]] = ..., ask_state: _Optional[_Union[AskState, _Mapping]] = ..., takes_bulk: _Optional[bool] = ...) -> None: ...
 
 class Answered(_message.Message):
-    __slots__ = ("place", "records", "inside", "state", "end", "diverged", "starts_above", "fenced")
+    __slots__ = ("place", "records", "inside", "state", "end", "diverged", "starts_above", "fenced", "bulk")
     PLACE_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     INSIDE_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +99,7 @@ class Answered(_message.Message):
     DIVERGED_FIELD_NUMBER: _ClassVar[int]
     STARTS_ABOVE_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     place: Place
     records: Records
     inside: Inside
@@ -105,7 +108,18 @@ class Answered(_message.Message):
     diverged: Diverged
     starts_above: StartsAbove
     fenced: Fenced
-    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., inside: _Optional[_Union[Inside, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., starts_above: _Optional[_Union[StartsAbove, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ...) -> None: ...
+    bulk: Bulk
+    def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., records: _Optional[_Union[Records, _Mapping]] = ..., inside: _Optional[_Union[Inside, _Mapping]] = ..., state: _Optional[_Union[State, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., diverged: _Optional[_Union[Diverged, _Mapping]] = ..., starts_above: _Optional[_Union[StartsAbove, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., bulk: _Optional[_Union[Bulk, _Mapping]] = ...) -> None: ...
+
+class Bulk(_message.Message):
+    __slots__ = ("ticket", "byte_count", "port")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    BYTE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    byte_count: int
+    port: int
+    def __init__(self, ticket: _Optional[bytes] = ..., byte_count: _Optional[int] = ..., port: _Optional[int] = ...) -> None: ...
 
 class Incarnation(_message.Message):
     __slots__ = ("registration", "step_outs")

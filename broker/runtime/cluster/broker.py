@@ -187,7 +187,7 @@ class ClusterBroker(Assembled):
         """Y1."""
         grpc = self.config.grpc
         await asyncio.to_thread(self._dataplane.serve)
-        port = await asyncio.to_thread(self._link.start, grpc.host, grpc.port)
+        port = await asyncio.to_thread(self._link.start, grpc.host, grpc.port, grpc.bulk_port)
         self._start_intake()
         self._waits_for = "the other brokers: a majority of the voters has to be there"
         await asyncio.to_thread(self._plane.start)
@@ -315,6 +315,7 @@ class ClusterBroker(Assembled):
             has_session=self._plane.has_session(),
             connections=self._link.counts,
             refused=dict(self._link.server.refused),
+            bulk_bytes=self._link.bulk_bytes,
             raft_refused=self._plane.refusals,
             group=self._group(),
         )

@@ -3,6 +3,7 @@
 C1  `decode` gives a message of `broker.replication.messages` whose numbers are in their range, or `BadFrame`.
 C2  A head stands under a CRC. TCP lets flipped bits through, and a high watermark, unlike a batch, has no other check.
 C3  Stored bytes pass as they are: nothing here looks into them.
+C4  A follower has room for all that an answer says to come in bulk.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ Question = Fetch | AskEnd | AskState
 PLACE_BYTES_MAX: Final = 256
 """Most bytes of the incarnation of a stream, and of a broker's name."""
 NUMBER_MAX: Final = 1 << 62
+TICKET_BYTES: Final = 32
+BULK_BYTES_MAX: Final = 16 << 20
+"""Most bytes that come in bulk for one answer (C4)."""
 
 _QUESTIONS: Final = {"fetch": Fetch, "ask_end": AskEnd, "ask_state": AskState}
 _ANSWERS: Final = {
@@ -85,18 +89,28 @@ class Welcome(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A question about a partition."""
+    """A question about a partition. `takes_bulk`: the answer's bytes may come in bulk."""
 
     place: Place
     question: Question
+    takes_bulk: bool = False
+
+
+class Bulk(NamedTuple):
+    """Where the bytes of an answer are to be had, and how many they are: as in the proto."""
+
+    ticket: bytes
+    byte_count: int
+    port: int
 
 
 class Answered(NamedTuple):
-    """An answer about a partition, and the bytes that come with it."""
+    """An answer about a partition, and the bytes that come with it, or where they are."""
 
     place: Place
     answer: Reply
     data: bytes = b""
+    bulk: Bulk | None = None
 
 
 Said = Hello | Challenge | Proof | Welcome | Asked | Answered
@@ -108,11 +122,14 @@ def encode(said: Said) -> pb.Frame:
     if isinstance(said, Asked):
         _put_place(head.asked.place, said.place)
         _put(getattr(head.asked, _NAMES[type(said.question)]), said.question)
+        head.asked.takes_bulk = said.takes_bulk
     elif isinstance(said, Answered):
         _put_place(head.answered.place, said.place)
         _put(getattr(head.answered, _NAMES[type(said.answer)]), said.answer)
         data = said.data
         head.data_bytes = len(data)
+        if said.bulk is not None:
+            head.answered.bulk.MergeFrom(pb.Bulk(**said.bulk._asdict()))
     else:
         into = getattr(head, type(said).__name__.lower())
         into.SetInParent()
@@ -148,7 +165,8 @@ def decode(frame: pb.Frame) -> Said:
             name = head.asked.WhichOneof("question")
             if name is None:
                 raise BadFrame("a question that this release does not know")
-            return Asked(_place(head.asked), _taken(_QUESTIONS[name], getattr(head.asked, name)))
+            question = _taken(_QUESTIONS[name], getattr(head.asked, name))
+            return Asked(_place(head.asked), question, head.asked.takes_bulk)
         case "hello":
             hello = head.hello
             _check_text("cluster_id", hello.cluster_id)
@@ -184,7 +202,18 @@ def _answered(said: pb.Answered, data: bytes) -> Answered:
         raise BadFrame(f"no bytes go with {name}")
     if name == "state" and answer.length != len(data):
         raise BadFrame(f"a piece of {answer.length} bytes came with {len(data)}")
-    return Answered(_place(said), answer, data)
+    return Answered(_place(said), answer, data, _bulk(name, said.bulk, data) if said.HasField("bulk") else None)
+
+
+def _bulk(name: str, said: pb.Bulk, data: bytes) -> Bulk:
+    """C4."""
+    if name != "records" or data:
+        raise BadFrame(f"nothing comes in bulk with {name} and {len(data)} bytes")
+    if len(said.ticket) != TICKET_BYTES:
+        raise BadFrame(f"a ticket has {TICKET_BYTES} bytes, not {len(said.ticket)}")
+    if not 0 < said.byte_count <= BULK_BYTES_MAX or not 0 < said.port < 1 << 16:
+        raise BadFrame(f"no {said.byte_count} bytes come in bulk, at port {said.port}")
+    return Bulk(said.ticket, said.byte_count, said.port)
 
 
 def _place(said: pb.Asked | pb.Answered) -> Place:

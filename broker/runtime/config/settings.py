@@ -86,6 +86,12 @@ class GrpcConfig:
         pattern=HOST_PORT,
         says="must be host:port, an IPv6 address in brackets, and nothing else",
     )
+    bulk_port: int = _key(
+        0,
+        "Port from which replicas far behind fetch in bulk; 0 takes any free one. Where it cannot be reached they copy"
+        " through the port above, more slowly.",
+        limit=PORT_LIMIT,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from broker.replication.messages import Fenced, Fetch, Records
 from broker.runtime.cluster.codec import Answered, decode_bytes
 from broker.runtime.cluster.link import answering
 from broker.runtime.cluster.link.answering import Answering, FollowerSlot
+from broker.runtime.cluster.link.bulk import BulkServer
 from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.watch import ChangeHub
@@ -65,8 +66,17 @@ class Leader(Led):
     """With answers to its followers."""
 
     answering: Answering
+    bulk: BulkServer
 
-    def fetch(self, stream: Stream, offset: int, durable_end: int | None = None, **values: Any) -> None:
+    def fetch(
+        self,
+        stream: Stream,
+        offset: int,
+        durable_end: int | None = None,
+        *,
+        takes_bulk: bool = False,
+        **values: Any,
+    ) -> None:
         fetch = Fetch(
             follower=stream.broker,
             incarnation=(1, 0),
@@ -76,7 +86,7 @@ class Leader(Led):
             durable_end=offset if durable_end is None else durable_end,
             log_start=0,
         )
-        self.answering.asked(stream, replace(fetch, **values))
+        self.answering.asked(stream, replace(fetch, **values), takes_bulk=takes_bulk)
 
     def append(self, *values: bytes) -> Waiter:
         waiter = Waiter()
@@ -93,8 +103,15 @@ def led(disk: SimDisk, pool: HeldPool) -> Iterator[Leader]:
     with ThreadPoolExecutor(1) as appender:
         replica = Replica(info(), 0, log, appender=appender, hub=ChangeHub(loop))
         leader = Leader(info(), replica, pool=pool, appender=appender)
+        leader.bulk = BulkServer(lambda reason, who, text: None)
         leader.answering = Answering(
-            AT, leader.partition, bytes_max=1 << 20, wait_s=0.2, pace=Pace(1 << 40), closed=lambda: None
+            AT,
+            leader.partition,
+            bytes_max=1 << 20,
+            wait_s=0.2,
+            pace=Pace(1 << 40),
+            bulk=leader.bulk,
+            closed=lambda: None,
         )
         outward = leader.outward
 
@@ -315,3 +332,145 @@ def test_after_the_end_nobody_is_answered(led: Leader) -> None:
     led.fetch(stream, 0)
     led.append()
     assert stream.is_ready == []
+
+
+# -- Q6 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def far(led: Leader, monkeypatch: pytest.MonkeyPatch) -> Leader:
+    """Two records are much, and are committed; `b` lacks both, and `c` alone is in sync."""
+    monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1)
+    led.bulk.told_port = 9
+    for _ in range(2):
+        led.append()
+    led.follow(2, "b", "c")
+    assert led.partition.log.high_watermark == 2
+    monkeypatch.setattr(led.partition, "leadership", lambda: (2, 2, ("a", "c")))
+    return led
+
+
+def told(stream: Stream) -> list[Answered]:
+    """What goes out now."""
+    slots, stream.is_ready = stream.is_ready, []
+    frames = [frame for slot in dict.fromkeys(slots) for frame in slot.answering.compose(slot)]
+    said = [decode_bytes(frame) for frame in frames]
+    assert all(isinstance(each, Answered) for each in said)
+    return said  # type: ignore[return-value]
+
+
+def test_who_lacks_much_that_is_committed_is_told_where_it_is(far: Leader) -> None:
+    b = Stream("b")
+    far.fetch(b, 0, takes_bulk=True)
+    [said] = told(b)
+    with far.partition.log.read(0) as plan:
+        assert said.bulk is not None
+        assert (said.data, said.bulk.port, said.bulk.byte_count) == (b"", 9, plan.bytes)
+    assert isinstance(said.answer, Records)
+    assert (said.answer.offset, said.answer.high_watermark) == (0, 2)
+
+
+@pytest.mark.parametrize("why", ["asks for none", "in sync", "uncommitted", "little", "slow", "no port", "too many"])
+def test_all_others_get_their_bytes_by_grpc(far: Leader, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Stream("b")
+    match why:
+        case "in sync":
+            monkeypatch.setattr(far.partition, "leadership", lambda: (2, 2, ("a", "b", "c")))
+        case "uncommitted":
+            far.append()
+            monkeypatch.setattr(far.partition, "leadership", lambda: (2, 2, ("a", "c")))
+        case "little":
+            monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1 << 20)
+        case "slow":
+            far.answering._pace = Pace(3)
+        case "no port":
+            far.bulk.told_port = 0
+        case "too many":
+            monkeypatch.setattr(far.bulk, "has_room", lambda to: False)
+    far.fetch(b, 2 if why == "uncommitted" else 0, takes_bulk=why != "asks for none")
+    [said] = told(b)
+    assert said.bulk is None
+    assert said.data
+
+
+def test_while_it_fetches_in_bulk_it_is_answered_without_bytes(far: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks again, for it waits, or tells of an fsync; also long after the bytes would go again."""
+    monkeypatch.setattr(answering, "AGAIN_S", 0.0)
+    b = Stream("b")
+    far.fetch(b, 0, takes_bulk=True)
+    [first] = told(b)
+    assert first.bulk is not None
+    far.fetch(b, 0, takes_bulk=True, number=1)
+    assert told(b) == []
+    [(slot, due_s)] = b.due.items()
+    assert due_s < time.monotonic() + 1, "it is not taken for one that has all"
+    found = far.answering._slots["b"]
+    assert id(found) == slot
+    monkeypatch.setattr(time, "monotonic", lambda: due_s + 0.01)
+    b.ready(found)
+    [said] = told(b)
+    assert (said.bulk, said.data) == (None, b"")
+    assert found.is_fetching
+    assert found.calm is None
+
+
+def test_what_was_fetched_in_vain_comes_by_grpc_at_once(far: Leader) -> None:
+    b = Stream("b")
+    far.fetch(b, 0, takes_bulk=True)
+    told(b)
+    transfer = far.answering._slots["b"].transfer
+    assert transfer is not None
+    far.fetch(b, 0)
+    [said] = told(b)
+    assert transfer.is_over
+    assert said.bulk is None
+    assert said.data
+
+
+def test_a_follower_that_is_elsewhere_by_now_gets_what_it_lacks_there(far: Leader) -> None:
+    b = Stream("b")
+    far.fetch(b, 0, takes_bulk=True)
+    told(b)
+    before = far.answering._slots["b"].transfer
+    assert before is not None
+    far.fetch(b, 1, takes_bulk=True, number=1)
+    [said] = told(b)
+    assert before.is_over
+    assert said.bulk is not None
+
+
+@pytest.mark.parametrize("how", ["left", "close"])
+def test_nothing_is_fetched_any_more_once_it_has_ended(far: Leader, how: str) -> None:
+    b = Stream("b")
+    far.fetch(b, 0, takes_bulk=True)
+    told(b)
+    slot = far.answering._slots["b"]
+    transfer = slot.transfer
+    assert transfer is not None
+    if how == "left":
+        far.answering.left(slot)
+    else:
+        far.answering.close()
+    assert transfer.is_over
+
+
+def test_a_leadership_that_ends_while_it_looks_names_nothing(far: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q2."""
+    b = Stream("b")
+    far.fetch(b, 0, takes_bulk=True)
+    epochs = iter([2, 3])
+    monkeypatch.setattr(far.partition, "leadership", lambda: (next(epochs), 2, ("a", "c")))
+    assert told(b) == []
+    assert far.bulk.has_room("b")
+    assert not far.answering._slots["b"].is_fetching
+
+
+def test_bytes_in_bulk_count_for_the_pace(far: Leader) -> None:
+    """Q5."""
+    b = Stream("b")
+    far.answering._pace = pace = Pace(1_000_000_000)
+    free_s = pace._free_s
+    far.fetch(b, 0, takes_bulk=True)
+    [said] = told(b)
+    assert said.bulk is not None
+    assert pace._free_s > free_s

@@ -9,8 +9,20 @@ import pytest
 from crc32c import crc32c
 
 from broker.api.proto import replica_pb2 as pb
-from broker.replication.messages import Fetch, State
-from broker.runtime.cluster.codec import Answered, Asked, BadFrame, Hello, Said, Welcome, decode, decode_bytes, encode
+from broker.replication.messages import Diverged, Fetch, Records, State
+from broker.runtime.cluster.codec import (
+    BULK_BYTES_MAX,
+    Answered,
+    Asked,
+    BadFrame,
+    Bulk,
+    Hello,
+    Said,
+    Welcome,
+    decode,
+    decode_bytes,
+    encode,
+)
 from tests.support.replica_messages import GREETINGS, KINDS, made, said
 
 
@@ -96,3 +108,26 @@ def test_names_are_bounded(name: str) -> None:
 
 def test_an_empty_message_is_one() -> None:
     assert decode(encode(Welcome())) == Welcome()
+
+
+@pytest.mark.parametrize(
+    "bulk,words",
+    [
+        (Bulk(bytes(31), 1, 1), "a ticket has 32 bytes"),
+        (Bulk(bytes(32), 0, 1), "no 0 bytes come in bulk"),
+        (Bulk(bytes(32), BULK_BYTES_MAX + 1, 1), "bytes come in bulk"),
+        (Bulk(bytes(32), 1, 0), "at port 0"),
+        (Bulk(bytes(32), 1, 1 << 16), "at port 65536"),
+    ],
+)
+def test_bulk_that_nobody_could_take_is_refused(bulk: Bulk, words: str) -> None:
+    """Whoever takes it makes room for as many bytes as it says."""
+    with pytest.raises(BadFrame, match=words):
+        decode(encode(Answered(("i", 0), made(Records, random.Random(2)), bulk=bulk)))
+
+
+def test_bulk_comes_with_records_alone_and_with_no_other_bytes() -> None:
+    bulk = Bulk(bytes(32), 1, 1)
+    for answer, data in ((made(Diverged, random.Random(2)), b""), (made(Records, random.Random(2)), b"x")):
+        with pytest.raises(BadFrame, match="nothing comes in bulk with"):
+            decode(encode(Answered(("i", 0), answer, data, bulk)))

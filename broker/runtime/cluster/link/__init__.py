@@ -16,8 +16,10 @@ handshake.py  Both sides prove who they are: secret, cluster, name and registrat
 directory.py  The brokers, and where they are.
 server.py     The leader's side: a stream for each broker that follows.
 answering.py  The leader's driver: questions of followers to the core, its answers with stored bytes to their streams.
+bulk.py       The leader's side of bulk: ranges of files to followers far behind, by sendfile.
 outbox.py     The queue of what one stream has to say.
 pace.py       How fast replicas that are not in sync may be filled.
 connection.py The follower's side: a stream to each broker that leads.
+bulk_reader.py  The follower's side of bulk.
 following.py  The follower's driver: answers to the core, what it wants to the log.
 """

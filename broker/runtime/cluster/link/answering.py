@@ -20,6 +20,9 @@ Q3  Bytes go once for each offset that is fetched, unless they are asked for aga
 Q4  A question of a leadership that is not known here yet waits, one for each follower, until it is. So does one about a
     partition that is not open here yet (`server.E4`).
 Q5  A follower that is not in sync is filled at a limited pace (`pace.py`); one that is in sync has no limit.
+Q6  One that is far behind what is committed is told where it can fetch the next `BULK_BYTES_MAX` of that in bulk
+    (`bulk.py`), if it takes them so. While it does, nothing lacks. It is answered without bytes, and is not calm. If it
+    fetches in vain it asks again, and gets it by gRPC (Q3).
 
 The model is `tests/sim/leading.py`.
 """
@@ -37,7 +40,8 @@ from broker.api.errors import BadBatch, LiftlogError
 from broker.metadata.partition import Place
 from broker.replication.events import EndAsked, FetchArrived, Send, StateAsked
 from broker.replication.messages import AskEnd, AskState, End, Fetch, Incarnation, Records, Reply, State
-from broker.runtime.cluster.codec import Answered, Question, encode
+from broker.runtime.cluster.codec import BULK_BYTES_MAX, Answered, Bulk, Question, encode
+from broker.runtime.cluster.link.bulk import BulkServer, Transfer
 from broker.runtime.cluster.link.pace import Pace
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.serving.http.connections import RateLimitedLog
@@ -52,6 +56,9 @@ CALM_S: Final = 10.0
 COMMIT_S: Final = 0.005
 """See Q1. A commit that is told by itself costs an answer and a question for each follower."""
 STATE_PIECE_BYTES: Final = 1 << 20
+BULK_BYTES_LEAST: Final = 4 << 20
+BULK_S: Final = 0.25
+"""Where fewer bytes lack, or may go in that time, they go by gRPC."""
 
 
 class AnswerStream(Protocol):
@@ -97,6 +104,7 @@ class FollowerSlot:
         lacks_state: As its last fetch had it. It is not calm then.
         calm: In which epoch, and as whom, it was told last that there is nothing; None: it was told something else.
         early: A question that waits for Q4.
+        takes_bulk: As its last fetch had it. `transfer`: what it was told to fetch in bulk last.
     """
 
     answering: Answering
@@ -110,6 +118,18 @@ class FollowerSlot:
     calm: tuple[int, Incarnation] | None = None
     lacks_state: bool = False
     early: Question | None = None
+    takes_bulk: bool = False
+    transfer: Transfer | None = None
+
+    @property
+    def is_fetching(self) -> bool:
+        """In bulk, as far as is known."""
+        return self.transfer is not None and not self.transfer.is_over
+
+    def end_transfer(self) -> None:
+        transfer, self.transfer = self.transfer, None
+        if transfer is not None:
+            transfer.end()
 
 
 class Answering:
@@ -128,6 +148,7 @@ class Answering:
         bytes_max: int,
         wait_s: float,
         pace: Pace,
+        bulk: BulkServer,
         closed: Callable[[], None],
     ) -> None:
         self.at = at
@@ -136,6 +157,7 @@ class Answering:
         self._bytes_max = bytes_max
         self._wait_s = wait_s
         self._pace = pace
+        self._bulk = bulk
         self._closed = closed
         self._lock = threading.Condition()
         self._slots: dict[str, FollowerSlot] = {}
@@ -150,6 +172,8 @@ class Answering:
         self._closed()
         with self._lock:
             self._is_closed = True
+            for slot in self._slots.values():
+                slot.end_transfer()
             self._slots.clear()
             while self._reading:
                 self._lock.wait()
@@ -157,12 +181,13 @@ class Answering:
     def left(self, slot: FollowerSlot) -> None:
         """Its stream has ended."""
         with self._lock:
+            slot.end_transfer()
             if self._slots.get(slot.stream.broker) is slot:
                 del self._slots[slot.stream.broker]
 
     # -- questions (on the stream's reader) -------------------------------------------------------------------
 
-    def asked(self, stream: AnswerStream, question: Question) -> FollowerSlot | None:
+    def asked(self, stream: AnswerStream, question: Question, *, takes_bulk: bool = False) -> FollowerSlot | None:
         """A follower asks. Returns what its answers will be in; None: nobody answers any more."""
         with self._lock:
             if self._is_closed or stream.is_over:  # another one may have its place already
@@ -170,6 +195,11 @@ class Answering:
             slot = self._slots.get(stream.broker)
             if slot is None or slot.stream is not stream:
                 slot = self._slots[stream.broker] = FollowerSlot(self, stream)
+            if isinstance(question, Fetch):
+                slot.takes_bulk = takes_bulk
+                if not takes_bulk and slot.transfer is not None:  # Q6: in vain
+                    slot.end_transfer()
+                    slot.sent = slot.sent._replace(at_s=0.0) if slot.sent is not None else None
             self._reading += 1
         try:
             self._ask(slot, question)
@@ -301,7 +331,9 @@ class Answering:
         if records.offset >= self._log.log_end_offset:
             return False
         sent = slot.sent
-        return sent is None or sent[:3] != _of(records) or now_s - sent.at_s >= AGAIN_S
+        if sent is None or sent[:3] != _of(records):
+            return True
+        return not slot.is_fetching and now_s - sent.at_s >= AGAIN_S
 
     # -- what is said (on the stream's sender) ----------------------------------------------------------------
 
@@ -340,13 +372,13 @@ class Answering:
         epoch, _, _ = self._partition.leadership()
         return message.epoch == epoch
 
-    def _frame(self, message: Reply, data: bytes = b"") -> bytes:
+    def _frame(self, message: Reply, data: bytes = b"", bulk: Bulk | None = None) -> bytes:
         if isinstance(message, State) and message.length:
             piece = self._log.handover.piece(message.offset, message.at, message.length)
             data = piece[0] if piece is not None and len(piece[0]) == message.length else b""
             if not data:
                 message = replace(message, length=0, size=0)  # it is gone: `state_files`
-        return bytes(encode(Answered(self.at, message, data)).SerializeToString())
+        return bytes(encode(Answered(self.at, message, data, bulk)).SerializeToString())
 
     def _records(self, slot: FollowerSlot, records: Records) -> list[bytes]:
         now_s, opened = time.monotonic(), self._log
@@ -360,7 +392,7 @@ class Answering:
         if epoch != records.epoch:
             self._done(slot, records)
             return []
-        data = b""
+        data, bulk = b"", None
         if self._lacks(slot, records, now_s):
             is_catching_up = slot.stream.broker not in in_sync
             wait_s = self._pace.wait_s() if is_catching_up else 0.0
@@ -368,27 +400,53 @@ class Answering:
                 slot.stream.later(slot, min(due_s, now_s + wait_s))
                 return []
             if wait_s == 0:
+                slot.end_transfer()
                 is_repeat = slot.sent is not None and slot.sent[:3] == _of(records)
-                data = self._read(records.offset, is_repeat)
+                if slot.takes_bulk and is_catching_up and not is_repeat:
+                    bulk = self._in_bulk(slot, records)
+                if bulk is None:
+                    data = self._read(records.offset, is_repeat)
                 if is_catching_up:
-                    self._pace.take(len(data))
+                    self._pace.take(bulk.byte_count if bulk is not None else len(data))
         epoch, high_watermark, _ = self._partition.leadership()  # Q2
         news = high_watermark, opened.kept_start_offset  # a later start may be undone
         if epoch != records.epoch:
+            slot.end_transfer()
             self._done(slot, records)
             return []
-        if not data and news == slot.told and not is_due:  # it cannot be read
+        if not data and bulk is None and news == slot.told and not is_due:  # it cannot be read
             slot.calm = None
             slot.stream.later(slot, slot.since_s + self._wait_s)
             return []
         self._done(slot, records)
         slot.told, slot.commit_due_s = news, 0.0
-        slot.calm = None if data or slot.lacks_state else (records.epoch, records.incarnation)
-        if data:
+        is_calm = records.offset >= opened.log_end_offset and not (data or slot.lacks_state)
+        slot.calm = (records.epoch, records.incarnation) if is_calm else None
+        if data or bulk is not None:
             slot.sent = Sent(*_of(records), now_s)
         rewritten_to = max(records.rewritten_to, opened.handover.rewritten_to())  # duty 6: the bytes are of before
         said = replace(records, high_watermark=news[0], log_start=news[1], rewritten_to=rewritten_to)
-        return [self._frame(said, data)]
+        return [self._frame(said, data, bulk)]
+
+    def _in_bulk(self, slot: FollowerSlot, records: Records) -> Bulk | None:
+        """Q6. None: what it lacks goes by gRPC."""
+        opened, most = self._log, min(BULK_BYTES_MAX, self._pace.within(BULK_S))
+        offset, start = records.offset, max(records.offset, opened.log_start_offset)
+        if most < BULK_BYTES_LEAST or start >= opened.high_watermark or not self._bulk.has_room(slot.stream.broker):
+            return None
+        try:
+            plan = opened.read(start, max_bytes=most)
+        except (LiftlogError, OSError):
+            return None  # `_read` complains
+        if plan.first_offset != offset or not BULK_BYTES_LEAST <= plan.bytes <= BULK_BYTES_MAX:
+            plan.close()
+            return None
+        transfer = Transfer(slot.stream.broker, plan, lambda: self._partition.leadership()[0] == records.epoch)
+        with self._lock:
+            slot.transfer = transfer
+            if self._is_closed or slot.stream.is_over:
+                slot.end_transfer()
+        return self._bulk.offer(transfer)
 
     def _done(self, slot: FollowerSlot, records: Records) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ N2  Where nobody listens each follower is told so at once; so is one whose strea
 N3  The last question of each partition is open until another one replaces it. A new stream begins with all of them.
 N4  Silence counts only while this side listens: the time in which the reader is at work, for whichever partition,
     counts for nobody (`heard_to`).
+N5  Bytes that an answer says to come in bulk are fetched beside this (`bulk_reader.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from typing import Any, Final, Protocol
 import grpc
 
 from broker.metadata.partition import Place
-from broker.replication.messages import AskState, Reply
+from broker.replication.messages import AskState, Fetch, Reply
 from broker.runtime.cluster.codec import Answered, Asked, BadFrame, Question, decode_bytes, encode
+from broker.runtime.cluster.link.bulk_reader import BulkReader
 from broker.runtime.cluster.link.directory import Directory, Entry
 from broker.runtime.cluster.link.handshake import NONCE_BYTES, Caller, Peer, Refused
 from broker.runtime.cluster.link.outbox import Outbox
@@ -66,8 +68,8 @@ Key = tuple[Place, bool]
 class Asker(Protocol):
     """A follower of a partition over this stream."""
 
-    def arrived(self, answer: Reply, data: bytes) -> None:
-        """The leader has answered."""
+    def arrived(self, answer: Reply, data: bytes | memoryview) -> bool:
+        """The leader has answered. The bytes are to be used before this returns. False: they are damaged."""
         ...
 
     def unreachable(self) -> None:
@@ -109,6 +111,7 @@ class Connection:
 
     Attributes:
         rested_s: How long the reader had nothing to do before the answer that it is at.
+        bulk: Fetches what comes in bulk (N5).
     """
 
     def __init__(self, to: str, directory: Directory, *, cluster_id: str, key: bytes, counts: Counter[str]) -> None:
@@ -127,6 +130,7 @@ class Connection:
         self._busy_s = 0.0  # in all
         self._busy_since_s = 0.0  # 0: it listens
         self.rested_s = self._ended_s = 0.0
+        self.bulk = BulkReader(to, self._hand_on, self._ask_again, counts)
         self._thread = threading.Thread(target=self._run, name=f"link-to-{to}", daemon=True)
         self._thread.start()
 
@@ -203,6 +207,7 @@ class Connection:
         if stream is not None:
             stream.end()
         self._thread.join()
+        self.bulk.close()
 
     # -- a thread of its own ---------------------------------------------------------------------------------
 
@@ -271,7 +276,8 @@ class Connection:
         while (key := stream.outbox.next()) is not None:
             question = self._open.get(key)
             if question is not None:
-                yield bytes(encode(Asked(key[0], question)).SerializeToString())
+                takes_bulk = isinstance(question, Fetch) and not self.bulk.is_avoided
+                yield bytes(encode(Asked(key[0], question, takes_bulk)).SerializeToString())
 
     def _exchange(self, stream: LeaderStream, caller: Caller) -> None:
         answers = iter(stream.call)
@@ -296,23 +302,33 @@ class Connection:
             self._busy_since_s = begun_s = time.monotonic()
             self.rested_s = begun_s - self._ended_s
             try:
-                self._take(data)
+                self._take(stream, data)
             finally:
                 now_s = time.monotonic()
                 self._busy_s, self._busy_since_s = self._busy_s + now_s - begun_s, 0.0
                 self._heard_s = self.heard_to(now_s)
                 self._ended_s = now_s
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, stream: LeaderStream, data: bytes) -> None:
         try:
             said = decode_bytes(data)
         except BadFrame as error:
             raise Refused("DATA_LOSS", "bad_frame", error.message) from error
         if not isinstance(said, Answered):
             raise Refused("DATA_LOSS", "bad_frame", f"no answer: {type(said).__name__}")
+        if said.bulk is None:
+            self._hand_on(said, said.data)
+        elif said.place in self._askers:  # N5
+            self.bulk.take(host_and_port(stream.entry.address)[0], said)
+
+    def _hand_on(self, said: Answered, data: bytes | memoryview) -> bool:
         asker = self._askers.get(said.place)
-        if asker is not None:
-            asker.arrived(said.answer, said.data)
+        return asker is None or asker.arrived(said.answer, data)
+
+    def _ask_again(self, at: Place) -> None:
+        stream = self._stream
+        if stream is not None:
+            stream.outbox.ready((at, True))
 
     # -- what goes wrong -------------------------------------------------------------------------------------
 

@@ -92,7 +92,8 @@ class Following:
         self._pool = pool
         self._lock = threading.Condition(threading.RLock())
         self._connection: Connection | None = None
-        self._data = b""  # that came with the answer which the core has now
+        self._data: bytes | memoryview = b""  # that came with the answer which the core has now
+        self._is_damaged = False  # what came so
         self._sync_of = 0  # generation
         self._is_queued = self._is_syncing = self._is_closed = False
         self._whole_to = self._whole_from = 0  # a group is known to end there; of a log that ended there
@@ -168,15 +169,16 @@ class Following:
 
     # -- the connection ----------------------------------------------------------------------------------------
 
-    def arrived(self, answer: Reply, data: bytes) -> None:
+    def arrived(self, answer: Reply, data: bytes | memoryview) -> bool:
         """As `Asker.arrived` (U2)."""
         with self._lock:
             if self._is_closed or self._core.phase is Phase.IDLE:
-                return
-            self._data = data
+                return True
+            self._data, self._is_damaged = data, False
             core = self._core
             if (answer.epoch, answer.incarnation) == (core.epoch, core.incarnation):
-                self._is_calm, self._is_fresh = isinstance(answer, Records) and not data, False
+                has_all = isinstance(answer, Records) and not data and answer.high_watermark <= answer.offset
+                self._is_calm, self._is_fresh = has_all, False
             try:
                 own = self._log.epoch_end(answer.found_epoch) if isinstance(answer, End) else 0
                 self._step(f.Replied(answer, own))
@@ -184,6 +186,7 @@ class Following:
                 self._refuse(error)
             finally:
                 self._data = b""
+            return not self._is_damaged
 
     def unreachable(self) -> None:
         """As `Asker.unreachable` (U1)."""
@@ -254,6 +257,7 @@ class Following:
         """Something was not done; if the log has failed, that is the end of it (`follower.F7`)."""
         self._is_calm = False
         if isinstance(error, BadBatch):
+            self._is_damaged = True
             self._counts["bad_batches"] += 1
         count = self._refused_log.due()
         if count:
@@ -309,7 +313,7 @@ class Following:
 
     def _take_state(self, offset: int, at: int, size: int) -> None:
         try:
-            is_there = self._log.handover.take(offset, at, self._data, size)
+            is_there = self._log.handover.take(offset, at, bytes(self._data), size)
         except LiftlogError as error:
             self._refuse(error)
             if self._log.failure is not None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link.answering import Answering
+from broker.runtime.cluster.link.bulk import BulkServer
 from broker.runtime.cluster.link.connection import Connection
 from broker.runtime.cluster.link.directory import Directory
 from broker.runtime.cluster.link.following import Following
@@ -38,9 +39,10 @@ class ReplicaLink:
             wait.
 
     Attributes:
-        counts: Events of connections: `attempts`, `lost`, `refused`, `silent`, `reports`; and `bad_batches` that came
-            over them.
+        counts: Events of connections: `attempts`, `lost`, `refused`, `silent`, `reports`; `bad_batches` that came over
+            them; what `BulkReader` counts.
         server: Its `refused` counts who was not let in.
+        bulk: Where followers far behind fetch from.
     """
 
     def __init__(
@@ -71,14 +73,16 @@ class ReplicaLink:
         self._directory = Directory(service, me, process)
         self._directory.subscribe(self._look)
         self.server = Server(self._directory, me=me, cluster_id=cluster_id, key=self._key, find=self._answering.get)
+        self.bulk = BulkServer(self.server.refuse)
         self._thread = threading.Thread(target=self._run, name="link-clock", daemon=True)
 
-    def start(self, host: str, port: int) -> int:
-        """Listen. Returns the port, which may be registered then.
+    def start(self, host: str, port: int, bulk_port: int = 0) -> int:
+        """Listen. Returns the port of gRPC, which may be registered then.
 
         Raises:
             PortInUse: somebody else listens there.
         """
+        self.bulk.start(host, bulk_port)
         bound = self.server.start(host, port)
         self._thread.start()
         return bound
@@ -87,6 +91,7 @@ class ReplicaLink:
         """End all streams. Replicas may be closed before or after."""
         self._is_stopping.set()
         self.server.stop()
+        self.bulk.stop()
         for connection in self.connections():
             connection.close()
         if self._thread.is_alive():
@@ -121,6 +126,7 @@ class ReplicaLink:
             bytes_max=self._settings.fetch_bytes_max,
             wait_s=self._settings.wait_ms / 1_000,
             pace=self._pace,
+            bulk=self.bulk,
             closed=closed,
         )
         with self._lock:
@@ -153,6 +159,11 @@ class ReplicaLink:
             log.warning(says, leader, count, *at, epoch)
         self._report(at, epoch)
 
+    @property
+    def bulk_bytes(self) -> int:
+        """How many came here in bulk."""
+        return sum(connection.bulk.byte_count for connection in self.connections())
+
     def hurry(self) -> None:
         """There is another controller: who cannot reach a leader is to tell it so at once. Does not wait."""
         self._look()
@@ -166,6 +177,7 @@ class ReplicaLink:
             now_s = time.monotonic()
             try:
                 self.server.check(now_s)
+                self.bulk.check(now_s)
                 for connection in self.connections():
                     connection.check(now_s)
             except Exception:

@@ -20,6 +20,10 @@ class Pace:
         self._lock = threading.Lock()
         self._free_s = now_s()  # from then on something may be taken
 
+    def within(self, seconds: float) -> int:
+        """So many bytes may be taken in that time."""
+        return int(self._bytes_per_s * seconds)
+
     def wait_s(self) -> float:
         """How long until something may be taken; 0: now."""
         with self._lock:

@@ -172,7 +172,7 @@ class Server:
         """Time passes: end greetings that take too long (E3)."""
         for context, due_s in list(self._greetings.items()):
             if now_s > due_s:
-                self._refuse("greeting_timeout", "a stranger", f"no greeting within {GREETING_S} s")
+                self.refuse("greeting_timeout", "a stranger", f"no greeting within {GREETING_S} s")
                 context.cancel()
 
     # -- one stream (a thread of the pool) ---------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Server:
         try:
             peer = yield from self._greet(requests, context)
         except Refused as error:
-            self._refuse(error.reason, context.peer(), error.text)
+            self.refuse(error.reason, context.peer(), error.text)
             context.abort(grpc.StatusCode[error.status], str(error))
         except grpc.RpcError:  # it is gone
             return
@@ -244,7 +244,7 @@ class Server:
                     return
                 self._take(stream, data)
         except Refused as error:
-            self._refuse(error.reason, stream.broker, error.text)
+            self.refuse(error.reason, stream.broker, error.text)
             stream.end(error.status, str(error))
         except grpc.RpcError:
             pass
@@ -268,11 +268,11 @@ class Server:
             raise Refused("PERMISSION_DENIED", "other_name", f"{stream.broker} asks as {said.question.follower}")
         answering = self._find(said.place)
         if said.question.incarnation[0] != stream.peer.registration:  # E2
-            self._refuse("registration", stream.broker, f"asks as registration {said.question.incarnation[0]}")
+            self.refuse("registration", stream.broker, f"asks as registration {said.question.incarnation[0]}")
         elif answering is None:
             self._keep(stream, said)
         else:
-            slot = answering.asked(stream, said.question)
+            slot = answering.asked(stream, said.question, takes_bulk=said.takes_bulk)
             if slot is not None:
                 stream.slots[said.place] = slot
 
@@ -296,7 +296,8 @@ class Server:
                 if slot is not None:
                     stream.slots[at] = slot
 
-    def _refuse(self, reason: str, who: str, text: str) -> None:
+    def refuse(self, reason: str, who: str, text: str) -> None:
+        """Count and log, at a limited rate, who is not let in."""
         with self._lock:
             self.refused[reason] += 1
             limited = self._refused_log.setdefault(reason, RateLimitedLog())

@@ -22,13 +22,14 @@ def cluster_samples(
     has_session: bool,
     connections: Mapping[str, int],
     refused: Mapping[str, int],
+    bulk_bytes: int,
     raft_refused: int,
     group: Mapping[str, Any] | None,
 ) -> Iterator[Sample]:
     """All samples of one broker. A partition's numbers come from its leader; each replica tells of its log.
 
     Args:
-        connections, refused: As the link counts them.
+        connections, refused, bulk_bytes: As the link counts them.
         group: As of `plane.status`; None: the Raft thread gives no answer.
     """
     yield from common_samples(intake, started=started)
@@ -58,6 +59,7 @@ def cluster_samples(
         yield "liftlog_replica_connections_total", "Connections to leaders", ("what",), (what,), count
     for reason, count in sorted(refused.items()):
         yield "liftlog_replica_refused_total", "Brokers and strangers not let in", ("reason",), (reason,), count
+    yield "liftlog_replica_bulk_bytes_total", "Bytes that followers here fetched in bulk", (), (), bulk_bytes
     yield "liftlog_raft_refused_total", "Connections to the Raft port that were cut", (), (), raft_refused
     if group is not None:
         yield from _votes(me, group)

@@ -1,0 +1,365 @@
+"""Goal: a follower far behind gets what is committed in bulk, whatever becomes of the socket, the leader and its files.
+
+Method: as test_link.py, with a relay before the socket for bulk that stops, cuts and changes what it forwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.metadata.partition import Place
+from broker.runtime.cluster.link import answering, bulk, bulk_reader
+from broker.runtime.cluster.link.bulk import ASKS, CONNECTIONS_MAX, HOLDS, TRANSFERS_MAX, BulkServer, Transfer
+from broker.storage.disk import OsDisk
+from broker.storage.read import ReadPlan
+from broker.storage.segments.segment import Segment
+from tests.support.linked import Linked, Relay, linked
+from tests.support.processes import eventually
+from tests.unit.link.test_faults import BIG, filled
+
+pytestmark = pytest.mark.slow
+HALF = 200_000
+"""Of what `filled` stores."""
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+    """A few records are much."""
+    monkeypatch.setattr(answering, "BULK_BYTES_LEAST", 1 << 16)
+    with linked(tmp_path, ("a", "b")) as cluster:
+        cluster.start()
+        yield cluster
+
+
+def behind(cluster: Linked, **settings: object) -> tuple[Place, str, Relay]:
+    """A partition, who is far behind, and does not run, and the relay through which it fetches in bulk."""
+    [at] = cluster.create(min_insync=1, **settings)
+    away = filled(cluster, at)
+    return at, away, cluster.bulk_relays[cluster.leader(at).me]
+
+
+def caught_up(cluster: Linked, at: Place) -> None:
+    cluster.in_sync(at)
+    cluster.same(at)
+
+
+def test_who_is_far_behind_gets_it_in_bulk_and_the_rest_by_grpc(two: Linked) -> None:
+    at, away, _ = behind(two)
+    two.start(away)
+    caught_up(two, at)
+    counts = two.nodes[away].link.counts
+    assert counts["bulk"] >= 1
+    assert two.nodes[away].link.bulk_bytes > HALF
+    assert not counts["bulk_failed"] + counts["bad_batches"]
+    two.stored(at, BIG)
+    two.same(at)
+
+
+def test_several_segments_go_at_once(two: Linked) -> None:
+    at, away, _ = behind(two, segment_bytes=1 << 16)
+    leader = two.leader(at).log(at)
+    assert leader.segment_count > 3
+    two.start(away)
+    caught_up(two, at)
+    assert two.nodes[away].link.counts["bulk"] == 1
+
+
+@pytest.mark.parametrize("place", [0, 1, HALF])
+def test_what_is_cut_half_way_comes_by_grpc(two: Linked, place: int) -> None:
+    """Nothing of it is kept."""
+    at, away, relay = behind(two)
+    relay.cut_after = place
+    two.start(away)
+    caught_up(two, at)
+    counts = two.nodes[away].link.counts
+    assert counts["bulk_failed"]
+    assert not counts["bulk"]
+
+
+def test_where_nobody_listens_for_bulk_all_comes_by_grpc(two: Linked) -> None:
+    at, away, relay = behind(two)
+    relay.close()
+    two.start(away)
+    caught_up(two, at)
+    assert two.nodes[away].link.counts["bulk_failed"]
+
+
+def test_bulk_is_tried_again_after_a_while(two: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_reader, "AVOIDED_S", 0.0)
+    at, away, relay = behind(two)
+    relay.cut_after = HALF
+    two.start(away)
+    counts = two.nodes[away].link.counts
+    eventually(lambda: counts["bulk_failed"], what="it to be cut")
+    caught_up(two, at)
+    relay.cut_after = None
+    two.stop(away)
+    two.fail(away)
+    for _ in range(20):
+        two.stored(at, BIG)
+    two.start(away)
+    caught_up(two, at)
+    assert two.nodes[away].link.counts["bulk"]
+
+
+@pytest.mark.parametrize("place", [300, 5_000, HALF])
+def test_bytes_that_were_changed_on_their_way_are_refused_and_named(
+    two: Linked, place: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    at, away, relay = behind(two)
+    relay.flip_at = place
+    with caplog.at_level(logging.WARNING):
+        two.start(away)
+        caught_up(two, at)
+    counts = two.nodes[away].link.counts
+    assert relay.flip_at is None
+    assert counts["bad_batches"] == 1
+    assert counts["bulk_failed"] == 1
+    assert "replica.refuses partition=s/0" in caplog.text
+    assert "the bytes are not what was stored" in caplog.text
+
+
+def test_a_transfer_that_hangs_holds_up_nobody_and_is_left(two: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of the same pair of brokers are answered meanwhile."""
+    monkeypatch.setattr(bulk_reader, "STALLED_S", 3_600.0)
+    [other] = two.create("other", min_insync=1)
+    at, away, relay = behind(two)
+    relay.pause_after = HALF
+    two.start(away)
+    eventually(lambda: relay.paused, what="bytes half-way")
+    two.in_sync(other)
+    for number in range(5):
+        two.stored(other, b"%d" % number)
+    two.same(other)
+    assert two.nodes[away].log(at).log_end_offset == 0
+    relay.cut()
+    caught_up(two, at)
+
+
+def test_a_leader_that_sends_nothing_is_left(two: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_reader, "STALLED_S", 0.2)
+    at, away, relay = behind(two)
+    relay.pause_after = HALF
+    two.start(away)
+    caught_up(two, at)
+    assert relay.paused
+    assert two.nodes[away].link.counts["bulk_failed"] == 1
+
+
+def test_another_leadership_half_way_makes_nothing_of_it_count(two: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads in another epoch when the last byte comes: what it had said holds no more."""
+    monkeypatch.setattr(bulk_reader, "STALLED_S", 3_600.0)
+    at, away, relay = behind(two)
+    relay.pause_after = HALF
+    two.start(away)
+    eventually(lambda: relay.paused, what="bytes half-way")
+    leader = two.leader(at)
+    epoch = two.service.state(at).leader_epoch
+    registration = two.service.catalog.brokers[leader.me].registration
+    two.service.apply(kind="fail_broker", broker_id=leader.me, registration=registration)
+    eventually(lambda: leader.partition(at).leadership()[0] != epoch, what="the leadership to be over")
+    relay.paused = False
+    counts = two.nodes[away].link.counts
+    eventually(lambda: counts["bulk_failed"], what="it to be told so")
+    assert not counts["bulk"]
+    assert two.nodes[away].log(at).log_end_offset == 0
+
+
+def test_a_follower_that_ends_half_way_begins_anew(two: Linked) -> None:
+    at, away, relay = behind(two)
+    relay.pause_after = HALF
+    two.start(away)
+    eventually(lambda: relay.paused, what="bytes half-way")
+    two.stop(away, kill=True)
+    two.fail(away)
+    relay.paused = False
+    two.start(away)
+    caught_up(two, at)
+
+
+def test_a_trim_half_way_changes_nothing_of_what_comes(two: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are gone from the folder, and are sent to their end."""
+    monkeypatch.setattr(bulk_reader, "STALLED_S", 3_600.0)
+    at, away, relay = behind(two, segment_bytes=1 << 16)
+    relay.pause_after = HALF
+    two.start(away)
+    eventually(lambda: relay.paused, what="bytes half-way")
+    leader = two.leader(at).log(at)
+    leader.trim(leader.high_watermark - 1)
+    assert leader.segment_count == 1
+    relay.paused = False
+    eventually(lambda: two.nodes[away].link.counts["bulk"], what="all of it to come")
+    follower = two.nodes[away].log(at)
+    eventually(lambda: follower.log_start_offset == leader.log_start_offset, what="it to follow the trim")
+    caught_up(two, at)
+    assert not two.nodes[away].link.counts["bulk_failed"]
+
+
+def test_a_stream_that_is_deleted_half_way_is_gone_at_once(two: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_reader, "STALLED_S", 3_600.0)
+    at, away, relay = behind(two)
+    relay.pause_after = HALF
+    two.start(away)
+    eventually(lambda: relay.paused, what="bytes half-way")
+    two.service.apply(kind="delete_stream", name="s", incarnation=at[0])
+    eventually(lambda: all(at not in node.replicas._replicas for node in two.nodes.values()), what="it to be gone")
+    [other] = two.create("other")
+    relay.paused = False
+    two.stored(other, b"x")
+    two.same(other)
+
+
+# -- the socket --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def server(refused: list[str]) -> Iterator[BulkServer]:
+    made = BulkServer(lambda reason, who, text: refused.append(reason))
+    made.start("127.0.0.1", 0)
+    yield made
+    made.stop()
+
+
+class Plan(ReadPlan):
+    """Of one file. `is_closed`: once it is."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    (tmp_path / "file").write_bytes(BIG * 100)
+    made = Plan(0)
+    file = made.own(OsDisk().open(f"{tmp_path}/file", readonly=True))
+    made.add(Segment(str(tmp_path), 0), file, 100, 1_000_000)
+    return made
+
+
+def dialled(server: BulkServer, ticket: bytes) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", server.told_port), 60)
+    made.sendall(ticket)
+    return made
+
+
+def taken(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (more := connection.recv(count - len(data))):
+        data += more
+    return data
+
+
+@pytest.mark.parametrize("does_hold", [True, False])
+def test_bytes_are_those_of_the_range_and_hold_if_it_is_led_still_once_all_have_come(
+    server: BulkServer, plan: Plan, does_hold: bool
+) -> None:
+    holds = True
+    transfer = Transfer("b", plan, lambda: holds)
+    with dialled(server, server.offer(transfer).ticket) as connection:
+        assert taken(connection, 1_000_000) == (BIG * 100)[100:1_000_100]
+        holds = does_hold
+        connection.sendall(ASKS)
+        assert connection.recv(1) == (HOLDS if does_hold else b"")
+    eventually(lambda: plan.is_closed, what="the files to be closed")
+
+
+def test_a_ticket_is_good_once(server: BulkServer, plan: Plan, refused: list[str]) -> None:
+    told = server.offer(Transfer("b", plan, lambda: True))
+    with dialled(server, told.ticket) as first:
+        assert len(taken(first, 10)) == 10
+        with dialled(server, told.ticket) as second:
+            assert second.recv(1) == b""
+    eventually(lambda: plan.is_closed, what="the files to be closed")
+    with dialled(server, told.ticket) as third:
+        assert third.recv(1) == b""
+    assert refused == ["ticket", "ticket"]
+
+
+@pytest.mark.parametrize("says", [b"", b"short", bytes(32), random.Random(1).randbytes(1_000)])
+def test_who_has_no_ticket_gets_nothing_and_is_counted(
+    server: BulkServer, plan: Plan, refused: list[str], says: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "GREETING_S", 0.2)
+    told = server.offer(Transfer("b", plan, lambda: True))
+    with dialled(server, says) as connection, contextlib.suppress(ConnectionResetError):  # it had more to say
+        assert connection.recv(1) == b""
+    eventually(lambda: refused == ["ticket"], what="it to be counted")
+    with dialled(server, told.ticket) as connection:
+        assert len(taken(connection, told.byte_count)) == told.byte_count
+
+
+def test_a_ticket_that_nobody_uses_is_taken_back(server: BulkServer, plan: Plan, refused: list[str]) -> None:
+    transfer = Transfer("b", plan, lambda: True)
+    told = server.offer(transfer)
+    server.check(transfer.begun_s + bulk.CLAIMED_WITHIN_S)
+    assert not plan.is_closed
+    server.check(transfer.begun_s + bulk.CLAIMED_WITHIN_S + 1)
+    assert plan.is_closed
+    with dialled(server, told.ticket) as connection:
+        assert connection.recv(1) == b""
+    assert refused == ["ticket"]
+
+
+def test_what_is_under_way_is_ended_by_whoever_has_reason_to(server: BulkServer, plan: Plan) -> None:
+    """Its thread closes the files: nobody else may, as they are read."""
+    transfer = Transfer("b", plan, lambda: True)
+    with dialled(server, server.offer(transfer).ticket) as connection:
+        assert len(taken(connection, 1_000_000)) == 1_000_000
+        transfer.end()
+        assert connection.recv(1) == b""
+    eventually(lambda: plan.is_closed, what="the files to be closed")
+
+
+def test_who_reads_nothing_is_cut(server: BulkServer, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "STALLED_S", 0.2)
+    with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket):
+        eventually(lambda: plan.is_closed, what="the files to be closed")
+
+
+def test_each_broker_has_a_few_transfers(server: BulkServer, plan: Plan) -> None:
+    transfers = [Transfer("b", plan, lambda: True) for _ in range(TRANSFERS_MAX)]
+    for transfer in transfers:
+        assert server.has_room("b")
+        server.offer(transfer)
+    assert not server.has_room("b")
+    assert server.has_room("c")
+    transfers[0].end()
+    assert server.has_room("b")
+
+
+def test_there_are_as_many_connections_as_may_be(
+    server: BulkServer, refused: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "GREETING_S", 3_600.0)
+    held = [dialled(server, b"") for _ in range(CONNECTIONS_MAX)]
+    with dialled(server, b"") as connection:
+        assert connection.recv(1) == b""
+    assert refused == ["crowded"]
+    for each in held:
+        each.close()
+    eventually(lambda: len(refused) == CONNECTIONS_MAX + 1, what="the others to be let go")
+    with dialled(server, bytes(32)) as connection:
+        assert connection.recv(1) == b""
+    assert refused[-1] == "ticket"
+
+
+def test_a_file_that_was_cut_ends_it(server: BulkServer, plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(BIG)
+    with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket) as connection:
+        assert len(taken(connection, 1_000_000)) == len(BIG) - 100
+    eventually(lambda: plan.is_closed, what="the files to be closed")
