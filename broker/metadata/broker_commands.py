@@ -18,7 +18,8 @@ A `stream` is the incarnation of one. A session is the controller's to measure. 
 lapse that was judged before one, and is applied after it, is refused.
 
 A name belongs to one folder at a time. While a broker lives, a process with another folder is refused under its name:
-it may be a second one by mistake. The folder of a broker that was removed is not taken again, under any name.
+it may be a second one by mistake. The folder of a broker that was removed is not taken again, under any name; nor is
+one that its broker has replaced: what the catalog knows of the replicas is of the later one.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
             after = after.deposed(number)
         changed[at] = after.settled(number, who)
     cluster.commit(changed, number)
+    if known is not None and raft not in ("", known.raft):
+        cluster.forget_folder(broker, known.raft)
     cluster.brokers[broker] = info
     cluster.epoch_last = number
     cluster.forget_logs(broker)
@@ -95,7 +98,8 @@ def _register(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
 def _check_folder(cluster: Cluster, broker: str, raft: str) -> None:
     known = cluster.brokers.get(broker)
     if raft in cluster.removed:
-        raise InvalidRequest(f"broker {cluster.removed[raft]} was removed, and this is its folder", raft=raft)
+        why = "was removed, or has another folder by now, and this is its former one"
+        raise InvalidRequest(f"broker {cluster.removed[raft]} {why}", raft=raft)
     if known is not None and known.is_live and raft and known.raft not in ("", raft):
         raise NotReady(
             f"broker {broker} lives at {known.http}, with another data folder: stop the one that should not be. If its"

@@ -47,7 +47,8 @@ class Cluster:
         reports: Reports that a leader cannot be reached: its epoch, and when which broker said so (ms).
         confirmed: Words of leaders whose stream is about to have more partitions: as of when the present leader knows
             that, and whether it has stopped for it (`growth.G4`).
-        removed: The ids in the Raft group of brokers that were removed, the newest REMOVED_REMEMBERED: id -> broker.
+        removed: Ids in the Raft group that are over, as their broker was removed or has another folder, the newest
+            REMOVED_REMEMBERED: id -> broker.
     """
 
     brokers: dict[str, BrokerInfo] = field(default_factory=dict)
@@ -186,7 +187,7 @@ class Cluster:
         self.rescue = self.rescue and self.rescue.without(broker)
 
     def forget_folder(self, broker: str, raft: str) -> None:
-        """A broker was removed; whoever has its folder is not taken again."""
+        """A broker was removed, or has another folder: whoever has this one is not taken again."""
         if raft:
             self.removed[raft] = broker
             for old in list(self.removed)[:-REMOVED_REMEMBERED]:

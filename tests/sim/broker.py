@@ -84,7 +84,7 @@ class Broker(Sessions, Growing):
         self.sync_ms = 4.0
         self._registering_ms = 0
         self._confirmed_ms = 0.0
-        self._folders = 1
+        self._folder = self._folders_made = 1
 
     @property
     def is_running(self) -> bool:
@@ -103,12 +103,19 @@ class Broker(Sessions, Growing):
     @property
     def raft(self) -> str:
         """Its id in the Raft group, which is its folder's."""
-        return f"{self.name}.{self._folders}@{self.name}"
+        return f"{self.name}.{self._folder}@{self.name}"
 
     def replace_disk(self, disk: SimDisk) -> None:
         """The machine has another one, with nothing on it."""
         self.disk = disk
-        self._folders += 1
+        self._folders_made += 1
+        self._folder = self._folders_made
+
+    def swap_disk(self, disk: SimDisk, folder: int) -> tuple[SimDisk, int]:
+        """The machine, which does not run, gets one that it had before. Returns the one that it has now."""
+        had = self.disk, self._folder
+        self.disk, self._folder = disk, folder
+        return had
 
     def note(self, text: str) -> None:
         self.world.note(self.name, text)
@@ -172,7 +179,7 @@ class Broker(Sessions, Growing):
         self.submit(
             {
                 "kind": "register_broker",
-                **({"raft": self.raft} if self.cluster.operator else {}),
+                **({"raft": self.raft} if self.cluster.has_folders else {}),
                 "broker_id": self.name,
                 "incarnation": f"{self.process}",
                 "http": f"{self.name}:9293",
@@ -184,7 +191,7 @@ class Broker(Sessions, Growing):
                 "epoch_seen": max([-1, *(each.log.leader_epoch for each in self.replicas.values() if each.log)]),
                 "request_id": f"{self.process} after {known.registration if known else 0}",
             },
-            (lambda result, _: self._refused(process, result)) if self.cluster.operator else None,
+            (lambda result, _: self._refused(process, result)) if self.cluster.has_folders else None,
         )
         self.after(400, self._register, sound, behind)
 

@@ -55,6 +55,7 @@ class Cluster:
         alters: Whether the settings of streams are altered. Then those are compacted only while the catalog says so.
         luck_of_growth: Whose an operator is who asks for more partitions, in the seeds that have one.
         operator: Who lets brokers join and leave, in the seeds that have one.
+        has_folders: Whether brokers register with the id of their folder.
         trims: Whether consumers ask for trims.
         calm_ms: What the controller calls calm: with its own ten seconds it would hardly ever give anything back.
         faults_are_over: Repeaters stop when they know where their last group is.
@@ -125,6 +126,7 @@ class Cluster:
         self.operator: Operator | None = None
         if seed % 32 in JOINING and faults and rewrites is None and not raft:
             self.operator = Operator(self)
+        self.has_folders = self.operator is not None
         self.repeaters: list[Repeater] = []
         if seed % 8 == 1 or (self.alters and not self.rewrites):
             self.trims = True

@@ -207,6 +207,7 @@ PLAYED: Final = (
 
 STAGED: Final = (
     of("fails a broker that has renewed its session since", "broker_commands", "if info.renewal != fields.whole(command, \"renewal\", info.renewal):", "if False:", script="a_lapse_is_committed_after_the_broker_is_back"),
+    of("takes a folder back that was replaced", "broker_commands", "    if known is not None and raft not in (\"\", known.raft):\n", "    if False:\n", script="an_operator_puts_an_old_disk_back"),
     of("believes a tail that a header disproves", "recovery", "self.committed_to if self.committed_to > end and not self.is_sole else 0", "0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("forgets that it is behind before anybody was told", "checkpoints", "return max(self._state.high_watermark, self._state.committed_to)", "return self._state.high_watermark", script="acknowledged_records_go_that_no_checkpoint_tells_of"),
     of("takes what is lost at its end for an end", "state", "(ends_lost or self.committed_to > 0)", "self.committed_to > 0", script="acknowledged_records_go_that_no_checkpoint_tells_of"),

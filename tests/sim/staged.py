@@ -284,6 +284,46 @@ def an_operator_gives_up_the_damaged_range_alone(cluster: Cluster) -> None:
     sole.start()
 
 
+def an_operator_puts_an_old_disk_back(cluster: Cluster) -> None:
+    """A broker came back with an empty disk, and alone has what was acknowledged since. Its former disk is put back: it
+    is refused, and nothing is lost when the right one is there again."""
+    cluster.has_folders = True
+    until(cluster, 2_000)
+    state = cluster.metadata.states["p0"]
+    leader = leader_of(cluster)
+    one, other = (cluster.brokers[who] for who in state.replicas if who != leader.name)
+    one.crash("kill")
+    former = one.disk, 1
+    one.replace_disk(cluster.new_disk())
+    cluster.checker.lose(one.name, "p0")
+    cluster.checker.lose(one.name, "p1")
+    until(cluster, 4_000)
+    one.start()
+    until(cluster, 4_000)
+    assert one.name in cluster.metadata.states["p0"].isr, "it has not caught up with its new disk"
+    for away in (other, leader):
+        away.crash("kill")
+        until(cluster, 4_000)
+    one.crash("kill")
+    present = one.swap_disk(*former)
+    for name in ("p0", "p1"):
+        cluster.checker.lose(one.name, name)  # until its session has lapsed it is in sync by its name
+    one.start()
+    for _ in range(1_000):
+        if one.process and cluster.metadata.states["p0"].leader is not None:
+            until(cluster, 5)
+    assert one.name in cluster.metadata.states["p0"].electable, "it may not lead"
+    cluster.checker.forget(one.name)
+    until(cluster, 1_000)
+    assert one.process == 0, "it was not refused"
+    one.swap_disk(*present)
+    one.start()
+    until(cluster, 4_000)
+    assert leader_of(cluster) is one, "it does not lead with what it has"
+    for back in (other, leader):
+        back.start()
+
+
 def an_operator_elects_who_lacks_what_was_trimmed(cluster: Cluster) -> None:
     """The chosen one ends below a trim. Who comes back from above it holds all that is acked from then on."""
     cluster.trims = False

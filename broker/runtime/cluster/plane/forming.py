@@ -19,8 +19,8 @@ F4  If the catalog of that group has seen our id act already, then the file here
     (a restored backup): we join, under another id.
 F5  A group is named by the ids of its first voters. Should two lists have come about (a folder was lost in between),
     they are two groups, an id has a journal of one of them only, and at most one has a majority.
-F6  An answer may be a refusal: another cluster, another group, a folder whose broker was removed. Then the start fails
-    and says so. Silence refuses nobody: when all brokers start at once, all are silent.
+F6  An answer may be a refusal: another cluster, another group, a folder whose broker was removed or has another one by
+    now. Then the start fails and says so. Silence refuses nobody: when all brokers start at once, all are silent.
 F7  Where a majority is lost for good, an operator founds another group with a catalog that is left (`rescue.py`). A
     broker that joins it has a file that says so: it forms no group, whoever is there.
 """
@@ -292,7 +292,7 @@ def answer_to(
     """The answer of a broker to one that comes.
 
     Args:
-        voters: As the group has them now. removed: Ids of removed brokers' folders, with their names.
+        voters: As the group has them now. removed: Ids of folders that are over, with their brokers' names.
         acted: The id under which each broker has registered last, by its name.
     """
     refusal = None
@@ -308,7 +308,10 @@ def answer_to(
                 " join --data` on its folder: it keeps its records. Else give it an empty folder"
             )
         elif node_id in (removed or {}):
-            refusal = f"broker {(removed or {})[str(node_id)]} was removed from the cluster, and this is its folder"
+            refusal = (
+                f"broker {(removed or {})[str(node_id)]} was removed from the cluster, or has another folder by now,"
+                " and this is its former one"
+            )
         elif own.state == FORMING and hello.get("is_forming") and hello.get("named") != named:
             refusal = f"cluster.voters is {hello.get('named')} there and {named} here: it has to be the same everywhere"
         elif broker == me.broker_id:

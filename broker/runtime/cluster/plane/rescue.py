@@ -172,7 +172,8 @@ def _found_in(journal: Journal, catalog: Catalog, folder: str) -> Survivor:
             path=folder,
         )
     if node_id in cluster.removed:
-        raise WrongFolder(f"broker {name} was removed from the cluster, and this is its folder", path=folder)
+        why = "was removed from the cluster, or has another folder by now, and this is its former one"
+        raise WrongFolder(f"broker {name} {why}", path=folder)
     is_begun = cluster.rescue is not None and len(journal.entries) == 2 and first_voters(journal.entries) == (node_id,)
     if voters == (node_id,) and not is_begun:
         raise InvalidRequest(
