@@ -1,4 +1,4 @@
-"""What publishers send: small batches of unique values, made cheaply."""
+"""Batches of publishers: small, of unique values, made cheaply."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Batch(RowBatch):
 
     Args:
         producer_id: 0: without an id, so that a repeat is stored again.
-        sequence: Of the producer's batches.
-        keys: Of each value; one without a value is a tombstone. None: there are no keys.
+        sequence: The number of this batch among the producer's.
+        keys: A key for each value; a key without a value is a tombstone. None: there are no keys.
     """
 
     def __init__(

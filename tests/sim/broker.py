@@ -40,7 +40,7 @@ class Clock:
 
     @property
     def is_odd(self) -> bool:
-        """Of late it did not run as others do."""
+        """It did not run as others do of late."""
         return self.rate != 1.0 or self.world.now_ms - self.odd_ms < 10_000
 
     def change(self, *, rate: float | None = None, ahead_ms: float = 0.0) -> None:
@@ -54,9 +54,9 @@ class Broker(Sessions, Growing):
 
     Attributes:
         process: A number of its own for each process; 0: none runs.
-        catalog: What it has applied; `applied`: so many commands.
+        catalog: The catalog that it has applied; `applied`: so many commands.
         incarnation: The registration of this process, as that catalog has it; 0: none yet.
-        replicas: Of partitions that the applied catalog, or a folder here, knows.
+        replicas: Replicas of partitions that the applied catalog, or a folder here, knows.
         paused_until_ms: Stopped until then.
         clock: Its monotonic one.
         sync_ms: How long an fsync takes, about.
@@ -135,7 +135,7 @@ class Broker(Sessions, Growing):
         self.guard(act, *args)
 
     def guard(self, act: Callable[..., Any], *args: Any) -> Any:
-        """What `act` returns. The power may go in the midst of it: None then."""
+        """Returns what `act` returns. The power may go in the midst of it: None then."""
         try:
             return act(*args)
         except Crashed:
@@ -273,7 +273,7 @@ class Broker(Sessions, Growing):
     # -- the catalog
 
     def settings_of(self, name: str) -> StreamSettings:
-        """Of a partition's stream, as this broker's catalog has them."""
+        """The settings of a partition's stream, as this broker's catalog has them."""
         info = self.stream_of(name)
         return StreamSettings() if info is None else info.settings
 

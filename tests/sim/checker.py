@@ -1,4 +1,5 @@
-"""What must hold, watched from outside: it knows every log, every ack and the catalog at once, as nobody inside does.
+"""The checker: watches from outside that the rules hold. It knows every log, every ack and the catalog at once, as
+nobody inside does.
 
 R1  one leader per (partition, epoch)
 R2  within an epoch the high watermark never moves back; a consumer never sees an end below one it has seen
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Known:
-    """Of one partition.
+    """All that the checker knows of one partition.
 
     Attributes:
         at: Each committed batch, by its first offset.
@@ -57,13 +58,16 @@ class Known:
         is_orphaned: The same before anything was committed: nothing is lost, and only an operator can choose a leader.
         unread_end: So far a leader has committed who could not read all of it.
         bad: Brokers whose disk does not have what it had.
-        cut: Of those, the ones that ended before what their disk did not have when they were opened: the rest is whole.
-        begun_anew: Of those that began anew after that, or went on from before it, the partition epoch by then. A
+        cut: Those of `bad` whose log ended, when it was opened, before all that their disk did not have: the rest is
+            whole.
+        begun_anew: The partition epoch by which those began anew after that, or went on from before it. A
             leader that has not heard of it may commit by what they said before.
         spares: Brokers outside the ISR that have what is damaged there, as a scenario knows.
-        unclean_epoch: Of the last leader that an operator chose; what it lacked is given up, and counted in `given_up`.
-        gone: What was committed, and is given up, by its first offset. A leader of before who hears late what the
-            catalog had decided in his time may commit it still: that is true of then, and nobody hears it from him.
+        unclean_epoch: The epoch of the last leader that an operator chose; what it lacked is given up, and counted in
+            `given_up`.
+        gone: Batches that were committed, and are given up, by their first offset. A leader of before who hears late
+            what the catalog had decided in his time may commit it still: that is true of then, and nobody hears it from
+            him.
     """
 
     at: dict[int, Stored] = field(default_factory=dict)
@@ -220,7 +224,7 @@ class Checker(OfRewrites, OfMembers):
             self.fail(f"R3: {replica.name}: {who} begins anew, and is in the ISR {partition.isr}")
 
     def _is_whole(self, name: str, brokers: set[str], partition: PartitionState) -> None:
-        """What their disks did not have is not in their logs any more, and nobody expects it there."""
+        """Records that their disks did not have are not in their logs any more, and nobody expects them there."""
         known = self.known[name]
         known.bad -= brokers
         known.cut -= brokers
@@ -409,7 +413,7 @@ class Checker(OfRewrites, OfMembers):
         return count == in_force
 
     def is_counted_so(self, replica: Replica, was_in_force: bool, acks: Acks) -> None:
-        """What it appended then is acked now."""
+        """The batches that it appended then are acked now."""
         if acks is Acks.ALL and not was_in_force:
             self.fail(f"GROW: {replica.name}: {replica.broker.name} acks a record that was sorted by an older count")
 

@@ -29,13 +29,13 @@ FAULTS_MS = 16_000
 QUIET_MS = 3_000
 """After the faults clients go on for so long."""
 REWRITING = (4, 6)
-"""Of eight seeds, in these the replicas write their logs anew."""
+"""In these of eight seeds the replicas write their logs anew."""
 ALTERING = (3, 6, 11)
-"""Of sixteen seeds, in these an operator alters the settings of streams: what is kept, whether they are compacted."""
+"""In these of sixteen seeds an operator alters the settings of streams: what is kept, whether they are compacted."""
 GROWING = (5, 7, 15)
-"""Of sixteen seeds, in these an operator asks for more partitions of streams."""
+"""In these of sixteen seeds an operator asks for more partitions of streams."""
 JOINING = (9, 20, 25, 29)
-"""Of thirty-two seeds, in these brokers join and leave for good, because an operator says so."""
+"""In these of thirty-two seeds brokers join and leave for good, because an operator says so."""
 AHEAD_BYTES = 16 << 10
 """So far files run ahead, at most: more than segments are long, and little enough for bits to flip in records."""
 HEAL_MS = 60_000
@@ -57,7 +57,8 @@ class Cluster:
         operator: Who lets brokers join and leave, in the seeds that have one.
         has_folders: Whether brokers register with the id of their folder.
         trims: Whether consumers ask for trims.
-        calm_ms: What the controller calls calm: with its own ten seconds it would hardly ever give anything back.
+        calm_ms: The time that the controller calls calm: with its own ten seconds it would hardly ever give anything
+            back.
         faults_are_over: Repeaters stop when they know where their last group is.
     """
 
@@ -141,10 +142,11 @@ class Cluster:
             world.after(self.luck_of_growth.uniform(1_000, 4_000), self.faults.add_partitions)
 
     def _form(self, names: list[str], minima: list[int], internal: str) -> None:
-        """What the catalog was told before: the brokers, and a stream of one partition for each minimum.
+        """Tell the catalog of the brokers, and of a stream of one partition for each minimum.
 
         Args:
-            internal: Of that name the last one is, with two replicas, as if there had been two brokers; empty: none is.
+            internal: The name of the last stream, with two replicas, as if there had been two brokers; empty: none is
+                so.
         """
         commands: list[dict[str, Any]] = [{"kind": "form_cluster", "cluster_id": "c"}]
         for name in names:
@@ -231,7 +233,7 @@ class Cluster:
         return not self.why()
 
     def why(self) -> str:
-        """What is not well yet."""
+        """The parts that are not well yet."""
         for name, p in self.metadata.states.items():
             known = self.checker.known[name]
             if known.is_lost or (known.is_orphaned and all(self.brokers[who].is_scrapped for who in p.electable)):

@@ -1,4 +1,4 @@
-"""What goes wrong with the catalog's controller, and what an operator asks for meanwhile. A part of `faults.py`."""
+"""Faults of the catalog's controller, and an operator who asks for changes meanwhile. A part of `faults.py`."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class OfTheCatalog:
         return self._ask("set_min_insync", stream=stream, min_insync_replicas=self.world.rng.choice((1, 2, 2, 3)))
 
     def _alter(self, broker: Broker) -> bool:
-        """What a stream keeps, and whether it is compacted, is another matter from now on."""
+        """From now on a stream keeps more or less, and is compacted or not."""
         cluster, rng = self.cluster, self.world.rng
         place, _ = place_of(rng.choice(list(cluster.metadata.states)))
         settings: dict[str, Any] = {"retention_records": rng.choice((None, 5, 40))}
@@ -140,7 +140,7 @@ class OfTheCatalog:
         return self._ask("reassign", stream=stream, partition=number, replicas=target)
 
     def add_partitions(self) -> None:
-        """Of a stream, one more; and again after a while. Its luck is its own: it changes no other one's."""
+        """Add one to a stream; and again after a while. Its luck is its own: it changes no other one's."""
         metadata, rng = self.cluster.metadata, self.cluster.luck_of_growth
         if self.is_over:
             return

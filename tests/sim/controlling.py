@@ -1,7 +1,7 @@
 """A broker's part in sessions: its own count, and the controller's core while it holds the controllership.
 
-Who is deposed may not know it for a while: it goes on until it hears of a later term. What it submits meanwhile goes to
-its own log, and is never committed.
+A controller that is deposed may not know it for a while: it goes on until it hears of a later term. Its commands
+meanwhile go to its own log, and are never committed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Sessions:
     """See the module.
 
     Attributes:
-        session: Of this process; None: it has not learnt of its registration yet.
+        session: The session of this process; None: it has not learnt of its registration yet.
         office: None: it does not take itself for the controller.
     """
 
@@ -101,7 +101,7 @@ class Sessions:
             self.office.step(c.TimePassed())
 
     def tell_controller(self: Broker, what: str, *values: Any) -> None:  # type: ignore[misc]
-        """Whoever that is, as far as this broker has heard."""
+        """Tell the controller of which this broker has heard last."""
         if self._known[1] is not None:
             self.tell(self._known[1], what, self.name, *values)
 

@@ -1,4 +1,4 @@
-"""What goes wrong: each seed has its own mix, so that some runs see much of one thing and others of another.
+"""Faults: each seed has its own mix, so that some runs see much of one thing and others of another.
 
 Faults stay within the fault model (see the package): a disk that loses what it had fsynced does so only while another
 member of the in-sync replicas, or of the last ones, has its own.
@@ -54,7 +54,7 @@ WEIGHTS = {
 }
 
 ALTER_WEIGHT = 25.0
-"""Of an operator who alters settings, in the seeds that have one."""
+"""The weight of an operator who alters settings, in the seeds that have one."""
 
 
 def told_of(replica: Replica, path: str, reach: int, *, cut: bool) -> int:
@@ -248,7 +248,7 @@ class Faults(OfTheCatalog):
         return True
 
     def cut_to(self, broker: Broker, name: str, path: str, size: int) -> None:
-        """A file of a partition loses its end. Whoever has it open must be killed."""
+        """A file of a partition loses its end. A broker that has it open must be killed."""
         inode = broker.disk.names[path]
         for content in (inode.content, inode.durable):
             del content[size:]

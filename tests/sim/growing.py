@@ -32,7 +32,7 @@ class Growing:
         self._stops = {}
 
     def stream_of(self: Broker, name: str) -> StreamInfo | None:  # type: ignore[misc]
-        """Of a partition, as this broker's catalog has it."""
+        """The stream of a partition, as this broker's catalog has it."""
         stream, _ = place_of(name)
         return next((info for info in self.catalog.streams.values() if info.incarnation == stream), None)
 

@@ -1,4 +1,4 @@
-"""What one replica holds: a log on the fake disk, what was written into it (`shadow`), and what happens to both.
+"""The holdings of one replica: a log on the fake disk, what was written into it (`shadow`), and what happens to both.
 
 An fsync takes time, and its outcome is told later than it happens.
 """
@@ -63,8 +63,8 @@ class Held:
 
     Attributes:
         log: None: there is none, and none may be made before the catalog says that this replica is another.
-        shadow: What the log holds, by what was written into it and found in it; of what replicas have written anew
-            since, what was appended there.
+        shadow: The batches of the log, by what was written into it and found in it; for those that replicas have
+            written anew since, the batches that were appended there.
         is_damaged: A record that was fsynced cannot be read.
         is_sound: There was a log that says for certain what it holds.
         is_behind: Its disk has taken back committed records from the end, as the open has found.
@@ -99,7 +99,7 @@ class Held:
 
     @property
     def durable_end(self) -> int:
-        """Of the log; of a process that is gone, what it had."""
+        """The durable end of the log; that of a process that is gone is the one that it had."""
         return 0 if self.log is None else self.log.durable_end
 
     # -- the folder
@@ -167,7 +167,7 @@ class Held:
         return found
 
     def _unfolded(self, messages: Sequence[memoryview]) -> list[Stored]:
-        """What was appended where these stand; some may have been written anew since."""
+        """The batches that were appended where these stand; some may have been written anew since."""
         return [one for message in messages for one in self.checker.unfolded(self.name, self.broker.name, message)]
 
     def create(self) -> None:

@@ -9,7 +9,7 @@ R8 is checked while it runs: what is applied at an index is the same wherever it
 in a catalog that stands outside; no command that was answered is missing at the end; nodes that are equally far hold
 the same bytes, and so does what their broker has made of them.
 
-What is not tried here: a lost or damaged journal, and a change of voters (`tests.sim.raft` does both); a rescue.
+These are not tried here: a lost or damaged journal, and a change of voters (`tests.sim.raft` does both); a rescue.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class RaftPlane(Metadata):
             node.core._SyncObj__raftElectionDeadline = 0
 
     def _round(self) -> None:
-        """Who leads the newest term, as it takes itself for it."""
+        """Find the leader of the newest term, as it takes itself for it."""
         self.world.after(WATCH_MS, self._round)
         leads = [
             (seat.node.term, name)

@@ -36,7 +36,7 @@ on."""
 
 @dataclass
 class Leaving:
-    """Who is about to leave, how, and since when. `is_stopped`: it was, as it keeps nothing any more."""
+    """A broker that is about to leave, how, and since when. `is_stopped`: it was, as it keeps nothing any more."""
 
     broker: Broker
     way: str
@@ -49,7 +49,7 @@ class Operator:
     """See the module.
 
     Attributes:
-        leaving: Who is about to leave.
+        leaving: The broker that is about to leave.
         removed: Brokers that were removed, and have not come back with an empty folder; `refused`: those of them that
             may, as their old folder was refused, or is gone.
     """
@@ -211,7 +211,7 @@ class Operator:
         self.world.after(300, broker.crash, "kill")
 
     def give_up(self) -> None:
-        """Whoever was to leave stays, and is started again."""
+        """The broker that was to leave stays, and is started again."""
         leaving, self.leaving = self.leaving, None
         if leaving is not None:
             self.world.saw("leaving given up")
@@ -268,7 +268,7 @@ class Operator:
             self.give_up()
 
     def why(self) -> str:
-        """What is not well yet."""
+        """The parts that are not well yet."""
         if self.leaving is None:
             return ""
         name, known = self.leaving.broker.name, self.cluster.checker.known
@@ -278,7 +278,7 @@ class Operator:
 
 
 class OfMembers:
-    """What the checker asks of brokers that come and go.
+    """The rules of the checker for brokers that come and go.
 
     Attributes:
         registered: All that are, by what is committed.

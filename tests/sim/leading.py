@@ -83,7 +83,7 @@ class Leading(Held):
     # -- the in-sync replicas
 
     def isr_of(self, state: PartitionState, request: int | None = None) -> e.IsrAnswered:
-        """What a state says to the leader's core."""
+        """A state, as it is told to the leader's core."""
         return e.IsrAnswered(
             epoch=state.leader_epoch,
             partition_epoch=state.partition_epoch,

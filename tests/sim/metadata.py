@@ -6,8 +6,8 @@ itself, from a snapshot or from the first command on, and all that are equally f
 command is judged by the catalog of the controller, which may be behind, before it is committed, and again where it
 stands.
 
-There is a controller while some broker is connected with a majority. Whoever is not connected with it can neither ask
-nor learn. A committed command stays: the adapter of Raft is simulated by itself (`tests.sim.raft`), with pysyncobj
+There is a controller while some broker is connected with a majority. A broker that is not connected with it can neither
+ask nor learn. A committed command stays: the adapter of Raft is simulated by itself (`tests.sim.raft`), with pysyncobj
 inside.
 """
 
@@ -37,7 +37,7 @@ Failed = Callable[[str, int, Mapping[Place, PartitionState]], None]
 
 
 def name_of(at: Place) -> str:
-    """What a partition is called here: the first one as its stream."""
+    """The name of a partition here: the first one is called as its stream."""
     return at[0] if at[1] == 0 else f"{at[0]}+{at[1]}"
 
 
@@ -65,10 +65,11 @@ class Metadata:
 
     Attributes:
         catalog: As it is after all that is committed.
-        log: What is committed, each with its result.
-        states: Of each partition, by its name.
+        log: Commands that are committed, each with its result.
+        states: The state of each partition, by its name.
         snapshots: By the number of commands before them.
-        controller, term, began_at: Who has a majority by now; which term it is, and how much was committed before it.
+        controller, term, began_at: The broker that has a majority by now; which term it is, and how much was committed
+            before it.
         depose_at: A kind of command: with the next such one the controller steps down.
         loses: A kind of command that never arrives; empty: none.
         failed: Told of brokers that are taken for dead; `altered`: of a partition, and its stream's settings by now;
@@ -103,7 +104,7 @@ class Metadata:
         world.after(ROUND_MS, self._round)
 
     def form(self, names: Sequence[str], commands: Sequence[Mapping[str, Any]]) -> None:
-        """What the catalog was told before."""
+        """Tell the catalog all that it was told before the run."""
         for command in commands:
             result = self.carry_out(command)
             assert "ok" in result, result
@@ -111,8 +112,8 @@ class Metadata:
     # -- a broker's part
 
     def begun(self, broker: Broker) -> tuple[int, str]:
-        """What a process finds: how many commands, and a snapshot of them. Its own journal of Raft has that, or it is
-        sent it: any that there was."""
+        """The catalog that a process finds: how many commands, and a snapshot of them. Its own journal of Raft has
+        that, or it is sent it: any that there was."""
         applied = self.world.rng.choice(list(self.snapshots))
         if applied:
             self.world.saw("catalog restored from a snapshot")
@@ -310,7 +311,7 @@ class Metadata:
         return next(found, 1)
 
     def _round(self) -> None:
-        """Who controls. One that is silent is another after a while."""
+        """Choose the controller. A silent one is replaced after a while."""
         world = self.world
         world.after(ROUND_MS, self._round)
         if not self._is_stuck():

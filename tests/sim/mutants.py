@@ -2,9 +2,9 @@
 """Deliberate mistakes in the protocol: each a piece of the text of a core, of the catalog or of what drives them, and what
 stands there instead. Each is a reading that somebody could have had, or a bug that the field has seen.
 
-Each of `MUTANTS` is found within `seeds` seeds. `seed` is the first one that finds it, and tests try it first. Whoever
-changes the stories of seeds learns the others from `python -m tests.sim --mutants`; until then CI searches longer. Those
-of `PLAYED` are shown by a script of `tests/golden`, and by no seed that is known; those of `STAGED` by one of
+Each of `MUTANTS` is found within `seeds` seeds. `seed` is the first one that finds it, and tests try it first. After a
+change of the stories of seeds `python -m tests.sim --mutants` tells the others; until then CI searches longer. Those of
+`PLAYED` are shown by a script of `tests/golden`, and by no seed that is known; those of `STAGED` by one of
 `scenarios.py`.
 """
 
@@ -277,7 +277,7 @@ def found_by(mutant: Mutant, *, in_order: bool = False) -> str:
 
 
 def staged_by(mutant: Mutant) -> str:
-    """What does not hold in its scenario; empty: all does."""
+    """The rule that does not hold in its scenario; empty: all do."""
     with applied(mutant.name):
         for seed in range(3):
             failure = scenarios.played(scenarios.made(mutant.script, seed), mutant.script)
@@ -293,7 +293,7 @@ def shown_by(mutant: Mutant) -> bool:
 
 
 def script_with(mutant: Mutant) -> str:
-    """What its script says, and what comes of it with the mistake: where they differ."""
+    """The lines of its script, and those that come with the mistake: where they differ."""
     text = (GOLDEN / f"{mutant.script}.txt").read_text()
     lines = text.splitlines(), _replayed(mutant, text).splitlines()
     return "\n".join(unified_diff(*lines, f"{mutant.script}: as it should be", "with the mistake", lineterm="", n=4))

@@ -14,10 +14,10 @@ class Weather:
     """How messages fare.
 
     Attributes:
-        delay_ms: Of most.
+        delay_ms: The delay of most messages.
         late, late_ms: Such a share is so late at most.
         lost, doubled: Shares.
-        kept, kept_ms: Of what is sent between brokers such a share comes once more, so much later at most.
+        kept, kept_ms: Such a share of the messages between brokers comes once more, so much later at most.
     """
 
     delay_ms: float = 3

@@ -1,7 +1,7 @@
 """The same story in less time: a message that was verified is not verified again, whoever meets the same bytes.
 
-Replicas, readers, passes of compaction and the checker meet each message some twenty times. What `verify_batch` says
-depends on the bytes alone, and those are what it is remembered by: a message with one bit that is another is new.
+Replicas, readers, passes of compaction and the checker meet each message some twenty times. The answer of
+`verify_batch` depends on the bytes alone, and is remembered by those: a message with one bit that is another is new.
 """
 
 from __future__ import annotations

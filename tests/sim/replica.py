@@ -31,7 +31,7 @@ class Replica(Rewriting):
     """See the module.
 
     Attributes:
-        state: Of the partition, as this broker's catalog has it; None: it was not told yet.
+        state: The state of the partition, as this broker's catalog has it; None: it was not told yet.
         stepping: Why it is about to step out (`fsync`, `damage`), and under which incarnation; None: it is not.
     """
 
@@ -47,7 +47,8 @@ class Replica(Rewriting):
 
     @property
     def incarnation(self) -> Incarnation:
-        """Of this replica, as the applied catalog has it; `NO_INCARNATION`: this process has none yet."""
+        """The incarnation of this replica, as the applied catalog has it; `NO_INCARNATION`: this process has none
+        yet."""
         if self.state is None or not self.broker.incarnation:
             return NO_INCARNATION
         return self.broker.incarnation, self.state.step_outs_of(self.broker.name)
@@ -80,7 +81,7 @@ class Replica(Rewriting):
         }
 
     def adopt(self, state: PartitionState) -> None:
-        """What the applied catalog says of this partition now."""
+        """Take on what the applied catalog says of this partition now."""
         me, self.state = self.broker.name, state
         if not self.broker.incarnation:
             return

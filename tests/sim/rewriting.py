@@ -1,5 +1,5 @@
 """A replica that writes its log anew, by itself: passes of compaction, joins. Some are stopped midway, some replicas
-are lazy. What comes of it must be legal at once (`rewritten.py`).
+are lazy. The outcome must be legal at once (`rewritten.py`).
 """
 
 from __future__ import annotations

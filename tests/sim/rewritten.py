@@ -1,5 +1,5 @@
-"""What may be left of a log that replicas write anew, each for itself: which batch stands for which committed ones, and
-what a compaction of the committed records may lack.
+"""The legal remains of a log that replicas write anew, each for itself: which batch stands for which committed ones,
+and what a compaction of the committed records may lack.
 
 A batch that no leader has appended was written anew. It is legal if
 
@@ -34,12 +34,12 @@ Row = tuple[bytes | None, bytes | None]
 
 @dataclass
 class Rewritten:
-    """Of one partition.
+    """The batches of one partition.
 
     Attributes:
         is_compacted: Records may be missing.
         written: Each batch that a leader has appended, with its records.
-        given_up: What was committed, and given up by an operator, by its first offset.
+        given_up: Batches that were committed, and given up by an operator, by their first offset.
     """
 
     is_compacted: bool
@@ -122,7 +122,7 @@ def check_marks(found: dict[int, Row], compacted_to: int) -> None:
 
 
 def check_left(known: Known, found: dict[int, Row], start: int) -> None:
-    """Of a replica that has all that is committed. `found`: its records at or above `start`.
+    """Check a replica that has all that is committed. `found`: its records at or above `start`.
 
     Raises:
         Illegal: K, or J.
@@ -162,7 +162,7 @@ class OfRewrites:
                 rewritten.written[stored_of(message)] = tuple(row for _, row in records_of(message))
 
     def unfolded(self, name: str, who: str, message: bytes | memoryview) -> list[Stored]:
-        """What was appended where this batch stands."""
+        """The batches that were appended where this one stands."""
         try:
             return unfold(self.known[name], message)
         except Illegal as illegal:

@@ -175,7 +175,7 @@ def a_wiped_follower_of_a_log_that_begins_within_a_batch(cluster: Cluster) -> No
 
 
 def replicas_that_began_anew_lead(cluster: Cluster) -> None:
-    """Who leads at last has never had the group that its producer still repeats: only its state file tells of it."""
+    """The last leader has never had the group that its producer still repeats: only its state file tells of it."""
     repeater = Repeater(cluster, "p0", cluster.next_producer_id(), times=1 << 30)
     until(cluster, 4_000)
     assert repeater.first >= 0, "nothing to repeat"
@@ -197,7 +197,7 @@ def replicas_that_began_anew_lead(cluster: Cluster) -> None:
 
 
 def a_session_comes_back_while_the_leader_asks_it_in(cluster: Cluster) -> None:
-    """Of two tries to add it the first may be refused: the second must be too (once seed 467)."""
+    """The first of two tries to add it may be refused: the second must be too (once seed 467)."""
     until(cluster, 4_000)
     for _ in range(8):
         controller, leader = cluster.metadata.controller, leader_of(cluster).name
@@ -277,7 +277,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def guarded(run: Callable[[], object]) -> str:
-    """What does not hold; empty: all does."""
+    """The rule that does not hold; empty: all do."""
     try:
         run()
     except Violation as violation:

@@ -1,4 +1,4 @@
-"""What scenarios are made with: a cluster, time that passes, who leads, links that are cut, an operator who asks."""
+"""The means of scenarios: a cluster, time that passes, who leads, links that are cut, an operator who asks."""
 
 from __future__ import annotations
 

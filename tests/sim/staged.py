@@ -93,7 +93,7 @@ def a_step_out_does_not_come_through(cluster: Cluster) -> None:
 
 
 def a_damaged_replica_cannot_step_out(cluster: Cluster) -> None:
-    """What it asks for is lost on the way. It follows nobody meanwhile, so that its leader goes on without it."""
+    """Its request is lost on the way. It follows nobody meanwhile, so that its leader goes on without it."""
     until(cluster, 4_000)
     metadata, leader = cluster.metadata, leader_of(cluster)
     one = others_of(cluster, leader)[0]
@@ -116,7 +116,7 @@ def a_damaged_replica_cannot_step_out(cluster: Cluster) -> None:
 
 
 def an_operator_elects_who_lacks_records(cluster: Cluster) -> None:
-    """Two lag, the third goes on alone and is gone. Nobody leads until the operator chooses. What is lost is named."""
+    """Two lag, the third goes on alone and is gone. Nobody leads until the operator chooses. The loss is named."""
     until(cluster, 3_000)
     ask(cluster, "set_min_insync", stream="p0", min_insync_replicas=1)
     until(cluster, 500)
@@ -231,7 +231,7 @@ def an_operator_gives_up_what_is_damaged(cluster: Cluster) -> None:
 
 
 def _lost(replica: Replica) -> Ranges:
-    """What is marked lost, once all was looked at."""
+    """The ranges that are marked lost, once all was looked at."""
     log = replica.log
     assert log is not None
     at = log.log_start_offset
@@ -325,7 +325,8 @@ def an_operator_puts_an_old_disk_back(cluster: Cluster) -> None:
 
 
 def an_operator_elects_who_lacks_what_was_trimmed(cluster: Cluster) -> None:
-    """The chosen one ends below a trim. Who comes back from above it holds all that is acked from then on."""
+    """The chosen one ends below a trim. A replica that comes back from above it holds all that is acked from then
+    on."""
     cluster.trims = False
     until(cluster, 2_000)
     ask(cluster, "set_min_insync", stream="p0", min_insync_replicas=1)

@@ -84,7 +84,7 @@ def compact(broker: Broker, past: int, shape: BatchShape | None = None) -> None:
 
 
 def holds_key(broker: Broker) -> dict[int, bytes | None]:
-    """What there is of `KEY`."""
+    """The records of `KEY` that are there."""
     replica = replica_of(broker)
     messages = replica._read(0, end_of(broker), 1 << 24)
     return {at: value for message in messages for at, (key, value) in records_of(message) if key == KEY}
@@ -162,7 +162,7 @@ def a_copy_stops_between_a_value_and_its_tombstone(cluster: Cluster) -> None:
 
 
 def a_replica_is_away_while_a_key_is_deleted(cluster: Cluster) -> None:
-    """It has the value. Whoever leads meanwhile, anew, has heard nothing of it: so no tombstone goes, and nothing else
+    """It has the value. A leader that began meanwhile has heard nothing of it: so no tombstone goes, and nothing else
     waits."""
     alone(cluster)
     value = store(cluster, b"value")
@@ -188,8 +188,8 @@ def a_replica_is_away_while_a_key_is_deleted(cluster: Cluster) -> None:
 
 
 def a_stream_is_compacted_no_more(cluster: Cluster) -> None:
-    """What was compacted before that stays gone. Who copies it has the ids of its leader's state file, and knows a
-    repeat when it leads: the settings of now do not tell what the log lacks.
+    """Records that were compacted away before that stay gone. A replica that copies the log has the ids of its leader's
+    state file, and knows a repeat when it leads: the settings of now do not tell what the log lacks.
     """
     cluster.alters = True  # it is compacted as the catalog says
     alone(cluster)

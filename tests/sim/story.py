@@ -1,4 +1,4 @@
-"""What happened, as somebody can follow it who has not seen the code run: who led, what was stored, what was said.
+"""The story of a run, for a reader who has not seen the code run: who led, what was stored, what was said.
 
 A whole story has a line for each change of state, and a few hundred for appends, commits and acks. `shortened` leaves
 what concerns the partition that something is wrong with:
@@ -48,7 +48,7 @@ def folded(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def shortened(cluster: Cluster, failure: str) -> str:
-    """What led to a violation, what there is by now, and what does not hold."""
+    """The events before a violation, the state by now, and the rule that does not hold."""
     world, rule = cluster.world, failure.partition(":")[0]
     name = next((name for name in cluster.metadata.states if f" {name}: " in f" {failure} "), "")
     lines = [line for line in world.story if line.who != "CHECK" and _concerns(cluster, name, line)]
@@ -88,7 +88,7 @@ def _replicas(cluster: Cluster, name: str) -> list[str]:
 
 
 def _by_now(cluster: Cluster, name: str) -> list[str]:
-    """What each replica holds."""
+    """The records that each replica holds."""
     if not name:
         return []
     state, known = cluster.metadata.states[name], cluster.checker.known[name]

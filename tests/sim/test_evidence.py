@@ -1,4 +1,4 @@
-"""Whatever the page of evidence names is there, and whatever is deliberately wrong is named on it.
+"""Goal: all that the page of evidence names is there, and each deliberate mistake is named on it.
 
 A name that no longer resolves is a rule that nothing notices any more, and a page that says otherwise.
 """
@@ -82,7 +82,7 @@ def test_each_mistake_is_named_where_its_rule_stands(kind: str) -> None:
 
 @pytest.mark.parametrize("mutant", [*MUTANTS, *STAGED, *PLAYED], ids=lambda mutant: mutant.name)
 def test_a_mistake_fits_the_code_as_it_is(mutant: Mutant) -> None:
-    """Whoever changes a line that a mistake changes hears of it here, in a moment."""
+    """The rule: the line that a mistake changes is in the code. A change of that line fails here, in a moment."""
     text = Path(import_module(mutant.file).__file__ or "").read_text()
     for before, after in mutant.changes:
         assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {mutant.file}"

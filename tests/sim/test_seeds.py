@@ -25,7 +25,7 @@ IN_ONE = 125
 FOUND = (347, 792, 1027, 1400, 1874, 4734, 100721, 100838, 201532, 407405, 501170)
 """Seeds beyond those that found something. 347: an open had replaced the damaged checkpoint, and with it the evidence.
 792: a read went past a damaged header, and nobody noticed. 1027: nobody started a process that had ended by itself.
-1400: who began to lead believed a damaged header, and cut a group that was whole and acknowledged.
+1400: a new leader believed a damaged header, and cut a group that was whole and acknowledged.
 1874: the simulator itself ended in a power cut that a fault caused (a checkpoint before the damage).
 100721: the checker asked for a leader of a partition whose only member had lost its disk before the first commit; that
 is an operator's to choose. 100838: it did not count a replica that had said what it held, and had begun anew before the
@@ -35,7 +35,7 @@ session, what the catalog had decided in his time; the checker did not know that
 that could not read its first batch committed; the checker took what was committed from him alone.
 4734: an operator chose a replica that had a compacted batch, and lacked the later records of its keys; the checker
 missed the earlier ones.
-Whoever changes the order in which things happen makes another story of a seed."""
+A change of the order in which things happen makes another story of a seed."""
 SEEN = (
     *(f"fault: {kind}" for kind in WEIGHTS),
     *(

@@ -42,8 +42,8 @@ class World:
     Attributes:
         now_ms: Since the run began.
         steps: Things that have happened.
-        story: What a reader wants to know, a line each (`story.py`).
-        seen: How often what has happened, for the table of what seeds cover.
+        story: All that a reader wants to know, a line each (`story.py`).
+        seen: How often each thing has happened, for the table of what seeds cover.
     """
 
     def __init__(self, seed: int) -> None:

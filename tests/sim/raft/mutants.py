@@ -55,7 +55,7 @@ def _cut_anything(self: Journal, at: int) -> None:
 
 
 def _late_resets() -> list[Any]:
-    """Of what a reset leads to the filter of appends keeps the follower; both are taken out."""
+    """The filter of appends keeps the follower from what a reset leads to; both are taken out."""
 
     def reply(self: Core, sender: Any, message: dict[str, Any]) -> None:
         if message["term"] == self.raftCurrentTerm and self._SyncObj__raftMatchIndex.get(sender) is not None:
@@ -146,7 +146,7 @@ def _journal_first_then_snapshot() -> list[Any]:
 
 
 def _trusts_the_cache() -> list[Any]:
-    """What lies beyond the last mark is taken as it is read, and synced again (J6)."""
+    """Entries beyond the last mark are taken as they are read, and synced again (J6)."""
 
     def open_(cls: type[Journal], disk: Any, path: str) -> Journal:
         def replace(self: Journal, base: Base, entries: Any) -> None:
@@ -166,7 +166,7 @@ def _trusts_the_cache() -> list[Any]:
 
 
 def _forgets_results() -> list[Any]:
-    """Of the requests that came before a snapshot nothing is known."""
+    """Nothing is known of the requests that came before a snapshot."""
 
     def restore(cls: type[Catalog], snapshot: dict[str, Any]) -> Catalog:
         return restored({**snapshot, "requests": []})
@@ -176,7 +176,7 @@ def _forgets_results() -> list[Any]:
 
 
 def _counts_on() -> list[Any]:
-    """Who begins with a snapshot has another counter than who has applied every command."""
+    """A broker that begins with a snapshot has another counter than one that has applied every command."""
 
     def restore(cls: type[Catalog], snapshot: dict[str, Any]) -> Catalog:
         found = restored(snapshot)
@@ -199,7 +199,7 @@ def _builds_anew() -> list[Any]:
 
 
 def _voters_as_configured() -> list[Any]:
-    """Who votes is what a broker was started with, not what its log says."""
+    """The voters are those that a broker was started with, not those of its log."""
     ids = tuple(f"{each}1@{each}" for each in "abc")
     return [patch.object(Core, "voters_at", lambda self, index: ids)]
 

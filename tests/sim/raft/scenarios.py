@@ -123,7 +123,7 @@ def _cut_to_its_base(world: World, machine: Machine) -> str:
 
 
 def cut_journal_of_one_that_had_acknowledged(world: World) -> None:
-    """A minority lags. Of those that have it all the leader is off, and another has its journal cut: with that one's
+    """A minority lags. Among those that have it all the leader is off, and another has its journal cut: with that one's
     vote the minority would be a majority."""
     for _ in range(3):
         calm(world)

@@ -45,12 +45,12 @@ FOLDER = "/raft"
 PATH = f"{FOLDER}/raft.log"
 NAMES = ("a", "b", "c", "d", "e")
 PIECE_BYTES = 1500
-"""Of a snapshot, so that it takes several messages."""
+"""The size of a snapshot's pieces, so that it takes several messages."""
 CLUSTER = "sim"
 
 
 class Violation(AssertionError):
-    """What must hold does not."""
+    """A rule does not hold."""
 
 
 class SimNode(Node):  # type: ignore[misc]
