@@ -351,7 +351,7 @@ def far(led: Leader, monkeypatch: pytest.MonkeyPatch) -> Leader:
 
 
 def told(stream: Stream) -> list[Answered]:
-    """What goes out now."""
+    """All that goes out now."""
     slots, stream.is_ready = stream.is_ready, []
     frames = [frame for slot in dict.fromkeys(slots) for frame in slot.answering.compose(slot)]
     said = [decode_bytes(frame) for frame in frames]

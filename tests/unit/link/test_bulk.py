@@ -26,7 +26,7 @@ from tests.unit.link.test_faults import BIG, filled
 
 pytestmark = pytest.mark.slow
 HALF = 200_000
-"""Of what `filled` stores."""
+"""So many bytes are about half of all that `filled` stores."""
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def server(refused: list[str]) -> Iterator[BulkServer]:
 
 
 class Plan(ReadPlan):
-    """Of one file. `is_closed`: once it is."""
+    """It reads one file. `is_closed`: once it is."""
 
     is_closed = False
 

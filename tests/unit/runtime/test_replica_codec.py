@@ -121,7 +121,7 @@ def test_an_empty_message_is_one() -> None:
     ],
 )
 def test_bulk_that_nobody_could_take_is_refused(bulk: Bulk, words: str) -> None:
-    """Whoever takes it makes room for as many bytes as it says."""
+    """A follower makes room for as many bytes as it says."""
     with pytest.raises(BadFrame, match=words):
         decode(encode(Answered(("i", 0), made(Records, random.Random(2)), bulk=bulk)))
 

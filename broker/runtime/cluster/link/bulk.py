@@ -184,8 +184,8 @@ class BulkServer:
                 if not is_crowded:
                     self._connections.add(connection)
             if is_crowded:
-                connection.close()
                 self._refuse("crowded", str(address[0]), f"{CONNECTIONS_MAX} bulk connections are open")
+                connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection, str(address[0])), name="bulk", daemon=True).start()
 
