@@ -53,8 +53,8 @@ class Cluster:
         compacted: Partitions whose records may be missing; without `rewrites` they behave as if it were so: who comes
             from behind the leader's state file takes that.
         alters: Whether the settings of streams are altered. Then those are compacted only while the catalog says so.
-        luck_of_growth: Whose an operator is who asks for more partitions, in the seeds that have one.
-        operator: Who lets brokers join and leave, in the seeds that have one.
+        luck_of_growth: The luck of the operator who asks for more partitions, in the seeds that have one.
+        operator: Lets brokers join and leave, in the seeds that have one.
         has_folders: Whether brokers register with the id of their folder.
         trims: Whether consumers ask for trims.
         calm_ms: The time that the controller calls calm: with its own ten seconds it would hardly ever give anything

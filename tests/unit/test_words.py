@@ -41,7 +41,7 @@ SOURCES = {
     "tests/fuzz": 50,
     "tests/history": 30,
     "tests/properties": 250,
-    "tests/sim/raft": 30,
+    "tests/sim": 350,
     "tests/soak": 120,
     "tests/spark": 150,
 }
