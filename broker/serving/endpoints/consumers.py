@@ -109,8 +109,16 @@ async def reset(serving: Serving, request: web.Request, query: Query) -> web.Str
                 timestamp_us=serving.now_us(),
             )
         )
+    known = {}
+    with suppress(UnknownConsumer):
+        known = {(entry.stream, entry.partition): entry for entry in serving.backend.offsets.get(consumer)}
     await unbroken(serving.backend.offsets.commit(consumer, offsets))
-    return web.json_response(await describe(serving, request, consumer))
+    known |= {(entry.stream, entry.partition): entry for entry in offsets}
+    try:
+        entries = serving.backend.offsets.get(consumer)
+    except (NotLeader, NotReady, UnknownConsumer):  # it is done: an error would say that it may be tried again
+        entries = [known[at] for at in sorted(known)]
+    return web.json_response((await describe_all(serving, request, {consumer: entries}))[0])
 
 
 @ENDPOINTS.add(

@@ -207,6 +207,29 @@ def test_a_drain_goes_on_where_a_stream_is_deleted_amid_it(after: int, monkeypat
     assert (at, set(state.target or state.replicas)) == (("j", 0), {"a", "c", "d"})
 
 
+@pytest.mark.parametrize("kind", ["reassign", "remove_broker", "elect_preferred"])
+def test_a_command_that_was_carried_out_is_in_doubt_where_nobody_tells_what_came_of_it(kind: str) -> None:
+    """A plain `not_ready` says that nothing was changed."""
+    service, admin = made()
+    service.fail("d")
+    reads = service.read
+
+    def read(*, timeout_s: float) -> Catalog:
+        if any(command["kind"] == kind for command in service.sent):
+            raise NotReady("no controller answers")
+        return reads(timeout_s=timeout_s)
+
+    service.read = read  # type: ignore[method-assign]
+    calls = {
+        "reassign": lambda: admin.reassign("s", None, ["a", "c"], None),
+        "remove_broker": lambda: admin.remove_broker("d"),
+        "elect_preferred": lambda: admin.elect_preferred("s", None),
+    }
+    with pytest.raises(NotReady) as told:
+        run(calls[kind]())
+    assert told.value.fields == {"sent": True}
+
+
 def test_with_nobody_to_take_its_place_a_drain_needs_to_be_told() -> None:
     service, admin = made("ab", 2, later="")
     with pytest.raises(InvalidRequest, match=r"start another one$"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
+from broker.api.errors import NotReady
 from tests.unit.serving.arrow import values
 from tests.unit.serving.server import Answer, Api, Server
 
@@ -109,6 +111,25 @@ def test_reset_of_some_partitions_leaves_the_others(orders: Api) -> None:
     commit(orders, "spark", (0, 5), (1, 5))
     answer = orders.post("/v1/consumers/spark/reset", {"stream": "orders", "partitions": [1], "to": "latest"})
     assert [p["offset"] for p in answer.json()["partitions"]] == [5, 20]
+
+
+def test_a_reset_that_is_stored_is_told_where_the_offsets_move_on_at_once(
+    orders: Api, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was `not_ready`, which says that nothing was changed (found by chaos, seed 24000)."""
+    commit(orders, "spark", (0, 5), (1, 5))
+    told = server.backend.offsets
+    commits, get = told.commit, told.get
+
+    async def moves_on(*values: Any) -> None:
+        await commits(*values)
+        monkeypatch.setattr(told, "get", Mock(side_effect=NotReady("another broker keeps them")))
+
+    monkeypatch.setattr(told, "commit", moves_on)
+    answer = orders.post("/v1/consumers/spark/reset", {"stream": "orders", "partitions": [1], "to": "latest"})
+    assert (answer.status, [p["offset"] for p in answer.json()["partitions"]]) == (200, [5, 20])
+    monkeypatch.setattr(told, "get", get)
+    assert answer.json() == orders.get("/v1/consumers/spark").json()
 
 
 def test_reset_goes_to_the_time_in_each_partition(api: Api) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from broker.api.errors import InvalidRequest, NotReady, UnknownPartition, UnknownStream
+from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
@@ -92,7 +92,7 @@ class ClusterAdmin:
             target = [*replicas[by:], *replicas[:by]]
             await self._change("reassign", stream=at[0], partition=at[1], replicas=target, **least)
         log.info("cluster.reassigned stream=%s partitions=%d replicas=%s", stream, len(places), ",".join(replicas))
-        return self._now(await self._fresh(), places)
+        return self._now(await self._after(), places)
 
     def _check_targets(self, cluster: Cluster, replicas: Sequence[str], present: set[str]) -> None:
         """D2. Raises InvalidRequest."""
@@ -121,7 +121,7 @@ class ClusterAdmin:
                 )
         if moves:
             log.info("cluster.drained broker=%s partitions=%d stuck=%d", broker, len(moves), len(stuck))
-        catalog = await self._fresh()
+        catalog = await self._after()
         kept = [at for at, _ in kept_by(catalog.cluster, broker)]
         return Drained(
             broker=broker,
@@ -139,7 +139,7 @@ class ClusterAdmin:
             kept = [at for at, _ in kept_by(catalog.cluster, broker)]
             named = [f"{each.stream}/{each.partition}" for each in self._now(catalog, kept)]
             raise InvalidRequest(error.message, **error.fields, keeps=named) from None
-        await self._fresh()
+        await self._after()
         log.warning("cluster.broker_removed broker=%s", broker)
 
     async def elect_preferred(self, stream: str | None, partition: int | None) -> Elected:
@@ -155,7 +155,7 @@ class ClusterAdmin:
         said = await self._change("elect_preferred", partitions=asked)
         moved = [(incarnation, number) for incarnation, number, _ in said["moved"]]
         log.info("cluster.elected_preferred asked=%d moved=%d", len(places), len(moved))
-        catalog = await self._fresh()
+        catalog = await self._after()
         passed = [at for at in places if at not in moved]
         return Elected(moved=tuple(self._now(catalog, moved)), passed=tuple(self._now(catalog, passed)))
 
@@ -169,7 +169,7 @@ class ClusterAdmin:
         [at] = _places(catalog, _info(catalog, stream), partition)
         await self._change("elect_unclean", stream=at[0], partition=at[1], broker_id=broker, epoch_seen=epoch_seen)
         log.warning("cluster.elected_unclean partition=%s/%d leader=%s", stream, partition, broker)
-        [now] = self._now(await self._fresh(), [at])
+        [now] = self._now(await self._after(), [at])
         return now
 
     async def accept_loss(self, stream: str, partition: int, *, is_accepted: bool) -> GivenUp:
@@ -221,7 +221,7 @@ class ClusterAdmin:
             named = {"partitions": {info.incarnation: [at[1] for at in _places(catalog, info, partition)]}}
         await self._execute("excuse_replicas", broker_id=broker, rescue=number, **named)
         log.warning("cluster.excused broker=%s stream=%s partition=%s", broker, stream, partition)
-        return rescuing.state_of(await self._fresh())
+        return rescuing.state_of(await self._after())
 
     async def end_rescue(self, brokers: Sequence[str]) -> RescueEnded:
         """Let the log lead that has most, of each partition.
@@ -236,7 +236,7 @@ class ClusterAdmin:
             said = await self._execute("end_rescue", rescue=number, brokers=list(brokers))
         except InvalidRequest as error:
             raise rescuing.told(error, before) from None
-        after = await self._fresh()
+        after = await self._after()
         log.warning("cluster.rescue_ended rescue=%d partitions=%d", number, len(rescue.places))
         return rescuing.ended(rescue, said, after)
 
@@ -245,6 +245,13 @@ class ClusterAdmin:
     async def _fresh(self) -> Catalog:
         """The catalog with all that was acknowledged before (D1). Raises NotReady: no controller has answered."""
         return await asyncio.to_thread(self._service.read, timeout_s=READ_S)
+
+    async def _after(self) -> Catalog:
+        """As `_fresh`, once a command was carried out. An error says that it may have been: `sent`."""
+        try:
+            return await self._fresh()
+        except LiftlogError as error:
+            raise type(error)(error.message, **{**error.fields, "sent": True}) from error
 
     async def _change(self, kind: str, **values: Any) -> Any:
         """D6."""
