@@ -1,4 +1,4 @@
-"""The plan of a drain: who is to keep what a broker keeps. Pure. The rules are those of `admin.py` (D2, D4, D5)."""
+"""The plan of a drain: who is to keep what a broker keeps. Pure. Its rules: `admin.D2`, `admin.D4` and `admin.D5`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Moves = dict[Place, tuple[tuple[str, ...], int]]
 
 
 def planned(cluster: Cluster, broker: str, *, fewer_replicas: bool) -> tuple[Moves, list[Place]]:
-    """Return what has to be moved, and the partitions that stay (D4). Raises InvalidRequest."""
+    """Return what has to be moved, and the partitions that stay (`admin.D4`). Raises InvalidRequest."""
     stuck, moves = [], {}
     racks = {each.broker_id: each.rack for each in list(cluster.brokers.values())}
     brokers = candidates(racks, (s.target or s.replicas for s in list(cluster.partitions.values())))
@@ -35,7 +35,7 @@ def kept_by(cluster: Cluster, broker: str) -> list[tuple[Place, PartitionState]]
 
 
 def _only_at(state: PartitionState, broker: str, cluster: Cluster) -> bool:
-    """D4: nobody leads it, and only the broker may."""
+    """`admin.D4`: nobody leads it, and only the broker may."""
     info = cluster.brokers[broker]
     return not info.is_live and state.leader is None and state.has_led and state.electable <= {broker}
 
@@ -49,7 +49,7 @@ def _without(
     *,
     fewer_replicas: bool,
 ) -> tuple[tuple[str, ...], int]:
-    """The replicas of a partition without a broker, and their minimum. Raises InvalidRequest (D2, D5)."""
+    """The replicas of a partition without a broker, and their minimum. InvalidRequest: `admin.D2`, `admin.D5`."""
     before = state.target or state.replicas
     kept = tuple(each for each in before if each != broker)
     fit = {b.broker_id for b in list(cluster.brokers.values()) if b.is_live and not b.is_stopping} - {broker}
