@@ -207,6 +207,31 @@ def test_a_drain_goes_on_where_a_stream_is_deleted_amid_it(after: int, monkeypat
     assert (at, set(state.target or state.replicas)) == (("j", 0), {"a", "c", "d"})
 
 
+@pytest.mark.parametrize("stream", [None, "s"])
+def test_leaders_are_elected_where_a_stream_is_deleted_amid_it(
+    stream: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed with `unknown_partition`, and no other stream was led by its preferred replicas (chaos, seed 25000)."""
+    service, admin = made()
+    service.do(
+        "create_stream", name="t", incarnation="j", created_us=1, settings={}, internal=False, replication_factor=2
+    )
+    execute = service.execute
+
+    def deletes_first(command: Mapping[str, Any]) -> Any:
+        if "s" in service.catalog.streams:
+            service.do("delete_stream", name="s")
+        return execute(command)
+
+    monkeypatch.setattr(service, "execute", deletes_first)
+    if stream is not None:
+        with pytest.raises(UnknownStream):
+            run(admin.elect_preferred(stream, None))
+        return
+    elected = run(admin.elect_preferred(None, None))
+    assert {each.stream for each in (*elected.moved, *elected.passed)} == {"t"}
+
+
 @pytest.mark.parametrize("kind", ["reassign", "remove_broker", "elect_preferred"])
 def test_a_command_that_was_carried_out_is_in_doubt_where_nobody_tells_what_came_of_it(kind: str) -> None:
     """A plain `not_ready` says that nothing was changed."""

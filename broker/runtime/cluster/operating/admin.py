@@ -144,15 +144,18 @@ class ClusterAdmin:
 
     async def elect_preferred(self, stream: str | None, partition: int | None) -> Elected:
         """Have the preferred replicas lead where they may: all partitions, those of a stream, or one."""
-        catalog = await self._fresh()
-        if stream is None:
-            places = [at for at, _ in _sorted(catalog, _names(catalog))]
-        else:
-            places = _places(catalog, _info(catalog, stream), partition)
-        asked: dict[str, list[int]] = {}
-        for incarnation, number in places:
-            asked.setdefault(incarnation, []).append(number)
-        said = await self._change("elect_preferred", partitions=asked)
+        said = None
+        while said is None:
+            catalog = await self._fresh()
+            if stream is None:
+                places = [at for at, _ in _sorted(catalog, _names(catalog))]
+            else:
+                places = _places(catalog, _info(catalog, stream), partition)
+            asked: dict[str, list[int]] = {}
+            for incarnation, number in places:
+                asked.setdefault(incarnation, []).append(number)
+            with suppress(UnknownPartition):  # a stream was deleted meanwhile: those that are left
+                said = await self._change("elect_preferred", partitions=asked)
         moved = [(incarnation, number) for incarnation, number, _ in said["moved"]]
         log.info("cluster.elected_preferred asked=%d moved=%d", len(places), len(moved))
         catalog = await self._after()
