@@ -197,6 +197,20 @@ def test_a_cluster_may_begin_with_a_later_level_and_never_goes_back(monkeypatch:
     assert "error" in catalog.apply({**raised, "level": 2})
 
 
+def test_a_folder_that_its_broker_has_replaced_is_not_taken_again() -> None:
+    """What the catalog knows of its replicas is of the later one: put back, the old logs would have led."""
+    catalog = Catalog()
+    register = {"v": 1, "kind": "register_broker", "broker_id": "a", "incarnation": "i", "http": "h", "grpc": "g"}
+    for raft in ("a.1@h:3", "a.2@h:3"):
+        assert "ok" in catalog.apply({**register, "raft": raft})
+        assert "ok" in catalog.apply({**register, "raft": raft, "incarnation": "i2"}), "a restart with the same folder"
+        number = catalog.cluster.brokers["a"].registration
+        catalog.apply({"v": 1, "kind": "fail_broker", "broker_id": "a", "registration": number})
+    assert "former one" in catalog.apply({**register, "raft": "a.1@h:3"})["error"]["detail"]
+    assert "former one" in catalog.apply({**register, "broker_id": "b", "raft": "a.1@h:3"})["error"]["detail"]
+    assert "ok" in catalog.apply({**register, "raft": "a.2@h:3"})
+
+
 def test_registration_raises_the_epoch_for_all_that_a_broker_leads() -> None:
     catalog = Catalog()
     command = {"v": 1, "kind": "register_broker", "broker_id": "b", "incarnation": "i", "http": "h", "grpc": "g"}
