@@ -12,13 +12,16 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from broker.api.batch import decode_batch
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link import answering, bulk, bulk_reader
 from broker.runtime.cluster.link.bulk import ASKS, CONNECTIONS_MAX, HOLDS, TRANSFERS_MAX, BulkServer, Transfer
 from broker.storage.disk import OsDisk
 from broker.storage.read import ReadPlan
+from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
 from broker.storage.segments.segment import Segment
 from tests.support.linked import Linked, Relay, linked
 from tests.support.processes import eventually
@@ -199,6 +202,30 @@ def test_a_trim_half_way_changes_nothing_of_what_comes(two: Linked, monkeypatch:
     follower = two.nodes[away].log(at)
     eventually(lambda: follower.log_start_offset == leader.log_start_offset, what="it to follow the trim")
     caught_up(two, at)
+    assert not two.nodes[away].link.counts["bulk_failed"]
+
+
+def test_segments_that_are_joined_half_way_come_as_they_were(two: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_reader, "STALLED_S", 3_600.0)
+    at, away, relay = behind(two, segment_bytes=1 << 16)
+    leader = two.leader(at).log(at)
+    before = [bytes(message) for message in leader.batches(0)]
+    relay.pause_after = HALF
+    two.start(away)
+    eventually(lambda: relay.paused, what="bytes half-way")
+    settings = CoalescingSettings(min_batch_bytes=1 << 30, min_age_ms=0)
+    report = coalesce(leader, settings, {}, now_us=1 << 60, throttle=lambda _: None)
+    assert report is not None
+    assert not report.failed
+    assert [bytes(message) for message in leader.batches(0)] != before
+    relay.paused = False
+    eventually(lambda: two.nodes[away].link.counts["bulk"], what="all of it to come")
+    two.in_sync(at)
+    follower = two.nodes[away].log(at)
+    came = [bytes(message) for message in follower.batches(0)]
+    assert came[0] == before[0], "of the file that was opened"
+    rows = [pa.Table.from_batches(map(decode_batch, log.batches(0))) for log in (leader, follower)]
+    assert rows[0].equals(rows[1])
     assert not two.nodes[away].link.counts["bulk_failed"]
 
 
