@@ -198,7 +198,7 @@ def test_a_cluster_may_begin_with_a_later_level_and_never_goes_back(monkeypatch:
 
 
 def test_a_folder_that_its_broker_has_replaced_is_not_taken_again() -> None:
-    """What the catalog knows of its replicas is of the later one: put back, the old logs would have led."""
+    """The catalog knows the replicas of the later one. Put back, the old logs would have led."""
     catalog = Catalog()
     register = {"v": 1, "kind": "register_broker", "broker_id": "a", "incarnation": "i", "http": "h", "grpc": "g"}
     for raft in ("a.1@h:3", "a.2@h:3"):
