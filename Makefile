@@ -41,12 +41,13 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Lint runs beside the tests. Their files lie in memory where there is room: on a disk they wait for its fsyncs.
+# Lint runs beside the tests. There are three workers, as many tests only wait. Their files lie in memory where there
+# is room: on a disk they wait for its fsyncs.
 check: install
 	$(MAKE) --no-print-directory --jobs 2 --output-sync lint quick
 
 quick: install
-	$(SCRATCH) $(BIN)/python -m pytest -q -n 2 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
+	$(SCRATCH) $(BIN)/python -m pytest -q -n 3 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
 
 test: lint
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests -n 5

@@ -180,6 +180,7 @@ def test_a_log_whose_interval_sync_failed_is_recovered_without_an_append(
     assert (partition.log.durable_end, partition.log.high_watermark) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_log_that_follows_keeps_up_between_checkpoints(partition: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     """`remembered.U4`: however seldom there is one. A log that is led does not."""
     kept: list[bool] = []

@@ -155,6 +155,7 @@ def test_a_long_poll_without_news_is_empty_when_time_is_up(orders: Api) -> None:
     assert 0.09 < time.monotonic() - began < 50
 
 
+@pytest.mark.slow
 def test_a_long_poll_ends_before_its_timeout_without_an_error(orders: Api) -> None:
     answer = orders.read("orders", offset=100, max_wait_ms=60_000, timeout_ms=3_000)
     assert answer.body == SCHEMA_BYTES + END_OF_STREAM

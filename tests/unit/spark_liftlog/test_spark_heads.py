@@ -116,6 +116,7 @@ def busy(server: Server) -> Iterator[Callable[[], int]]:
         api.close()
 
 
+@pytest.mark.slow
 def test_a_busy_neighbour_costs_an_idle_query_nothing(server: Server, watched: Watched) -> None:
     """Seen before: once the query had got a record, an answer at once for each poll, and each of them another view."""
     watch, cluster = watched(READ)
