@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from broker.api.errors import InvalidRequest, WrongFolder
+from broker.api.errors import InvalidRequest, NotReady, WrongFolder
 from broker.runtime.cluster.plane import plane as plane_module
 from broker.runtime.cluster.plane.plane import Addresses
 from tests.support.planes import Brokers, producer, until
@@ -248,3 +250,45 @@ def test_who_does_not_belong_is_told_so(tmp_path: Path) -> None:
         shutil.rmtree(lone)
         with pytest.raises(InvalidRequest, match=r"raft\.secret"):
             brokers.make("d", secret=None, bind="0.0.0.0:1")
+
+
+def test_a_folder_that_its_broker_has_replaced_is_refused_without_its_journal_too(tmp_path: Path) -> None:
+    """It lacks what was stored since, and is in sync by its broker's name."""
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        brokers.end("b")
+        brokers.data("b").rename(former := tmp_path / "former")
+        brokers.begin("b")
+        brokers.end("b")
+        shutil.rmtree(brokers.data("b"))
+        former.rename(brokers.data("b"))
+        for name in ("raft.log", "raft.log.marks", "raft.json"):
+            (brokers.data("b") / name).unlink()
+        plane = brokers.planes["b"] = brokers.make("b")
+        plane.start()
+        with pytest.raises(InvalidRequest, match="another data folder"):
+            plane.register(Addresses(http="b:1", grpc="b:2"), sound={"i": [0]})
+        assert plane.registration == 0
+
+
+def test_a_registration_that_comes_behind_that_of_a_later_process_is_refused(tmp_path: Path) -> None:
+    """It would end the later process, and have what that has made since taken for lost."""
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        brokers.end("b")
+        killed, late = brokers.make("b"), list[Mapping[str, Any]]()
+        killed.start()
+
+        def hold_back(command: Mapping[str, Any], **_: Any) -> Any:
+            late.append(dict(command))
+            killed._is_stopping = True
+            raise NotReady("the message is on its way")
+
+        killed.service.execute = hold_back  # type: ignore[method-assign]
+        with pytest.raises(NotReady, match="stopped while"):
+            killed.register(Addresses(http="b:1", grpc="b:2"), sound={})
+        killed.stop()
+        number = brokers.begin("b")
+        with pytest.raises(InvalidRequest, match=f"now has registration {number}"):
+            brokers.planes["a"].service.execute(late[0], timeout_s=30)
+        assert not brokers.given_up["b"]

@@ -17,6 +17,7 @@ heart.py       This broker's session: heartbeats, and whether it has one.
 duties.py      Duties of the controller: drives `metadata/controller.py` and `metadata/voting.py`.
 forming.py     The way into the group: the first voters form it, others join it, members come back.
 membership.py  The folder's word on that: `raft.json`.
+registering.py The registration of this process, and whether its folder is the one that the catalog means.
 rescue.py      Rescues the folders when a majority of the voters is lost for good. No broker runs meanwhile.
 status.py      The cluster as one broker knows it, for people.
 identity.py    The identity of this broker, and the brokers that it knows: from its configuration.

@@ -30,11 +30,11 @@ from broker.metadata.partition import Place
 from broker.raft.node import Answer, RaftNode, configuration
 from broker.raft.wire import GuardedTcp, Voter, check_secret
 from broker.runtime.cluster.plane import status
-from broker.runtime.cluster.plane.clock import boot_ms
 from broker.runtime.cluster.plane.duties import Duties
 from broker.runtime.cluster.plane.forming import Entered, Entrance, answer_to
 from broker.runtime.cluster.plane.heart import Heart
 from broker.runtime.cluster.plane.identity import Identity
+from broker.runtime.cluster.plane.registering import Registration
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.cluster.plane.thread import RaftThread
 from broker.storage.disk import Disk
@@ -188,7 +188,8 @@ class Plane:
             behind: Those of them that lack committed records at the end.
             epoch_seen: The greatest leader epoch in any log.
         Raises:
-            InvalidRequest: it was refused: removed, a feature level that it does not know, or its name is taken.
+            InvalidRequest: it was refused: removed, a feature level that it does not know, its name is taken, or
+                another folder was its broker's last.
             NotReady: stopped meanwhile.
         """
         command = {
@@ -206,19 +207,9 @@ class Plane:
             "behind": dict(behind or {}),
             "epoch_seen": epoch_seen,
         }
-        sent_ms: list[int] = []
-
-        def ask() -> Any:
-            sent_ms.append(boot_ms())
-            try:
-                return self.service.execute(command)
-            except LiftlogError as error:
-                if not error.fields.get("sent"):
-                    sent_ms.clear()
-                raise
-
-        registration = int(self._until_done("its registration", ask)["registration"])
-        self._thread.do(lambda _: self._heart.registered(registration, sent_ms[0]))  # P2
+        asked = Registration(self.service, self._disk, self._folder, command, has_logs=bool(sound))
+        registration = int(self._until_done("its registration", asked.ask))
+        self._thread.do(lambda _: self._heart.registered(registration, min(asked.sent_ms, default=0)))  # P2
         self._until_done("the catalog", lambda: self.service.read())
         log.info("broker.registered id=%s registration=%d", self.identity.broker_id, registration)
         return registration
