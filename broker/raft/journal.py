@@ -18,6 +18,7 @@ J4  No entry at or below the commit index is ever cut.
 J5  The file and the id of the voter are one: without the file there is no id to act under.
 J6  All beyond the last mark is written anew, in another file, before it counts. It may be in memory alone: after a
     failed fsync Linux shows it and never writes it, and a later fsync of the same file says nothing of that.
+J7  A mark of a later file than this one says that this one was put back from a copy: damage, as J3.
 
 Design: docs/explain/metadata.md.
 """
@@ -144,7 +145,10 @@ class Journal:
         if not records or records[0][0] != BASE or not ends:
             raise CorruptLog(f"{path}: the base is damaged")
         journal = cls(disk, path, _base_from(records[0][1], path))
-        synced = max([ends[0], *_marks_of(marks, journal.base.generation)])
+        marked = _marks_of(marks)
+        if any(generation > journal.base.generation for generation, _ in marked):  # J7
+            raise CorruptLog(f"{path}: older than what was synced: another file stood in its place")
+        synced = max([ends[0], *(end for generation, end in marked if generation == journal.base.generation)])
         if whole < synced:
             raise CorruptLog(f"{path}: damaged at byte {whole}, synced up to {synced}")
         journal.term, journal.vote = journal.base.term, journal.base.vote
@@ -376,12 +380,13 @@ def _base_from(body: bytes, path: str) -> Base:
     return base
 
 
-def _marks_of(data: bytes, generation: int) -> list[int]:
+def _marks_of(data: bytes) -> list[tuple[int, int]]:
+    """The generation of the file that each is of, and how far that was synced."""
     found = []
     for at in range(0, len(data) - _MARK.size + 1, _MARK.size):
         of, end, crc = _MARK.unpack_from(data, at)
-        if of == generation and crc == crc32c(data[at : at + _MARK.size - 4]):
-            found.append(end)
+        if crc == crc32c(data[at : at + _MARK.size - 4]):
+            found.append((of, end))
     return found
 
 

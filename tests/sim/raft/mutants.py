@@ -115,7 +115,7 @@ def _old_id() -> list[Any]:
 
 
 def _torn_whatever() -> list[Any]:
-    return [patch.object(journal, "_marks_of", lambda data, generation: [])]
+    return [patch.object(journal, "_marks_of", lambda data: [])]
 
 
 def _any_snapshot() -> list[Any]:

@@ -92,6 +92,24 @@ def test_marks_of_a_file_that_is_gone_say_nothing_of_the_next_one() -> None:
     assert (again.base.node_id, again.entries) == ("new@a", fresh.entries)
 
 
+def test_an_older_copy_of_the_file_alone_is_damage() -> None:
+    """J7: put back from a backup, before a snapshot and after it. It would deny what it has acknowledged since."""
+    disk, journal = made()
+    copies = [disk.read_file(PATH)]
+    assert journal.renew({"state": 1}, ("a@a",), journal.entries[2:4])
+    journal.entries = journal.entries[2:4]
+    for index in range(5, 8):
+        journal.add(b"\x00{}", index, 4)
+        journal.sync()
+        copies.append(disk.read_file(PATH))
+    assert Journal.open(disk.after_kill(), PATH).entries == journal.entries
+    for copy in copies[:-1]:
+        restored = disk.after_kill()
+        restored.replace_file(PATH, copy)
+        with pytest.raises(CorruptLog):
+            Journal.open(restored, PATH)
+
+
 def test_what_was_not_synced_may_be_torn_anywhere() -> None:
     disk, journal = made(synced=False)
     for seed in range(40):
