@@ -1,7 +1,7 @@
 # Builder and PendingBatch: the growing columns of a partition, and the columns on their way to disk.
 #
-# A Slot is what the parser knows of a Builder, readable without the GIL. Taking a batch moves the
-# columns out of the slot whole; a value that has arrived in part is carried over to the next columns.
+# A Slot holds all that the parser knows of a Builder, and is read without the GIL. To take a batch moves the
+# columns out of the slot as they are. A value that has arrived in part is carried over to the next columns.
 
 cdef struct Slot:
     void* builder               # the Builder around this slot; it outlives every use of the pointer
@@ -19,10 +19,10 @@ cdef struct Slot:
     Py_ssize_t batch_bytes
     Py_ssize_t batch_records
     Py_ssize_t batch_bytes_hard
-    bint listed                 # in its owner's list of dirty slots,
-    Py_ssize_t listed_at        # at this byte
-    Py_ssize_t arrived          # bytes of a value in part, behind the value column's size
-    Py_ssize_t arriving         # of this many
+    bint listed                 # it is in its owner's list of dirty slots
+    Py_ssize_t listed_at        # the byte of that list where it is
+    Py_ssize_t arrived          # bytes of a value in part; they lie behind the value column's size
+    Py_ssize_t arriving         # bytes that this value will have
 
 
 cdef inline bint is_full(const Slot* slot) noexcept nogil:
@@ -65,22 +65,22 @@ cdef class Builder:
     """The growing batch of one partition. Touched only by the thread that feeds its Intake.
 
     Args:
-        stream: Its name; goes into acks.
-        partition, partition_count: This one, and how many the stream has.
-        reply_acks: Answer reply subjects.
-        default_ack: `all`, `leader` or `none`: what a message awaits that does not say.
+        stream: Its name, which acks give.
+        partition, partition_count: Number of this partition, and of all that the stream has.
+        reply_acks: Whether reply subjects are answered.
+        default_ack: `all`, `leader` or `none`: the ack that a message awaits if it does not say.
         record_bytes_max: A larger record is refused (`rules.R2`).
-        batch_bytes, batch_records: At either the batch is full. Feeding goes on beyond.
-        batch_bytes_hard: Over this, records are refused until `take`.
+        batch_bytes, batch_records: The batch is full when it reaches either. It may still grow.
+        batch_bytes_hard: A record that would take the batch over this is refused, until `take`.
 
     Attributes:
-        tag: The driver's own, who finds by it where the records go; nothing here looks at it.
+        tag: Set and read by the driver only, which finds by it where the records go.
     """
 
     cdef Slot slot
     cdef bytes stream_utf8
-    cdef bytes ack_head         # of each ack, up to the sequence number: {"stream":STREAM,"seq":
-    cdef bytes ack_end          # of each ack, from behind the offset
+    cdef bytes ack_head         # each ack begins so, up to the sequence number: {"stream":STREAM,"seq":
+    cdef bytes ack_end          # each ack ends so, behind the offset
     cdef readonly str stream
     cdef public object tag
     cdef Guard guard
@@ -138,7 +138,7 @@ cdef class Builder:
 
     def alter(self, *, int partition_count, bint reply_acks, str default_ack, Py_ssize_t record_bytes_max,
               Py_ssize_t batch_bytes, Py_ssize_t batch_records):
-        """New settings for the messages whose fate is still to be decided. Routes know another count once made anew."""
+        """Change settings, for messages whose fate is not decided yet. A route is made anew to know another count."""
         if self.guard is not None:
             self.guard.check()
         check_builder(self.slot.partition, partition_count, default_ack, self.slot.batch_bytes_hard)
@@ -183,21 +183,21 @@ cdef class PendingBatch:
         stream, partition: Where they belong.
         record_count, byte_count: Records, and bytes of their data.
         awaited_count: Answers that `acks` will give.
-        leader_count: Of these, to records whose publishers are content with what is durable on the leader.
+        leader_count: Answers among these to publishers who are content with what is durable on the leader.
         max_timestamp_us: Latest timestamp among them.
         condition_count, id_count, minds_ids, minds_subjects, last_id: See `Conditional`.
-        settled: What became of the records that `settle` dropped: duplicates, wrong expectations, no room for the id,
-            last record of the subject not known.
+        settled: Counts of the records that `settle` dropped, by reason: duplicates, wrong expectations, no room for
+            the id, last record of the subject not known.
     """
 
     cdef Columns* columns
     cdef Buffer dropped         # Dropped
-    cdef Buffer dropped_text    # replies and ids of them
-    cdef Buffer puts            # Put: what `settle` changed in the table of subjects
-    cdef int64_t missed_end     # of that table, before
+    cdef Buffer dropped_text    # the replies and ids of dropped records
+    cdef Buffer puts            # Put: the changes that `settle` made in the table of subjects
+    cdef int64_t missed_end     # the table's `missed_end` before them
     cdef int64_t told_count
-    cdef int64_t ids_max        # that NO_ROOM speaks of
-    cdef int64_t subjects_max   # that NOT_KNOWN speaks of
+    cdef int64_t ids_max        # the limit that the answer to NO_ROOM names
+    cdef int64_t subjects_max   # the limit that the answer to NOT_KNOWN names
     cdef readonly tuple settled
     cdef bytes ack_head
     cdef bytes ack_end
@@ -362,7 +362,7 @@ cdef class PendingBatch:
         return 0
 
     cdef bytes dropped_answers(self, bytes error):
-        """What the publishers of dropped records are told, in order; all the same `error` unless that is None."""
+        """The answers to dropped records, in order. `error`: all get this one; None: each gets its own."""
         cdef const Dropped* dropped = <const Dropped*>self.dropped.data
         cdef const char* text = self.dropped_text.data
         cdef bytes head = self.ack_head
@@ -413,10 +413,10 @@ cdef class PendingBatch:
         """The batch as one sealed message, the same bytes as `broker.api.batch.encode_batch` gives.
 
         Args:
-            first_offset: Of the first record; the others follow without a gap. Below 2**62.
-            decision: Below 2**128.
+            first_offset: The first record gets it; the others follow without a gap. Below 2**62.
+            decision: Id of the sink's decision, below 2**128; 0: none.
         Raises:
-            ValueError: no records, or a number out of its range.
+            ValueError: there are no records, or a number is out of its range.
         """
         cdef Layout layout
         cdef bytes message
@@ -431,7 +431,7 @@ cdef class PendingBatch:
         try:
             first, epoch, mark, index, count = first_offset, leader_epoch, high_watermark, group_index, group_count
         except OverflowError:
-            pass  # `check_place` says which
+            pass  # `check_place` says which number it was
         if first < 0 or first >> 62 or mark < 0 or (epoch | index | count) >> 32 or decision:
             check_place(first_offset, leader_epoch, high_watermark, group_index, group_count, decision)
         decision_hex = b"%032x" % decision if decision else NO_DECISION
@@ -465,27 +465,27 @@ cdef class PendingBatch:
         at = put_hex(at, count, 8)
         memcpy(at, <const char*>decision_hex, 32)
         put_hex(at + 32, 0, 8)
-        put_hex(at + 32, crc32c(message), 8)  # its own digits are zeros until now
+        put_hex(at + 32, crc32c(message), 8)  # the CRC is taken while its own digits are zeros
         return message
 
     def acks(self, int64_t first_offset, leader=None, *, bint duplicate=False):
         """Acks of the awaited records, as one blob of PUBs for the connection.
 
         Args:
-            first_offset: Of the batch, as it was appended.
-            leader: Only to those who are content with the leader, or only to all others; None: to everybody.
-            duplicate: Say that the records were there already.
+            first_offset: The offset that the batch got when it was appended.
+            leader: True: ack only those who are content with the leader; False: only all others; None: everybody.
+            duplicate: Whether to say that the records were there already.
         """
         cdef bytes tail = ack_tail(self.partition, duplicate=True) if duplicate else self.ack_end
         return self.answers(self.ack_head, tail, first_offset, True, leader, None)
 
     def errors(self, int code, int err_code, str description, leader=None):
-        """The same blob with a JetStream error for each awaited record: nothing was stored."""
+        """The blob that `acks` gives, but with a JetStream error for each awaited record: nothing was stored."""
         cdef bytes body = error_body(self.stream, code, err_code, description)
         return self.answers(body, b"", 0, False, leader, body)
 
     cdef bytes answers(self, bytes head, bytes tail, int64_t first_offset, bint numbered, object leader, bytes error):
-        """`error`: what those of the dropped records are told; None: what becomes each."""
+        """The blob of answers. `error`: dropped records get this one; None: each gets its own."""
         cdef bytes blob = b""
         if self.columns != NULL and leader is not True and self.columns.awaited.size:
             blob = self.answer_rows(&self.columns.awaited, head, tail, first_offset, numbered)

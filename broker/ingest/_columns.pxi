@@ -1,9 +1,9 @@
-# Growable C buffers, the columns of one batch made of them, and the pool that recycles columns.
+# Growable C buffers, the columns of one batch, which are made of them, and the pool that recycles columns.
 #
 # A column of texts is `data` plus `ends` (Arrow's offsets, int32, rows + 1 of them) plus `validity`
-# (Arrow's bitmap). What is not needed is not there: `ends` is empty until the first value that is not
-# null, `validity` until the first null beside such a value. So columns that nobody uses cost nothing
-# per record.
+# (Arrow's bitmap). A part is made when it is needed: `ends` is empty until a value comes that is not
+# null, and `validity` until the column has both such a value and a null. So columns that nobody uses
+# cost nothing per record.
 #
 # C1  A function that returns -1 ran out of memory and left `rows` as it was.
 # C2  The pool holds at most POOL_BYTES_MAX: one huge batch does not stay in memory. It is shared by all
@@ -43,25 +43,25 @@ cdef struct Texts:
     Buffer data
     Buffer ends
     Buffer validity
-    Py_ssize_t nulls            # counted only once `ends` is there
+    Py_ssize_t nulls            # counted only when `ends` is not empty
 
 
 cdef struct Columns:
     Py_ssize_t rows
-    Py_ssize_t byte_count       # of data
-    Py_ssize_t weight           # byte_count and what records and headers cost besides
+    Py_ssize_t byte_count       # bytes of data
+    Py_ssize_t weight           # byte_count, and the cost of records and headers besides
     int64_t max_timestamp_us
     Buffer timestamps           # int64
     Texts subject
     Texts key
     Texts value
-    Texts headers               # no data of its own: ends count the rows of the next two
+    Texts headers               # has no data of its own: its ends count rows of the next two columns
     Texts header_key
     Texts header_value
     Texts reply
     Py_ssize_t header_rows
     Buffer awaited              # int32: rows whose publisher awaits an ack for a committed record
-    Buffer awaited_leader       # int32: likewise, for one that is durable on the leader
+    Buffer awaited_leader       # int32: rows whose publisher awaits an ack for a record that is durable on the leader
     Buffer conditions           # Condition: rows with an id or expectations
     Py_ssize_t id_count
     Py_ssize_t expected_id_count
@@ -70,7 +70,7 @@ cdef struct Columns:
 
 
 cdef int grow(Buffer* buffer, Py_ssize_t more) noexcept nogil:
-    """Make room for `more` bytes; doubles, so that appending is linear."""
+    """Make room for `more` bytes. The capacity doubles, so that the cost of appending stays linear."""
     cdef Py_ssize_t capacity = buffer.capacity * 2
     cdef char* data
     if capacity < BUFFER_BYTES_MIN:
@@ -108,7 +108,7 @@ cdef void release(Buffer* buffer) noexcept nogil:
 
 
 cdef int begin_values(Texts* column, Py_ssize_t row) noexcept nogil:
-    """The first value of a column, at `row`: make the ends (and validity) of the nulls before it."""
+    """Make the ends, and the validity, of the nulls before the first value of a column, which comes at `row`."""
     cdef Py_ssize_t size = (row + 1) * sizeof(int32_t)
     if reserve(&column.ends, size) < 0 or (row and reserve(&column.validity, (row + 7) >> 3) < 0):
         return -1
@@ -122,7 +122,7 @@ cdef int begin_values(Texts* column, Py_ssize_t row) noexcept nogil:
 
 
 cdef int begin_nulls(Texts* column, Py_ssize_t row) noexcept nogil:
-    """The first null after `row` values."""
+    """Make the validity of the `row` values before the first null of a column."""
     cdef Py_ssize_t size = (row + 7) >> 3
     if reserve(&column.validity, size) < 0:
         return -1
@@ -258,7 +258,7 @@ cdef Py_ssize_t pool_count = 0
 
 
 cdef Columns* take_columns() noexcept nogil:
-    """Empty columns, recycled if there are any. NULL: no memory."""
+    """Give out empty columns, from the pool if it has some. NULL: no memory."""
     global pool, pool_bytes, pool_count
     cdef Columns* columns
     lock_pool()
@@ -276,7 +276,7 @@ cdef Columns* take_columns() noexcept nogil:
 
 
 cdef void give_columns(Columns* columns) noexcept nogil:
-    """Give columns back; what the pool must not keep (C2) is freed."""
+    """Give columns back to the pool, or free them if it must not keep them (C2)."""
     global pool, pool_bytes, pool_count
     cdef Py_ssize_t capacity
     if columns == NULL:

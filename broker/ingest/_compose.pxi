@@ -1,6 +1,6 @@
 # Columns to bytes: the body of an Arrow IPC message, and the blob of answers.
 #
-# A body is laid out first, so that it is allocated once and every column is copied once, to its place.
+# A body is laid out first. So it is allocated once, and each column is copied once, to its place.
 
 cdef inline Py_ssize_t count_rows(const Buffer* rows) noexcept nogil:
     return rows.size // <Py_ssize_t>sizeof(int32_t)
@@ -11,7 +11,7 @@ cdef inline Py_ssize_t count_awaited(const Columns* columns) noexcept nogil:
 
 
 cdef struct Place:
-    Py_ssize_t at               # in the body
+    Py_ssize_t at               # position in the body
     Py_ssize_t size
 
 
@@ -44,7 +44,7 @@ cdef void place_texts(Layout* layout, const Texts* column, Py_ssize_t rows) noex
 
 
 cdef void lay_out(Layout* layout, const Columns* columns) noexcept nogil:
-    """Decide where each buffer goes: Arrow's order, each at a multiple of 8."""
+    """Decide where each buffer goes. They come in Arrow's order, each at a multiple of 8."""
     cdef Py_ssize_t rows = columns.rows
     layout.buffer_count = layout.node_count = 0
     layout.body_size = 0
@@ -64,7 +64,7 @@ cdef void lay_out(Layout* layout, const Columns* columns) noexcept nogil:
 
 
 cdef void put(char* body, const Layout* layout, int number, const char* data) noexcept nogil:
-    """Copy one buffer to its place, its padding zeroed. `data` NULL: zeros."""
+    """Copy one buffer to its place, and zero its padding. `data` NULL: write zeros."""
     cdef Py_ssize_t size = layout.buffers[number].size
     cdef char* to = body + layout.buffers[number].at
     if size & 7:
@@ -76,7 +76,7 @@ cdef void put(char* body, const Layout* layout, int number, const char* data) no
 
 
 cdef void put_texts(char* body, const Layout* layout, int number, const Texts* column) noexcept nogil:
-    """Validity, ends and (but for the list column) data of one column, from buffer `number` on."""
+    """Copy the validity of a column to buffer `number`, and its ends to the one behind it."""
     cdef bint there = column.ends.size > 0
     put(body, layout, number, column.validity.data if there else NULL)
     put(body, layout, number + 1, column.ends.data if there else NULL)
@@ -138,9 +138,9 @@ cdef inline char* put_bytes(char* to, const char* data, Py_ssize_t size) noexcep
 cdef Py_ssize_t write_answers(char* to, const Columns* columns, const Buffer* rows, const char* head, Py_ssize_t head_size,
                               const char* tail, Py_ssize_t tail_size, int64_t first_offset,
                               bint numbered) noexcept nogil:
-    """Write one PUB for each record of `rows`; with `to` NULL only tell the size.
+    """Write one PUB for each record of `rows`. With `to` NULL only the size is counted.
 
-    The body is head, and if numbered the sequence number, `,"offset":`, the offset and tail.
+    The body of a PUB is the head. If `numbered`, the sequence number, `,"offset":`, the offset and the tail follow.
     """
     cdef const int32_t* awaited = <const int32_t*>rows.data
     cdef const int32_t* ends = <const int32_t*>columns.reply.ends.data

@@ -1,4 +1,4 @@
-# One connection's bytes, taken apart: what state it is in, and what has arrived of a message in part.
+# The state machine that takes the bytes of one connection apart. It keeps the part of a message that has arrived.
 #
 #   AT_LINE --MSG--> whole message in the chunk? decide, finish, AT_LINE
 #      |                no: --> IN_HEADERS --> IN_VALUE or IN_SKIPPED --> AT_END --> finish, AT_LINE
@@ -8,17 +8,17 @@
 # N2  In IN_VALUE, `slot.arrived` bytes of the value lie behind the value column's size, and all `arriving`
 #     have room there.
 # N3  After `fail` nothing is parsed until the connection is reset.
-# N4  A subscription that ends amid a message, or amid a control line, ends behind it: what is half read is stored or
-#     answered. Until then its sid is in `ending`, and its route in the table.
+# N4  A subscription that ends amid a message, or amid a control line, ends behind it: the message is still stored or
+#     answered. Until then its sid is in `ending`, and its route is in the table.
 
 cdef void forget_value(Connection* self) noexcept nogil:
-    """What has arrived of the current message's value goes, if it went to a slot that is still ours."""
+    """Drop the part of the current message's value that has arrived, if it lies in a slot that is still ours."""
     if self.slot != NULL and self.slot.owner == self.number:
         forget_arrived(self.slot)
 
 
 cdef void drop_message(Connection* self) noexcept nogil:
-    """The rest of the current message is skipped, and counts as unrouted."""
+    """Skip the rest of the current message, and count it as unrouted."""
     forget_value(self)
     self.slot = NULL
     self.fate = UNROUTED
@@ -35,7 +35,7 @@ cdef void end_routes(Connection* self) noexcept nogil:
 
 
 cdef int end_route(Connection* self, uint64_t sid) noexcept nogil:
-    """The subscription ends, behind what is half read (N4). Returns -1: no memory."""
+    """End a subscription, behind the message that is half read (N4). Returns 0; -1: no memory."""
     if (self.state == AT_LINE and self.line.size) or (self.state != AT_LINE and self.message.sid == sid):
         keep_route(self, sid)
         return append(&self.ending, <const char*>&sid, sizeof(uint64_t))
@@ -44,7 +44,7 @@ cdef int end_route(Connection* self, uint64_t sid) noexcept nogil:
 
 
 cdef void keep_route(Connection* self, uint64_t sid) noexcept nogil:
-    """It does not end, or is there again."""
+    """Take a subscription off the list of those that end: it stays, or is there again."""
     cdef uint64_t* sids = <uint64_t*>self.ending.data
     cdef Py_ssize_t i, kept = 0
     for i in range(self.ending.size // <Py_ssize_t>sizeof(uint64_t)):
@@ -78,7 +78,7 @@ cdef void free_connection(Connection* self) noexcept nogil:
 
 
 cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now_us) noexcept nogil:
-    """Returns 0 (with `problem` set if the bytes are no protocol) or -1: no memory."""
+    """Parse bytes. Returns 0, with `problem` set if they are not the NATS protocol; -1: no memory."""
     cdef const char* p = start
     cdef const char* end = start + size
     cdef const char* newline
@@ -132,7 +132,7 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
             if self.state == AT_LINE:
                 self.line.size = 0
                 continue
-            # A message. All of it here: look at it where it lies.
+            # If all of the message is here, it is read in place.
             if end - p >= self.message.size + 2:
                 self.line.size = 0
                 self.line_data = line
@@ -194,7 +194,7 @@ cdef int parse(Connection* self, const char* start, Py_ssize_t size, int64_t now
 
 
 cdef void trim(Connection* self) noexcept nogil:
-    """Buffers that one unusual line or message has made large do not stay so."""
+    """Free the buffers that one unusual line or message has made large."""
     if self.state != AT_LINE:
         return
     trim_buffer(&self.line)
@@ -227,7 +227,7 @@ cdef int fail_line(Connection* self, const char* problem, Py_ssize_t at) noexcep
 
 
 cdef const char* read_line(Connection* self, const char* line, Py_ssize_t size) noexcept nogil:
-    """Act on a control line without its CR LF. Returns NULL or what is wrong with it."""
+    """Act on a control line, which is given without its CR LF. Returns NULL, or a text that says what is wrong."""
     cdef const char* problem
     cdef Py_ssize_t at
     if size >= 4 and line[0] == c'M' and line[1] == c'S' and line[2] == c'G' and is_blank(line[3]):
@@ -283,7 +283,7 @@ cdef const char* note_operation(Connection* self, const char* line, Py_ssize_t s
 
 
 cdef int begin_split(Connection* self) noexcept nogil:
-    """A message of which only the beginning is here: where do its bytes go?"""
+    """Decide where the bytes of a message go, if only its beginning is here. Returns 0; -1: no memory."""
     cdef Route* route = find_route(&self.table, self.message.sid)
     self.header.size = 0
     self.slot = NULL
@@ -298,12 +298,12 @@ cdef int begin_split(Connection* self) noexcept nogil:
 
 
 cdef int begin_payload(Connection* self) noexcept nogil:
-    """The header block is here, or is not looked at: the fate can be decided."""
+    """Decide the fate: the header block is here, or is not read. Then get ready for the payload. -1: no memory."""
     cdef Py_ssize_t value_size = self.message.size - self.message.header_size
     cdef Columns* columns
     if self.state == IN_HEADERS:
         self.header_data = self.header.data
-        if self.header_data == NULL:  # a block of no bytes, which is not the same as none
+        if self.header_data == NULL:  # the block is empty, which is not the same as no block
             self.header_data = self.line_data
     else:
         self.header_data = NULL

@@ -1,46 +1,46 @@
-# What becomes of a message: rules.py, applied where its bytes lie, and the record or answer that follows.
+# The fate of a message: rules.py applied to its bytes in place, then the record or the answer that follows.
 #
 # D1  Columns change only in `finish`, when the message is complete.
-# D2  A slot is used only while this connection owns its builder: another Intake may have taken it over.
+# D2  A slot is used only while this connection owns its builder, which another Intake may take over.
 
 cdef enum State:
     AT_LINE                     # a control line is next, or has come in part
     IN_HEADERS
-    IN_VALUE                    # of a record that will be stored
-    IN_SKIPPED                  # payload of any other
+    IN_VALUE                    # payload of a record that will be stored
+    IN_SKIPPED                  # payload of any other message
     AT_END                      # CR LF, or LF, is next
 
 
 cdef struct Connection:
-    uint64_t number             # of its Intake; no other of this process has it
+    uint64_t number             # its Intake's, which no other Intake of this process has
     Py_ssize_t line_max
     Py_ssize_t payload_max
     Py_ssize_t reply_size_max
     RouteTable table
-    Buffer ending               # uint64_t sids: their routes go behind what is half read
-    int64_t position            # of the byte after everything fed
+    Buffer ending               # uint64_t sids: their routes are dropped behind the message that is half read
+    int64_t position            # bytes that were fed so far on this connection
     State state
-    Buffer line                 # a control line in part; the line of a message in part
-    Buffer header               # header block of a message in part
+    Buffer line                 # a control line that has come in part, or that of a message that has
+    Buffer header               # header block of a message that has come in part
     Py_ssize_t missing          # bytes still to come in this state
     # The current message
     ControlLine message
     const char* line_data
-    const char* header_data     # NULL: none, or not looked at
-    Buffer spans                # its headers, as HeaderSpan
+    const char* header_data     # NULL: there is none, or it is not read
+    Buffer spans                # the message's headers, as HeaderSpan
     Options options
     int fate
     Slot* slot
-    bint reply_acks             # of its slot, when its fate was decided
+    bint reply_acks             # as its slot had it when the fate was decided
     Py_ssize_t record_bytes_max
     bint oversize
     bint tombstone
     int awaits                  # AWAITS_*
-    # What came of it all
+    # Results, until the caller takes them
     Buffer operations           # struct Operation
     Buffer operation_text
     Buffer answers
-    Buffer dirty_slots          # Slot*, in the order of their first record; stale unless slot.listed_at is here
+    Buffer dirty_slots          # Slot*, in the order of their first record; one whose `listed_at` is elsewhere is stale
     int64_t[FATE_COUNT] fates
     int64_t byte_count
     int64_t unanswerable
@@ -52,7 +52,7 @@ cdef struct Connection:
 
 
 cdef int decide(Connection* self) noexcept nogil:
-    """Apply rules.py to the current message: sets fate, slot, options, tombstone, awaits."""
+    """Apply rules.py to the current message: set its fate, slot, options, tombstone and awaits."""
     cdef const char* subject = self.line_data + self.message.subject_at
     cdef Py_ssize_t subject_size = self.message.subject_size
     cdef Route* route = find_route(&self.table, self.message.sid)
@@ -103,7 +103,7 @@ cdef int partition_of(Connection* self, const Route* route) noexcept nogil:
 
 
 cdef int judge(Connection* self, Slot* slot, const char* subject, Py_ssize_t subject_size) noexcept nogil:
-    """Stored or refused, and whether an ack is awaited: rules 3 to 10."""
+    """Apply rules 3 to 10: return the fate, and set `awaits` and `tombstone`."""
     cdef Options* options = &self.options
     cdef const char* block = self.header_data
     if options.malformed:
@@ -161,12 +161,12 @@ cdef inline Py_ssize_t weight(Connection* self) noexcept nogil:
 
 
 cdef inline bint is_answerable(const Connection* self) noexcept nogil:
-    """May its reply subject be answered (`rules.R5`)?"""
+    """Whether its reply subject may be answered (`rules.R5`)."""
     return self.message.reply_size <= self.reply_size_max and self.line_data[self.message.reply_at] != c'$'
 
 
 cdef int finish(Connection* self, const char* value, int64_t now_us) noexcept nogil:
-    """The message is complete: count it and store or answer it. `value` NULL: it is in its column already."""
+    """Count a message that is complete, and store or answer it. `value` NULL: its value is in the column already."""
     cdef int fate = self.fate
     if fate == STORED and add_record(self, value, now_us) < 0:
         if self.slot.columns != NULL:
@@ -262,9 +262,9 @@ cdef int add_record(Connection* self, const char* value, int64_t now_us) noexcep
 
 
 cdef void note_condition(Connection* self, Columns* columns) noexcept nogil:
-    """Remember what the record about to be counted depends on, if anything (`rules.R6`, `rules.R7`).
+    """Note the id and the expectations of the record that is being added, if it has any (`rules.R6`, `rules.R7`).
 
-    There is room for it.
+    The caller has made room for them.
     """
     cdef Options* options = &self.options
     cdef Condition* condition = <Condition*>(columns.conditions.data + columns.conditions.size)
@@ -300,7 +300,7 @@ cdef inline int64_t sequence_of(const char* text, Py_ssize_t size) noexcept nogi
 
 
 cdef int touch(Connection* self, Slot* slot) noexcept nogil:
-    """The slot gets its first record: it is dirty from now on, behind all others."""
+    """List a slot as dirty, behind all others: it gets its first record. Returns 0; -1: no memory."""
     cdef Py_ssize_t place = self.dirty_slots.size
     if append(&self.dirty_slots, <const char*>&slot, sizeof(Slot*)) < 0:
         return -1
@@ -310,7 +310,7 @@ cdef int touch(Connection* self, Slot* slot) noexcept nogil:
 
 
 cdef void forget_arrived(Slot* slot) noexcept nogil:
-    """A value that has arrived in part is not wanted any more, nor its room if nothing else is there."""
+    """Drop a value that has arrived in part, and also the columns if nothing else is in them."""
     slot.arrived = slot.arriving = 0
     if slot.columns != NULL and slot.columns.rows == 0:
         give_columns(slot.columns)
@@ -318,7 +318,7 @@ cdef void forget_arrived(Slot* slot) noexcept nogil:
 
 
 cdef int adopt(Connection* self, Slot* slot) noexcept nogil:
-    """The slot is routed from here now. It may come with records, from another Intake even."""
+    """Take a slot over, as this connection routes to it now. It may have records, even from another Intake."""
     if slot.owner != self.number:
         slot.owner = self.number
         slot.listed = False

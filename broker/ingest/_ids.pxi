@@ -1,7 +1,9 @@
-# The table of message ids of broker/storage/memory/ids.py, and its hash: the same steps on the same arrays, without the GIL.
+# The table of message ids of broker/storage/memory/ids.py, and its hash: the same steps on the same arrays, without the
+# GIL.
 #
-# A Table points into numpy arrays that the caller holds; `places` is counted from the beginning of time. Capacities are
-# powers of two. Who wants to add has made room (IdTable.reserve), so nothing here allocates.
+# A Table points into numpy arrays that the caller holds. The places of head and tail only ever grow; a mask makes rows
+# of them. Capacities are powers of two. The caller has made room (IdTable.reserve) before it adds an id, so nothing
+# here allocates.
 
 cdef enum:
     ENTRY_FIRST = 0
@@ -15,7 +17,7 @@ cdef enum:
 
 
 cdef enum:
-    LOOKS_AHEAD = 16            # places of the index are asked of memory so many ids before they are looked at
+    LOOKS_AHEAD = 16            # the index is prefetched so many ids before it is read
 
 
 cdef struct Hash:
@@ -88,12 +90,12 @@ cdef inline int64_t* entry_of(const Table* table, int64_t place) noexcept nogil:
 
 
 cdef inline int64_t* entry_at(const Table* table, uint64_t at) noexcept nogil:
-    """The entry that a place of the index, which is not empty, names."""
+    """The entry that the index names at `at`, which must not be empty."""
     return table.entries + ENTRY_WIDTH * <int64_t>(table.index[at] - 1)
 
 
 cdef int64_t find_index(const Table* table, Hash id) noexcept nogil:
-    """Where in the index an id is; -1: nowhere."""
+    """The place of an id in the index; -1: it is not there."""
     cdef uint64_t at = id.first & table.index_mask
     cdef int64_t* entry
     while table.index[at]:
@@ -105,7 +107,7 @@ cdef int64_t find_index(const Table* table, Hash id) noexcept nogil:
 
 
 cdef void unindex(const Table* table, uint64_t at) noexcept nogil:
-    """Empty a place of the index; later ones of its run move up."""
+    """Empty a place of the index. Later entries of its run move up."""
     cdef uint64_t following = at, home
     while True:
         following = (following + 1) & table.index_mask
@@ -134,7 +136,7 @@ cdef void expire_ids(const Table* table, int64_t since_us) noexcept nogil:
 
 
 cdef inline int64_t find_id(const Table* table, Hash id, int64_t since_us, int64_t* at) noexcept nogil:
-    """Offset of the record with this id that is younger than `since_us`, or -1; `at`: its place in the index."""
+    """Offset of the record with this id if it is younger than `since_us`; else -1. `at` gets its place in the index."""
     cdef int64_t* entry
     at[0] = find_index(table, id)
     if at[0] < 0:
@@ -144,7 +146,7 @@ cdef inline int64_t find_id(const Table* table, Hash id, int64_t since_us, int64
 
 
 cdef void add_id(const Table* table, Hash id, int64_t known_at, int64_t offset, int64_t time_us) noexcept nogil:
-    """Note an id; `known_at`: where the index has it, out of its window, or -1."""
+    """Note an id. `known_at`: its place in the index, if that has it, older than the window; else -1."""
     cdef uint64_t at = id.first & table.index_mask
     cdef int64_t tail = table.places[1]
     cdef int64_t* entry
@@ -172,7 +174,7 @@ cdef int point_at(Table* table, int64_t* entries, Py_ssize_t capacity, int32_t* 
 
 
 def fill_index(int64_t[:, ::1] entries, int32_t[::1] index, Py_ssize_t count):
-    """Put the first `count` entries, all of different ids, into the empty index: `IdTable._index`."""
+    """Put the first `count` entries, whose ids all differ, into the empty index, as `IdTable._index` does."""
     cdef uint64_t mask = <uint64_t>index.shape[0] - 1, at
     cdef const int64_t* entry = &entries[0, 0]
     cdef int32_t* places = &index[0]

@@ -4,11 +4,11 @@
     Builder --take--> PendingBatch --compose--> one Arrow IPC message, sealed
                                    --acks-----> one blob of PUBs
 
-The idea: a message is looked at where it lies. If all of it is in the fed chunk, which is nearly always,
-its parts are copied once, from the chunk into columns, and compose copies each column once more into the
-message. If it is split, its control line and header block wait in buffers of the Intake, and its payload
-goes to the end of the builder's value column as it arrives, behind what counts; it counts once complete.
-Nothing is scanned twice, and no Python object is made per message.
+The idea: a message is read in place. Nearly always the fed chunk has all of it. Then its parts are copied once,
+from the chunk into columns, and compose copies each column once more, into the Arrow message. If the message is
+split, its control line and header block wait in buffers of the Intake. Its payload is written behind the builder's
+value column as it arrives, and becomes part of the column when the message is complete. Nothing is scanned twice,
+and no Python object is made per message.
 
 I1  Columns change only when a message is complete, its closing CRLF included.
 I2  Without the GIL only C memory is touched: the Intake's, its routes', and the slots of routed builders.
@@ -59,7 +59,7 @@ SOURCES = LIFTLOG_SOURCES.decode()
 IMPLEMENTATION = "compiled"
 BATCH_BYTES_HARD = rules.BATCH_BYTES_HARD
 
-# Less work than this is done with the GIL held: getting it back would take longer.
+# Less work than this is done with the GIL held: to let it go and get it back would take longer.
 cdef Py_ssize_t NOGIL_BYTES_MIN = 8192
 cdef Py_ssize_t NOGIL_ANSWERS_MIN = 128
 cdef bytes TEMPLATE_BYTES = TEMPLATE
@@ -119,8 +119,8 @@ cdef class Intake:
     cdef Guard guard
     cdef Connection connection
     cdef dict routes            # sid -> RouteHolder
-    cdef dict orphans           # id -> Builder: no route any more, but records or half a message (I3)
-    cdef list ended             # RouteHolder: their subscriptions end behind what is half read (I3)
+    cdef dict orphans           # id -> Builder: has no route any more, but records or half a message (I3)
+    cdef list ended             # RouteHolder: its subscription ends behind the message that is half read (I3)
 
     def __cinit__(self, *, Py_ssize_t control_line_max=4096, Py_ssize_t payload_max=64 << 20):
         global intake_number
@@ -146,10 +146,10 @@ cdef class Intake:
         """Send the messages of a subscription to builders of one stream.
 
         Args:
-            sid: Subscription id; routed before: the new builders replace the old.
+            sid: Subscription id. If it has a route already, the new builders replace the old ones.
             builders: With `partition_by="subject_suffix"` exactly one, which gets everything. Otherwise
-                those partitions of the stream that are led here; a message is kept if it hashes to one.
-                They belong to this Intake now, with the records that are in them.
+                one for each partition of the stream that is led here; a message is kept if it hashes to one.
+                From now on they belong to this Intake, with the records that are in them.
         Raises:
             ValueError: the builders are not of one stream, or do not fit `partition_by`.
         """
@@ -173,7 +173,10 @@ cdef class Intake:
                 raise MemoryError()
 
     def unroute(self, uint64_t sid):
-        """Forget a subscription, behind what is half read (`_connection.N4`). `dirty` still lists its builders."""
+        """Forget a subscription, once the message that is half read is over (`_connection.N4`).
+
+        `dirty` still lists its builders.
+        """
         cdef RouteHolder holder
         self.guard.check()
         holder = self.routes.get(sid)
@@ -216,8 +219,9 @@ cdef class Intake:
         Returns:
             Control operations in order: ("PING",), ("PONG",), ("OK",), ("ERR", text), ("INFO", JSON bytes).
         Raises:
-            IntakeProtocolError: not the NATS protocol; again at every feed until `reset`.
-            MemoryError: so is every feed after it, until `reset`. Records parsed before are kept.
+            IntakeProtocolError: the bytes are not the NATS protocol. Every feed raises it again until `reset`.
+            MemoryError: there is no memory. Every later feed raises IntakeProtocolError until `reset`. Records that
+                were parsed before are kept.
         """
         cdef const unsigned char[::1] view = data
         cdef Connection* connection = &self.connection
@@ -265,7 +269,7 @@ cdef class Intake:
         return events
 
     def reset(self):
-        """A new connection begins: drop a half-read message and a protocol error. Records stay."""
+        """Begin a new connection: drop a half-read message and a protocol error. Records stay."""
         self.guard.check()
         begin_anew(&self.connection)
 
@@ -282,7 +286,7 @@ cdef class Intake:
         for i in range(listed.size // <Py_ssize_t>sizeof(Slot*)):
             slot = slots[i]
             if slot.owner != self.connection.number or slot.listed_at != i * <Py_ssize_t>sizeof(Slot*):
-                continue  # another Intake has it; or its first record came again since
+                continue  # another Intake has it, or it was emptied since and is listed once more further on
             if slot.columns != NULL and slot.columns.rows:
                 slot.listed_at = kept * sizeof(Slot*)
                 slots[kept] = slot
@@ -295,7 +299,7 @@ cdef class Intake:
         return found
 
     def full(self):
-        """Is some builder full? Then flush now; feeding may go on."""
+        """Whether some builder is full. Then the driver should flush now; feeding may go on."""
         cdef Slot** slots = <Slot**>self.connection.dirty_slots.data
         cdef Py_ssize_t i
         self.guard.check()
@@ -305,7 +309,7 @@ cdef class Intake:
         return False
 
     def refusals(self):
-        """Answers to messages refused since the last call, as one blob of PUBs; b"" if none."""
+        """Answers to the messages that were refused since the last call, as one blob of PUBs; b"" if there are none."""
         cdef Buffer* answers = &self.connection.answers
         cdef bytes blob
         self.guard.check()
@@ -318,7 +322,7 @@ cdef class Intake:
 
     @property
     def counters(self):
-        """What became of the messages: see COUNTERS of rules.py."""
+        """Counts of messages, by their fate: see COUNTERS of rules.py."""
         cdef dict counts = dict.fromkeys(rules.COUNTERS, 0)
         cdef int i
         for i in range(FATE_COUNT):

@@ -1,6 +1,6 @@
-# Bytes of one message, understood without copying them: control line, header block, UTF-8, hash.
+# Reads the bytes of one message without copying them: control line, header block, UTF-8, hash.
 #
-# Everything here is a function of bytes; nothing is kept. Positions are relative to what was given,
+# Everything here is a function of bytes; nothing is kept. Positions are relative to the bytes that were given,
 # so that a control line may move (from the fed chunk into a buffer) while its payload arrives.
 
 cdef enum:
@@ -9,7 +9,7 @@ cdef enum:
 
 cdef struct Span:
     Py_ssize_t at
-    Py_ssize_t size             # OPTION_ABSENT where there is none
+    Py_ssize_t size             # OPTION_ABSENT: the message does not have it
 
 
 cdef struct HeaderSpan:
@@ -22,20 +22,20 @@ cdef struct HeaderSpan:
 cdef struct Options:
     bint malformed
     bint names_utf8
-    bint expects_last           # some Nats-Expected-Last-*
-    bint expects_unknown        # one that is not checked
+    bint expects_last           # there is a Nats-Expected-Last-*
+    bint expects_unknown        # there is one that is not known here
     Span expected_sequence
     Span expected_subject_sequence
     Span expected_subject
     Span expected_id
-    Py_ssize_t expected_id_at   # the how-manieth header it is
+    Py_ssize_t expected_id_at   # its place among the headers, from 0
     Span msg_id
     Py_ssize_t msg_id_at
     Span key
     Span ack
     Span tombstone
     Span expected_stream
-    Py_ssize_t count            # headers
+    Py_ssize_t count            # number of headers
 
 
 cdef inline bint is_blank(char c) noexcept nogil:
@@ -76,7 +76,7 @@ cdef bint utf8_rest(const unsigned char* p, const unsigned char* end) noexcept n
 
 
 cdef inline bint is_utf8(const char* data, Py_ssize_t size) noexcept nogil:
-    """Eight ASCII bytes at a time, then the rest with care."""
+    """Whether bytes are UTF-8. Eight ASCII bytes are checked at a time, then the rest byte by byte."""
     cdef const char* end = data + size
     cdef uint64_t word
     while end - data >= 8:
@@ -91,7 +91,7 @@ cdef uint32_t[4][256] crc_table
 
 
 cdef void make_crc_table() noexcept nogil:
-    """CRC-32 IEEE, reflected polynomial EDB88320, four bytes a step."""
+    """CRC-32 IEEE (reflected polynomial EDB88320), four bytes in each step."""
     cdef uint32_t value
     cdef int i, bit
     for i in range(256):
@@ -124,7 +124,7 @@ cdef uint32_t crc32_of(const char* data, Py_ssize_t size) noexcept nogil:
 
 
 cdef Span token_of(const char* subject, Py_ssize_t size, int number) noexcept nogil:
-    """The number-th token (from 1), or the whole subject if it has fewer."""
+    """Token `number` of a subject, counted from 1, or the whole subject if it has fewer."""
     cdef Span span
     cdef Py_ssize_t at = 0, i
     cdef const char* dot
@@ -151,7 +151,7 @@ cdef inline const char* find_crlf(const char* p, const char* end) noexcept nogil
 
 
 cdef void note_option(Options* options, const char* block, const HeaderSpan* header) noexcept nogil:
-    """Remember the header if it means something to us; of a repeated one the first (`rules.R1`)."""
+    """Note a header that is an option. If an option is repeated, the first one counts (`rules.R1`)."""
     cdef const char* name = block + header.name_at
     cdef Py_ssize_t size = header.name_size
     cdef Span* span = NULL
@@ -200,9 +200,9 @@ cdef void no_options(Options* options) noexcept nogil:
 
 
 cdef int read_headers(Options* options, const char* block, Py_ssize_t size, Buffer* spans) noexcept nogil:
-    """Parse a header block as headers.py describes it, into `options` and `spans` (of HeaderSpan).
+    """Parse a header block, as `parse_headers` of control.py does, into `options` and `spans` (of HeaderSpan).
 
-    Returns 0, also when the block is malformed (which `options` then says, and nothing else); -1: no memory.
+    Returns 0; -1: no memory. If the block is malformed, `options` says that and nothing else.
     """
     cdef const char* end = block + size
     cdef const char* p
@@ -257,10 +257,10 @@ cdef struct ControlLine:
     Py_ssize_t subject_at
     Py_ssize_t subject_size
     Py_ssize_t reply_at
-    Py_ssize_t reply_size       # 0: none
+    Py_ssize_t reply_size       # 0: there is no reply
     bint has_headers
     Py_ssize_t header_size
-    Py_ssize_t size             # header block and payload
+    Py_ssize_t size             # bytes of header block and payload
 
 
 cdef inline bint read_number(const char* p, Py_ssize_t size, uint64_t* number) noexcept nogil:
@@ -280,9 +280,9 @@ cdef inline bint read_number(const char* p, Py_ssize_t size, uint64_t* number) n
 
 cdef const char* read_control_line(ControlLine* found, const char* line, Py_ssize_t size, Py_ssize_t at,
                                    Py_ssize_t payload_max) noexcept nogil:
-    """Parse the fields of a MSG or HMSG (`found.has_headers`) line; `at` is behind the operation.
+    """Parse the fields of a MSG line, or of an HMSG line (`found.has_headers`). `at` is behind the operation.
 
-    Returns NULL, or what is wrong.
+    Returns NULL, or a text that says what is wrong.
     """
     cdef Span[6] fields
     cdef int count = 0, expected = 4 if found.has_headers else 3

@@ -1,7 +1,7 @@
 # The fates of a message, and the answers to refused ones.
 #
-# A fate is a number; the refusals follow in the order of REFUSALS in answers.py, whose texts are cut
-# here, once, into literals and the places where a number goes.
+# A fate is a number. The refusals come in the order of REFUSALS in answers.py. Their texts are cut here,
+# once, into pieces between which numbers go.
 
 cdef enum:
     UNROUTED = 0
@@ -38,7 +38,7 @@ cdef struct Operation:
 
 
 cdef struct Template:
-    # head size middle limit tail stream end; without numbers all of the text is in the head
+    # An answer is: head, size, middle, limit, tail, stream, end. Without numbers the head has all of the text.
     const char* head
     Py_ssize_t head_size
     const char* middle
@@ -57,7 +57,7 @@ assert len(FATE_COUNTERS) == FATE_COUNT
 cdef const char* MISSING_END = b"a message that does not end in CR LF where it should"
 cdef const char* NO_MEMORY = b"no memory"
 cdef Template[FATE_COUNT] templates
-cdef list template_texts = []   # keeps the bytes that `templates` points into
+cdef list template_texts = []   # keeps alive the bytes that `templates` points into
 
 
 cdef int make_templates() except -1:
@@ -126,7 +126,7 @@ cdef Py_ssize_t operation_size(const char* line, Py_ssize_t size) noexcept nogil
 
 
 cdef bint same_word(const char* word, Py_ssize_t size, const char* upper, Py_ssize_t upper_size) noexcept nogil:
-    """Operations are compared without regard to case."""
+    """Whether two operations are the same, whatever their case."""
     cdef Py_ssize_t i
     cdef char c
     if size != upper_size:

@@ -1,7 +1,7 @@
-# Which slots the messages of a subscription go to: a hash table from subscription id to route.
+# The routes of messages to slots: a hash table from subscription id to route.
 #
-# Open addressing with linear probing, at most half full; an entry with no route is free. Deleting moves
-# later entries of the run back, so there are no tombstones.
+# It has open addressing with linear probing, and is at most half full. An entry without a route is free. A deletion
+# moves later entries of the run back, so there are no tombstones.
 
 cdef enum:
     BY_FIXED = 0
@@ -13,9 +13,9 @@ cdef enum:
 cdef struct Route:
     int by
     int token
-    int count                   # partitions of the stream
-    Slot* lead                  # any of the slots: for what is the same in all partitions
-    Slot** slots                # by partition, NULL where it is led elsewhere; NULL for BY_FIXED
+    int count                   # number of the stream's partitions
+    Slot* lead                  # one of the slots, which has the settings that all partitions share
+    Slot** slots                # a slot for each partition, NULL if it is led elsewhere; NULL for BY_FIXED
 
 
 cdef struct RouteEntry:

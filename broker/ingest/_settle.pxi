@@ -1,47 +1,46 @@
-# What becomes of records with an id or expectations, when their batch is about to be appended: settling.py, applied to
-# columns.
+# Settles records with an id or expectations, when their batch is about to be appended: settling.py applied to columns.
 #
-# The records that stay are copied into new columns only if some do not: repeats are rare, and then come in crowds.
+# If some records are dropped, the others are copied into new columns. Repeats are rare, and come in crowds.
 
 cdef enum Kind:
-    REPEAT = 1                  # those of settling.py, but that the wrong are told apart here
+    REPEAT = 1                  # the kinds of settling.py, but its WRONG is several kinds here
     WRONG_SEQUENCE
     WRONG_ID
     IDS_ARE_OFF
-    ARE_OFF                     # subjects
+    ARE_OFF                     # the table of subjects is off
     NO_ROOM
-    NOT_READY                   # subjects
-    NOT_KNOWN                   # likewise
+    NOT_READY                   # the table of subjects is not read yet
+    NOT_KNOWN                   # the table of subjects has no room, or had none
 
 
 cdef struct Condition:
     int32_t row
-    int32_t id_header           # row of the header columns; -1: none
-    int32_t expected_header     # likewise
+    int32_t id_header           # row of the header columns; -1: there is no id
+    int32_t expected_header     # row of the header columns; -1: no id is expected
     int32_t may_be_told
     int64_t expected_sequence   # -1: any
-    int64_t expected_subject_sequence   # likewise
+    int64_t expected_subject_sequence   # -1: any
 
 
 cdef struct Dropped:
     int32_t row
     int32_t kind
-    int32_t told                # its publisher gets an answer,
-    int32_t reply_size          # on the subject
-    Py_ssize_t reply_at         # in the text that goes with it
-    Py_ssize_t id_at            # WRONG_ID: the id that the record before has
+    int32_t told                # its publisher gets an answer
+    int32_t reply_size          # the reply subject's
+    Py_ssize_t reply_at         # position of the reply subject in `text` of Settling
+    Py_ssize_t id_at            # WRONG_ID: position there of the id that the record before has
     Py_ssize_t id_size
-    int64_t offset              # REPEAT: of the record that is there; WRONG_SEQUENCE: that sequence
+    int64_t offset              # REPEAT: offset of the first record; WRONG_SEQUENCE: the sequence that is right
 
 
 cdef struct Settling:
-    Table* table                # NULL: ids mean nothing
-    Subjects* subjects          # NULL: not known
+    Table* table                # NULL: ids are off
+    Subjects* subjects          # NULL: the table is off or not read yet
     int64_t next_offset
     int64_t window_us
     int64_t ids_max
     int64_t subjects_max
-    Buffer* puts                # Put: what the table of subjects had before
+    Buffer* puts                # Put: entries that the table of subjects had before
     Buffer* dropped             # Dropped
     Buffer* text
 
@@ -66,7 +65,7 @@ cdef int64_t least_time(const Columns* columns) noexcept nogil:
 
 
 cdef void hash_ahead(const Table* table, const Columns* columns, Py_ssize_t first, Hash* hashes) noexcept nogil:
-    """Hash the next ids and ask memory for their places in the index: all at once takes hardly longer than one."""
+    """Hash the next ids and prefetch their places in the index. All at once take hardly longer than one."""
     cdef const Condition* conditions = <const Condition*>columns.conditions.data
     cdef const char* text
     cdef Py_ssize_t i, size
@@ -78,7 +77,7 @@ cdef void hash_ahead(const Table* table, const Columns* columns, Py_ssize_t firs
 
 
 cdef inline bint is_among(const Buffer* rows, Py_ssize_t* at, Py_ssize_t row) noexcept nogil:
-    """Whether a row is in a list of rows. `at`: where the last call stood; rows are asked for in ascending order."""
+    """Whether a row is in a list of rows. Rows are asked for in ascending order; `at` is kept from call to call."""
     cdef const int32_t* list_of = <const int32_t*>rows.data
     cdef Py_ssize_t count = count_rows(rows)
     while at[0] < count and list_of[at[0]] < row:
@@ -87,7 +86,7 @@ cdef inline bint is_among(const Buffer* rows, Py_ssize_t* at, Py_ssize_t row) no
 
 
 cdef int judge_subject(Settling* self, Hash subject, int64_t expected, Dropped* verdict) noexcept nogil:
-    """Sets the kind of the verdict if the record is not to be stored. Returns 0; -1: no memory."""
+    """Judge a subject's expectation; set the kind of the verdict if it does not hold. Returns 0; -1: no memory."""
     cdef int64_t last
     cdef int taken
     if self.subjects_max == 0:
@@ -110,7 +109,10 @@ cdef int judge_subject(Settling* self, Hash subject, int64_t expected, Dropped* 
 
 
 cdef int settle_rows(Settling* self, const Columns* columns, const char* last, Py_ssize_t last_size) noexcept nogil:
-    """Judge every condition in order; note the ids of what stays. `last`: the id before. Returns 0; -1: no memory."""
+    """Judge all conditions in order, and note the ids and subjects of records that stay. Returns 0; -1: no memory.
+
+    `last`: the id of the record before these, empty if it has none.
+    """
     cdef const Condition* conditions = <const Condition*>columns.conditions.data
     cdef const int64_t* times = <const int64_t*>columns.timestamps.data
     cdef const Condition* condition
@@ -211,7 +213,7 @@ cdef int note_dropped(Settling* self, const Columns* columns, Dropped* verdict) 
 
 
 cdef Columns* without(const Columns* columns, const Buffer* dropped) noexcept nogil:
-    """New columns without the rows that were dropped, which are some but not all. NULL: no memory."""
+    """Make columns without the rows that were dropped, which are some but not all. NULL: no memory."""
     cdef const Dropped* gone = <const Dropped*>dropped.data
     cdef const Dropped* end = <const Dropped*>(dropped.data + dropped.size)
     cdef const Condition* condition = <const Condition*>columns.conditions.data
@@ -244,7 +246,7 @@ cdef Columns* without(const Columns* columns, const Buffer* dropped) noexcept no
 
 cdef int copy_row(Columns* to, const Columns* source, Py_ssize_t row, const Condition* condition,
                   Buffer* awaiting) noexcept nogil:
-    """`awaiting`: the list of rows that its copy belongs to; NULL: none."""
+    """Copy a row. `awaiting`: the list of awaited rows that gets the copy; NULL: none. Returns 0; -1: no memory."""
     cdef Py_ssize_t at = to.rows, first = 0, end = 0, header, shift
     cdef int64_t time_us = (<const int64_t*>source.timestamps.data)[row]
     cdef int32_t row_number = <int32_t>at

@@ -1,7 +1,9 @@
-# The table of last records of subjects of broker/storage/memory/subjects.py: the same steps on the same arrays, without the GIL.
+# The table of the last records of subjects of broker/storage/memory/subjects.py: the same steps on the same arrays,
+# without the GIL.
 #
 # A Subjects points into numpy arrays that belong to the table, which the caller holds. Capacities are powers of two.
-# When there is no room the table is asked for some, with the GIL: seldom, and in vain only once (IS_FULL).
+# If there is no room, the table is asked to make some, with the GIL. That is seldom. If it cannot, it says so
+# (IS_FULL), and is not asked again.
 
 cdef enum:
     SLOT_FIRST = 0
@@ -56,7 +58,7 @@ cdef int make_room(Subjects* self) noexcept with gil:
 
 
 cdef inline int64_t* slot_of(const Subjects* self, Hash subject) noexcept nogil:
-    """Where a subject is, or would be."""
+    """The slot where a subject is, or would be."""
     cdef uint64_t at = subject.first & self.mask
     cdef int64_t* slot
     while True:
@@ -69,7 +71,7 @@ cdef inline int64_t* slot_of(const Subjects* self, Hash subject) noexcept nogil:
 
 
 cdef int64_t last_of(const Subjects* self, Hash subject) noexcept nogil:
-    """The sequence of the last record on a subject; 0: none; UNKNOWN."""
+    """The sequence of the last record on a subject; 0: there is none; or UNKNOWN."""
     cdef int64_t sequence = slot_of(self, subject)[SLOT_SEQUENCE]
     cdef int64_t log_start = self.counts[SUBJECTS_LOG_START]
     if sequence > log_start:
@@ -78,7 +80,7 @@ cdef int64_t last_of(const Subjects* self, Hash subject) noexcept nogil:
 
 
 cdef int takes_subject(Subjects* self, Hash subject) noexcept nogil:
-    """1: a record on a subject can be noted; 0: not; -1: no memory."""
+    """Whether a record on a subject can be noted. Returns 1 or 0; -1: no memory."""
     if slot_of(self, subject)[SLOT_SEQUENCE] or self.counts[SUBJECTS_COUNT] < self.counts[SUBJECTS_LIMIT]:
         return 1
     if not self.counts[SUBJECTS_IS_FULL] and make_room(self) < 0:
@@ -113,7 +115,10 @@ cdef inline Hash hash_subject(const Subjects* self, const Columns* columns, Py_s
 
 cdef int put_rows(Subjects* self, const Columns* columns, Py_ssize_t row, Py_ssize_t end, int64_t sequence,
                   Buffer* puts) noexcept nogil:
-    """Note the subjects of rows; `sequence`: of the first. `puts` (of Put, may be NULL) gets what was there before."""
+    """Note the subjects of rows. Returns 0; -1: no memory.
+
+    `sequence`: the sequence of the first row. `puts`: gets the entries that were there before, as Put; may be NULL.
+    """
     cdef Hash[LOOKS_AHEAD] ahead
     cdef Py_ssize_t i, count
     cdef Put put
@@ -134,7 +139,7 @@ cdef int put_rows(Subjects* self, const Columns* columns, Py_ssize_t row, Py_ssi
 
 
 cdef void put_all_back(Subjects* self, const Buffer* puts) noexcept nogil:
-    """Undo what `put_rows` did, the last first."""
+    """Undo the changes of `put_rows`, the last one first."""
     cdef const Put* put = <const Put*>(puts.data + puts.size)
     cdef int64_t* slot
     while put > <const Put*>puts.data:
@@ -145,7 +150,7 @@ cdef void put_all_back(Subjects* self, const Buffer* puts) noexcept nogil:
 
 
 def fill_slots(int64_t[:, ::1] slots, const int64_t[:, ::1] entries):
-    """Put entries, all of different subjects that are not there, into slots: `subjects._fill`."""
+    """Put entries into slots, as `subjects._fill` does. Their subjects all differ, and none is there yet."""
     cdef uint64_t mask = <uint64_t>slots.shape[0] - 1, at
     cdef Py_ssize_t i, count = entries.shape[0]
     cdef const int64_t* entry

@@ -5,17 +5,17 @@
                                                       |          |        |
     gathered, per buffer of each wanted column      bytes     + base    bytes     -> one array per column
 
-To decode each message with Arrow and join what comes out makes some fifty objects a message, and copies what has left
-the processor's cache meanwhile. Here a message is a table of numbers and a few copies, out of memory that was received
-just now. Arrow's objects are made once per batch that is handed out.
+To decode each message with Arrow and join the results makes some fifty objects a message, and copies bytes that have
+left the processor's cache by then. Here a message costs a table of numbers and a few copies, out of memory that was
+received just now. Arrow's objects are made once for each batch that is handed out.
 
 G1  The rows are exactly those that Arrow would have decoded, in order.
-G2  An error in a message leaves what was gathered before as it is: the message may be asked for once more.
-G3  Nothing that was handed out is changed: its memory is lent (_loan.pxi), and the next rows go elsewhere.
+G2  An error in a message leaves the rows that were gathered before as they are: the message may be added once more.
+G3  Rows that were handed out never change: their memory is lent (_loan.pxi), and the next rows go elsewhere.
 G4  Nothing outside of the message and the blocks is touched, whatever numbers the message has.
 
-A column that has only had nulls so far has nothing written, its length alone is known. Where the rows of a column end
-is told by whoever puts some behind them: it counts none itself, so nothing has to be taken back after an error (G2).
+Nothing is written of a column that has only had nulls so far; its length is known. A column does not count its rows:
+the caller says behind how many the next ones go. So nothing has to be taken back after an error (G2).
 
 Files, each for one idea: _parts.pxi (a message), _verified.pxi (its check), _growing.pxi (columns), _loan.pxi (a batch
 and its memory), and one for the other direction: _hashed.pxi (values for a digest). This one is Gathering. Its twin in
@@ -113,7 +113,7 @@ cdef class Gathering:
         self.ready = []
 
     def add(self, message, int64_t start, int64_t end):
-        """Take the rows of a message whose offsets are in [start, end); returns what became ready."""
+        """Take the rows of a message whose offsets are in [start, end). Returns the batches that became ready."""
         cdef const uint8_t[::1] data = message.data
         cdef Part part
         cdef Column column
@@ -121,7 +121,7 @@ cdef class Gathering:
         rows = None
         if is_plain(&data[0], len(data)):
             find_parts(&data[0], len(data), &part)
-        else:  # compressed, or not as this release writes it: Arrow knows
+        else:  # compressed, or not as this release writes it: Arrow decodes it
             message = message.kept()
             rows = message.rows()
             find_arrays(rows, &part)
@@ -146,7 +146,7 @@ cdef class Gathering:
         return self.taken()
 
     def rest(self):
-        """What was taken and not handed out yet."""
+        """The batches of all rows that were taken and not handed out yet."""
         self.hand_out()
         return self.taken()
 
@@ -155,7 +155,7 @@ cdef class Gathering:
         cdef int64_t begin = start - first, stop = end - first
         if start <= first and after <= end:
             return 0, part.rows
-        if part.rows != after - first and part.rows:  # not dense: some were compacted away
+        if part.rows != after - first and part.rows:  # not dense: some records were compacted away
             offsets = <const int64_t*>some_bytes(part, OFFSET_BUFFER, 0, 8 * part.rows)
             begin, stop = first_not_below(offsets, part.rows, start), first_not_below(offsets, part.rows, end)
         begin = min(max(begin, 0), part.rows)

@@ -1,7 +1,7 @@
-# Columns in the making, each with its children, and the buffers that they consist of.
+# Columns that are being gathered, each with its children, and the buffers that they consist of.
 
 cdef class Growing:
-    """A buffer in the making: a block that is exchanged for a larger one when it is full."""
+    """A buffer that grows: a block, exchanged for a larger one when it is full."""
 
     cdef object memory, block
     cdef uint8_t* data
@@ -27,7 +27,7 @@ cdef class Growing:
         return 0
 
     cdef const void* hand_over(self, Loan loan) except NULL:
-        """Where it begins, from now on the loan's; what comes next begins anew elsewhere, with as much room."""
+        """Give the block to the loan, and return its address. The next block will have as much room."""
         cdef const void* data = self.data
         if self.block is None:
             return loan.nothing(8)
@@ -40,13 +40,14 @@ cdef class Column:
     """A column or a child of one, being gathered.
 
     Args:
-        node: Its place among the nodes of a message; `buffer`: of its validity among the buffers.
+        node: Its place among the nodes of a message.
+        buffer: The place of its validity among the buffers of a message.
     """
 
     cdef int node, buffer
-    cdef Growing valid          # a byte each; written once there are both nulls and others
+    cdef Growing valid          # a byte for each slot; written when there are both nulls and values
     cdef bint has_valid
-    cdef bint is_blank          # nulls only, nothing written
+    cdef bint is_blank          # it has only nulls, and nothing is written
 
     def __init__(self, kind, int node, int buffer, memory):
         self.node = node
@@ -55,7 +56,7 @@ cdef class Column:
         self.is_blank = True
 
     cdef int put(self, const Part* part, int64_t first, int64_t stop, int64_t at) except -1:
-        """Add the slots [first, stop) of a message behind `at` others. May be repeated after an error."""
+        """Add the slots [first, stop) of a message behind the first `at`. May be repeated after an error."""
         cdef int64_t length = part.length[self.node], count = stop - first, i
         cdef bint has_nulls = part.null_count[self.node] > 0 and part.size[self.buffer] > 0
         cdef bint is_all_null = has_nulls and part.null_count[self.node] == length
@@ -83,14 +84,14 @@ cdef class Column:
         return 0
 
     cdef int fill(self, int64_t at, int64_t count) except -1:
-        """Write nulls behind `at` other slots."""
+        """Write `count` nulls behind the first `at` slots."""
         self.put_nothing(at, count)
         memset(self.validity(at, count), 0, count)
         self.is_blank = False
         return 0
 
     cdef uint8_t* validity(self, int64_t at, int64_t count) except NULL:
-        """Where the validity of `count` slots behind `at` others is written."""
+        """The address for the validity of `count` slots behind the first `at`."""
         self.valid.reserve(at if self.has_valid else 0, at + count + 1)
         if not self.has_valid:
             memset(self.valid.data, 1, at)
@@ -98,7 +99,7 @@ cdef class Column:
         return self.valid.data + at
 
     cdef int hand_over(self, Loan loan, ArrowArray* array, int64_t count) except -1:
-        """Give all `count` slots away as an array; it begins anew."""
+        """Give all `count` slots away as an array, and begin anew."""
         cdef int64_t null_count = 0
         cdef const void* bits = NULL
         if self.is_blank:
@@ -121,12 +122,12 @@ cdef class Column:
         raise NotImplementedError
 
     cdef int hand_over_rest(self, Loan loan, ArrowArray* array, int64_t count) except -1:
-        """All but the validity."""
+        """Hand over all buffers but the validity."""
         raise NotImplementedError
 
 
 cdef class Numbers(Column):
-    """Eight bytes each."""
+    """Slots of eight bytes each."""
 
     cdef Growing values
 
@@ -153,7 +154,7 @@ cdef class Numbers(Column):
 
 
 cdef class Lists(Column):
-    """Slots of different lengths: offsets, and something that they are offsets into."""
+    """Slots of different lengths: offsets, and the content that they point into."""
 
     cdef Growing ends
 
@@ -186,7 +187,7 @@ cdef class Lists(Column):
         return 0
 
     cdef int32_t* ends_behind(self, int64_t at, int64_t count) except NULL:
-        """The end of the last of `at` slots, and room for those of `count` more."""
+        """The address of the end of slot `at`, with room behind it for the ends of `count` more."""
         self.ends.reserve(4 * (at + 1) if at else 0, 4 * (at + count + 1))
         cdef int32_t* ends = <int32_t*>self.ends.data
         if not at:
@@ -261,7 +262,7 @@ cdef class Structs(Column):
     cdef int put_nothing(self, int64_t at, int64_t count) except -1:
         cdef Column child
         for child in self.children:
-            if not child.is_blank:  # else it has nothing but nulls, of whatever number
+            if not child.is_blank:  # a blank one has only nulls, and their number does not matter
                 child.fill(at, count)
         return 0
 
@@ -269,14 +270,14 @@ cdef class Structs(Column):
         cdef ArrowArray* place = loan.add_children(array, len(self.children))
         cdef Column child
         for child in self.children:
-            child.is_blank |= self.is_blank  # an error may have left something in it
+            child.is_blank |= self.is_blank  # an error may have left rows in it
             child.hand_over(loan, place, count)
             place += 1
         return 0
 
 
 cdef class Constant:
-    """One value in every row: as many of it as were wanted at most, shown again and again."""
+    """One value in every row. Its array is as long as the longest batch so far, and is shown again for each."""
 
     cdef object value, array
 
@@ -306,7 +307,7 @@ def column_of(kind, int node, int buffer, memory):
 
 
 def columns_of(fields, int node, int buffer, memory):
-    """One column per field, their nodes and buffers in Arrow's order: depth first, own buffers before children."""
+    """One column per field. Nodes and buffers come in Arrow's order: depth first, own buffers before children's."""
     found = []
     for field in fields:
         found.append(column_of(field.type, node, buffer, memory))
@@ -316,7 +317,7 @@ def columns_of(fields, int node, int buffer, memory):
 
 
 def extent(kind):
-    """How many nodes and buffers a type has, its children's among them."""
+    """The number of nodes and of buffers of a type, with those of its children."""
     own = 1 if pa.types.is_struct(kind) else 2 if pa.types.is_primitive(kind) or pa.types.is_list(kind) else 3
     children = [extent(kind.field(i).type) for i in range(kind.num_fields)]
     return 1 + sum(nodes for nodes, _ in children), own + sum(buffers for _, buffers in children)

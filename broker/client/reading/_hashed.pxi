@@ -1,4 +1,4 @@
-# The hash of slices of bytes, as spark_liftlog/writing/digest.py defines it (and does it with numpy): same numbers.
+# The hash of slices of bytes that spark_liftlog/writing/digest.py defines. That module computes the same with numpy.
 
 
 cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
@@ -8,7 +8,7 @@ cdef inline uint64_t mixed(uint64_t word) noexcept nogil:
 
 
 def hashed(const uint8_t[::1] data, const int32_t[::1] offsets, const uint64_t[::1] keys):
-    """A uint64 for each slice data[offsets[n] : offsets[n + 1]]; the last key is for chunks."""
+    """The hashes of slices, a uint64 for each data[offsets[n] : offsets[n + 1]]. The last key is for chunks."""
     cdef Py_ssize_t row, count = offsets.shape[0] - 1, place, chunk_words = keys.shape[0] - 1
     cdef int64_t left
     cdef uint64_t word, chunk, total, number

@@ -1,10 +1,10 @@
-# Gathered rows handed to Arrow in one go, by its C data interface: one batch, one loan of all the memory it lies in.
+# Hands gathered rows to Arrow in one go, by its C data interface: one batch is one loan of all its memory.
 #
 #     Loan ── Shipment ──> ArrowArray of the batch ── children: a column each, in the order of the schema
 #      │                                                  buffers: where they lie in the blocks
 #      └── blocks, kept                                release: the blocks go back to the memory
 #
-# A buffer, an array and a field object for each column would cost more than to copy what is in them.
+# Python objects for each column (buffer, array, field) would cost more than to copy the bytes that are in them.
 
 cdef extern from *:
     """
@@ -40,7 +40,7 @@ cdef enum:
 
 
 cdef struct Shipment:
-    # All that Arrow is shown of a loan; the batch is the first array.
+    # All that Arrow sees of a loan. The batch is the first array.
     ArrowArray arrays[ARRAYS_MAX]
     ArrowArray* children[ARRAYS_MAX]
     const void* buffers[ARRAYS_MAX * ARRAY_BUFFERS_MAX]
@@ -49,13 +49,13 @@ cdef struct Shipment:
 
 
 cdef void leave_child(ArrowArray* array) noexcept nogil:
-    array.release = NULL  # it ends with the batch
+    array.release = NULL  # the memory of a child is given back with the batch
 
 
 cdef void end_loan(ArrowArray* array) noexcept nogil:
     cdef void* loan = array.private_data
     array.release = NULL
-    if Py_IsInitialized():  # else nobody takes anything any more
+    if Py_IsInitialized():  # else the process ends, and nobody takes the memory again
         give_back(<PyObject*>loan)
 
 
@@ -69,12 +69,12 @@ cdef object zeros = np.zeros(1 << 16, np.uint8)
 
 
 cdef class Loan:
-    """The memory of one batch. It ends, and the blocks can be taken again, when nothing can read them any more."""
+    """The memory of one batch. The loan ends when nothing can read the batch any more. Then its blocks are free."""
 
     cdef object memory
-    cdef list blocks            # go back to the memory
-    cdef list kept              # whatever else is read
-    cdef Shipment* shipment     # as long as the loan: Arrow looks into it until it takes the batch over, or cannot
+    cdef list blocks            # they go back to the memory
+    cdef list kept              # all other objects whose bytes the batch reads
+    cdef Shipment* shipment     # lives as long as the loan; Arrow reads it until it has taken the batch over, or failed
 
     def __cinit__(self, memory):
         self.memory = memory
@@ -94,7 +94,7 @@ cdef class Loan:
         return 0
 
     cdef ArrowArray* batch(self, int columns, int64_t count) except NULL:
-        """Begin. Returns the first of its columns, which lie side by side."""
+        """Begin the batch. Returns the first of its columns; the others lie behind it."""
         cdef ArrowArray* array = &self.shipment.arrays[0]
         self.shipment.array_count = 1
         self.begin(array, count, 0)
@@ -127,14 +127,14 @@ cdef class Loan:
         return first
 
     cdef const void* nothing(self, int64_t size) except NULL:
-        """At least `size` zeros, to read only."""
+        """The address of at least `size` zeros, which are only read."""
         global zeros
         if len(zeros) < size:
             zeros = np.zeros(2 * size, np.uint8)
         return self.keep(zeros)
 
     cdef const void* keep(self, array) except NULL:
-        """Where an array's bytes lie, until the loan ends."""
+        """Keep an array until the loan ends. Returns the address of its bytes."""
         cdef Py_buffer view
         PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
         cdef const void* data = view.buf
@@ -143,7 +143,7 @@ cdef class Loan:
         return data
 
     cdef object lend(self, schema):
-        """All of it, as a batch."""
+        """Lend all of it to Arrow, as a batch."""
         cdef ArrowArray* array = &self.shipment.arrays[0]
         array.private_data, array.release = <PyObject*>self, end_loan
         Py_INCREF(self)

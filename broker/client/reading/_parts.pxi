@@ -1,4 +1,4 @@
-# What a message has: its buffers and nodes, found and checked (`_gathering.G4`).
+# The buffers and nodes of a message, found and checked (`_gathering.G4`).
 
 cdef struct Part:
     # A buffer that is empty is NULL.
@@ -11,7 +11,7 @@ cdef struct Part:
 
 
 cdef bint is_plain(const uint8_t* message, Py_ssize_t size) noexcept:
-    """Whether all is as in the header of every uncompressed batch, but for what `find_parts` reads."""
+    """Whether the header is that of every uncompressed batch, except for the numbers that differ by batch."""
     cdef const uint8_t* template = TEMPLATE_BYTES
     cdef Py_ssize_t after_length = BODY_LENGTH_POSITION + 8, after_rows = ROWS_POSITION + 8
     cdef Py_ssize_t after_buffers = BUFFERS_POSITION + 16 * BUFFERS
@@ -26,7 +26,7 @@ cdef bint is_plain(const uint8_t* message, Py_ssize_t size) noexcept:
 
 
 cdef int find_parts(const uint8_t* message, Py_ssize_t size, Part* part) except -1:
-    """Where the buffers of an uncompressed message lie (`_gathering.G4`)."""
+    """Find the buffers and nodes of an uncompressed message (`_gathering.G4`)."""
     cdef const int64_t* places = <const int64_t*>(message + BUFFERS_POSITION)
     cdef const int64_t* nodes = <const int64_t*>(message + NODES_POSITION)
     cdef int64_t body = size - HEADER_SIZE, at, length
@@ -41,13 +41,13 @@ cdef int find_parts(const uint8_t* message, Py_ssize_t size, Part* part) except 
         part.size[i] = length
     for i in range(NODES):
         part.length[i], part.null_count[i] = nodes[2 * i], nodes[2 * i + 1]
-    if not 0 <= part.rows <= body // 8 or part.length[0] != part.rows:  # more than fit would overflow what follows
+    if not 0 <= part.rows <= body // 8 or part.length[0] != part.rows:  # more rows would overflow later sums
         raise BadBatch(f"{part.rows} rows, of which the first column has {part.length[0]}, in a body of {body} bytes")
     return 0
 
 
 cdef int find_arrays(object rows, Part* part) except -1:
-    """The same of rows that Arrow has decoded; they must be kept meanwhile."""
+    """Find the buffers and nodes of rows that Arrow has decoded. The caller keeps the rows while it uses the part."""
     cdef int i = 0
     part.rows = rows.num_rows
     part.byte_count = rows.get_total_buffer_size()
@@ -76,7 +76,7 @@ def list_nodes(array, nodes):
 
 
 cdef const uint8_t* some_bytes(const Part* part, int buffer, int64_t start, int64_t end) except? NULL:
-    """Where bytes [start, end) of a buffer are; NULL if that is none."""
+    """The address of bytes [start, end) of a buffer; NULL if that is no byte."""
     if not 0 <= start <= end or end > part.size[buffer]:
         raise BadBatch(f"buffer {buffer} has {part.size[buffer]} bytes, not [{start}, {end})")
     return part.data[buffer] + start if end > start else NULL

@@ -1,4 +1,4 @@
-# The check of a message as `verify_batch` makes it, for the usual one: uncompressed, of this format version, right.
+# The check that `verify_batch` makes, for the usual message: uncompressed, of this format version, and right.
 
 cdef enum:
     FIELD_COUNT = 14
@@ -23,7 +23,7 @@ cdef int nibble(uint8_t digit) noexcept nogil:
 
 
 cdef bint read_hex(const uint8_t* digits, int count, uint64_t* value) noexcept nogil:
-    """Whether up to 16 digits are lower-case hex; the number they are."""
+    """Whether up to 16 digits are lower-case hex. `value` gets their number."""
     cdef uint64_t found = 0
     cdef int i, part, wrong = 0
     for i in range(count):
@@ -35,7 +35,7 @@ cdef bint read_hex(const uint8_t* digits, int count, uint64_t* value) noexcept n
 
 
 def verified(message, where=""):
-    """Check a whole message and return its header: `broker.api.batch.verify_batch`, which says what is wrong."""
+    """Check a whole message and return its header. If it is bad, `broker.api.batch.verify_batch` says why."""
     cdef Py_buffer view
     PyObject_GetBuffer(message, &view, PyBUF_SIMPLE)
     try:
@@ -46,7 +46,7 @@ def verified(message, where=""):
 
 
 cdef object plain_header(const uint8_t* message, Py_ssize_t size):
-    """The header of a message in which all is as usual and right, else None."""
+    """The header of a message if all in it is usual and right, else None."""
     cdef uint8_t[HEAD_BYTES_MAX] head
     cdef uint64_t[FIELD_COUNT] values
     cdef uint64_t upper = 0
