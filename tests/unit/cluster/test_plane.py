@@ -292,3 +292,18 @@ def test_a_registration_that_comes_behind_that_of_a_later_process_is_refused(tmp
         with pytest.raises(InvalidRequest, match=f"now has registration {number}"):
             brokers.planes["a"].service.execute(late[0], timeout_s=30)
         assert not brokers.given_up["b"]
+
+
+def test_an_older_copy_of_a_folder_is_refused_before_it_votes(tmp_path: Path) -> None:
+    """F8: with its journal it would deny what it has acknowledged since."""
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        brokers.end("b")
+        (brokers.data("b") / "streams").mkdir()
+        shutil.copytree(brokers.data("b"), copy := tmp_path / "copy")
+        brokers.begin("b")
+        brokers.end("b")
+        shutil.rmtree(brokers.data("b"))
+        copy.rename(brokers.data("b"))
+        with pytest.raises(InvalidRequest, match="older copy"):
+            brokers.make("b").start()

@@ -21,6 +21,8 @@ F5  A group is named by the ids of its first voters. Should two lists have come 
     they are two groups, an id has a journal of one of them only, and at most one has a majority.
 F6  An answer may be a refusal: another cluster, another group, a folder whose broker was removed or has another one by
     now. Then the start fails and says so. Silence refuses nobody: when all brokers start at once, all are silent.
+F8  A folder with logs that has not seen the last process of its broker is not the present one (`registering.R2`). Each
+    answer says which process that is, so such a folder does not act in the group, as far as anybody answers.
 F7  Where a majority is lost for good, an operator founds another group with a catalog that is left (`rescue.py`). A
     broker that joins it has a file that says so: it forms no group, whoever is there.
 """
@@ -43,7 +45,9 @@ from broker.raft.node import form, open_journal
 from broker.runtime.cluster.plane import membership
 from broker.runtime.cluster.plane.identity import Identity
 from broker.runtime.cluster.plane.membership import FORMING, JOINING, JOURNAL, MEMBER, Membership, group_of
+from broker.runtime.cluster.plane.registering import former, names_in
 from broker.storage.disk import Disk
+from broker.storage.folder import STREAMS_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +159,7 @@ class Entrance:
             with self._lobby(None) as lobby:
                 while True:
                     answers = self._answers(self._ask(lobby))  # F6
+                    self._check_present(answers)
                     seeds = {voter for answer in answers.values() for voter in _texts(answer.get("voters"))}
                     own = self._completed(own, answers)
                     if seeds or journal.base.voters or len(journal.entries) > 1:
@@ -163,6 +168,14 @@ class Entrance:
         except BaseException:
             journal.close()
             raise
+
+    def _check_present(self, answers: Mapping[str, dict[str, Any]]) -> None:
+        """F8."""
+        if self._disk.exists(f"{self._folder}/{STREAMS_FOLDER}"):
+            seen = names_in(self._disk, self._folder)
+            for answer in answers.values():
+                if seen is not None and answer.get("process") not in ("", None, *seen):
+                    raise former(self._me.broker_id, self._folder)
 
     def _completed(self, own: Membership, answers: Mapping[str, dict[str, Any]]) -> Membership:
         """With the first voters, which a kill in the middle of joining may have cost: others may still ask for them."""
@@ -288,12 +301,13 @@ def answer_to(
     voters: tuple[str, ...] = (),
     removed: Mapping[str, str] | None = None,
     acted: Mapping[str, str] | None = None,
+    processes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The answer of a broker to one that comes.
 
     Args:
         voters: As the group has them now. removed: Ids of folders that are over, with their brokers' names.
-        acted: The id under which each broker has registered last, by its name.
+        acted: The id under which each broker has registered last, by its name. processes: Its process, likewise.
     """
     refusal = None
     with suppress(TypeError):
@@ -326,6 +340,7 @@ def answer_to(
             "first": list(own.first),
             "voters": list(voters),
             "has_acted": has_acted,
+            "process": (processes or {}).get(str(broker), ""),
         }
     return {"type": "hello", "refusal": "a hello that cannot be read"}
 

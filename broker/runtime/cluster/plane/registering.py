@@ -75,16 +75,11 @@ class Registration:
     def _note(self, name: str, known: BrokerInfo | None, *, is_rescued: bool) -> None:
         """R2, R3, R4."""
         disk, path = self._disk, f"{self._folder}/{FILE}"
+        seen = names_in(disk, self._folder)
+        is_former = known is not None and seen is not None and known.incarnation not in seen
+        if is_former and self._has_logs and not is_rescued:
+            raise former(str(self._command["broker_id"]), self._folder)
         with disk_errors(f"write {path}"):
-            seen = disk.read_file(path).decode("ascii", "replace").split() if disk.exists(path) else None
-            is_former = known is not None and seen is not None and known.incarnation not in seen
-            if is_former and self._has_logs and not is_rescued:
-                raise InvalidRequest(
-                    f"broker {self._command['broker_id']} has had another data folder since, or {self._folder} is an"
-                    " older copy of its own: what was stored since is not there. Start it with the present one. If that"
-                    " is lost, empty this one: the broker copies what others have",
-                    path=self._folder,
-                )
             if seen is None:
                 seen = [known.incarnation] if known is not None and self._has_logs else []
                 disk.replace_file(path, _lines([*seen, name]))
@@ -100,6 +95,23 @@ class Registration:
             file.sync()
         finally:
             file.close()
+
+
+def names_in(disk: Disk, folder: str) -> list[str] | None:
+    """The processes that a data folder has seen; None: it says nothing (R4). Raises StorageFailed."""
+    path = f"{folder}/{FILE}"
+    with disk_errors(f"read {path}"):
+        return disk.read_file(path).decode("ascii", "replace").split() if disk.exists(path) else None
+
+
+def former(broker: str, folder: str) -> InvalidRequest:
+    """The error for a folder that is not its broker's present one."""
+    return InvalidRequest(
+        f"broker {broker} has had another data folder since, or {folder} is an older copy of its own: what was stored"
+        " since is not there. Start it with the present one. If that is lost, empty this one: the broker copies what"
+        " others have",
+        path=folder,
+    )
 
 
 def _lines(names: Iterable[str]) -> bytes:
