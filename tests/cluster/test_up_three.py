@@ -110,6 +110,8 @@ def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     assert ("one" in rows, "two" in rows) == (True, True)
     refused = folder.liftlog(*Folder.up_arguments(folder, "--detach"), code=1)
     assert "--brokers-count 3" in refused.stderr
+    checks = {check["name"]: check for check in folder.json("doctor", "--data", str(folder.path))["checks"]}
+    assert (checks["catalog"]["status"], checks["catalog"]["values"]) == ("ok", {"partitions": 3}), checks["catalog"]
     stopped = folder.json("down", "--data", str(folder.path))
     assert set(stopped["stopped"]) == {"broker-0", "broker-1", "broker-2", "nats"}
     shutil.rmtree(folder.path / "broker-0")  # its disk is lost
@@ -117,4 +119,5 @@ def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     eventually(lambda: len(partition(folder)["isr"]) == 3, what="all three in sync, one of them from nothing")
     rows = folder.liftlog("tail", "orders", "--from", "earliest", "--limit", "2", "--json").stdout
     assert ("one" in rows, "two" in rows) == (True, True)
-    folder.json("down", "--data", str(folder.path))
+    said = folder.liftlog("down", "--data", str(folder.path)).stderr
+    assert all(f"stopping {name} (pid " in said for name in stopped["stopped"]), said

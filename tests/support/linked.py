@@ -36,6 +36,7 @@ class Relay:
     Attributes:
         cut_after: A connection ends once so many bytes have come back from the target; None: none does.
         pause_after: It is paused then, once.
+        pause_before: It is paused, once, before it forwards this to the target.
         flip_at: The byte at this place of what comes back is changed, once.
         bytes_per_s: So much comes back at most; 0: no limit.
     """
@@ -45,6 +46,7 @@ class Relay:
         self.paused = False
         self.cut_after: int | None = None
         self.pause_after: int | None = None
+        self.pause_before: bytes | None = None
         self.flip_at: int | None = None
         self.bytes_per_s = 0
         self.accepted = 0
@@ -91,6 +93,10 @@ class Relay:
                     data = one.recv(1 << 16)
                     if not data:
                         raise OSError
+                    if one is inner and data == self.pause_before:
+                        self.paused, self.pause_before = True, None
+                        while self.paused and not self._is_closed:
+                            time.sleep(0.01)
                     if one is outer:
                         data = self._changed(data, back)
                         back += len(data)

@@ -186,7 +186,7 @@ class BrokerProcess:
         self._command = [*prefix, sys.executable, "-m", *command]
         self.address = f"{host}:{self.port}"
         url = nats.url if isinstance(nats, NatsServer) else nats
-        self._env = {
+        self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("LIFTLOG_")},
             "LIFTLOG_DATA_DIR": str(folder / "data"),
             "LIFTLOG_HTTP_HOST": host,
@@ -199,7 +199,7 @@ class BrokerProcess:
         self.process: Process | None = None
 
     def start(self, *, wait: bool = True) -> BrokerProcess:
-        self.process = Process(self._command, self.folder / "broker.log", self._env)
+        self.process = Process(self._command, self.folder / "broker.log", self.env)
         if wait:
             self.wait_ready()
         return self

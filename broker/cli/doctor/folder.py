@@ -16,6 +16,10 @@ from broker.storage.inspect.places import owner_of, used_by
 _CATALOG_GONE: Final = (
     "restore the file from a backup: without it nobody knows the streams, although their records are there"
 )
+_JOURNAL_GONE: Final = (
+    "start the broker: it gets the catalog from the others, under another id, and its vote some seconds later."
+    " Keep the others running until then"
+)
 _READABLE: Final = "give it to the user that runs the broker"
 
 
@@ -48,7 +52,10 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
     """Whether the catalog can be read and all folders it speaks of are there. Returns how many partitions, too."""
     from broker.metadata.catalog import Catalog
     from broker.metadata.journal import decode_lines
+    from broker.runtime.cluster.plane.membership import FILE, JOURNAL
 
+    if os.path.exists(f"{path}/{FILE}") or os.path.exists(f"{path}/{JOURNAL}"):
+        return _check_journal(path, JOURNAL)
     name = f"{path}/catalog.log"
     catalog = Catalog()
     try:
@@ -86,6 +93,15 @@ def check_catalog(path: str) -> tuple[list[Check], int]:
     return [Check("catalog", OK, found, values={"partitions": count}), *unknown], count
 
 
+def _check_journal(path: str, journal: str) -> tuple[list[Check], int]:
+    """The catalog of one of several brokers, which is the cluster's: `liftlog cluster` tells what is in it."""
+    count = sum(1 for _ in Path(path, STREAMS_FOLDER).glob("*/*/*/partition.json"))
+    kept = f"{count} partitions are kept here"
+    if not os.path.exists(f"{path}/{journal}"):
+        return [Check("catalog", WARNING, f"{path}/{journal} is missing; {kept}", _JOURNAL_GONE)], count
+    return [Check("catalog", OK, f"the cluster's, in {journal}; {kept}", values={"partitions": count})], count
+
+
 def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Check]:
     """Folders of streams that the catalog does not name."""
     from broker.runtime.partitions.orphans import unnamed_folders
@@ -114,7 +130,7 @@ def _unknown_folders(path: str, known: Collection[tuple[str, str]]) -> list[Chec
 def check_file_times(path: str, now_s: float) -> Iterator[Check]:
     """Whether the clock went back: files of the data folder that are newer than now."""
     newest = 0.0
-    for name in ("catalog.log", BROKER_FILE, "lock"):
+    for name in ("catalog.log", "raft.log", BROKER_FILE, "lock"):
         if os.path.exists(f"{path}/{name}"):
             newest = max(newest, os.stat(f"{path}/{name}").st_mtime)
     ahead_s = newest - now_s

@@ -56,17 +56,28 @@ def _stop_all(record: Record, timeout_s: float, force: bool) -> dict[str, int]:
     brokers = sorted(set(alive) - {FIRST, LAST})
     if FIRST in alive:
         _stop(FIRST, alive[FIRST], timeout_s, force)
-    for name in brokers[1:]:
-        alive[name].send(signal.SIGTERM)
-    for name in (*brokers, *([LAST] if LAST in alive else [])):
-        _stop(name, alive[name], timeout_s, force)
+    told = [name for name in (*brokers[1:], *brokers[:1]) if _told_to_stop(name, alive[name])]
+    for name in told:
+        _wait(name, alive[name], timeout_s, force)
+    if LAST in alive:
+        _stop(LAST, alive[LAST], timeout_s, force)
     return {name: identity.pid for name, identity in alive.items()}
 
 
 def _stop(name: str, identity: ProcessIdentity, timeout_s: float, force: bool) -> None:
-    if not identity.send(signal.SIGTERM):
-        return
-    note(f"stopping {name} (pid {identity.pid})")
+    if _told_to_stop(name, identity):
+        _wait(name, identity, timeout_s, force)
+
+
+def _told_to_stop(name: str, identity: ProcessIdentity) -> bool:
+    """False: it has ended already."""
+    is_told = identity.send(signal.SIGTERM)
+    if is_told:
+        note(f"stopping {name} (pid {identity.pid})")
+    return is_told
+
+
+def _wait(name: str, identity: ProcessIdentity, timeout_s: float, force: bool) -> None:
     began = time.monotonic()
     if identity.wait(timeout_s):
         return

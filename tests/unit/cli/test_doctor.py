@@ -126,6 +126,22 @@ def test_a_catalog_that_cannot_be_read_is_wrong(tmp_path: Path) -> None:
     assert found.advice
 
 
+def test_one_of_several_brokers_has_its_catalog_in_the_journal(tmp_path: Path) -> None:
+    """There is no `catalog.log`, and nothing is wrong with that."""
+    folder = tmp_path / "streams" / "orders" / "i1" / "0"
+    folder.mkdir(parents=True)
+    (folder / "partition.json").write_bytes(b"{}")
+    (tmp_path / "raft.json").write_bytes(b"{}")
+    (tmp_path / "raft.log").write_bytes(b"")
+    (found,), count = check_catalog(str(tmp_path))
+    assert (found.status, found.found, count) == ("ok", "the cluster's, in raft.log; 1 partitions are kept here", 1)
+    (tmp_path / "raft.log").unlink()
+    (found,), count = check_catalog(str(tmp_path))
+    assert (found.status, count) == ("warning", 1)
+    assert f"{tmp_path}/raft.log is missing" in found.found
+    assert "catalog from the others" in found.advice
+
+
 @pytest.mark.parametrize(
     "free, total, status",
     [(500 << 30, 1 << 40, OK), (50 << 30, 1 << 40, WARNING), (5 << 30, 1 << 40, WRONG), (100 << 20, 200 << 20, WRONG)],
