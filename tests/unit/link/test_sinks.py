@@ -457,6 +457,16 @@ def test_a_move_of_a_companion_does_not_wait_for_the_dead(
     assert "".join(wanted("a", PartitionState(replicas=("a", "c")), companion, live)) == order
 
 
+@pytest.mark.parametrize("target", [None, ("a", "b")])
+def test_a_companion_of_which_nobody_lives_keeps_who_may_lead_it(target: tuple[str, ...] | None) -> None:
+    """B2: it would have one replica, a new one, and the others would delete what they had staged."""
+    replicas = ("b", "c", "d") if target is None else ("b", "c", "d", "a")
+    companion = PartitionState(
+        replicas=replicas, last_isr=("b",), leader_epoch=5, min_insync_replicas=2, target=target, target_min=2
+    )
+    assert wanted("a", PartitionState(replicas=("a",)), companion, "a") == ("a", "b")
+
+
 def test_a_part_whose_only_replica_lost_it_is_stored_again(tmp_path: Path) -> None:
     """Q1: its log recovers in place, under the same leadership."""
     with linked(tmp_path, ("a",)) as cluster:

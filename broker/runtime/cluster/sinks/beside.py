@@ -7,7 +7,8 @@ decides; an answer that is lost costs a repetition.
 
 B1  Only who leads the partition, by the catalog, asks for its companion. Two who believe so ask in turns until one of
     them has heard; neither has an effect on what is stored.
-B2  A companion that has members in sync stays with them: this broker joins them, it does not replace them.
+B2  A companion that has members in sync stays with them: this broker joins them, it does not replace them. Nor does it
+    replace those that may lead, if nobody is in sync: what was staged is theirs alone.
     A move that waits for a broker which is dead is no obstacle: another one takes its place.
 B3  One question about a companion is out at a time, and the next one not before `PAUSE_S`.
 """
@@ -156,5 +157,6 @@ def wanted(me: str, main: PartitionState, companion: PartitionState, live: Colle
     if me in companion.replicas and len(coming) == len(target):
         order = target or (me, *main.replicas, *companion.replicas)
         return tuple(broker for broker in dict.fromkeys(order) if broker in companion.replicas)
-    order = (me, *coming, *(broker for broker in main.replicas if broker in companion.isr), *companion.isr)
+    members = companion.isr or companion.last_isr
+    order = (me, *coming, *(broker for broker in main.replicas if broker in members), *members)
     return tuple(dict.fromkeys(order))[: max(2, len(target or companion.replicas))]
