@@ -307,3 +307,25 @@ def test_an_older_copy_of_a_folder_is_refused_before_it_votes(tmp_path: Path) ->
         copy.rename(brokers.data("b"))
         with pytest.raises(InvalidRequest, match="older copy"):
             brokers.make("b").start()
+
+
+def test_a_broker_that_knows_of_the_former_folder_alone_refuses_nobody(tmp_path: Path) -> None:
+    """It has just started: its catalog is that of its last snapshot."""
+    with Brokers(tmp_path, "abc") as brokers:
+        brokers.begin_all("abc")
+        plane = brokers.planes["a"]
+        former = plane.service.catalog.brokers["b"]
+        brokers.end("b")
+        brokers.lose("b")
+        brokers.begin("b")
+        brokers.end("b")
+        (brokers.data("b") / "streams").mkdir()
+        assert plane._node is not None
+        until(lambda: plane.service.catalog.brokers["b"].registration > former.registration, "it hears of the next one")
+        greet = plane._node.core.greeted
+
+        def of_before(hello: dict[str, Any]) -> dict[str, Any]:
+            return {**greet(hello), "process": former.incarnation, "registration": former.registration}
+
+        plane._node.core.greeted = of_before
+        brokers.begin("b")

@@ -12,7 +12,7 @@ import pytest
 from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError, NotReady, from_problem
 from broker.metadata.catalog import Catalog
 from broker.runtime.cluster.plane import registering
-from broker.runtime.cluster.plane.registering import FILE, Registration
+from broker.runtime.cluster.plane.registering import FILE, Registration, seen_in
 from broker.runtime.cluster.plane.service import Catalogs
 from tests.support.simdisk import Crashed, SimDisk
 
@@ -88,7 +88,22 @@ def test_a_folder_without_logs_is_anybodys() -> None:
     service.process(first, "p2", has_logs=False).ask()
 
 
-def test_in_a_rescue_the_logs_decide() -> None:
+def test_a_catalog_that_is_older_than_the_folder_proves_nothing() -> None:
+    """R3: it knows the former folder, or a process of an earlier release."""
+    service, first, second = Service(), new_disk(), new_disk()
+    service.process(first, "p0").ask()
+    older = service.present.brokers["b"]
+    service.process(second, "p1", has_logs=False).ask()
+    newer = service.present.brokers["b"]
+    seen = {name: seen_in(disk, "/data") for name, disk in (("first", first), ("second", second))}
+    assert seen["first"] is not None
+    assert seen["second"] is not None
+    assert not seen["second"].lacks(older.incarnation, older.registration)
+    assert not seen["second"].lacks(newer.incarnation, newer.registration)
+    assert seen["first"].lacks(newer.incarnation, newer.registration)
+
+
+def test_a_rescue_begins_with_a_catalog_that_knows_the_former_folder() -> None:
     service, first, second = Service(), new_disk(), new_disk()
     service.process(first, "p0").ask()
     old = json.loads(json.dumps(service.present.snapshot()))
@@ -150,15 +165,17 @@ def test_names_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     service, disk = Service(), new_disk()
     for number in range(20):
         service.process(disk, f"p{number}").ask()
-        names = disk.read_file(PATH).decode().split()
+        names = [line.split()[0] for line in disk.read_file(PATH).decode().splitlines() if line]
         assert len(names) <= 6
         assert names[-3:] == [f"p{n}" for n in range(max(0, number - 2), number + 1)]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_is_killed_the_last_folder_is_taken_and_no_other(seed: int) -> None:
-    """Lives on three folders; the power goes at any step, and commands and answers are lost."""
+    """Lives on three folders; the power goes at any step, and commands and answers are lost. Nor does what a catalog
+    knew at any time speak against the last folder (R3)."""
     rng = random.Random(seed)
+    known: list[tuple[str, int]] = []
     service, disks, holder = Service(), [new_disk(seed=seed * 10 + n) for n in range(3)], -1
     lives = [0, 0, 0]
     for number in range(60):
@@ -178,6 +195,10 @@ def test_whatever_is_killed_the_last_folder_is_taken_and_no_other(seed: int) -> 
             pass
         else:
             assert at == holder or not has_logs, "a former folder is taken"
-        if service.present.brokers.get("b") is not before:
+        now = service.present.brokers.get("b")
+        if now is not None and now is not before:
             holder, lives[at] = at, lives[at] + 1
+            known.append((now.incarnation, now.registration))
         disks[at] = disk.after_crash("lost") if rng.random() < 0.5 else disk.after_kill()
+        seen = None if holder < 0 else seen_in(disks[holder], "/data")
+        assert seen is None or not any(seen.lacks(*each) for each in known)

@@ -45,7 +45,7 @@ from broker.raft.node import form, open_journal
 from broker.runtime.cluster.plane import membership
 from broker.runtime.cluster.plane.identity import Identity
 from broker.runtime.cluster.plane.membership import FORMING, JOINING, JOURNAL, MEMBER, Membership, group_of
-from broker.runtime.cluster.plane.registering import former, names_in
+from broker.runtime.cluster.plane.registering import former, seen_in
 from broker.storage.disk import Disk
 from broker.storage.folder import STREAMS_FOLDER
 
@@ -172,10 +172,11 @@ class Entrance:
     def _check_present(self, answers: Mapping[str, dict[str, Any]]) -> None:
         """F8."""
         if self._disk.exists(f"{self._folder}/{STREAMS_FOLDER}"):
-            seen = names_in(self._disk, self._folder)
-            for answer in answers.values():
-                if seen is not None and answer.get("process") not in ("", None, *seen):
-                    raise former(self._me.broker_id, self._folder)
+            seen = seen_in(self._disk, self._folder)
+            said = [(answer.get("process"), answer.get("registration")) for answer in answers.values()]
+            last = [(name, number) for name, number in said if isinstance(name, str) and isinstance(number, int)]
+            if seen is not None and any(seen.lacks(*each) for each in last):
+                raise former(self._me.broker_id, self._folder)
 
     def _completed(self, own: Membership, answers: Mapping[str, dict[str, Any]]) -> Membership:
         """With the first voters, which a kill in the middle of joining may have cost: others may still ask for them."""
@@ -301,13 +302,14 @@ def answer_to(
     voters: tuple[str, ...] = (),
     removed: Mapping[str, str] | None = None,
     acted: Mapping[str, str] | None = None,
-    processes: Mapping[str, str] | None = None,
+    processes: Mapping[str, tuple[str, int]] | None = None,
 ) -> dict[str, Any]:
     """The answer of a broker to one that comes.
 
     Args:
         voters: As the group has them now. removed: Ids of folders that are over, with their brokers' names.
-        acted: The id under which each broker has registered last, by its name. processes: Its process, likewise.
+        acted: The id under which each broker has registered last, by its name. processes: Its process, and the number
+            of that registration.
     """
     refusal = None
     with suppress(TypeError):
@@ -330,6 +332,7 @@ def answer_to(
             refusal = f"cluster.voters is {hello.get('named')} there and {named} here: it has to be the same everywhere"
         elif broker == me.broker_id:
             refusal = f"this is broker {broker} too: two brokers have one name"
+        process, registration = (processes or {}).get(str(broker), ("", 0))
         has_acted = bool(node_id) and (acted or {}).get(str(broker)) == node_id
         return {
             "type": "hello",
@@ -340,7 +343,8 @@ def answer_to(
             "first": list(own.first),
             "voters": list(voters),
             "has_acted": has_acted,
-            "process": (processes or {}).get(str(broker), ""),
+            "process": process,
+            "registration": registration,
         }
     return {"type": "hello", "refusal": "a hello that cannot be read"}
 

@@ -371,7 +371,7 @@ class Plane:
             voters=self._node.voters(),
             removed=catalog.cluster.removed,
             acted={broker: info.raft for broker, info in catalog.brokers.items()},
-            processes={broker: info.incarnation for broker, info in catalog.brokers.items()},
+            processes={broker: (info.incarnation, info.registration) for broker, info in catalog.brokers.items()},
         )
 
     def _refused(self, peer: str, why: str) -> None:

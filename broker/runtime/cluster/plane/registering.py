@@ -1,32 +1,33 @@
 """The registration of this process: asked for until the catalog has it, from a folder that the catalog means.
 
-    processes    in the data folder: the names of the processes that have run on it, a line each, the newest last
+    processes    in the data folder: <name> <after>, a line for each process that has run on it, the newest last
 
-    the catalog's last process of this broker ─► has this folder seen it? ─► own name on disk ─► register, after it
+    the catalog's last process of this broker ─► has this folder seen it? ─► own line on disk ─► register, after it
 
 R1  It names the registration that it replaces. One that arrives when another process has registered since is refused:
     it would end that process, and have the replicas that were made meanwhile taken for lost.
-R2  A name is on disk in this folder before the catalog can have it. So a folder with logs that lacks the name of the
-    last process is not the folder that the catalog means: its broker has another one, or this is an older copy. It is
-    refused, or its logs would pass for those that are in sync. (The Raft journal has an id too, and may be lost alone.)
-R3  In a rescue the catalog is older than the folders, and the logs decide by themselves (`rescue.Q3`).
+R2  A line is on disk in this folder before the catalog can have its process. So a folder with logs that lacks the last
+    process, and has seen nobody register since, is not the folder that the catalog means: its broker has another one,
+    or this is an older copy. It is refused, or its logs would pass for those that are in sync. (The Raft journal has an
+    id too, and may be lost alone.)
+R3  A catalog that is older than the folder proves nothing: one that a rescue begins with, or that of a broker that has
+    just started. Registrations up to `after` are older.
 R4  A folder of an earlier release has no such file: it is taken for the one that the catalog means, once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from broker.api.errors import InvalidRequest, LiftlogError, NotReady
-from broker.metadata.info import BrokerInfo
 from broker.runtime.cluster.plane.clock import boot_ms
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.storage.disk import Disk, disk_errors
 
 FILE: Final = "processes"
-KEPT: Final = 1_000
-"""So many names are kept when there are twice as many. A catalog that a rescue begins with may be older by some."""
+KEPT: Final = 100
+"""So many lines are kept when there are twice as many: of processes that ended before they had registered."""
 
 
 class Registration:
@@ -55,12 +56,15 @@ class Registration:
             InvalidRequest: it was refused, or R2.
             LiftlogError: to be asked again.
         """
-        catalog, name = self._service.catalog, str(self._command["incarnation"])
-        known = catalog.brokers.get(str(self._command["broker_id"]))
+        broker, name = str(self._command["broker_id"]), str(self._command["incarnation"])
+        known = self._service.catalog.brokers.get(broker)
         if known is not None and known.incarnation == name:
             return known.registration
-        self._note(name, known, is_rescued=catalog.cluster.rescue is not None)
         after = 0 if known is None else known.registration
+        seen = seen_in(self._disk, self._folder)
+        if self._has_logs and known is not None and seen is not None and seen.lacks(known.incarnation, after):
+            raise former(broker, self._folder)
+        self._note((name, after))
         self.sent_ms.append(boot_ms())
         try:
             return int(self._service.execute({**self._command, "after": after})["registration"])
@@ -72,36 +76,38 @@ class Registration:
                 raise NotReady(f"{error.message}: this catalog had {after}") from error
             raise
 
-    def _note(self, name: str, known: BrokerInfo | None, *, is_rescued: bool) -> None:
-        """R2, R3, R4."""
+    def _note(self, own: tuple[str, int]) -> None:
         disk, path = self._disk, f"{self._folder}/{FILE}"
-        seen = names_in(disk, self._folder)
-        is_former = known is not None and seen is not None and known.incarnation not in seen
-        if is_former and self._has_logs and not is_rescued:
-            raise former(str(self._command["broker_id"]), self._folder)
         with disk_errors(f"write {path}"):
-            if seen is None:
-                seen = [known.incarnation] if known is not None and self._has_logs else []
-                disk.replace_file(path, _lines([*seen, name]))
-            elif name not in seen and len(seen) < 2 * KEPT:
-                self._append(path, name)
-            elif name not in seen:
-                disk.replace_file(path, _lines([*seen[-KEPT:], name]))
-
-    def _append(self, path: str, name: str) -> None:
-        file = self._disk.open(path)
-        try:
-            file.write(b"\n" + _lines([name]))  # the one before it may be torn
-            file.sync()
-        finally:
-            file.close()
+            lines = _read(disk, path) or []
+            if not lines or len(lines) >= 2 * KEPT:
+                disk.replace_file(path, _lines([*lines[-KEPT:], own]))
+            elif own != lines[-1]:
+                file = disk.open(path)
+                try:
+                    file.write(b"\n" + _lines([own]))  # the one before it may be torn
+                    file.sync()
+                finally:
+                    file.close()
 
 
-def names_in(disk: Disk, folder: str) -> list[str] | None:
-    """The processes that a data folder has seen; None: it says nothing (R4). Raises StorageFailed."""
+class Seen(NamedTuple):
+    """The processes that a data folder has seen. Registrations up to `after` are older than the last of them."""
+
+    names: frozenset[str]
+    after: int
+
+    def lacks(self, name: str, registration: int) -> bool:
+        """Whether this process has registered since, from elsewhere (R2, R3)."""
+        return registration > self.after and name not in self.names
+
+
+def seen_in(disk: Disk, folder: str) -> Seen | None:
+    """None: the folder says nothing (R4). Raises StorageFailed."""
     path = f"{folder}/{FILE}"
     with disk_errors(f"read {path}"):
-        return disk.read_file(path).decode("ascii", "replace").split() if disk.exists(path) else None
+        lines = _read(disk, path)
+    return Seen(frozenset(name for name, _ in lines), max(after for _, after in lines)) if lines else None
 
 
 def former(broker: str, folder: str) -> InvalidRequest:
@@ -114,5 +120,11 @@ def former(broker: str, folder: str) -> InvalidRequest:
     )
 
 
-def _lines(names: Iterable[str]) -> bytes:
-    return "".join(f"{name}\n" for name in names).encode()
+def _read(disk: Disk, path: str) -> list[tuple[str, int]]:
+    text = disk.read_file(path).decode("ascii", "replace") if disk.exists(path) else ""
+    lines = [line.split(" ") for line in text.splitlines()]
+    return [(line[0], int(line[1])) for line in lines if len(line) == 2 and line[1].isascii() and line[1].isdigit()]
+
+
+def _lines(lines: Iterable[tuple[str, int]]) -> bytes:
+    return "".join(f"{name} {after}\n" for name, after in lines).encode()
