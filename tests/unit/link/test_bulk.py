@@ -9,6 +9,7 @@ import contextlib
 import logging
 import random
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,11 @@ import pytest
 
 from broker.api.batch import decode_batch
 from broker.metadata.partition import Place
+from broker.replication.messages import Fenced
+from broker.runtime.cluster.codec import TICKET_BYTES, Answered, Bulk
 from broker.runtime.cluster.link import answering, bulk, bulk_reader
 from broker.runtime.cluster.link.bulk import ASKS, CONNECTIONS_MAX, HOLDS, TRANSFERS_MAX, BulkServer, Transfer
+from broker.runtime.cluster.link.bulk_reader import BulkReader
 from broker.storage.disk import OsDisk
 from broker.storage.read import ReadPlan
 from broker.storage.rewrite.coalescing import CoalescingSettings, coalesce
@@ -390,3 +394,33 @@ def test_a_file_that_was_cut_ends_it(server: BulkServer, plan: Plan, tmp_path: P
     with dialled(server, server.offer(Transfer("b", plan, lambda: True)).ticket) as connection:
         assert len(taken(connection, 1_000_000)) == len(BIG) - 100
     eventually(lambda: plan.is_closed, what="the files to be closed")
+
+
+# -- the follower's side -----------------------------------------------------------------------------------------
+
+
+def test_what_was_half_there_when_it_is_closed_is_not_handed_on() -> None:
+    """Nor asked about: what comes next may look like the word that it holds."""
+    handed: list[bytes] = []
+
+    def arrived(said: Answered, data: memoryview) -> bool:
+        handed.append(bytes(data))
+        return True
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reader = BulkReader("a", arrived, lambda at: None, Counter())
+        told = Bulk(bytes(TICKET_BYTES), 100, listener.getsockname()[1])
+        reader.take("127.0.0.1", Answered(("i", 0), Fenced(epoch=1, incarnation=(1, 0)), b"", told))
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(60)
+            assert len(taken(connection, TICKET_BYTES)) == TICKET_BYTES
+            reader._is_closed = True  # as `close` has it, before it cuts the connection
+            connection.sendall(bytes(50))
+            asked = b""
+            with contextlib.suppress(ConnectionResetError):  # it has not read all
+                asked = connection.recv(1)
+            if asked:
+                connection.sendall(HOLDS)
+        reader.close()
+    assert (asked, handed) == (b"", [])

@@ -123,8 +123,8 @@ class BulkReader:
                 connection.settimeout(STALLED_S)
                 connection.sendall(bulk.ticket)
                 at = 0
-                while at < len(data) and not self._is_closed:
-                    count = connection.recv_into(data[at:])
+                while at < len(data):
+                    count = 0 if self._is_closed else connection.recv_into(data[at:])
                     if not count:
                         raise ConnectionError(f"cut after {at} of {len(data)} bytes")
                     at += count
