@@ -146,7 +146,7 @@ LINES_MAX = {
     "metadata": (2_800, 76),
     "raft": (1_900, 76),
     "replication": (1_900, 76),
-    "runtime": (18_800, 122),
+    "runtime": (18_900, 76),
     "serving": (5_700, 97),
     "sinks": (1_100, 92),
     "storage": (10_950, 103),
