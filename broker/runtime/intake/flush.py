@@ -1,4 +1,4 @@
-"""From builders to appended batches, and from durable batches to acks. Lives on the intake thread's loop.
+"""From builders to appended batches, and from durable batches to answers. Lives on the intake thread's loop.
 
     Intake.feed ─► Builder per partition ─► flush: one append ─► fsync pool ─► acks, one blob per batch ─► socket
 
@@ -10,11 +10,9 @@ that gathers during a sync waits for at most `CYCLE_S`. This thread itself syncs
 awaited: a publisher that waits for acks sends no more than a window meanwhile, and others do not wait at the socket.
 
 N1  A record is acked only when it is committed, or with `Liftlog-Ack: leader` after the fsync (with fsync=interval: the
-    append) of this broker that covers it. Answers on records that were not stored wait for the former (N4).
+    append) of this broker that covers it. Answers on records that were not stored wait for the former (`answers.N4`).
 N2  Bytes that are appended and not yet durable are bounded (`pending_bytes_max`): over it `may_read` does not
     return, so nothing more is read. NATS buffers, and may cut us off; that is counted and reported.
-N3  A refused or failed record is answered and counted; the rest of its batch is not touched.
-N4  A repeat (by its id) is answered like a record of the batch that it came with: its original was appended before it.
 N5  A builder lives as long as messages can come into it, and knows its slot (`Builder.tag`): a message that was half
     read when settings changed, or when its stream was paused or deleted, goes the way of every other, and its
     partition says what becomes of it.
@@ -35,23 +33,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.api.errors import (
-    LiftlogError,
-    NotEnoughReplicas,
-    NotLeader,
-    NotReady,
-    Overloaded,
-    ReadOnly,
-    StorageFailed,
-    StreamPaused,
-    UnknownStream,
-)
+from broker.api.errors import LiftlogError, StorageFailed
 from broker.ingest import Builder, Intake, PendingBatch
-from broker.ingest.answers import error_answer
 from broker.metadata.catalog import StreamInfo
 from broker.replication.events import Acks
+from broker.runtime.intake.answers import Answers, blob_of
 from broker.runtime.intake.uncommitted import Apart, Uncommitted
-from broker.runtime.metrics import BATCH_RECORDS
 from broker.runtime.partitions.leader import OnDurable, Outcome, Partition
 from broker.runtime.partitions.replicated import Bookkeeping
 from broker.runtime.partitions.sync import SyncPool, SyncRow
@@ -72,10 +59,6 @@ TICK_SLOTS = 8
 """So many are flushed in one turn of the loop when a tick comes, in some 0.5 ms; in between the socket is read (N7)."""
 
 ALL = Acks.ALL
-CLOSED = (ReadOnly, StreamPaused, UnknownStream)
-"""Somebody closed the stream to publishers: no fault, so it is counted and answered, not logged for each batch."""
-LATER = (NotEnoughReplicas, NotLeader, NotReady, Overloaded)
-"""Other brokers are waited for: who awaits an ack sends again, and each batch meets the same. Logged now and then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +119,6 @@ class Flusher:
     ) -> None:
         self._intake = intake
         self._make_builder = make_builder
-        self._send = send
         self._pending_bytes_max = pending_bytes_max
         self._pending_bytes = 0
         self._ticked_bytes = 0  # of these
@@ -148,22 +130,14 @@ class Flusher:
         self._resume.set()
         self._loop = loop
         self.uncommitted = Uncommitted(pending_bytes_max)
-        self._bugs_shown_s = self._later_shown_s = -BUG_INTERVAL_S
-        self.counts = dict.fromkeys(
-            (
-                "acks_sent",
-                "batches",
-                "append_failed_records",
-                "duplicate_records",
-                "refused_stream_closed",
-                "refused_expectation",
-                "refused_ids_full",
-                "refused_subject_unknown",
-                "pauses",
-                "flush_bugs",
-            ),
-            0,
-        )
+        self._bugs_shown_s = -BUG_INTERVAL_S
+        self.answers = Answers(send, loop.time)
+        self._own_counts = {"pauses": 0, "flush_bugs": 0}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of batches and records, and of faults and pauses of the flush."""
+        return self.answers.counts | self._own_counts
 
     def add(self, info: StreamInfo, partition: Partition, *, sorted_by: int = 0) -> FlushSlot:
         """Make a partition's slot."""
@@ -224,7 +198,7 @@ class Flusher:
             except Exception:  # N6
                 self._note_bug(slot)
         if refusals := self._intake.refusals():
-            self._send(refusals)
+            self.answers.send(refusals)
 
     def _linger(self, slot: FlushSlot) -> None:
         """Have it flushed with the others at the next tick, after `linger_s` at most."""
@@ -274,10 +248,10 @@ class Flusher:
 
         def durable(result: AppendResult, outcome: Outcome) -> None:  # in any thread: of who learns what became of it
             nonlocal is_answered
-            blob = _blob(pending, result, outcome, whose) if pending.awaited_count else b""
+            blob = blob_of(pending, result, outcome, whose) if pending.awaited_count else b""
             if is_appending and threading.get_ident() == thread:
                 is_answered = True  # before it counts as under way; in a later append of this thread it does
-                self._answer(pending, blob, outcome)
+                self.answers.give(pending, blob, outcome)
                 return
             then = functools.partial(self._on_durable, slot, pending, result.bytes, blob, outcome, row, apart)
             self._hand_over(slot, then)
@@ -308,11 +282,11 @@ class Flusher:
                 [pending], tell, acks=acks, on_leader=on_leader, here=here, row=row, sorted_by=slot.sorted_by
             )
         except LiftlogError as error:
-            self._failed(slot, pending, error)
+            self.answers.refuse(slot.partition, pending, error)
             return
         except Exception as error:  # it must not pass for success (N6)
             self._note_bug(slot)
-            self._failed(slot, pending, StorageFailed(f"{slot.partition}: {error!r}"))
+            self.answers.refuse(slot.partition, pending, StorageFailed(f"{slot.partition}: {error!r}"))
             return
         is_appending = False
         if apart is not None:
@@ -333,11 +307,11 @@ class Flusher:
         self, slot: FlushSlot, pending: PendingBatch, thread: int, result: AppendResult, outcome: Outcome
     ) -> None:
         """In any thread: answer those for whom it is enough that a batch is durable on this broker."""
-        blob = _blob(pending, result, outcome, True)
+        blob = blob_of(pending, result, outcome, True)
         if threading.get_ident() == thread:
-            self._send(blob)
+            self.answers.send(blob)
         else:
-            self._hand_over(slot, functools.partial(self._send, blob))
+            self._hand_over(slot, functools.partial(self.answers.send, blob))
 
     def _durable_here(
         self, slot: FlushSlot, apart: Apart, row: SyncRow | None, thread: int, result: AppendResult, outcome: Outcome
@@ -368,39 +342,6 @@ class Flusher:
         except RuntimeError:
             log.error("intake.ack_after_close partition=%s", slot.partition)
 
-    def _answer(self, pending: PendingBatch, blob: bytes, outcome: Outcome) -> None:
-        """Send the answers to a batch that was appended, and count it."""
-        if blob:
-            self._send(blob)  # before all else: somebody waits for it
-        counts = self.counts
-        counts["batches"] += 1
-        if any(pending.settled):
-            repeats, wrong, full, unsure = pending.settled
-            counts["duplicate_records"] += repeats
-            counts["refused_expectation"] += wrong
-            counts["refused_ids_full"] += full
-            counts["refused_subject_unknown"] += unsure
-        if not isinstance(outcome, int):
-            counts["append_failed_records"] += pending.record_count
-        else:
-            counts["acks_sent"] += pending.awaited_count
-        BATCH_RECORDS.observe(pending.record_count)
-
-    def _failed(self, slot: FlushSlot, pending: PendingBatch, error: LiftlogError) -> None:
-        if isinstance(error, CLOSED):
-            self.counts["refused_stream_closed"] += pending.record_count
-        else:
-            self.counts["append_failed_records"] += pending.record_count
-            if not isinstance(error, LATER) or self._may_show_later():
-                log.error(
-                    "intake.append_failed partition=%s records=%d reason=%s error=%s",
-                    slot.partition,
-                    pending.record_count,
-                    error.reason,
-                    error,
-                )
-        self._send(_error_blob(pending, error))
-
     def _take_synced(self) -> None:
         """Take what threads of the pool have synced. One wake-up of the loop serves all that came until it looks."""
         self._is_waking = False  # before it looks: who comes later wakes it anew
@@ -422,7 +363,7 @@ class Flusher:
         apart: Apart | None,
     ) -> None:
         try:
-            self._answer(pending, blob, outcome)
+            self.answers.give(pending, blob, outcome)
         finally:  # or the slot would take itself for busy for good
             if apart is None:
                 self._synced_here(slot, byte_count, row)
@@ -453,19 +394,12 @@ class Flusher:
             else:
                 self._flush(slot)
 
-    def _may_show_later(self) -> bool:
-        now_s = self._loop.time()
-        is_due = now_s - self._later_shown_s >= BUG_INTERVAL_S
-        if is_due:
-            self._later_shown_s = now_s
-        return is_due
-
     def _note_bug(self, slot: FlushSlot) -> None:
-        self.counts["flush_bugs"] += 1
+        self._own_counts["flush_bugs"] += 1
         now_s = self._loop.time()
         if now_s - self._bugs_shown_s >= BUG_INTERVAL_S:
             self._bugs_shown_s = now_s
-            log.exception("intake.flush_bug partition=%s bugs=%d", slot.partition, self.counts["flush_bugs"])
+            log.exception("intake.flush_bug partition=%s bugs=%d", slot.partition, self._own_counts["flush_bugs"])
 
     def is_held_up(self) -> bool:
         """Whether too much is on its way to the disk (N2)."""
@@ -475,7 +409,7 @@ class Flusher:
         """Wait while too much is on its way to the disk."""
         if self.is_held_up():
             self._resume.clear()
-            self.counts["pauses"] += 1
+            self._own_counts["pauses"] += 1
             log.warning("intake.paused pending_bytes=%d", self._pending_bytes)
             await self._resume.wait()
 
@@ -491,14 +425,3 @@ def _builder_settings(info: StreamInfo) -> dict[str, Any]:
         "batch_bytes": settings.batch_bytes,
         "batch_records": settings.batch_records,
     }
-
-
-def _blob(pending: PendingBatch, result: AppendResult, outcome: Outcome, leader: bool | None) -> bytes:
-    """The answers to the publishers of a batch. `leader`: as `PendingBatch.acks` takes it."""
-    if isinstance(outcome, int):
-        return pending.acks(result.first_offset, leader)
-    return pending.errors(*error_answer(outcome), leader)
-
-
-def _error_blob(pending: PendingBatch, error: LiftlogError) -> bytes:
-    return pending.errors(*error_answer(error)) if pending.awaited_count else b""

@@ -76,7 +76,7 @@ class Life:
         self.with_interval = self.replicated is None and rng.random() < 0.5
         self.failures = 0
         self.wrong: list[Exception] = []
-        intake.flusher._send = self.hear
+        intake.flusher.answers.send = self.hear
 
     # -- what may happen
 

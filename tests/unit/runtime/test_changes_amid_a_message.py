@@ -54,7 +54,7 @@ class Broker:
         self.hub = ChangeHub(self.loop)
         self.disk, self.appender, self.pool = SimDisk(), appender, pool
         self.sent = b""
-        self.driver._flusher._send = self.send
+        self.driver._flusher.answers.send = self.send
         self.infos: dict[str, StreamInfo] = {}
         self.partitions: dict[str, list[Partition]] = {}
         for sid, name in enumerate("st", 1):

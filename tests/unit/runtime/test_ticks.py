@@ -253,7 +253,7 @@ def test_a_batch_whose_answer_cannot_be_sent_does_not_hold_up_its_partition_for_
             raise error
         intake.send(blob)
 
-    monkeypatch.setattr(intake.flusher, "_send", send)
+    monkeypatch.setattr(intake.flusher.answers, "send", send)
     intake.receive(1, 1, 2)  # not alone: the pool syncs them
     pool.go.release(2)
     intake.until(lambda: intake.flusher._pending_bytes == 0, "both to be settled")
@@ -311,7 +311,7 @@ def test_one_wake_up_serves_what_a_row_has_synced_and_a_bug_ends_none_of_it(
     intake.until(lambda: intake.ends() == [(1, 0), (1, 0)], "the tick")
     wakes, plain = [], intake.loop.call_soon_threadsafe
     monkeypatch.setattr(intake.loop, "call_soon_threadsafe", lambda *of: wakes.append(of) or plain(*of))
-    monkeypatch.setattr(intake.flusher, "_answer", _broken_once(intake.flusher._answer))
+    monkeypatch.setattr(intake.flusher.answers, "give", _broken_once(intake.flusher.answers.give))
     pool.go.release()
     eventually(lambda: len(intake.flusher._synced) == 2, what="the row")
     assert len(wakes) == 1
