@@ -20,7 +20,7 @@ from typing import Any
 from broker.api.errors import StorageFailed
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link.link import ReplicaLink
-from broker.runtime.cluster.replicas import FoundReplicas, Replicas
+from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
 from broker.runtime.config.settings import ReplicationConfig
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.support.placed import Node, ScriptedCatalog

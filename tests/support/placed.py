@@ -16,9 +16,9 @@ from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Send
 from broker.replication.messages import Incarnation
-from broker.runtime.cluster.folders import Folders
-from broker.runtime.cluster.placed import PlacedReplica
-from broker.runtime.cluster.replicas import FoundReplicas, Replicas
+from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.placed import PlacedReplica
+from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
 from broker.runtime.cluster.wiring import Capture, Host
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition

@@ -27,7 +27,7 @@ from broker.replication.leader import Leader
 from broker.runtime.cluster import broker as broker_module
 from broker.runtime.cluster.link.following import Following
 from broker.runtime.cluster.plane.service import TIMEOUT_S, Catalogs
-from broker.runtime.cluster.replicas import Replicas
+from broker.runtime.cluster.replicas.replicas import Replicas
 
 
 def main() -> None:

@@ -1,15 +1,11 @@
 """A cluster of several brokers: all that runs only where there are others.
 
-    plane/ (the catalog) ─► replicas ─► placed, for each replica ─► link/ ─► the other brokers
-                    control, what users change ─► plane/             └────► streams, what is served here
+    plane/ (the catalog) ─► replicas/, each in its role ─┬─► link/ ─► the other brokers
+    control, what users change ─► plane/                 └─► streams, what is served here
 
 broker.py       One broker of several, assembled.
 plane/          The metadata plane: the Raft node on a thread, sessions, the controller; forming and joining.
-replicas.py     All replicas of this broker: what the catalog says goes to each, and step-outs are gathered.
-placed.py       One replica under the catalog: leader, follower or resting; its step-outs.
-serial_work.py  One thing at a time for each replica, on the threads of a pool.
-folders.py      The folders of placed partitions: opened, made, moved aside, removed.
-wants.py        Wishes of one replica to the catalog and to its followers, asked once at a time.
+replicas/       The replicas of this broker, each led, following or resting, as the catalog says; their folders.
 wiring.py       Things that a replica needs of others: the catalog, a session, followers, the capture of messages.
 codec.py        Messages between replicas as bytes of the wire, and back.
 link/           Replicas of several brokers over gRPC: followers ask, leaders answer.

@@ -35,7 +35,6 @@ from broker.metadata.catalog import Catalog, StreamInfo
 from broker.runtime.assembled import Assembled
 from broker.runtime.background.expiry import expire_offsets
 from broker.runtime.cluster.control import PlacedControl
-from broker.runtime.cluster.folders import Folders
 from broker.runtime.cluster.link.link import ReplicaLink
 from broker.runtime.cluster.offsets import PlacedConsumers
 from broker.runtime.cluster.operating.admin import ClusterAdmin
@@ -43,7 +42,8 @@ from broker.runtime.cluster.operating.samples import cluster_samples
 from broker.runtime.cluster.own_streams import OwnStream
 from broker.runtime.cluster.plane.identity import Identity
 from broker.runtime.cluster.plane.plane import Addresses, Plane
-from broker.runtime.cluster.replicas import Replicas
+from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.sinks.beside import Companions
 from broker.runtime.cluster.sinks.service import PlacedSinks
 from broker.runtime.cluster.streams import PlacedStreams

@@ -12,7 +12,7 @@ from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.partition import Place
 from broker.replication.events import Send
 from broker.replication.messages import Incarnation
-from broker.runtime.cluster.folders import Folders
+from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.partitions.replica import Replica
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.runtime.partitions.sync import SyncPool

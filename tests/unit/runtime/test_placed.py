@@ -27,8 +27,8 @@ from broker.api.errors import (
     UnknownFormatVersion,
 )
 from broker.metadata.partition import Place
-from broker.runtime.cluster import replicas as replicas_module
-from broker.runtime.cluster.folders import Folders
+from broker.runtime.cluster.replicas import replicas as replicas_module
+from broker.runtime.cluster.replicas.folders import Folders
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import Checkpoint, LogIdentity, LogSettings

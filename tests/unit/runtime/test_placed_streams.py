@@ -35,10 +35,10 @@ from broker.metadata.catalog import Catalog, StreamInfo
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
 from broker.runtime.cluster import control as control_module
-from broker.runtime.cluster import replicas as replicas_module
 from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.offsets import PlacedConsumers
+from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.configuration import load
 from tests.support.placed import Cluster, Node, node

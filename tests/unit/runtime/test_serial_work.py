@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from broker.runtime.cluster.serial_work import SerialWork
+from broker.runtime.cluster.replicas.serial_work import SerialWork
 from tests.support.processes import eventually
 
 

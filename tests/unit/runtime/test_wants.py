@@ -19,7 +19,7 @@ import pytest
 from broker.api.errors import DiskFull
 from broker.metadata.partition import PartitionState
 from broker.replication.events import AskIsr, StartMoved, Trim
-from broker.runtime.cluster.wants import Wants
+from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import Followers, Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from tests.support.processes import eventually

@@ -28,10 +28,10 @@ from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
 from broker.runtime.cluster.control import check_may_change
-from broker.runtime.cluster.folders import ASIDE
 from broker.runtime.cluster.operating import losing, rescuing
 from broker.runtime.cluster.operating.draining import kept_by, planned
 from broker.runtime.cluster.plane.service import Catalogs
+from broker.runtime.cluster.replicas.folders import ASIDE
 from broker.runtime.partitions.replicated import ReplicatedPartition
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from broker.api.stream import settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.growth import GrowthStage, stage_of
 from broker.metadata.partition import Place
-from broker.runtime.cluster.placed import PlacedReplica, Stepping, Told
+from broker.runtime.cluster.replicas.placed import PlacedReplica, Stepping, Told
 from broker.runtime.cluster.wiring import Host
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog

@@ -50,8 +50,8 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
-from broker.runtime.cluster.serial_work import SerialWork
-from broker.runtime.cluster.wants import Wants
+from broker.runtime.cluster.replicas.serial_work import SerialWork
+from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
 from broker.runtime.metrics import LEADERSHIP_START_SECONDS
 from broker.runtime.partitions.replicated import ReplicatedPartition
