@@ -2,11 +2,12 @@
 
     the applied catalog ─► replicas.py ─► placed.py, one for each replica ─┬─► folders.py, the log on the disk
                                           in turns (serial_work.py)        ├─► ../link, its followers or its leader
-                                                                           ├─► ../wiring.py, the capture of messages
+                                                                           ├─► capturing.py, messages from NATS
                                                                            └─► wants.py ─► the catalog
 
 replicas.py     All replicas of this broker: what the catalog says goes to each, and step-outs are gathered.
 placed.py       One replica under the catalog: leader, follower or resting; its step-outs.
+capturing.py    The capture of its messages while it leads.
 serial_work.py  One thing at a time for each replica, on the threads of a pool.
 folders.py      The folders of placed partitions: opened, made, moved aside, removed.
 wants.py        Wishes of one replica to the catalog and to its followers, asked once at a time.

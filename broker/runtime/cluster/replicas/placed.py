@@ -1,7 +1,7 @@
 """One replica under the catalog: leader, follower or resting, as the applied state of its partition says.
 
     catalog's thread ──tell──► newest state ─┐
-    leader's core ─────AskIsr, Trim, StepOut─┼─► a turn on a thread of the pool ──► log, Partition, Follower, Capture
+    leader's core ─────AskIsr, Trim, StepOut─┼─► a turn on a thread of the pool ──► log, Partition, Follower, Capturing
     follower ──────────step_out──────────────┤
     clock ─────────────tick──────────────────┘
 
@@ -17,7 +17,6 @@ V4  After a failed fsync it does nothing but ask for a step-out. Another incarna
 V5  A damaged replica leads on, or rests, until it has stepped out: it follows nobody, as it would report a durable end
     that is not so. Then its files are moved aside, and it begins anew. They go when all replicas are in sync, as do
     those of a leader whose damage was given up. Where there is one replica alone they stay.
-V6  A leader reads from NATS while it has a session, and answers clients once the server has confirmed that it does.
 V7  A leader that is told of another leadership answers nobody from then on, also before its turn.
 V8  A log that a process finds at its start is the replica's only if the catalog knows one there. Else it is moved
     aside: the replica has stepped out of it for damage, and the former process did not live to see that; or it was
@@ -27,8 +26,6 @@ V9  A fault of ours in a turn is followed by another turn. A log that was found 
 V10  A replica that the catalog knows no other of does with its log what a broker does that is alone: what is damaged is
     lost, and told; acknowledged records behind it stay, with their offsets; and they are read. It stops doing so before
     it leads, or follows, in the epoch in which there are others.
-V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
-    in the order in which they were begun, and the stream of that name may be another one by now.
 V12  It stops taking messages, and goes on, in turns, as it was told: a stop is confirmed as of the moment of its turn.
 
 Design: docs/explain/replication.md. The model is `tests/sim/replica.py`.
@@ -40,8 +37,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -50,10 +45,10 @@ from broker.metadata.catalog import StreamInfo
 from broker.metadata.growth import GrowthStage
 from broker.metadata.partition import PartitionState, Place
 from broker.replication.messages import NO_INCARNATION, Incarnation
+from broker.runtime.cluster.replicas.capturing import Capturing
 from broker.runtime.cluster.replicas.serial_work import SerialWork
 from broker.runtime.cluster.replicas.wants import Wants
 from broker.runtime.cluster.wiring import FollowerDriver, Host
-from broker.runtime.metrics import LEADERSHIP_START_SECONDS
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
 
@@ -105,8 +100,6 @@ class PlacedReplica:
         is_damaged: Something that was fsynced cannot be read.
         is_fresh: Its log was made while the catalog still waited for a former one to be deleted.
         is_gone: It was removed, and so was its folder.
-        knows: It takes in messages under this: (its epoch, how many partitions its stream is about to have, 0 for no
-            others). It only grows (`growth.G1`).
     """
 
     def __init__(self, host: Host, at: Place, name: str, found: PartitionLog | None, woken: Callable[[], None]) -> None:
@@ -114,7 +107,6 @@ class PlacedReplica:
         self.partition: ReplicatedPartition | None = None
         self.stepping: Stepping | None = None
         self.is_damaged = self.is_fresh = self.is_gone = False
-        self.knows = (-1, 0)
         self._host = host
         self._name = name
         self._found = found
@@ -122,6 +114,7 @@ class PlacedReplica:
         self._turns = SerialWork(host.workers, self._work)
         self._wants = Wants(host, at, ask_turn=self._turns.ask, step_out=self.step_out)
         self._lock = threading.Lock()  # over what others leave for the next turn
+        self._capturing = Capturing(host, self._lock, lambda: self._was_removed, woken)
         self._told: Told | None = None
         self._was_removed = False
         self._wants_out: str | None = None
@@ -130,10 +123,8 @@ class PlacedReplica:
         self._info: StreamInfo | None = None
         self._incarnation: Incarnation = NO_INCARNATION
         self._following: tuple[int, Incarnation] | None = None
-        self._captured: tuple[ReplicatedPartition, int, StreamInfo] | None = None
         self._is_unsettled = False
         self._settle_ms = 0
-        self._taking_over: tuple[int, int] | None = None  # a leadership that has not served yet, and since when (ms)
 
     def __str__(self) -> str:
         return f"{self._name}/{self.at[1]}"
@@ -154,7 +145,7 @@ class PlacedReplica:
             self._was_removed |= told is None
         is_new = before is None or told is None or before.state.leader_epoch != told.state.leader_epoch
         if told is not None and is_new and told.state.leader == self._host.me:
-            self._taking_over = told.state.leader_epoch, self._host.now_ms()
+            self._capturing.take_over(told.state.leader_epoch)
         partition = self.partition
         if partition is not None:  # V7
             epoch = told.state.leader_epoch if told is not None else partition.leader_epoch + 1
@@ -199,7 +190,7 @@ class PlacedReplica:
                     self.step_out("fsync")
                 elif self.is_damaged and may_go:
                     self.step_out("damage")
-            if self._wants_capture(partition, told) != (self._captured is not None):
+            if self._capturing.is_wanted(partition, told.info) != self._capturing.is_begun:
                 self._turns.ask()
         if self._is_unsettled and now_ms - self._settle_ms >= AGAIN_MS:
             self._settle_ms = now_ms
@@ -256,7 +247,8 @@ class PlacedReplica:
         if not self._wants.trim():
             self._is_unsettled = True
         self._see_to_stage(told)
-        self._see_to_capture(told)
+        if (partition := self.partition) is not None:
+            self._capturing.see_to(partition, told.info)
 
     def _adopt(self, told: Told) -> bool:
         """Take the role that the state gives. Returns whether nothing has to be tried again."""
@@ -395,7 +387,7 @@ class PlacedReplica:
 
     def _close(self, *, clean: bool) -> None:
         partition, self.partition = self.partition, None
-        self._end_capture()
+        self._capturing.end()
         if partition is not None:
             partition.depose()
             partition.replica.note_closed()
@@ -463,7 +455,7 @@ class PlacedReplica:
             return False
         if stage.is_stopping:
             return partition.has_stopped(stage.as_of, epoch)
-        return self.knows == (epoch, told.info.partitions_next) and partition.may_commit
+        return self._capturing.knows == (epoch, told.info.partitions_next) and partition.may_commit
 
     def _see_to_stage(self, told: Told) -> None:
         partition = self.partition
@@ -473,49 +465,3 @@ class PlacedReplica:
             partition.stop_taking(told.stage.as_of, self._woken)
         else:
             partition.go_on_taking()
-
-    # -- messages (V6) ---------------------------------------------------------------------------------------
-
-    def _wants_capture(self, partition: ReplicatedPartition, told: Told) -> bool:
-        return partition.leads and not told.info.paused and self._host.has_session()
-
-    def _see_to_capture(self, told: Told) -> None:
-        partition, host = self.partition, self._host
-        if partition is None:
-            return
-        epoch = partition.leader_epoch
-        if not self._wants_capture(partition, told):
-            self._end_capture()
-        elif self._captured != (partition, epoch, told.info):
-            self._captured = partition, epoch, told.info
-            if host.capture is not None:
-                with suppress(RuntimeError):  # the broker stops
-                    with self._lock:  # V11
-                        if self._was_removed:
-                            return
-                        begun = host.capture.begin(told.info, partition)
-                    begun.add_done_callback(lambda done: self._serve(partition, epoch, told.info, done))
-        if partition.leads and (host.capture is None or told.info.paused):
-            self._serve(partition, epoch, told.info)
-
-    def _serve(
-        self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None] | None = None
-    ) -> None:
-        """Messages are taken in under what was told, or there are none."""
-        error = None if done is None else done.exception()
-        if error is not None:
-            log.error("replica.not_captured partition=%s error=%r", partition, error)
-        partition.serve(epoch)
-        if (taking := self._taking_over) is not None and taking[0] == epoch:
-            self._taking_over = None
-            LEADERSHIP_START_SECONDS.observe((self._host.now_ms() - taking[1]) / 1000)
-        with self._lock:
-            self.knows = max(self.knows, (epoch, info.partitions_next))
-        if info.partitions_next:
-            self._woken()
-
-    def _end_capture(self) -> None:
-        captured, self._captured = self._captured, None
-        if captured is not None and self._host.capture is not None:
-            with suppress(RuntimeError):  # the broker stops, and has taken in what there was
-                self._host.capture.end(captured[0])

@@ -1,0 +1,102 @@
+"""The capture of one replica's messages: begun when it leads, ended when it does not, and what it knows meanwhile.
+
+    a turn ──► see_to ──► capture.begin ──► confirmed by the NATS server ──► serve: clients are answered
+                     └──► capture.end
+
+V6  A leader reads from NATS while it has a session, and answers clients once the server has confirmed that it does.
+V11  Behind a removal nothing is captured, also by a turn that began before it: captures of one name follow each other
+    in the order in which they were begun, and the stream of that name may be another one by now.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+
+from broker.metadata.catalog import StreamInfo
+from broker.runtime.cluster.wiring import Host
+from broker.runtime.metrics import LEADERSHIP_START_SECONDS
+from broker.runtime.partitions.replicated import ReplicatedPartition
+
+log = logging.getLogger(__name__)
+
+
+class Capturing:
+    """See the module. Its calls but `take_over` come from one turn at a time.
+
+    Args:
+        lock: The replica's, over what others leave for its next turn.
+        was_removed: Whether a removal waits for the next turn. Asked under `lock`.
+        woken: Called when messages are taken in for a stream that is about to have more partitions.
+
+    Attributes:
+        knows: The replica takes in messages under this: (its epoch, how many partitions its stream is about to have, 0
+            for no others). It only grows (`growth.G1`).
+    """
+
+    def __init__(
+        self, host: Host, lock: threading.Lock, was_removed: Callable[[], bool], woken: Callable[[], None]
+    ) -> None:
+        self.knows = (-1, 0)
+        self._host = host
+        self._lock = lock
+        self._was_removed = was_removed
+        self._woken = woken
+        self._captured: tuple[ReplicatedPartition, int, StreamInfo] | None = None
+        self._taking_over: tuple[int, int] | None = None  # a leadership that has not served yet, and since when (ms)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether messages are captured, or are about to be."""
+        return self._captured is not None
+
+    def take_over(self, epoch: int) -> None:
+        """From any thread: the replica was told that it leads in this epoch. The time until it serves is measured."""
+        self._taking_over = epoch, self._host.now_ms()
+
+    def is_wanted(self, partition: ReplicatedPartition, info: StreamInfo) -> bool:
+        """Whether the messages of a partition are to be captured now."""
+        return partition.leads and not info.paused and self._host.has_session()
+
+    def see_to(self, partition: ReplicatedPartition, info: StreamInfo) -> None:
+        """Begin or end the capture, as the partition's role and its stream are now."""
+        host, epoch = self._host, partition.leader_epoch
+        if not self.is_wanted(partition, info):
+            self.end()
+        elif self._captured != (partition, epoch, info):
+            self._captured = partition, epoch, info
+            if host.capture is not None:
+                with suppress(RuntimeError):  # the broker stops
+                    with self._lock:  # V11
+                        if self._was_removed():
+                            return
+                        begun = host.capture.begin(info, partition)
+                    begun.add_done_callback(lambda done: self._serve(partition, epoch, info, done))
+        if partition.leads and (host.capture is None or info.paused):
+            self._serve(partition, epoch, info)
+
+    def _serve(
+        self, partition: ReplicatedPartition, epoch: int, info: StreamInfo, done: Future[None] | None = None
+    ) -> None:
+        """Messages are taken in under what was told, or there are none."""
+        error = None if done is None else done.exception()
+        if error is not None:
+            log.error("replica.not_captured partition=%s error=%r", partition, error)
+        partition.serve(epoch)
+        if (taking := self._taking_over) is not None and taking[0] == epoch:
+            self._taking_over = None
+            LEADERSHIP_START_SECONDS.observe((self._host.now_ms() - taking[1]) / 1000)
+        with self._lock:
+            self.knows = max(self.knows, (epoch, info.partitions_next))
+        if info.partitions_next:
+            self._woken()
+
+    def end(self) -> None:
+        """End the capture, if there is one."""
+        captured, self._captured = self._captured, None
+        if captured is not None and self._host.capture is not None:
+            with suppress(RuntimeError):  # the broker stops, and has taken in what there was
+                self._host.capture.end(captured[0])
