@@ -41,7 +41,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from broker.api.errors import InvalidSetting, NotSupported
 from broker.api.plain import parse_json
@@ -68,8 +68,6 @@ PARTITIONS_MAX: Final = 100_000
 BATCH_ROWS_MAX: Final = 1 << 20
 TRIGGER_DELAY_S: Final = 900.0
 TRUNCATION_TIMEOUT_S: Final = 5.0
-
-Resolve: TypeAlias = Literal["auto", "plan", "read"]
 
 _BOTH: Final = frozenset(("batch", "stream"))
 _BATCH: Final = frozenset(("batch",))

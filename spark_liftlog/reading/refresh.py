@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from broker.api.errors import StaleIncarnation, UnknownStream
 from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.plan import Range
 
-Resolve: TypeAlias = Literal["auto", "plan", "read"]
 QUERY_ID: Final = "sql.streaming.queryId"
 """The local property that tells a task of a micro-batch."""
 
