@@ -79,6 +79,20 @@ def test_every_file_that_the_guided_tour_names_is_there() -> None:
     assert not [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)]
 
 
+def test_every_source_that_a_source_names_is_there() -> None:
+    """A file that was moved is named by its new name in the comments and docstrings of all others."""
+    files = [path for top in (*PACKAGES, "examples", "tests") for path in (ROOT / top).rglob("*.p*")]
+    sources = [path for path in files if path.suffix in {".py", ".pyx", ".pxi"}]
+    there = {path.name for path in sources} | {"setup.py", "_pb2.py"}
+    assert len(there) > 300
+    for path in sources:
+        for line in path.read_text().splitlines():
+            if path.is_relative_to(ROOT / "tests") and "`" not in line:
+                continue  # tests make files of their own
+            named = set(re.findall(r"\w+\.(?:pyx?|pxi)\b", line))
+            assert named <= there, f"{path.relative_to(ROOT)} names {sorted(named - there)}, which is not there"
+
+
 def test_every_module_stands_in_the_list_of_its_package() -> None:
     """A reader who looks for something reads the package's docstring first."""
     for start in [*(ROOT / "broker").glob("*/**/__init__.py"), *(ROOT / "spark_liftlog").rglob("__init__.py")]:

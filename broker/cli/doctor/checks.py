@@ -1,7 +1,7 @@
 """The result of a check of `liftlog doctor`: its finding and, where that is not as it should be, what to do.
 
 `wrong` keeps a broker from working or endangers records; `warning` makes it slow, or will be wrong later. The checks
-change nothing: checks_machine.py, checks_folder.py, checks_network.py.
+change nothing: machine.py, folder.py, network.py.
 """
 
 from __future__ import annotations

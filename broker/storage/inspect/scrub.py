@@ -10,7 +10,7 @@ B2  A batch that does not verify is read again from the disk, past the page cach
     scanned anew under the log's lock (`Log._repair`), and what that scan does not find is lost. A segment that was
     replaced or let go meanwhile is not the log's any more and is left alone: no race marks anything.
 B3  An error of the disk marks nothing. A caller that has tried often enough says `give_up`; then the sectors that
-    cannot be read are damage, unless most of the file cannot be read (`around.py`).
+    cannot be read are damage, unless most of the file cannot be read (`unreadable.py`).
 """
 
 from __future__ import annotations

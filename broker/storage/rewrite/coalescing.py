@@ -22,7 +22,7 @@ P2  A joined segment covers at most an eighth of what retention keeps, by time, 
 P3  One call writes one file, and is stopped or killed anywhere: the old segments are there, or the new one (J1).
 P4  A log in which something is lost is left alone.
 
-How the new file is made and what it looks like: rewrite.py. How several files become one: joining.py.
+How the new file is made and what it looks like: rewriting.py. How several files become one: joining.py.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
       rewritten if older than what the map says
 
 A pass reads the keys of the dirty part into a map (`keymap.py`) and writes each segment below its end anew, without
-the records whose key has a newer one in the map (`rewrite.py`). Memory: the map and some megabytes.
+the records whose key has a newer one in the map (`rewriting.py`). Memory: the map and some megabytes.
 
 Q1  Only sealed segments below the high watermark, with no record newer than `min_compaction_lag_ms`.
 Q2  Below `cleaned_to` no key has two records; in [cleaned_to, ...) nothing was taken away by a key that is only there.

@@ -36,7 +36,7 @@ def test_the_insides_of_pysyncobj_are_those_that_the_adapter_mends() -> None:
 
 
 def late_reset() -> tuple[set[str], set[str]]:
-    """`late_reset_loses_acked.py`: what was acknowledged, and what is there after its leader has died."""
+    """A late reset: all that was acknowledged is there after its leader has died."""
     group = Group("abc")
     group.elect("a")
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_without_the_adapters_rules_a_late_reset_loses_what_was_acknowledged() -
 
 
 def test_kill_at_any_operation_of_a_snapshot_loses_nothing() -> None:
-    """`kill_during_dump.py`, at every step that the disk makes, by a kill and by a power cut."""
+    """A dump is cut short at every step that the disk makes, by a kill and by a power cut."""
     for step in range(1, 200):
         group = Group("a")
         group.elect("a")
@@ -125,7 +125,7 @@ def test_kill_at_any_operation_of_a_snapshot_loses_nothing() -> None:
 
 @pytest.mark.parametrize("call", ["write", "sync"])
 def test_a_full_disk_ends_the_node_and_loses_nothing(call: str) -> None:
-    """`journal_on_full_disk.py`: an error that is told, in the place of SIGBUS."""
+    """The journal on a full disk: an error that is told, in the place of SIGBUS."""
     group = Group("a")
     group.elect("a")
     assert "ok" in (group.submit("a", 0), group.turn())[0][0]
@@ -146,7 +146,7 @@ def test_a_full_disk_ends_the_node_and_loses_nothing(call: str) -> None:
 
 
 def test_a_command_that_breaks_is_answered_and_the_next_one_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bind_and_poison.py`: by itself every later tick fails."""
+    """In pysyncobj by itself every later tick fails."""
     group = Group("a")
     group.elect("a")
     apply = group.nodes["a"].catalog.apply
@@ -164,7 +164,7 @@ def test_a_command_that_breaks_is_answered_and_the_next_one_is_applied(monkeypat
 
 
 def test_who_waits_and_fails_does_not_have_a_command_applied_twice() -> None:
-    """`bind_and_poison.py`: an exception in a callback applies the command again."""
+    """In pysyncobj by itself an exception in a callback applies the command again."""
     group = Group("a")
     group.elect("a")
 

@@ -137,7 +137,7 @@ def test_bytes_of_a_stranger_do_not_end_a_broker(tmp_path: Path) -> None:
 
 
 def test_pysyncobj_itself_listens_everywhere() -> None:
-    """`bind_and_poison.py`: why there is a bind address of our own."""
+    """The reason for a bind address of our own."""
     [port] = ports(1)
     bare = SyncObj(f"127.0.0.1:{port}", [], conf=SyncObjConf(autoTick=False))
     bare.doTick(0.01)

@@ -1,4 +1,4 @@
-"""Reading ahead: A1 to A3 of ahead.py. Method: generators that say when they run, and wait where the test says so."""
+"""Goal: A1 to A3 of prefetch.py. Method: generators that say when they run, and wait where the test says so."""
 
 from __future__ import annotations
 
