@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compil
 .PHONY: help install quickstart check quick test lint bench prop fuzz soak sim chaos clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# //p' Makefile
 
 install: $(INSTALLED)
 

@@ -47,6 +47,15 @@ def test_extensions_are_there_wherever_they_could_have_been_built() -> None:
     assert (INTAKE, GATHERING) == ("compiled", "compiled")
 
 
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_make_without_a_goal_shows_its_goals_and_nothing_else() -> None:
+    done = subprocess.run(["make", "--silent"], capture_output=True, text=True, check=True, cwd=ROOT)
+    lines = done.stdout.splitlines()
+    assert len(lines) > 8
+    assert [line for line in lines if not line.startswith("make ")] == []
+
+
 def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     linked = set()
