@@ -23,6 +23,10 @@ A7  Membership is unpickled, re-done when applied, and several changes may be un
 A8  It applies pickled calls of methods. A command is JSON here; whatever it does, it does not raise.
 A9  An error half-way leaves it running on half a state: one in a snapshot that arrives is logged, and no more. Here it
     ends: `failure` is set, and nothing is sent any more.
+A10  Where logs part it steps back by one entry for each round trip, and sends all that follows each time: a deposed
+    leader with a tail of its own was without the group for a minute. Entries that stand against the leader's log are
+    cut at once, and the answer says how far back the two may part: at the first entry of that term, or after the
+    last one that is committed here.
 """
 
 from __future__ import annotations
@@ -90,6 +94,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self._node = node
         self.is_passive = False  # it does not stand for election
         self._next_told: int | None = None
+        self._parts_at: int | None = None
         self._votes: set[tuple[int, str]] = set()
         self._snapshots = Snapshots(journal, take=take, put=put, voters_at=self.voters_at, others=self._others)
         me = journal.base.node_id
@@ -215,7 +220,9 @@ class Core(SyncObj):  # type: ignore[misc]
         message = {**message, "cluster": self.journal.base.cluster_id}
         if message["type"] == "next_node_idx":
             message["term"] = self.raftCurrentTerm  # A4
-            if self._next_told is not None and message["success"]:
+            if self._parts_at is not None:
+                message |= {"success": False, "reset": True, "next_node_idx": self._parts_at}
+            elif self._next_told is not None and message["success"]:
                 message["next_node_idx"] = self._next_told
         return message
 
@@ -277,6 +284,9 @@ class Core(SyncObj):  # type: ignore[misc]
             return
         first, last = journal.entries[0], journal.entries[-1]
         own = journal.entry_at(prev)
+        if own is not None and own[2] != term and prev > max(first[1], journal.commit_index):
+            self._part(node, message, own)
+            return
         if prev >= first[1] and (own is None or own[2] != term):
             self._deliver(node, message)  # answered with a reset, and nothing else
             return
@@ -297,6 +307,19 @@ class Core(SyncObj):  # type: ignore[misc]
             self._deliver(node, {**message, **at_end})
         finally:
             self._next_told = None
+
+    def _part(self, node: Node, message: dict[str, Any], own: Entry) -> None:
+        """A10. The leader has another entry at the place of `own`: this one, and all after it, was never committed."""
+        journal = self.journal
+        kept = journal.entry_at(own[1] - 1)
+        assert kept is not None, "the first entry is committed"
+        began = next(entry[1] for entry in journal.entries if entry[2] == own[2])
+        self._parts_at = max(began, journal.commit_index + 1)
+        try:
+            at = {"prevLogIdx": kept[1], "prevLogTerm": kept[2], "entries": [], "commit_index": journal.commit_index}
+            self._deliver(node, {**message, **at})
+        finally:
+            self._parts_at = None
 
     # -- what pysyncobj calls ---------------------------------------------------------------------------------
 

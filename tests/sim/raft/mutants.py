@@ -204,9 +204,14 @@ def _voters_as_configured() -> list[Any]:
     return [patch.object(Core, "voters_at", lambda self, index: ids)]
 
 
+def _one_step_back() -> list[Any]:
+    """A follower with a tail of its own is asked about one entry of it after the other."""
+    return [patch.object(Core, "_part", lambda self, node, message, own: self._deliver(node, message))]
+
+
 MUTANTS: dict[str, Mutant] = {
     "unsynced_sends": Mutant(10, 4, "the sync before each message (A1)", _unsynced),
-    "vote_not_synced": Mutant(10, 3, "term and vote on the disk (A1)", _vote_in_memory),
+    "vote_not_synced": Mutant(160, 157, "term and vote on the disk (A1)", _vote_in_memory),
     "no_append_filter": Mutant(30, 19, "the filter of appends (A2)", _no_append_filter),
     "late_resets": Mutant(30, 19, "resets below the match are dropped (A5); and the filter of appends", _late_resets),
     "commit_own_tail": Mutant(40, 21, "a commit index counts as far as a message proves (A3)", _commits_its_own_tail),
@@ -224,6 +229,7 @@ MUTANTS: dict[str, Mutant] = {
     # Luck seldom finds these; tests in tests/unit/raft play them.
     "replies_of_any_term": Mutant(0, 0, "replies of earlier terms are dropped (A4)", _replies_of_any_term),
     "votes_twice": Mutant(0, 0, "a voter counts once a term (A6)", _votes_twice),
+    "one_step_back": Mutant(0, 0, "where logs part is found in a few round trips (A10)", _one_step_back),
     "torn_whatever": Mutant(0, 0, "marks: what was synced is not torn (J3)", _torn_whatever),
     "any_snapshot": Mutant(0, 0, "no snapshot takes acknowledged entries away (S1, S2)", _any_snapshot),
 }

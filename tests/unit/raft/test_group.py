@@ -19,7 +19,7 @@ from broker.runtime.cluster.plane import status
 from broker.runtime.cluster.plane.identity import Identity
 from tests.sim.raft.mutants import mutated
 from tests.support.simdisk import Crashed
-from tests.unit.raft.group import PATH, Group
+from tests.unit.raft.group import PATH, Group, Message
 
 
 def test_the_insides_of_pysyncobj_are_those_that_the_adapter_mends() -> None:
@@ -88,6 +88,48 @@ def test_without_the_adapters_rules_a_late_reset_loses_what_was_acknowledged() -
         acknowledged, kept = late_reset()
     assert len(acknowledged) == 40
     assert acknowledged - kept
+
+
+def deposed(latency: int) -> Group:
+    """A leader with a tail that nobody else has comes back, while more is appended and sent all the time."""
+    group = Group("abc")
+    group.elect("c")
+    for _ in range(4):
+        group.turn()
+    group.cut |= {(one, other) for one in "abc" for other in "abc" if "c" in (one, other)}
+    for number in range(40):
+        group.submit("c", number)
+    group.nodes["c"].tick()
+    group.elect("a")
+    for number in range(40, 99):
+        group.submit("a", number)
+    for _ in range(4):
+        group.turn()
+    group.cut.clear()
+    group.net.clear()
+    under_way: list[list[Message]] = [[] for _ in range(latency)]
+    for turn in range(12 * latency):
+        group.submit("a", 100 + turn)
+        for name in "abc":
+            group.nodes[name].tick()
+        under_way.append(list(group.net))
+        group.net.clear()
+        for message in under_way.pop(0):
+            group.hand_over(message)
+    return group
+
+
+@pytest.mark.parametrize("latency", [1, 3, 10])
+def test_a_deposed_leader_is_back_within_a_few_round_trips(latency: int) -> None:
+    """Chaos, seed 27000: it took a minute."""
+    group = deposed(latency)
+    assert "p39" not in group.has("c")
+    assert group.has("c") >= {f"p{number}" for number in (*range(40, 99), 100)}
+
+
+def test_without_the_adapters_rules_it_is_asked_about_one_entry_after_the_other() -> None:
+    with mutated("one_step_back"):
+        assert not deposed(3).has("c")
 
 
 def test_kill_at_any_operation_of_a_snapshot_loses_nothing() -> None:
