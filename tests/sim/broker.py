@@ -84,7 +84,7 @@ class Broker(Sessions, Growing):
         self.sync_ms = 4.0
         self._registering_ms = 0
         self._confirmed_ms = 0.0
-        self._folder = self._folders_made = 1
+        self.folder = self._folders_made = 1
 
     @property
     def is_running(self) -> bool:
@@ -103,18 +103,18 @@ class Broker(Sessions, Growing):
     @property
     def raft(self) -> str:
         """Its id in the Raft group, which is its folder's."""
-        return f"{self.name}.{self._folder}@{self.name}"
+        return self.cluster.metadata.folder_of(self)
 
     def replace_disk(self, disk: SimDisk) -> None:
         """The machine has another one, with nothing on it."""
         self.disk = disk
         self._folders_made += 1
-        self._folder = self._folders_made
+        self.folder = self._folders_made
 
     def swap_disk(self, disk: SimDisk, folder: int) -> tuple[SimDisk, int]:
         """The machine, which does not run, gets one that it had before. Returns the one that it has now."""
-        had = self.disk, self._folder
-        self.disk, self._folder = disk, folder
+        had = self.disk, self.folder
+        self.disk, self.folder = disk, folder
         return had
 
     def note(self, text: str) -> None:

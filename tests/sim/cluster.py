@@ -15,7 +15,7 @@ from tests.sim.checker import Checker, Known
 from tests.sim.clients import Consumer, IdPublisher, KeyedPublisher, Publisher, Repeater
 from tests.sim.faults import Faults
 from tests.sim.held import SETTINGS
-from tests.sim.joined import RaftPlane, joined
+from tests.sim.joined import DAMAGING, RaftPlane, joined
 from tests.sim.joining import Operator
 from tests.sim.metadata import Metadata, place_of
 from tests.sim.network import CALM, Network, Weather
@@ -93,6 +93,7 @@ class Cluster:
         self.checker = checker = Checker(world)
         plane = RaftPlane if raft else Metadata
         self.metadata = metadata = plane(world, self.network, checker.changed)
+        metadata.damages = raft and faults and seed % 4 in DAMAGING
         checker.registered, metadata.came = lambda: metadata.catalog.brokers, checker.came
         minima = [min_insync_replicas or rng.choice((1, 2, 2)) for _ in range(partitions or rng.choice((1, 2, 3)))]
         checker.known = {f"p{number}": Known() for number in range(len(minima))}
@@ -127,7 +128,7 @@ class Cluster:
         self.operator: Operator | None = None
         if seed % 32 in JOINING and faults and rewrites is None and not raft:
             self.operator = Operator(self)
-        self.has_folders = self.operator is not None
+        self.has_folders = self.operator is not None or metadata.damages
         self.repeaters: list[Repeater] = []
         if seed % 8 == 1 or (self.alters and not self.rewrites):
             self.trims = True
@@ -253,6 +254,8 @@ class Cluster:
             if core.waiting_count or core.epoch != p.leader_epoch or not core.may_tell_end(core.high_watermark):
                 return f"{name}: {core.waiting_count} wait for epoch {core.epoch}"
         if self.operator is not None and (why := self.operator.why()):
+            return why
+        if why := self.metadata.why():
             return why
         grows = {info.incarnation for info in self.metadata.catalog.streams.values() if info.partitions_next}
         gone = {place_of(name)[0] for name, known in self.checker.known.items() if known.is_lost or known.is_orphaned}

@@ -55,6 +55,8 @@ WEIGHTS = {
 
 ALTER_WEIGHT = 25.0
 """The weight of an operator who alters settings, in the seeds that have one."""
+JOURNAL_WEIGHT = 20.0
+"""The weight of a damaged journal of Raft, in the seeds that have any."""
 
 
 def told_of(replica: Replica, path: str, reach: int, *, cut: bool) -> int:
@@ -110,6 +112,8 @@ class Faults(OfTheCatalog):
         self.weights = [WEIGHTS[kind] * rng.choice((0.3, 1, 1, 3)) for kind in self.kinds]
         if cluster.alters:
             self.kinds, self.weights = [*self.kinds, "alter"], [*self.weights, ALTER_WEIGHT]
+        if cluster.metadata.damages:
+            self.kinds, self.weights = [*self.kinds, "journal"], [*self.weights, JOURNAL_WEIGHT]
         self.is_over = False
         self.world.after(rng.uniform(300, 3_000), self.next)
 
@@ -209,6 +213,17 @@ class Faults(OfTheCatalog):
         broker.replace_disk(self.cluster.new_disk())
         for name in mine:
             self.cluster.checker.lose(broker.name, name)
+        if self.cluster.metadata.is_whole:  # it had the journal, too
+            self.cluster.metadata.damage(broker.name, "all")
+        self._later(50, 3_000, broker.start_if_gone)
+        return True
+
+    def _journal(self, broker: Broker) -> bool:
+        """A broker comes back with its logs, and with a journal of Raft that lacks what it had acknowledged."""
+        if broker.process == 0 or not self.cluster.metadata.is_whole:
+            return False
+        broker.crash("kill")
+        self.cluster.metadata.damage(broker.name)
         self._later(50, 3_000, broker.start_if_gone)
         return True
 

@@ -9,7 +9,11 @@ R8 is checked while it runs: what is applied at an index is the same wherever it
 in a catalog that stands outside; no command that was answered is missing at the end; nodes that are equally far hold
 the same bytes, and so does what their broker has made of them.
 
-These are not tried here: a lost or damaged journal, and a change of voters (`tests.sim.raft` does both); a rescue.
+In two of four seeds (`DAMAGING`) one broker at a time loses its journal, or a bit or the end of it, and all that is in
+its log of partitions stays: it registers with another folder's id, hears the group without a vote, and the controller
+gives its vote to the new id, as the broker's driver does (`voting.py`).
+
+These are not tried here: a rescue, and brokers that join or leave for good.
 """
 
 from __future__ import annotations
@@ -25,10 +29,11 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from broker.api.errors import LiftlogError
+from broker.metadata.voting import VOTERS_MAX, next_change
 from broker.raft import node as node_module
 from broker.raft import snapshots
 from broker.raft.core import Core
-from broker.raft.node import BARRIER, RaftNode, configuration
+from broker.raft.node import BARRIER, CHANGE_VOTERS, RaftNode, configuration
 from broker.raft.wire import Codec, guarded
 from tests.sim.metadata import COMPARED_EVERY, Answered, Metadata, text_of
 from tests.sim.raft.world import PATH, PIECE_BYTES, SimNode
@@ -41,7 +46,10 @@ if TYPE_CHECKING:
 TICK_MS = 50
 WATCH_MS = 50
 FORM_MS_MAX = 30_000
+VOTES_MS = 500
 CLUSTER = "sim"
+DAMAGING = (2, 3)
+"""In these of four seeds journals are damaged. Ids are as the broker's own then, so that votes can be told by them."""
 
 
 class Peer(Transport):  # type: ignore[misc]
@@ -53,7 +61,7 @@ class Peer(Transport):  # type: ignore[misc]
         self.seat = Seat.current
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
-        self.seat.plane.post(self.seat.name, node.id.rpartition("@")[2], Codec.dumps(message))
+        self.seat.plane.post(self.seat, str(node.id), Codec.dumps(message))
         return True
 
 
@@ -81,7 +89,7 @@ class Seat:
     def __init__(self, plane: RaftPlane, name: str) -> None:
         self.plane = plane
         self.name = name
-        self.node_id = f"{name}1@{name}"
+        self.node_id = f"{name}{'.' * plane.damages}1@{name}"
         self.disk = SimDisk(seed=plane.world.rng.randrange(1 << 30))
         self.disk.makedirs("/raft")
         self.node: RaftNode | None = None
@@ -107,10 +115,13 @@ class Seat:
 
     def _open(self) -> None:
         journal, is_sound = node_module.open_journal(
-            self.disk, PATH, new_id=lambda: f"{self.name}2@{self.name}", cluster_id=CLUSTER
+            self.disk, PATH, new_id=lambda: f"{self.name}.{self.lives}@{self.name}", cluster_id=CLUSTER
         )
+        self.node_id = journal.base.node_id
         if not is_sound:
-            raise Violation(f"R8: {self.name} has lost its Raft journal, and no fault did that")
+            if self.plane.damaged != self.name:
+                raise Violation(f"R8: {self.name} has lost its Raft journal, and no fault did that")
+            self.plane.world.note(self.name, f"has lost its Raft journal, and is {self.node_id} from now on")
         self.node = Watched(
             journal,
             transport=GuardedPeer,
@@ -118,6 +129,7 @@ class Seat:
             conf=configuration(appendEntriesUseBatch=True, logCompactionMinEntries=12, logCompactionMinTime=40),
             clock=lambda: self.now_s,
             life=f"{self.name}{self.lives}",
+            seeds=tuple(each.node_id for each in self.plane.seats.values() if each is not self),
             on_applied=lambda _: self.plane.applied_by(self),
         )
 
@@ -135,19 +147,42 @@ class Seat:
         for other in sorted(node.core.otherNodes, key=lambda each: str(each.id)):
             if not node.core.isNodeConnected(other):
                 node.core._SyncObj__transport._onNodeConnected(other)
+        if self.plane.damages:
+            self._hear_who_has_no_vote(node)
         node.tick()
 
-    def take(self, source: str, data: bytes) -> None:
-        node, sender = self.node, SimNode(self.plane.seats[source].node_id)
-        if node is not None and sender in node.core.otherNodes:
+    def _hear_who_has_no_vote(self, node: RaftNode) -> None:
+        """Observers have connections to voters, under a name of their own."""
+        transport, others = node.core._SyncObj__transport, self.plane.seats.values()
+        up = [each.node for each in others if each.node is not None and each is not self]
+        names = {f"observer/{each.node_id}" for each in up if not each.is_voter} if node.is_voter else set()
+        for known in sorted(node.core.readonlyNodes, key=lambda each: str(each.id)):
+            if known.id not in names:
+                transport._onReadonlyNodeDisconnected(known)
+        for name in sorted(names):
+            if SimNode(name) not in node.core.readonlyNodes:
+                transport._onReadonlyNodeConnected(SimNode(name))
+
+    def take(self, source: str, target: str, data: bytes) -> None:
+        node, sender = self.node, SimNode(source)
+        if node is None or target.rpartition("/")[2] != node.node_id:
+            return
+        if sender not in node.core.otherNodes:
+            sender = SimNode(f"observer/{source}")
+        if sender in node.core.otherNodes or sender in node.core.readonlyNodes:
             message = Codec.loads(data)
             self.do(lambda: node.core._SyncObj__transport._onMessageReceived(sender, message))
 
 
 class RaftPlane(Metadata):
-    """See the module. The list of what is committed grows when the first node applies it."""
+    """See the module. The list of what is committed grows when the first node applies it.
+
+    Attributes:
+        damaged: The broker whose journal was, until its new id has a vote everywhere.
+    """
 
     seats: dict[str, Seat]
+    damaged: str | None = None
 
     def form(self, names: Sequence[str], commands: Sequence[Mapping[str, Any]]) -> None:
         """Let a group of all brokers elect, and carry these out; then all of them stop."""
@@ -194,9 +229,10 @@ class RaftPlane(Metadata):
 
     # -- links
 
-    def post(self, source: str, target: str, data: bytes) -> None:
+    def post(self, seat: Seat, target_id: str, data: bytes) -> None:
         """In order, as by TCP; some are lost, as if the connection had been another one since."""
         world, network = self.world, self.network
+        source, target, source_id = seat.name, target_id.rpartition("@")[2], seat.node_id
         weather = network.weather
         if (source, target) in network.cut or world.chance(weather.lost):
             world.saw("message of Raft lost")
@@ -209,14 +245,14 @@ class RaftPlane(Metadata):
         at = max(world.now_ms + delay, self._free_ms.get((source, target), 0.0) + 0.01)
         self._free_ms[source, target] = at
         for again_ms in (0.0, world.rng.uniform(1, weather.kept_ms)) if world.chance(weather.kept) else (0.0,):
-            world.after(at - world.now_ms + again_ms, self._arrives, source, target, data)
+            world.after(at - world.now_ms + again_ms, self._arrives, source_id, target, target_id, data)
 
-    def _arrives(self, source: str, target: str, data: bytes) -> None:
+    def _arrives(self, source_id: str, target: str, target_id: str, data: bytes) -> None:
         broker = self.brokers.get(target)
         if broker is None:
-            self.seats[target].take(source, data)
+            self.seats[target].take(source_id, target_id, data)
         elif broker.process:
-            broker._do(broker.process, self.seats[target].take, (source, data))
+            broker._do(broker.process, self.seats[target].take, (source_id, target_id, data))
 
     # -- a broker's part
 
@@ -226,6 +262,8 @@ class RaftPlane(Metadata):
         if self._applied(seat):
             self.world.saw("catalog restored from a snapshot")
         broker.after(TICK_MS * self.world.rng.random(), self._tick, broker)
+        if self.damages:
+            broker.after(VOTES_MS, self._look_at_votes, broker)
         assert seat.node is not None
         return self._applied(seat), text_of(seat.node.catalog)
 
@@ -236,6 +274,57 @@ class RaftPlane(Metadata):
         except LiftlogError as error:
             broker.note(f"the Raft journal has failed: {error}")
             broker.exits()
+
+    def _look_at_votes(self, broker: Broker) -> None:
+        """The controller changes them, one at a time."""
+        seat = self.seats[broker.name]
+        node = seat.node
+        if node is not None and node.has_begun:
+            change = next_change(node.catalog.cluster, node.voters(), node.node_id)
+            if change is not None:
+                self.world.saw(f"vote: {change[0]}")
+                self.world.note("catalog", f"{broker.name} asks for a change of votes: {change[0]} {change[1]}")
+                command = {"kind": CHANGE_VOTERS, "change": change[0], "node_id": change[1]}
+                seat.do(lambda: node.lead(command, lambda _: None))
+        broker.after(VOTES_MS, self._look_at_votes, broker)
+
+    def folder_of(self, broker: Broker) -> str:
+        return self.seats[broker.name].node_id
+
+    @property
+    def is_whole(self) -> bool:  # type: ignore[override]
+        """Whether all that have a vote have it under their present id, as many as may, and all brokers agree on it."""
+        ids = {seat.node_id for seat in self.seats.values()}
+        nodes = [seat.node for seat in self.seats.values() if seat.node is not None]
+        votes = {frozenset(node.voters()) for node in nodes}
+        if len(nodes) < len(ids) or len(votes) > 1:
+            return False
+        [voters] = votes
+        return voters <= ids and len(voters) >= min(len(ids) - (len(ids) % 2 == 0), VOTERS_MAX)
+
+    def damage(self, name: str, how: str = "") -> None:
+        """`how`: `flip`, `cut` or `all`; else one of them."""
+        seat, rng = self.seats[name], self.world.rng
+        inode, how = seat.disk.names[PATH], how or rng.choice(("flip", "cut", "all"))
+        size = len(inode.content)
+        if how == "flip":
+            seat.disk.flip(
+                PATH, rng.choice((rng.randrange(size), rng.randrange(min(200, size)))) * 8 + rng.randrange(8)
+            )
+        elif how == "cut":
+            end = rng.choice((0, rng.randrange(size)))
+            for content in (inode.content, inode.durable):
+                del content[end:]
+            inode.pending.clear()
+        else:
+            seat.disk.remove_tree("/raft")
+            seat.disk.makedirs("/raft")
+        self.world.note(name, f"its Raft journal is damaged ({how}, of {size} bytes)")
+        self.damaged = name
+        self.world.saw("journal damaged")
+
+    def why(self) -> str:
+        return "" if not self.damages or self.is_whole else f"{self.damaged or 'somebody'} has no vote"
 
     def ended(self, broker: Broker, mode: str) -> None:
         self.seats[broker.name].stop(mode)

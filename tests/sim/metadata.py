@@ -76,7 +76,12 @@ class Metadata:
             `added`: of a partition that was not there before; `came`: of a broker that has registered, and its folder;
             `removed`: of one that was removed, and its folder.
         deaf: Processes of removed brokers that hear nothing of the group any more.
+        damages: Whether journals of the group are damaged in this run (`joined.py`).
+        is_whole: Whether one may be.
     """
+
+    damages = False
+    is_whole = False
 
     def __init__(self, world: World, network: Network, checked: Callable[[str, PartitionState], None]) -> None:
         self.world = world
@@ -121,6 +126,18 @@ class Metadata:
 
     def ended(self, broker: Broker, mode: str) -> None:
         """A process is gone, as `Broker.crash` has it."""
+
+    def folder_of(self, broker: Broker) -> str:
+        """The id of a broker's folder: its id in the Raft group."""
+        return f"{broker.name}.{broker.folder}@{broker.name}"
+
+    def damage(self, name: str, how: str = "") -> None:
+        """The journal of a broker that does not run loses something that it had synced."""
+        raise NotImplementedError
+
+    def why(self) -> str:
+        """The part of the group itself that is not well yet; empty: all is."""
+        return ""
 
     def known_to(self, broker: str) -> int:
         """So many commands a broker may apply by now."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.sim import joined
 from tests.sim.cluster import play
 from tests.sim.raft.mutants import mutated
 from tests.sim.story import shortened
@@ -17,9 +18,12 @@ from tests.support.effort import examples, seeded
 
 SEEDS = 48
 IN_ONE = 12
+DAMAGES = 2
+"""A seed in which journals are damaged."""
 SEEN = (
     *("controller", "catalogs compared", "catalog restored from a snapshot", "message of Raft lost"),
     *("command refused", "committed command refused", "command without an answer", "session lapsed", "election"),
+    *("journal damaged", "vote: rem", "vote: add"),
     *("ISR asked to grow", "ISR asked to shrink", "truncation"),
 )
 
@@ -58,3 +62,9 @@ def test_what_was_acknowledged_is_there_and_no_command_is_lost(first: int) -> No
 def test_a_mistake_in_the_adapter_of_raft_is_found_here_too(mutant: str, seed: int) -> None:
     with mutated(mutant):
         assert any(play(each, raft=True)[1] for each in (seed, *range(8)))
+
+
+def test_a_vote_that_is_never_given_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "next_change", lambda *_: None)
+    _, failure = play(DAMAGES, raft=True)
+    assert "has no vote" in failure
