@@ -383,15 +383,15 @@ class ReplicatedPartition(Partition):
         with self._lock:
             core = self._core
             epoch, end = core.epoch, core.log_end
-            if self._stopping.stop(as_of, epoch, on_stopped) and core.role is LEADING:
-                tell = self._kept_back(functools.partial(self._committed, epoch), epoch)
+            if (number := self._stopping.stop(as_of, epoch, on_stopped)) and core.role is LEADING:
+                tell = self._kept_back(functools.partial(self._committed, number), epoch)
                 awaited = (((AppendResult(end, end, 0, False), tell), Acks.ALL),)
                 effects = core.step(Appended(end, end, (), awaited, -1))
         self._effects.do(effects)
 
-    def _committed(self, epoch: int, result: AppendResult, outcome: Outcome) -> None:
+    def _committed(self, number: int, result: AppendResult, outcome: Outcome) -> None:
         if isinstance(outcome, int):
-            self._stopping.committed(epoch)
+            self._stopping.committed(number)
 
     def go_on_taking(self) -> None:
         """There is no such stop, or none any more."""

@@ -49,7 +49,8 @@ class Stopping:
 
     def __init__(self) -> None:
         self.as_of: int | None = None
-        self._epoch = self._committed_epoch = -1
+        self._epoch = -1
+        self._number = self._committed_number = 0  # of stops that began: the last one, and the last that is committed
         self._waiting_count = 0
         self._on_stopped: Callable[[], None] = _nothing
         self._lock = threading.Lock()
@@ -66,27 +67,27 @@ class Stopping:
             self._waiting_count -= 1
         self._look()
 
-    def stop(self, as_of: int, epoch: int, on_stopped: Callable[[], None]) -> bool:
-        """Whether what the log holds has yet to be committed in this leadership: then `committed` is to say so."""
+    def stop(self, as_of: int, epoch: int, on_stopped: Callable[[], None]) -> int:
+        """The number of a stop that begins: when what the log holds now is committed, `committed` is to say so. 0: it
+        has begun in this leadership."""
         with self._lock:
             is_new = self.as_of is None or self._epoch != epoch
             self.as_of, self._epoch, self._on_stopped = as_of, epoch, on_stopped
-            if is_new:
-                self._committed_epoch = -1
+            self._number += is_new
+            number = self._number
         self._look()
-        return is_new
+        return number if is_new else 0
 
-    def committed(self, epoch: int) -> None:
-        """All that the log held when the stop began in this leadership."""
+    def committed(self, number: int) -> None:
+        """All that the log held when this stop began."""
         with self._lock:
-            if self.as_of is not None:
-                self._committed_epoch = max(self._committed_epoch, epoch)
+            self._committed_number = max(self._committed_number, number)
         self._look()
 
     def go_on(self) -> None:
         """Take the stop back."""
         with self._lock:
-            self.as_of, self._epoch, self._committed_epoch = None, -1, -1
+            self.as_of, self._epoch = None, -1
 
     def has_stopped(self, as_of: int, epoch: int) -> bool:
         """Whether all that was taken in is committed and answered, and nothing more is taken."""
@@ -94,7 +95,7 @@ class Stopping:
             return self._is_done() and (self.as_of, self._epoch) == (as_of, epoch)
 
     def _is_done(self) -> bool:
-        return self.as_of is not None and self._committed_epoch == self._epoch and not self._waiting_count
+        return self.as_of is not None and self._committed_number == self._number and not self._waiting_count
 
     def _look(self) -> None:
         with self._lock:

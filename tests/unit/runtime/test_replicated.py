@@ -486,6 +486,20 @@ def test_a_stop_refuses_what_was_sorted_and_has_stopped_when_all_before_was_answ
     assert led.partition.has_stopped(9, 2)
 
 
+def test_what_an_earlier_stop_waited_for_does_not_end_a_later_one(led: Led) -> None:
+    """It was taken back, and what came since, and nobody awaits, is not committed."""
+    append(led, sorted_by=1)
+    led.partition.stop_taking(7, lambda: None)
+    led.partition.go_on_taking()
+    led.partition.append_now([rows(b"x")], Bookkeeping(Waiter()), sorted_by=1)
+    led.partition.run_sync()
+    led.partition.stop_taking(8, lambda: None)
+    led.follow(1)
+    assert not led.partition.has_stopped(8, 2)
+    led.follow(2)
+    assert led.partition.has_stopped(8, 2)
+
+
 def test_a_stop_waits_for_what_a_former_leader_has_left(led: Led) -> None:
     """Nobody here waits for it, and it is stored by the old number: whoever repeats it must find its id here."""
     led.partition.append_now([rows(b"x")], Bookkeeping(Waiter()), acks=Acks.LEADER, sorted_by=1)
