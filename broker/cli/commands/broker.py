@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Annotated
@@ -46,9 +47,12 @@ def broker(
             sys.stdout.write(f"{key} = {value}\n")
         return
 
+    gc.disable()  # what is imported here stays, for good: no search for cycles goes through it, now or later
     from broker.runtime.broker import run
     from broker.runtime.logs import setup
 
+    gc.freeze()
+    gc.enable()
     setup(loaded.log.level, loaded.log.format)
     raise click.exceptions.Exit(run(loaded))
 
