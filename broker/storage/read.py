@@ -310,8 +310,13 @@ def group_start(view: LogView, to: int | None = None) -> int:
         raise out_of_range(view.identity, to, view.log_start_offset, view.high_watermark)
     if not view.segments:
         return to
+    start = _group_start(view, to)
+    view.index(view.segments[view.segment_of(start - 1)])  # whoever cuts there needs it
+    return start
+
+
+def _group_start(view: LogView, to: int) -> int:
     last = view.segment_of(to - 1)
-    view.index(view.segments[last])  # whoever cuts there needs it
     if any(start < to <= end for start, end in view.lost_ranges):
         return to
     head: Peek | None = None

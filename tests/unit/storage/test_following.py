@@ -61,6 +61,16 @@ def copy(leader: PartitionLog, follower: PartitionLog, *, epoch: int, end: int |
     follower.append_stored(stored(leader, follower.log_end_offset, end), leader_epoch=epoch, now_us=0)
 
 
+def groups_of(log: PartitionLog) -> list[tuple[int, int]]:
+    """Where each commit group begins and ends. Each batch of `append` has one record."""
+    found = []
+    for first in range(log.log_start_offset, log.log_end_offset):
+        header = read_header(stored(log, first, first + 1))
+        if header.group_index == 0:
+            found.append((first, first + header.group_count))
+    return found
+
+
 def values(log: PartitionLog) -> list[bytes]:
     log.advance_high_watermark(log.sync())
     return [value for _, _, value in verified_records(log)]
@@ -462,6 +472,29 @@ def test_a_cut_at_a_lost_record_does_without_the_index_of_its_segment(leader: Pa
     assert log.lost_ranges == ((1, 2),)
     again = open_log(disk.after_kill(), settings=SETTINGS)
     assert (again.log_end_offset, again.lost_ranges) == (2, ((1, 2),))
+
+
+def test_a_cut_anywhere_does_without_any_index() -> None:
+    """A cut within a group goes back to its start. Where that begins a segment, the one before is the one that stays,
+    and nobody had looked for its index: the cut failed half-way."""
+    settings = LogSettings(segment_bytes=3_000, is_sole_replica=False)
+    disk, log = new_log(settings=settings)
+    for number in range(16):
+        append(log, b"%d" % number, group=1 + number % 4)
+    log.sync()
+    ends = [0, *(end for _, end in groups_of(log))]
+    borders = {segment.base_offset for segment in log.log.chain.segments}
+    assert any(start in borders and start > 0 and end - start > 1 for start, end in groups_of(log))
+    log.close()
+    for to in range(ends[-1]):
+        bare = disk.after_kill()
+        again = open_log(bare, settings=settings)
+        for name in [name for name in bare.listdir(FOLDER) if name.endswith(".index")]:
+            bare.unlink(f"{FOLDER}/{name}")
+        again.follow(3)
+        expected = max(end for end in ends if end <= to)
+        assert again.truncate(to) == expected
+        assert open_log(bare.after_kill(), settings=settings).log_end_offset == expected
 
 
 def test_epochs_are_not_derived_from_a_damaged_header(leader: PartitionLog) -> None:
