@@ -90,8 +90,11 @@ def test_without_the_adapters_rules_a_late_reset_loses_what_was_acknowledged() -
     assert acknowledged - kept
 
 
-def deposed(latency: int) -> Group:
-    """A leader with a tail that nobody else has comes back, while more is appended and sent all the time."""
+def deposed(latency: int, *, asks: bool = False) -> Group:
+    """A leader with a tail that nobody else has comes back, while more is appended and sent all the time.
+
+    `asks`: for another voter, too, in that tail.
+    """
     group = Group("abc")
     group.elect("c")
     for _ in range(4):
@@ -99,7 +102,10 @@ def deposed(latency: int) -> Group:
     group.cut |= {(one, other) for one in "abc" for other in "abc" if "c" in (one, other)}
     for number in range(40):
         group.submit("c", number)
+        if asks and number == 20:
+            group.nodes["c"].change_voters("add", "d@d", lambda _: None)
     group.nodes["c"].tick()
+    assert ("d@d" in group.nodes["c"].voters()) is asks
     group.elect("a")
     for number in range(40, 99):
         group.submit("a", number)
@@ -125,6 +131,13 @@ def test_a_deposed_leader_is_back_within_a_few_round_trips(latency: int) -> None
     group = deposed(latency)
     assert "p39" not in group.has("c")
     assert group.has("c") >= {f"p{number}" for number in (*range(40, 99), 100)}
+
+
+def test_a_voter_that_a_deposed_leader_alone_has_added_is_none() -> None:
+    """Its entry is cut with the others: who has a vote is what the leader's log says."""
+    core = deposed(3, asks=True).nodes["c"].core
+    assert core.voters_at(core.journal.entries[-1][1]) == ("a@a", "b@b", "c@c")
+    assert {str(node.id) for node in core.otherNodes} == {"a@a", "b@b"}
 
 
 def test_without_the_adapters_rules_it_is_asked_about_one_entry_after_the_other() -> None:
