@@ -36,7 +36,7 @@ from broker.raft.core import Core
 from broker.raft.node import BARRIER, CHANGE_VOTERS, RaftNode, configuration
 from broker.raft.wire import Codec, guarded
 from tests.sim.metadata import COMPARED_EVERY, Answered, Metadata, text_of
-from tests.sim.raft.world import PATH, PIECE_BYTES, SimNode
+from tests.sim.raft.world import PATH, PIECE_BYTES, SimNode, connect_observers
 from tests.sim.world import Violation
 from tests.support.simdisk import SimDisk
 
@@ -148,20 +148,9 @@ class Seat:
             if not node.core.isNodeConnected(other):
                 node.core._SyncObj__transport._onNodeConnected(other)
         if self.plane.damages:
-            self._hear_who_has_no_vote(node)
+            others = [each.node for each in self.plane.seats.values() if each is not self]
+            connect_observers(node, [each for each in others if each is not None])
         node.tick()
-
-    def _hear_who_has_no_vote(self, node: RaftNode) -> None:
-        """Observers have connections to voters, under a name of their own."""
-        transport, others = node.core._SyncObj__transport, self.plane.seats.values()
-        up = [each.node for each in others if each.node is not None and each is not self]
-        names = {f"observer/{each.node_id}" for each in up if not each.is_voter} if node.is_voter else set()
-        for known in sorted(node.core.readonlyNodes, key=lambda each: str(each.id)):
-            if known.id not in names:
-                transport._onReadonlyNodeDisconnected(known)
-        for name in sorted(names):
-            if SimNode(name) not in node.core.readonlyNodes:
-                transport._onReadonlyNodeConnected(SimNode(name))
 
     def take(self, source: str, target: str, data: bytes) -> None:
         node, sender = self.node, SimNode(source)

@@ -22,7 +22,7 @@ import errno
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -58,6 +58,18 @@ class SimNode(Node):  # type: ignore[misc]
 
     def __hash__(self) -> int:
         return zlib.crc32(self.id.encode())
+
+
+def connect_observers(node: RaftNode, running: Iterable[RaftNode]) -> None:
+    """Observers among them come to a voter under a name of their own; who is none any more goes."""
+    transport = node.core._SyncObj__transport
+    observers = {f"observer/{each.node_id}" for each in running if not each.is_voter} if node.is_voter else set()
+    for known in sorted(node.core.readonlyNodes, key=lambda each: str(each.id)):
+        if known.id not in observers:
+            transport._onReadonlyNodeDisconnected(known)
+    for name in sorted(observers):
+        if SimNode(name) not in node.core.readonlyNodes:
+            transport._onReadonlyNodeConnected(SimNode(name))
 
 
 class Peer(Transport):  # type: ignore[misc]
@@ -250,13 +262,7 @@ class World:
             for other in sorted(node.core.otherNodes, key=lambda n: str(n.id)):
                 if not node.core.isNodeConnected(other):
                     transport._onNodeConnected(other)
-            observers = {f"observer/{o.node_id}" for o in up if not o.is_voter} if node.is_voter else set()
-            for known in sorted(node.core.readonlyNodes, key=lambda n: str(n.id)):
-                if known.id not in observers:
-                    transport._onReadonlyNodeDisconnected(known)
-            for name in sorted(observers):
-                if SimNode(name) not in node.core.readonlyNodes:
-                    transport._onReadonlyNodeConnected(SimNode(name))
+            connect_observers(node, up)
 
     # -- what happens -------------------------------------------------------------------------------------------
 
