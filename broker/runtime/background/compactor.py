@@ -113,7 +113,7 @@ class Compactor:
         except Stopped:
             pass
         except (LiftlogError, OSError) as error:
-            if isinstance(what, Partition) and (what.removed or what.replica.is_closed):
+            if isinstance(what, Partition) and what.replica.is_over:
                 return
             self._counts["failed_passes"] += 1
             log.error("compaction.failed what=%s error=%s", what, error)
@@ -129,7 +129,7 @@ class Compactor:
 
     def _pace(self, partition: Partition) -> Callable[[int], None]:
         def pace(size: int) -> None:
-            if self._stop.wait(size / self._bytes_per_s) or partition.removed or partition.replica.is_closed:
+            if self._stop.wait(size / self._bytes_per_s) or partition.replica.is_over:
                 raise Stopped
             if partition.replica.room is not None:
                 partition.replica.room.check()  # a rewrite must not eat what is kept for checkpoints

@@ -75,8 +75,8 @@ class Scrubbed(Protocol):
     """Something to read piece by piece: a partition, or the stages in one. Log lines have its name."""
 
     @property
-    def removed(self) -> bool:
-        """Whether its stream was deleted."""
+    def is_over(self) -> bool:
+        """Whether its stream was deleted, or this broker keeps it no more."""
 
     def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
         """As `storage.scrub.scrub`."""
@@ -167,7 +167,7 @@ class Scrubber:
                 self._remember(self._position)
                 raise
         except (LiftlogError, OSError) as error:
-            if not partition.removed:
+            if not partition.replica.is_over:
                 self._counts["failed_partitions"] += 1
                 log.error("scrub.failed partition=%s offset=%d error=%s", partition, self._position.offset, error)
         except Exception:
@@ -203,13 +203,13 @@ class Scrubber:
             try:
                 return what.scrub(offset)
             except (LiftlogError, OSError) as error:
-                if not what.removed:
+                if not what.is_over:
                     log.warning("scrub.retry partition=%s offset=%d error=%s", what, offset, error)
                 self._pause(what, RETRY_S)
         return what.scrub(offset, give_up=True)
 
     def _pause(self, what: Scrubbed, seconds: float) -> None:
-        if self._stop.wait(seconds) or what.removed:
+        if self._stop.wait(seconds) or what.is_over:
             raise Stopped
 
     def _remember(self, position: ScrubPosition) -> None:

@@ -189,6 +189,11 @@ class Replica:
             self._open_logs.forget(self.log)
         self._record_count_seen = self.record_count
 
+    @property
+    def is_over(self) -> bool:
+        """Nobody here is to look after it any more: what fails is no fault."""
+        return self.removed or self.is_closed
+
     def note_removed(self) -> None:
         """The stream was deleted, and the log will be closed: what fails from now on is no fault."""
         self.removed = True  # first: an append under way looks at it behind what it counts

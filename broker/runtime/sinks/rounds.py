@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from broker.api.errors import DiskFull, LiftlogError, NotReady, Retryable, StorageFailed
+from broker.api.errors import DiskFull, LiftlogError, NotReady, Retryable, StorageFailed, UnknownStream
 from broker.runtime.sinks.coordinator import Sinks
 from broker.runtime.sinks.stores import Stages
 from broker.sinks.notes import StagePinned
@@ -50,6 +50,8 @@ class SinkRounds:
                 idle = self._sweep_stages(store)
                 for sink in sorted({pin.sink for pin in idle}):
                     self._fence_idle(sink, [pin for pin in idle if pin.sink == sink])
+            except UnknownStream:
+                pass  # as below, seen first by the broker that has them
             except LiftlogError as error:
                 if not store.removed:  # deleted meanwhile, and its stages with it: no fault
                     log.log(

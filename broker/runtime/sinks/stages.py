@@ -314,6 +314,11 @@ class StageStore:
         """Whether the stream was deleted."""
         return self.main.removed
 
+    @property
+    def is_over(self) -> bool:
+        """As `Replica.is_over`."""
+        return self.main.replica.is_over
+
     def scrub(self, offset: int, *, give_up: bool = False) -> Piece | None:
         """Check what is staged, as `Partition.scrub` does: a stage that is found damaged is not decided any more."""
         piece = self._hidden.scrub(offset, give_up=give_up)

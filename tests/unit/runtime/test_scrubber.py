@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,3 +179,31 @@ def test_interval_zero_is_never(disk: SimDisk, partitions: list[Partition], scru
     made = scrub_of(**{"scrub.interval_ms": 0})
     made.stop()
     assert samples(made)["passes_total"] == 0
+
+
+@pytest.mark.parametrize("how", ["the stream is deleted", "the replica is taken away"])
+def test_what_ends_amid_a_pass_is_no_fault(
+    how: str,
+    disk: SimDisk,
+    partitions: list[Partition],
+    scrub_of: Callable[..., Scrubber],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    original = Replica.scrub
+
+    def scrub(self: Replica, offset: int, **how_: Any) -> Any:
+        if self.stream == "b" and not self.is_over:
+            self.note_removed() if how == "the stream is deleted" else self.note_closed()
+            self.log.close()
+            for name in disk.listdir("/b"):
+                disk.unlink(f"/b/{name}")
+        return original(self, offset, **how_)
+
+    monkeypatch.setattr(scrubber, "RETRY_S", 0.001)
+    monkeypatch.setattr(Replica, "scrub", scrub)
+    made = scrub_of()
+    with caplog.at_level(logging.WARNING):
+        eventually(lambda: samples(made)["passes_total"] >= 2)
+    assert samples(made)["failed_partitions_total"] == 0
+    assert caplog.text == ""

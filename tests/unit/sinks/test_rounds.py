@@ -14,6 +14,7 @@ from broker.api.errors import (
     SinkFenced,
     StorageFailed,
     UnknownSink,
+    UnknownStream,
 )
 from broker.runtime.sinks.commits_log import Removed
 from broker.runtime.sinks.stages import StageLimits, StageStore
@@ -181,6 +182,21 @@ def test_a_failover_is_a_warning_and_a_fault_is_an_error(
     told = [record for record in caplog.records if record.getMessage().startswith("sink.sweep_failed")]
     assert {record.levelname for record in told} == {level}
     assert all("tries again" in record.getMessage() for record in told)
+
+
+def test_a_partition_that_is_gone_at_the_broker_that_is_asked_is_no_fault(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream was deleted, and this broker has not heard of it yet."""
+    pin_all(job(rig))
+
+    def fail(*args: object, **options: object) -> None:
+        raise UnknownStream("s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageStore, "sweep", fail)
+        rig.rounds.sweep()
+    assert "sweep_failed" not in caplog.text
 
 
 def test_locks_of_sinks_are_not_kept(rig: Rig) -> None:
