@@ -16,6 +16,9 @@ N5  A node that is a voter by its log alone, and does not know that this is comm
 
 N6  Within a process the catalog never goes back, whatever becomes of its vote.
 N7  A leader that has just been elected may lack what was committed before: it refuses nothing for good until it has it.
+N8  A timely command is carried out before its time is up, or never, wherever it lay meanwhile. The broker that asks
+    counts by the controller's clock: it knows from stamps how much that is ahead of its own, by less than it is. A
+    stamp is of one term, and no other controller takes the command.
 
 A node is driven: `tick` from one thread, which is also the only one that calls anything else.
 """
@@ -157,6 +160,7 @@ class RaftNode:
         self._clock = clock
         self._life = life
         self._waiting: dict[str, Submission] = {}
+        self._stamp: tuple[int, float] | None = None  # a term, and how much its leader's clock is ahead, at least (N8)
         self._last_id = 0
         self._check_at_s = 0.0
         self._pending_since_s = clock()
@@ -277,17 +281,29 @@ class RaftNode:
         self.core.destroy()
         self.journal.close()
 
-    def submit(self, command: Mapping[str, Any], done: Done, *, timeout_s: float = SUBMIT_TIMEOUT_S) -> None:
-        """Have the group carry out a command; `done` is called once (N2), perhaps before this returns."""
+    def submit(
+        self, command: Mapping[str, Any], done: Done, *, timeout_s: float = SUBMIT_TIMEOUT_S, timely: bool = False
+    ) -> None:
+        """Have the group carry out a command; `done` is called once (N2), perhaps before this returns.
+
+        Args:
+            timely: Not after `timeout_s` (N8). It is refused while no clock is known.
+        """
         self._last_id += 1
         number = f"{self._life}/{self._last_id}"
-        self._waiting[number] = Submission(done, self._clock() + timeout_s)
+        deadline_s = self._clock() + timeout_s
+        self._waiting[number] = Submission(done, deadline_s)
         leader = self.core._getLeader()
+        message: dict[str, Any] = {"type": "submit", "id": number, "command": dict(command)}
+        if timely and self._stamp is not None and self._stamp[0] == self.term:
+            message["until"] = [self.term, self._stamp[1] + deadline_s]
         if self.is_controller:
             self._lead(command, lambda result: self._arrived(number, result))
         elif leader is None:
             self._answer(number, NotReady("the cluster has no controller at the moment"))
-        elif not self._send(leader, {"type": "submit", "id": number, "command": dict(command)}):
+        elif timely and "until" not in message:
+            self._answer(number, NotReady("the clock of the controller is not known here yet"))
+        elif not self._send(leader, message):
             self._answer(number, NotReady("the controller cannot be reached at the moment"))
 
     def read(self, done: Done, *, timeout_s: float = SUBMIT_TIMEOUT_S) -> None:
@@ -317,6 +333,15 @@ class RaftNode:
             self._on_note(dict(note), lambda answer: self._on_note(dict(answer), lambda _: None))
             return True
         return leader is not None and self._send(leader, {"type": "note", "note": dict(note)})
+
+    def stamp(self) -> list[float]:
+        """The term and the clock here, for `heed` on another broker (N8)."""
+        return [self.term, self._clock()]
+
+    def heed(self, stamp: Any) -> None:
+        """Take the stamp of a controller; older than now, by as long as it was on its way."""
+        if _is_time(stamp):
+            self._stamp = stamp[0], stamp[1] - self._clock()
 
     @property
     def has_begun(self) -> bool:
@@ -391,8 +416,14 @@ class RaftNode:
             if not isinstance(result, LiftlogError):
                 self._send(node, {"type": "submitted", "id": number, "result": result})
 
-        if self.is_controller:
+        if self.is_controller and self._is_in_time(message.get("until")):
             self._lead(command, tell)
+        elif self.is_controller:
+            tell({"error": NotReady("the command came too late, and was not carried out", again=True).to_problem()})
+
+    def _is_in_time(self, until: Any) -> bool:
+        """N8."""
+        return until is None or (_is_time(until) and until[0] == self.term and self._clock() <= until[1])
 
     def _send(self, node: Node, message: dict[str, Any]) -> bool:
         return bool(self.core._SyncObj__transport.send(node, message))
@@ -425,6 +456,11 @@ def _outcome(result: Any, why: int) -> Any:
         return _unknown("the controller has changed")
     busy = NotReady("the controller has changed, or is busy with another change", again=True)
     return {"error": busy.to_problem()}
+
+
+def _is_time(value: Any) -> bool:
+    """Whether it is a term, and seconds of its leader's clock."""
+    return isinstance(value, list) and [type(each) for each in value] == [int, float]
 
 
 def _unknown(why: str) -> DeadlineExceeded:

@@ -9,7 +9,8 @@ A stream is known as the set of states that it may be in (`Lives.may_be`): an an
 on, one in doubt adds to them, a refusal leaves those that it would have been refused of.
 
 B1  A command that was answered is seen by every broker from then on, also by those that were away.
-B2  A command that was refused is never seen. One that changes several things changes all of them or nothing.
+B2  A command that was refused is never seen. One that changes several things changes all of them or nothing. One in
+    doubt comes within `TRY_S`, or never: so long the broker may be asking that was killed meanwhile.
 B3  A log begins where the last trim that was answered has let it begin, or where one in doubt would have.
 B4  A committed offset stays.
 B5  Each id, each record of an idempotent producer is stored once and in order.
@@ -30,6 +31,7 @@ from typing import Any, Final
 
 from broker.api.errors import LiftlogError, Retryable
 from broker.client import Client
+from broker.runtime.cluster.plane.service import TRY_S
 from tests.cluster.changers import Growing, Moved, Sinking
 from tests.cluster.users import Committer, Expecting, Keys, Producing, Trimmer
 from tests.cluster.worker import CALM_S, PAUSE_S, Worker
@@ -55,10 +57,13 @@ class Lives(Worker):
 
     def prepare(self) -> None:
         self.may_be: dict[str, set[State]] = {name: {None} for name in self.names}
+        self._doubt_until_s = dict.fromkeys(self.names, 0.0)
         self._number = 0
 
     def step(self) -> None:
         name = self.rng.choice(self.names)
+        if time.monotonic() < self._doubt_until_s[name]:
+            return
         kind = self.rng.choice(["create", "create", "alter", "alter", "pause", "resume", "read", "write", "delete"])
         self._number += 1
         call, effect = self._command(kind, name, self._number)
@@ -71,8 +76,10 @@ class Lives(Worker):
             now = after
         elif outcome == "refused":
             now = {state for state in before if isinstance(effect(state), str)}
+        elif outcome == "in doubt":
+            now, self._doubt_until_s[name] = before | after, time.monotonic() + TRY_S
         else:
-            now = before | after if outcome == "in doubt" else before
+            now = before
         assert now, f"{kind} {name}: {outcome} ({answer}), and it may only be {before}"
         self.may_be[name] = now  # type: ignore[assignment]
         if self.rng.random() < 0.3:

@@ -8,7 +8,10 @@ near to a follower.
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -235,3 +238,22 @@ def test_a_broker_that_stands_still_and_is_named_first_holds_up_nobody(cluster: 
     rows = [next(reader).column("value").to_pylist() for _ in range(2)]
     reader.close()
     assert [value for batch in rows for value in batch] == [b"1", b"2"]
+
+
+def test_a_change_whose_client_has_left_a_broker_that_stood_still_is_not_made(cluster: RealCluster) -> None:
+    """It would come behind what the client has done since, at another broker."""
+    broker = next(each for each in cluster.brokers if each != cluster.controller())
+    process = cluster.brokers[broker]
+    refused, body = 'liftlog_http_problems_total{reason="not_ready"}', json.dumps({"name": "left"}).encode()
+    before, host, port = process.metric(refused), *process.address.split(":")
+    with frozen(process.pid):
+        began_s = time.monotonic()
+        with socket.create_connection((host, int(port)), timeout=30) as asking:
+            head = "POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+            asking.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        eventually(lambda: time.monotonic() - began_s > 1.0, what="it stands still for so long")
+    eventually(lambda: process.metric(refused) > before, what="it has read the request")
+    with cluster.client(deadline_s=60.0) as client:
+        client.create_stream("stayed", replication_factor=3)
+        assert "stayed" in (names := [each.name for each in client.streams()])
+        assert "left" not in names

@@ -48,7 +48,7 @@ class ScriptedCatalog:
         self.callbacks: list[Callable[[], None]] = []
         self._lock = threading.RLock()
 
-    def execute(self, command: Mapping[str, Any]) -> Any:
+    def execute(self, command: Mapping[str, Any], *, timely: bool = False) -> Any:
         self.sent.append(dict(command))
         assert self.goes.wait(60)
         return self.apply(**command)

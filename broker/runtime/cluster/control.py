@@ -12,6 +12,7 @@ X5  Added partitions are answered when they count: every leader has confirmed th
     has as many as before, and says how many there will be. To ask again is to wait again.
 X6  A broker without a session changes nothing: one that stood still finds requests that others have carried out since,
     and a stream may have been deleted, and made again, behind them. A deletion is of the stream that this broker knows.
+X7  A command that is answered in doubt has been carried out by then, or never will be (`service.V5`).
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class PlacedControl:
             raise NotReady("the broker is stopping")
         check_may_change(self._may_change)
         command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
-        return await asyncio.to_thread(self._service.execute, command)
+        return await asyncio.to_thread(self._service.execute, command, timely=True)
 
     # --- streams --------------------------------------------------------------------------------------------
 

@@ -27,9 +27,11 @@ class CatalogService(Protocol):
         """To be read in a callback of `subscribe`: nobody applies anything meanwhile."""
         ...
 
-    def execute(self, command: Mapping[str, Any]) -> Any:
+    def execute(self, command: Mapping[str, Any], *, timely: bool = False) -> Any:
         """Have a command carried out by whoever is the controller. Waits.
 
+        Args:
+            timely: Once it is answered in doubt it is not carried out any more.
         Raises:
             LiftlogError: it was refused, or it is not known whether it was carried out.
         """

@@ -30,6 +30,7 @@ from broker.serving.contract.backend import Backend
 from broker.serving.contract.schemas import ref
 from broker.serving.http.body import JSON_BYTES_MAX, JSON_MEDIA, BodyBudget, read_json_text
 from broker.serving.http.body import parse as parse_body
+from broker.serving.http.gone import asking_now
 from broker.serving.http.meters import Meters
 from broker.serving.http.peers import Peers
 
@@ -275,6 +276,7 @@ class Endpoint:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             operation_now.set(self.operation)
+            asking_now.set(request)
             query = parse_query(request, (*self.query, TIMEOUT))
             timeout_ms = query["timeout_ms"] or TIMEOUT_MS_DEFAULT + query.get("max_wait_ms", 0)
             deadline = asyncio.timeout(timeout_ms / 1000)

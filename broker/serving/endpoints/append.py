@@ -41,6 +41,7 @@ from broker.serving.contract.endpoint import Content, Endpoints, Query, Serving,
 from broker.serving.contract.schemas import ProducerName
 from broker.serving.endpoints.records import INCARNATION, find
 from broker.serving.http.body import check_media, read_body
+from broker.serving.http.gone import check_asker
 from broker.serving.http.waiting import unbroken
 from broker.serving.payload.decode import decode_stream
 from broker.serving.payload.rows import split, to_rows
@@ -137,6 +138,7 @@ async def post_records(serving: Serving, request: web.Request, query: Query) -> 
             handle = find(serving, request, query, again=handle)
             if stamp is not None:
                 serving.backend.check_producer(stamp.producer_id, stamp.epoch)
+            check_asker()  # before it begins
             result = await unbroken(handle.append(batches, acks=query["acks"] or info.settings.acks))
             first_offset, next_offset = result.first_offset, result.next_offset
             is_duplicate = result.duplicate

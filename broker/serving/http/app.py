@@ -35,6 +35,7 @@ from broker.serving.endpoints import (
 from broker.serving.endpoints.heads import PolledHeads
 from broker.serving.http.body import BODY_TIMEOUT_S, METERS, BodyBudget
 from broker.serving.http.connections import DEFAULT_LIMITS, ConnectionLimits, Connections
+from broker.serving.http.gone import PULSE, Pulse
 from broker.serving.http.meters import Meters
 from broker.serving.http.peers import Peers
 
@@ -109,7 +110,8 @@ def build_app(
             app.router.add_route(endpoint.method, endpoint.path, handler)
     app.on_response_prepare.append(_name_servers)
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.append(_worker)
+    app[PULSE] = pulse = Pulse()
+    app.cleanup_ctx.extend((_worker, pulse.beats))
     return app
 
 

@@ -12,8 +12,9 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from broker.api.errors import LiftlogError
+from broker.api.errors import LiftlogError, NotReady
 from broker.serving.contract.endpoint import Serving
+from broker.serving.http.gone import check_asker
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,17 @@ async def until_draining(serving: Serving, waiting: Coroutine[Any, Any, T]) -> T
 
 
 async def unbroken(change: Coroutine[Any, Any, T] | Future[T]) -> T:
-    """Await a change; it goes on, and its failure is logged, when the caller is cancelled."""
+    """Await a change; it goes on, and its failure is logged, when the caller is cancelled.
+
+    Raises:
+        NotReady: its client is gone, and it has not begun (`gone.G1`).
+    """
+    if not isinstance(change, Future):
+        try:
+            check_asker()
+        except NotReady:
+            change.close()
+            raise
     future = asyncio.wrap_future(change) if isinstance(change, Future) else asyncio.ensure_future(change)
     try:
         return await asyncio.shield(future)

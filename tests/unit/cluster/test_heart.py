@@ -41,6 +41,9 @@ class Node:
         """One in the next term; it has not applied its first entry yet."""
         self.is_controller, self.term = True, self.term + 1
 
+    def stamp(self) -> list[float]:
+        return [self.term, 0.0]
+
     def voters(self) -> tuple[str, ...]:
         return (self.node_id,)
 

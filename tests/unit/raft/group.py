@@ -19,7 +19,11 @@ Message = tuple[str, str, dict[str, Any]]
 
 
 class Group:
-    """Voters by name, their disks, and the messages that are under way, in order."""
+    """Voters by name, their disks, and the messages that are under way, in order.
+
+    Attributes:
+        clocks: Each one's, in seconds: they stand still.
+    """
 
     def __init__(self, names: str) -> None:
         self.net: collections.deque[Message] = collections.deque()
@@ -28,6 +32,7 @@ class Group:
         self.nodes: dict[str, RaftNode] = {}
         self.ids = tuple(f"{name}@{name}" for name in names)
         self.lives = 0
+        self.clocks = dict.fromkeys(names, 0.0)
         net, cut = self.net, self.cut
 
         class Wire(Transport):  # type: ignore[misc]
@@ -68,7 +73,7 @@ class Group:
             transport=self.transport,
             node=Node,
             conf=conf,
-            clock=lambda: 0.0,
+            clock=lambda: self.clocks[name],
             life=str(self.lives),
             seeds=tuple(each for each in self.ids if each[0] != name),
         )

@@ -10,7 +10,7 @@ D3  Each partition is one command, which names what should be. A call that was c
 D4  A drain moves partitions that have a copy elsewhere. Those that only the drained broker has stay, and are named.
 D5  Nothing has fewer replicas because a live broker was drained: the controller gives internal streams as many as there
     are brokers, and would give it back what it has just lost.
-D6  A broker without a session moves nothing (`control.X6`). Rescues know no session.
+D6  A broker without a session moves nothing, and nothing is moved late (`control.X6`, `X7`). Rescues know no session.
 """
 
 from __future__ import annotations
@@ -259,11 +259,11 @@ class ClusterAdmin:
     async def _change(self, kind: str, **values: Any) -> Any:
         """D6."""
         check_may_change(self._may_change)
-        return await self._execute(kind, **values)
+        return await self._execute(kind, True, **values)
 
-    async def _execute(self, kind: str, **values: Any) -> Any:
+    async def _execute(self, kind: str, timely: bool = False, /, **values: Any) -> Any:
         command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
-        return await asyncio.to_thread(self._service.execute, command)
+        return await asyncio.to_thread(self._service.execute, command, timely=timely)
 
     def _now(self, catalog: Catalog, places: Iterable[Place]) -> list[Placement]:
         names, partitions = _names(catalog), catalog.cluster.partitions

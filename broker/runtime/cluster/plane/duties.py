@@ -196,6 +196,7 @@ class Duties:
                             "registration": effect.registration,
                             "number": effect.number,
                             "renewal": effect.renewal,
+                            "stamp": node.stamp(),
                         }
                     )
 

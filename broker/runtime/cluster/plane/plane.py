@@ -358,6 +358,7 @@ class Plane:
             case "report":
                 self._duties.report(self._node, note)
             case "renewed":
+                self._node.heed(note.get("stamp"))
                 self._heart.renewed(note, self._node.catalog)
 
     def _greeted(self, hello: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,9 @@ V3  Subscribers are called on the Raft thread, one after the other: nothing is a
     error of one is logged, and is none of the others' business.
 V4  A catalog that was replaced by a snapshot is seen as such: `catalog` is another object, and everybody is called. One
     that is put together anew from the journal is shown when it has all that the former one had (`node.N6`).
-V5  Renewals of sessions that change nothing else are told to nobody: several come each second.
+V5  A timely command that is answered in doubt was carried out before that, or never will be (`node.N8`). So it is
+    not in the way of what its caller, or another broker, does next.
+V6  Renewals of sessions that change nothing else are told to nobody: several come each second.
 """
 
 from __future__ import annotations
@@ -60,9 +62,11 @@ class Catalogs:
         self._callbacks = (*self._callbacks, callback)
         self._thread.do(lambda _: self._call(callback))
 
-    def execute(self, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> Any:
+    def execute(self, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, timely: bool = False) -> Any:
         """Have a command carried out by whoever is the controller. Waits. Not for the Raft thread.
 
+        Args:
+            timely: V5. It needs a session.
         Returns:
             The catalog's answer. It may have been given by a catalog that is ahead of this broker's: `read` waits.
         Raises:
@@ -72,7 +76,7 @@ class Catalogs:
         result = self._until(
             timeout_s,
             lambda node, done, left_s: node.submit(
-                command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s
+                command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s, timely=timely
             ),
             may_repeat=may_repeat,
         )
@@ -158,7 +162,7 @@ class Catalogs:
         live = [broker for broker, info in catalog.brokers.items() if info.is_live]
         before, self._live = self._live, live
         if command is not None and command.get("kind") == "renew_sessions" and live == before:
-            return  # V5
+            return  # V6
         for callback in self._callbacks:
             self._call(callback)
 
