@@ -218,7 +218,7 @@ class Log:
         )
         lower_clean_state(state.disk, state.folder, found.log_end_offset)  # a log that is shorter than it was
         state.begin_from(found)
-        is_other = self._epochs.take_recovered(found)
+        is_other = self._epochs.take_recovered(found, checkpoint)
         try:
             if is_other:
                 self._epochs.save()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.storage.segments.epochs import EPOCHS_FILE
 from tests.sim.broker import Broker
 from tests.sim.clients import Repeater
 from tests.sim.cluster import Cluster
@@ -134,6 +135,37 @@ def acknowledged_records_go_that_no_checkpoint_tells_of(cluster: Cluster) -> Non
     assert cluster.world.seen["replica behind"] == 6, "it has not noticed, or forgotten meanwhile"
 
 
+def an_old_file_of_epochs_is_put_back(cluster: Cluster) -> None:
+    """The broker that has it leads. If it believed the file, it would lack epochs below what its batches say: those in
+    sync would cut what is committed, and whoever copies all anew would never agree with it."""
+    until(cluster, 4_000)
+    one = leader_of(cluster)
+    path = f"{one.replicas['p0'].folder}/{EPOCHS_FILE}"
+    old = one.disk.read_file(path)
+    for _ in range(4):
+        leader_of(cluster).crash("kill")
+        until(cluster, 3_000)
+        for broker in cluster.brokers.values():
+            broker.start_if_gone()
+        until(cluster, 3_000)
+    assert one.disk.read_file(path) != old, "nobody else has led"
+    one.crash("kill")
+    one.disk.replace_file(path, old)
+    one.start()
+    until(cluster, 3_000)
+    for _ in range(6):
+        if leader_of(cluster) is one:
+            break
+        leader_of(cluster).crash("kill")
+        until(cluster, 3_000)
+        for broker in cluster.brokers.values():
+            broker.start_if_gone()
+        until(cluster, 3_000)
+    assert leader_of(cluster) is one, "it does not lead"
+    cluster.faults.inject("wipe", others_of(cluster, one)[0])
+    until(cluster, 4_000)
+
+
 def two_failovers_each_losing_a_tail(cluster: Cluster) -> None:
     """Two leaders in a row append what nobody else gets; the third leads, and all agree byte for byte."""
     cluster.pace_ms = 60
@@ -244,6 +276,7 @@ SCENARIOS: dict[str, Scenario] = {
     "flipped_bit_in_a_state_file": _damage("flip_state"),
     "truncated_files": _damage("cut_file"),
     "acknowledged_records_go_that_no_checkpoint_tells_of": acknowledged_records_go_that_no_checkpoint_tells_of,
+    "an_old_file_of_epochs_is_put_back": an_old_file_of_epochs_is_put_back,
     "two_failovers_each_losing_a_tail": two_failovers_each_losing_a_tail,
     "a_wiped_follower_of_a_log_that_begins_within_a_batch": a_wiped_follower_of_a_log_that_begins_within_a_batch,
     "replicas_that_began_anew_lead": replicas_that_began_anew_lead,

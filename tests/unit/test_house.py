@@ -172,7 +172,7 @@ LINES_MAX = {
     "runtime": (18_900, 76),
     "serving": (5_800, 124),
     "sinks": (1_100, 92),
-    "storage": (10_960, 103),
+    "storage": (11_000, 123),
 }
 SLACK_MAX = 400
 """So much a package may stay below its number before that is to be lowered."""

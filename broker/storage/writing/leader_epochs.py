@@ -7,6 +7,9 @@ L7  Where file and batch say different epochs of a record, the batch is right: a
     leaves the file of the log that was to be, beside the records of the one that was. If the file were
     believed, another leader's records would pass for those of an epoch that the new leader has.
 
+L9  A file that is older than the checkpoint beside it is not believed: each epoch is in the file before
+    the first record of it is written. A leader that lacks one finds no follower who agrees with it.
+
 The epochs of the records are in the file `epochs`, which can be derived from the batches. The log is
 told anew after each open whom it follows.
 """
@@ -18,6 +21,7 @@ from typing import NamedTuple
 
 from broker.api.errors import NotLeader
 from broker.storage.recovery import RecoveredLog
+from broker.storage.segments.checkpoint import Checkpoint
 from broker.storage.segments.epochs import Epochs, derive_epochs, load_epochs, write_epochs
 from broker.storage.writing.state import LogState
 
@@ -45,11 +49,14 @@ class LeaderEpochs:
         self.latest = -1
         self.led: int | None = None
 
-    def take_recovered(self, found: RecoveredLog) -> bool:
+    def take_recovered(self, found: RecoveredLog, checkpoint: Checkpoint | None) -> bool:
         """The epochs of what recovery found. Returns whether their file says something else (`save`)."""
         state = self._state
         stored = load_epochs(state.disk, state.folder)
-        epochs = Epochs([*stored.items]) if stored is not None else state.ask(derive_epochs)
+        if stored is None or checkpoint is None or _is_older(stored, checkpoint, found.new_epochs):
+            epochs = state.ask(derive_epochs)
+        else:
+            epochs = Epochs([*stored.items])
         epochs.cut(found.log_end_offset)
         for epoch, first_offset in found.new_epochs:
             if epoch > epochs.latest:
@@ -148,10 +155,29 @@ class LeaderEpochs:
         epochs, state = self._epochs, self._state
         if epochs is None:
             with state.guarded("read epochs"):
-                epochs = load_epochs(state.disk, state.folder) or state.ask(derive_epochs)
-            epochs.cut(state.log_end_offset)  # an append that failed may have begun one
+                epochs = self._read()
             with state.lock:
                 if self._epochs is None:  # else an append has begun one meanwhile
                     self._epochs = epochs
                 return self._epochs
         return epochs
+
+    def _read(self) -> Epochs:
+        """From the file, if it ends as the checkpoint said that the log does (L9)."""
+        state = self._state
+        end = state.log_end_offset
+        epochs = load_epochs(state.disk, state.folder)
+        if epochs is not None:
+            epochs.cut(end)  # an append that failed may have begun one
+            if epochs.latest == self.latest:
+                return epochs
+        epochs = state.ask(derive_epochs)
+        if not epochs.items and self.latest >= 0 and end:
+            epochs.begin(self.latest, end - 1)  # nothing is stored, and somebody may end there
+        return epochs
+
+
+def _is_older(stored: Epochs, checkpoint: Checkpoint, scanned: Sequence[tuple[int, int]]) -> bool:
+    """Whether the file lacks an epoch that the checkpoint knew, or one of a batch below the recovery point (L9)."""
+    known = [(epoch, first) for epoch, first in scanned if first < checkpoint.recovery_point]
+    return stored.latest < checkpoint.leader_epoch or any(stored.epoch_of(first) != epoch for epoch, first in known)

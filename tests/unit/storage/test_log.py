@@ -386,6 +386,46 @@ def test_epochs_are_derived_from_the_batches_when_the_file_is_gone(disk: SimDisk
         expected.append(11 - is_clean)
 
 
+@pytest.mark.parametrize("checkpointed", [0, 4, 8, 12])
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("version", range(5))
+def test_an_old_file_of_epochs_is_not_believed(disk: SimDisk, version: int, is_clean: bool, checkpointed: int) -> None:
+    """Put back from a copy, say. A leader that believes it lacks epochs below what its batches say: no follower that
+    has those agrees with it, and each cuts what is committed (once for five minutes, four times a second)."""
+    log = create_log(disk, settings=LogSettings(segment_bytes=3_500, is_sole_replica=False))
+    versions: list[bytes] = []
+    for at, epoch in enumerate((1, 1, 1, 2, 5, 5, 5, 5, 5, 5, 9, 9, 12), 1):
+        fill(log, 1, epoch=epoch)
+        versions += {disk.read_file(f"{FOLDER}/epochs")} - {*versions}
+        if at == checkpointed:
+            log.checkpoint()
+    expected = [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(13)]
+    assert len(versions) == 5
+    log.close(clean=is_clean)
+    disk.replace_file(f"{FOLDER}/epochs", versions[version])
+    log = open_log(disk, settings=log.settings)
+    assert log.recovery.clean == is_clean
+    for _ in range(2):
+        assert [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(13)] == expected
+        assert log.leader_epoch == 12
+        log.close()
+        log = open_log(disk, settings=log.settings)
+
+
+def test_an_old_file_of_epochs_beside_an_empty_log_is_not_believed(disk: SimDisk) -> None:
+    """A follower whose log ends there asks for the epoch of the record before the start."""
+    log = create_log(disk)
+    fill(log, 2, epoch=1)
+    old = disk.read_file(f"{FOLDER}/epochs")
+    fill(log, 2, epoch=3)
+    commit(log)
+    assert log.trim(4) == 4
+    log.close()
+    disk.replace_file(f"{FOLDER}/epochs", old)
+    log = open_log(disk)
+    assert (log.recovery.clean, log.leader_epoch, log.end_of_epoch(3)) == (True, 3, (3, 4))
+
+
 # --- let go ---------------------------------------------------------------------------------------------------
 
 
