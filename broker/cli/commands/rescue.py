@@ -72,6 +72,7 @@ def join(ctx: click.Context, data: Folder, yes: Yes = False, json: Json = False)
     from broker.storage.disk import OsDisk
 
     with _locked(data) as folder:
+        rescue.leaving(OsDisk(), folder.path)  # refused before it says anything
         note(
             f"broker {folder.broker_id} keeps its records, and puts raft.log and raft.json aside: from then on it joins"
             " the cluster in which `liftlog cluster rescue begin` was run, and never the former one"

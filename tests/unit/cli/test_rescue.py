@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.api.errors import FolderInUse, LiftlogError, WrongFolder
+from broker.api.errors import FolderInUse, InvalidRequest, LiftlogError, WrongFolder
 from broker.cli.main import app
 from broker.storage.folder import DataFolder
 from tests.unit.cluster.test_rescue_folders import FOLDER, member
@@ -56,6 +56,14 @@ def test_a_survivor_joins(data: Path) -> None:
     assert left["left"].startswith("x/")
     assert not (data / "raft.log").exists()
     assert (data / "broker.json").exists()
+
+
+def test_who_may_not_join_is_refused_before_it_is_told_what_happens(data: Path) -> None:
+    run("begin", "--data", str(data), "--yes")
+    done = run("join", "--data", str(data), typed="n\n")
+    assert isinstance(done.exception, InvalidRequest)
+    assert "has the only vote of its group" in str(done.exception)
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("command", ["begin", "join"])

@@ -103,6 +103,21 @@ def leave(disk: Disk, folder: str) -> str:
         WrongFolder: of a broker that is alone. InvalidRequest: it is of no group, or of one that needs nobody else.
         StorageFailed, DiskFull: the disk refuses.
     """
+    left, is_begun = leaving(disk, folder)
+    path = f"{folder}/{JOURNAL}"
+    with disk_errors(f"put the journal in {folder} aside"):
+        if not is_begun:
+            _copy(disk, f"{folder}/{FILE}", left.group)
+        membership.store(disk, folder, left)
+        for name in (path, f"{path}.marks"):
+            if disk.exists(name):
+                disk.rename(name, _beside(name, left.group))
+        disk.sync_dir(folder)
+    return left.group
+
+
+def leaving(disk: Disk, folder: str) -> tuple[Membership, bool]:
+    """The membership that `leave` makes, and whether it had begun before. Changes nothing; raises as `leave`."""
     _check_placed(disk, folder)
     path = f"{folder}/{JOURNAL}"
     try:
@@ -131,15 +146,7 @@ def leave(disk: Disk, folder: str) -> str:
         raise InvalidRequest(
             f"{folder} is of no group: there is nothing to put aside. Start the broker, it joins", path=folder
         )
-    with disk_errors(f"put the journal in {folder} aside"):
-        if own is None or own.state != JOINING:
-            _copy(disk, f"{folder}/{FILE}", left.group)
-        membership.store(disk, folder, left)
-        for name in (path, f"{path}.marks"):
-            if disk.exists(name):
-                disk.rename(name, _beside(name, left.group))
-        disk.sync_dir(folder)
-    return left.group
+    return left, own is not None and own.state == JOINING
 
 
 def _check_placed(disk: Disk, folder: str) -> None:
