@@ -25,11 +25,14 @@ def main() -> int:
     parser.add_argument("--mutants", action="store_true", help="how many seeds each mistake survives")
     parser.add_argument("--raft", action="store_true", help="the catalog comes through the real pysyncobj")
     parser.add_argument("--whole", action="store_true", help="all of the story, also if something does not hold")
-    parser.add_argument("--scenario", help=f"one of {', '.join(scenarios.SCENARIOS)}")
+    parser.add_argument("--scenario", choices=scenarios.SCENARIOS, help="a named course of events")
     parser.add_argument("--cover", help="what the seeds A..B have seen")
     options = parser.parse_args()
     if options.mutant:
-        mutant = mutants.named(options.mutant)
+        try:
+            mutant = mutants.named(options.mutant)
+        except ValueError as error:
+            parser.error(f"--mutant: {error}")
         if mutant in mutants.PLAYED:
             print(mutants.script_with(mutant))
             return 1

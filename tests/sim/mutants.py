@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import unified_diff
+from difflib import get_close_matches, unified_diff
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -241,11 +241,13 @@ def named(name: str) -> Mutant:
     """The one of that name.
 
     Raises:
-        KeyError: there is none; it says which there are.
+        ValueError: there is none; it says which one is nearest, and which there are.
     """
     known = {mutant.name: mutant for mutant in (*MUTANTS, *STAGED, *PLAYED)}
     if name not in known:
-        raise KeyError(f"no mutant {name!r}; there are: {', '.join(sorted(known))}")
+        nearest = get_close_matches(name, known, 1)
+        hint = f" (the nearest name is {nearest[0]!r})" if nearest else ""
+        raise ValueError(f"no mutant {name!r}{hint}; there are: {', '.join(sorted(known))}")
     return known[name]
 
 

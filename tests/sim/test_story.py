@@ -64,5 +64,5 @@ def test_a_scenario_is_told_too() -> None:
 
 
 def test_a_mistake_that_nobody_knows_is_refused_by_name() -> None:
-    with pytest.raises(KeyError, match="acks before the ISR has it"):
-        mutants.named("no such")
+    with pytest.raises(ValueError, match="nearest name is 'acks before the ISR has it'"):
+        mutants.named("acks before ISR has it")
