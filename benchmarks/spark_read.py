@@ -43,7 +43,7 @@ def cases(*, tiny: bool) -> Sequence[Case]:
             parameters={"value_bytes": SIZE, "rows": rows, "tasks": tasks, "columns": 8},
             open=_opener(kind, tasks, rows, tiny=tiny),
             targets=(
-                Target(of="liftlog/memory", least=0.8),
+                Target(of="liftlog/memory", least=0.85),
                 Target(of="liftlog/kafka", least=3.0 if kind == "batch" else 2.5),  # P3
             ),
         )

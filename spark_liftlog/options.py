@@ -55,6 +55,7 @@ from spark_liftlog.parsing import (
     duration_s,
     invalid,
     known,
+    naming,
     of_kind,
     one_of,
     stream_in,
@@ -166,6 +167,9 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
     if "maxTriggerDelay" in options and least is None:
         raise invalid("maxTriggerDelay", options["maxTriggerDelay"], "means something with minOffsetsPerTrigger only")
     timeout_ms = whole(options, "truncationTimeoutMs", 0, TIMEOUT_MS_MAX)
+    if consumer is not None:
+        with naming("consumer"):
+            check_name(consumer, what="consumer")
     return SourceOptions(
         brokers=brokers_in(options),
         selection=selection,
@@ -183,7 +187,7 @@ def source_options(given: Mapping[str, str], kind: Kind) -> SourceOptions:
         truncation_timeout_s=TRUNCATION_TIMEOUT_S if timeout_ms is None else timeout_ms / 1000,
         subjects=_subjects(options),
         from_nearest=_from_nearest(options),
-        consumer=None if consumer is None else check_name(consumer, what="consumer"),
+        consumer=consumer,
         commit_offsets=truth(options, "commitOffsets", default=True),
         batch_rows=whole(options, "batchRows", 1, BATCH_ROWS_MAX) or 1 << 16,
     )
@@ -204,16 +208,16 @@ def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
     value = options.get("subjects")
     if value is None:
         return ()
-    return tuple(check_subject(pattern.strip(), wildcards=True) for pattern in value.split(","))
+    with naming("subjects"):
+        return tuple(check_subject(pattern.strip(), wildcards=True) for pattern in value.split(","))
 
 
 def _from_nearest(options: Mapping[str, str]) -> bool:
-    found = one_of(options, "readFrom", ("leader", "nearest", "local"))
-    if found == "local":
+    if options.get("readFrom", "").strip().lower() == "local":
         raise NotSupported(
             "option readFrom='local': files of a broker are not read; nearest asks a replica in the rack"
         )
-    return found == "nearest"
+    return one_of(options, "readFrom", ("leader", "nearest")) == "nearest"
 
 
 def check_names(given: Mapping[str, str]) -> None:
@@ -250,6 +254,8 @@ def _selection(options: Mapping[str, str], given: Mapping[str, str]) -> Selectio
         )
     pattern = options.get("streamPattern")
     if pattern is not None:
+        if not pattern.strip():
+            raise invalid("streamPattern", pattern, "must be a regular expression for whole names, such as orders-.*")
         try:
             re.compile(pattern)
         except re.error as error:
@@ -262,8 +268,9 @@ def _selection(options: Mapping[str, str], given: Mapping[str, str]) -> Selectio
         names = list(partitions or {})
     if not names:
         raise invalid("streams", options["streams"], "must be names, separated by commas")
-    for name in names:
-        check_name(name, internal=True)
+    with naming(named[0] if named else "partitions"):
+        for name in names:
+            check_name(name, internal=True)
     if len(set(names)) < len(names):
         raise invalid("streams", options["streams"], "a name occurs twice")
     if unknown := sorted(set(partitions or {}) - set(names)):
@@ -296,7 +303,8 @@ def _where(options: Mapping[str, str], side: str, selection: Selection, kind: Ki
     if side == "ending":
         strategy = "latest"
     if names[1] in options:
-        return ByTime(at_ms=whole(options, names[1], 0, OFFSET_MAX // 1000) or 0, strategy=strategy)
+        at_ms = whole(options, names[1], 0, OFFSET_MAX // 1000, unit="milliseconds since 1970 UTC")
+        return ByTime(at_ms=at_ms or 0, strategy=strategy)
     if names[2] in options:
         return ByTime(at_ms=_by_partition(options, names[2], selection, frozenset(), kind), strategy=strategy)
     value = options.get(names[0])

@@ -2,18 +2,26 @@
 
 P1  An option is honoured or refused, never ignored: one that nobody knows, and one that belongs to another kind of
     read or write, is an error that names it. Only what Spark itself passes is let by.
-P2  An error names the option, what was given, what is allowed, and the nearest name; an option of Spark's Kafka source,
-    what takes its place.
+P2  An error names the option, what was given, what is allowed, and the nearest name; an option of Spark's Kafka source
+    or of the NATS connector, what takes its place (docs/guides/from-kafka.md).
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
-from broker.api.errors import InvalidRequest, InvalidSetting, NotSupported, UnknownSetting
+from broker.api.errors import (
+    InvalidName,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidSubject,
+    NotSupported,
+    UnknownSetting,
+)
 from broker.api.http import DEFAULT_PORT
 from broker.api.stream import check_name
 from broker.client.http.address import parse_addresses
@@ -35,8 +43,16 @@ _IN_PLACE: Final[Mapping[str, str]] = {
     "kafka.group.id": "consumer",
     "kafka.partitioner.class": "partitioner",
     "nats.host": "brokers (HTTP addresses of liftlog, not of NATS)",
+    "nats.port": "brokers (HTTP addresses of liftlog, not of NATS)",
+    "nats.credential.file": "nothing: the broker connects to NATS, and has the credentials in its configuration",
     "nats.pull.subscription.stream.name": "stream",
     "nats.pull.subscription.durable.name": "consumer",
+    "nats.pull.batch.size": "maxOffsetsPerTrigger or maxBytesPerTrigger",
+    "nats.pull.consumer.max.batch": "maxOffsetsPerTrigger or maxBytesPerTrigger",
+    "nats.pull.wait.time": "minOffsetsPerTrigger with maxTriggerDelay, to wait for more records",
+    "nats.pull.consumer.ack.wait": (acks := "nothing: a log is read by offset, and nothing is acknowledged"),
+    "nats.pull.consumer.max.ack.pending": acks,
+    "nats.storage.payload-compression": "nothing: compression is a setting of the stream, readers need not know",
     "nats.stream.name": "stream",
 }
 _LATER: Final[Mapping[str, str]] = {
@@ -44,7 +60,17 @@ _LATER: Final[Mapping[str, str]] = {
     "mode": "a stream is not read as a table: take the newest row of each key by offset",
     "via": "rows are written to the log; to publish to NATS use its client in foreachBatch",
 }
-_FOREIGN: Final = ("kafka.", "kafkaconsumer.", "fetchoffset.", "nats.")
+_UNSECURED: Final = "brokers have no authentication and no TLS yet; keep their ports in a trusted network"
+_FOREIGN: Final[Mapping[str, str]] = {
+    "kafka.security.": _UNSECURED,
+    "kafka.sasl.": _UNSECURED,
+    "kafka.ssl.": _UNSECURED,
+    "kafkaconsumer.": "in its place: nothing: brokers that are away are waited for, two minutes",
+    "fetchoffset.": "in its place: nothing: brokers that are away are waited for, two minutes",
+    "kafka.": "it belongs to another connector, and nothing here takes its place",
+    "nats.": "it belongs to another connector, and nothing here takes its place",
+}
+"""By how a name begins; the first that fits counts."""
 
 
 def known(given: Mapping[str, str], names: Iterable[str], *, what: str) -> dict[str, str]:
@@ -62,17 +88,16 @@ def known(given: Mapping[str, str], names: Iterable[str], *, what: str) -> dict[
         if lower in proper:
             found[proper[lower]] = value
         elif lower in ("token", "tls") or lower.startswith("tls."):
-            raise NotSupported(
-                f"option {key!r}: brokers have no authentication and no TLS yet; keep their ports in a trusted network"
-            )
+            raise NotSupported(f"option {key!r}: {_UNSECURED}")
         elif lower in _LATER:
             raise NotSupported(f"option {key!r}: {_LATER[lower]}")
         elif lower not in _FROM_SPARK:
             nearest = proper.get(next(iter(difflib.get_close_matches(lower, proper, n=1)), ""))
+            foreign = next((hint for start, hint in _FOREIGN.items() if lower.startswith(start)), None)
             if lower in _IN_PLACE:
                 hint = f"; in its place: {_IN_PLACE[lower]}"
-            elif lower.startswith(_FOREIGN):
-                hint = "; it belongs to another connector, and nothing here takes its place"
+            elif foreign:
+                hint = f"; {foreign}"
             elif nearest:
                 hint = f"; did you mean {nearest!r}?"
             else:
@@ -99,7 +124,18 @@ def stream_in(options: Mapping[str, str], given: Mapping[str, str], *, internal:
         return None
     if path is not None and path != name:
         raise invalid("stream", name, f"load(), save() or start() names another stream, {path!r}")
-    return check_name(name, internal=internal)
+    more = '; for several streams, names separated by commas, there is the option "streams"' if "," in name else ""
+    with naming("stream", more if internal else ""):
+        return check_name(name, internal=internal)
+
+
+@contextmanager
+def naming(option: str, hint: str = "") -> Iterator[None]:
+    """Have an error about a name or a subject say in which option it stands (P2)."""
+    try:
+        yield
+    except (InvalidName, InvalidSubject) as error:
+        raise type(error)(f"option {option}: {error}{hint}", **error.fields) from None
 
 
 def brokers_in(options: Mapping[str, str]) -> str:
@@ -112,15 +148,16 @@ def brokers_in(options: Mapping[str, str]) -> str:
         raise InvalidSetting(f"option brokers: {error}", key="brokers", value=None) from error
 
 
-def whole(options: Mapping[str, str], name: str, least: int, greatest: int) -> int | None:
-    """A whole number; None: not given."""
+def whole(options: Mapping[str, str], name: str, least: int, greatest: int, *, unit: str = "") -> int | None:
+    """A whole number; None: not given. `unit` is for the error."""
     value = options.get(name)
     if value is None:
         return None
     text = value.strip()
     # isdecimal alone lets other scripts' digits through; 20 digits hold every number within a limit.
     if not (text.isascii() and text.isdecimal() and len(text) <= 20 and least <= int(text) <= greatest):
-        raise invalid(name, value, f"must be a whole number from {least} to {greatest}", limit=[least, greatest])
+        what = f"a whole number of {unit}," if unit else "a whole number"
+        raise invalid(name, value, f"must be {what} from {least} to {greatest}", limit=[least, greatest])
     return int(text)
 
 
@@ -160,11 +197,11 @@ def byte_count(options: Mapping[str, str], name: str) -> int | None:
 
 
 def duration_s(options: Mapping[str, str], name: str, default_s: float) -> float:
-    """A time span in seconds."""
+    """A time span in seconds. As Spark's Kafka source reads it: `min` are minutes, too, and a number alone is in ms."""
     value = options.get(name)
     if value is None:
         return default_s
-    found = re.fullmatch(r"([0-9]{1,12}) ?(ms|s|m|h|d)", value.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,12}) ?(ms|s|min|m|h|d|)", value.strip().lower())
     if found is None:
         raise invalid(name, value, "must be a time span such as 500ms, 30s, 15m, 1h or 1d")
-    return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    return int(found[1]) * {"": 0.001, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2]]

@@ -50,6 +50,11 @@ ROW: Final = StructType(
         StructField("headers", HEADERS),
     ]
 )
+OF_KAFKA: Final = {
+    "topic": "in its place: stream",
+    "timestamptype": "there is none: a timestamp is when the broker received the record",
+}
+"""Columns of Spark's Kafka source that have another name here, and what is said of them."""
 NEVER_NULL: Final = frozenset(("stream", "partition", "offset", "timestamp", "subject"))
 GATHERED_BYTES: Final = 2 << 20
 """Rows are gathered up to about this: enough to pay Spark's cost of a batch, and little enough that what
@@ -120,7 +125,8 @@ def row_of(names: Sequence[str]) -> StructType:
     known = {field.name: field for field in ROW}
     for name in names:
         if name.lower() not in known or [other.lower() for other in names].count(name.lower()) > 1:
-            why = "occurs twice" if name.lower() in known else f"is none of {', '.join(known)}"
+            kafka = f"; {OF_KAFKA[name.lower()]}" if name.lower() in OF_KAFKA else ""
+            why = "occurs twice" if name.lower() in known else f"is none of {', '.join(known)}{kafka}"
             raise InvalidSetting(f"option columns: {name!r} {why}", key="columns", value=name)
     return StructType([known[name.lower()] for name in names]) if names else ROW
 
@@ -132,7 +138,8 @@ def columns_of(schema: StructType) -> list[str]:
     for field in schema:
         name = field.name.lower()
         if name not in known:
-            raise _refused(field.name, f"a liftlog row has the columns {', '.join(known)}")
+            kafka = f"; {OF_KAFKA[name]}" if name in OF_KAFKA else ""
+            raise _refused(field.name, f"a liftlog row has the columns {', '.join(known)}{kafka}")
         if field.dataType != known[name].dataType:
             declared, actual = field.dataType.simpleString(), known[name].dataType.simpleString()
             if declared == actual:

@@ -23,7 +23,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, Str
 from broker.api.errors import InvalidRecords, InvalidSubject, LiftlogError, RecordTooLarge, UnknownPartition
 from broker.api.schema import HEADERS_TYPE
 from broker.api.stream import check_subject
-from spark_liftlog.schema import HEADERS
+from spark_liftlog.schema import HEADERS, OF_KAFKA
 
 Flags = npt.NDArray[np.bool_]
 Lengths = npt.NDArray[np.int64]
@@ -83,9 +83,11 @@ def columns_of(schema: StructType) -> dict[str, int]:
     for index, field in enumerate(schema):
         name = field.name.lower()
         if name not in COLUMNS:
+            advice = OF_KAFKA.get(
+                name, "select those, and put the rest into value, for instance with to_json(struct(*)) AS value"
+            )
             raise InvalidRecords(
-                f"column {field.name!r} does not belong to a record, which has {', '.join(COLUMNS)}: select those, and"
-                " put the rest into value, for instance with to_json(struct(*)) AS value",
+                f"column {field.name!r} does not belong to a record, which has {', '.join(COLUMNS)}: {advice}",
                 column=field.name,
             )
         if name in found:

@@ -32,6 +32,7 @@ from spark_liftlog.parsing import (
     brokers_in,
     invalid,
     known,
+    naming,
     of_kind,
     one_of,
     stream_in,
@@ -100,7 +101,9 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     subject, sink_id = options.get("subject"), options.get("sinkId")
     guarantee = one_of(options, "deliveryGuarantee", ("exactly-once", "at-least-once"))
     letters = options.get("deadLetterStream")
-    if letters is not None and check_name(letters) == stream:
+    with naming("deadLetterStream"):
+        is_same = letters is not None and check_name(letters) == stream
+    if letters is not None and is_same:
         raise invalid("deadLetterStream", letters, "must be another stream than the one that is written")
     app, version = options.get("txnAppId"), whole(options, "txnVersion", 0, OFFSET_MAX)
     if (app is None) != (version is None):
@@ -110,6 +113,10 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
         )
     if app is not None and not 0 < len(app) <= TXN_APP_ID_MAX:
         raise invalid("txnAppId", app, f"must be text of 1 to {TXN_APP_ID_MAX} characters")
+    with naming("subject"):
+        subject = None if subject is None else check_subject(subject, wildcards=False)
+    with naming("sinkId"):
+        sink_id = None if sink_id is None else check_name(sink_id, what="sink")
     is_exactly_once = guarantee == "exactly-once"
     for name in ("sinkId", "txnAppId", "onRepeatWithOtherRows", "onMissingBatches"):
         if name in options and not is_exactly_once:
@@ -117,10 +124,10 @@ def sink_options(given: Mapping[str, str], kind: Kind) -> SinkOptions:
     return SinkOptions(
         brokers=brokers_in(options),
         stream=stream,
-        subject=None if subject is None else check_subject(subject, wildcards=False),
+        subject=subject,
         partitioner=one_of(options, "partitioner", ("key", "roundRobin")),
         is_exactly_once=is_exactly_once,
-        sink_id=None if sink_id is None else check_name(sink_id, what="sink"),
+        sink_id=sink_id,
         on_repeat="keep_first"
         if one_of(options, "onRepeatWithOtherRows", ("refuse", "keepFirst")) == "keepFirst"
         else "refuse",

@@ -249,6 +249,25 @@ def test_small_batches_are_joined_and_large_ones_are_not_cut_more_than_asked(str
     reader.stop()
 
 
+def test_tasks_are_as_many_and_as_small_as_the_options_say(stream: Stream) -> None:
+    """`maxRecordsPerPartition` wins over `maxPartitions`; each record is in one task."""
+    stream.append(20)
+    for options, least, most, share in (
+        ({}, 1, 1, 60),
+        ({"minPartitions": "5", "maxPartitions": "6"}, 5, 6, 60),
+        ({"maxRecordsPerPartition": "7"}, 9, 9, 7),
+        ({"maxRecordsPerPartition": "7", "maxPartitions": "2"}, 9, 9, 7),
+    ):
+        reader = reader_of(stream, **options)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        counts = [sum(each.record_count for each in task.value) for task in reader.partitions(start, end)]
+        assert least <= len(counts) <= most, options
+        assert max(counts) <= share, options
+        assert rows_of(reader, start, end) == stream.expected()
+        reader.stop()
+
+
 def test_a_read_that_is_closed_early_leaves_no_thread_and_no_connection(stream: Stream) -> None:
     """As under a LIMIT: Spark closes the iterator while the thread that reads ahead is underway."""
     for _ in range(20):

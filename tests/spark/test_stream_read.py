@@ -82,6 +82,8 @@ def test_a_running_query_follows_and_its_lag_falls_to_nothing(
 ) -> None:
     out = str(tmp_path / "out")
     stream.append(50)
+    listener = spark_liftlog.LagListener()
+    spark.streams.addListener(listener)
     query = start(stream.follow(spark, consumer="following", maxOffsetsPerTrigger=40), out, checkpoint)
     try:
         wait_published(stream, "following")
@@ -91,8 +93,15 @@ def test_a_running_query_follows_and_its_lag_falls_to_nothing(
         assert places(spark.read.parquet(out)) == stream.expected()
         lags = [spark_liftlog.lag(p) for p in query.recentProgress]
         assert [lag.total for lag in lags if lag is not None][:4] == [110, 70, 30, 0]
+        now = spark_liftlog.lag(query)
+        assert now is not None
+        assert now.partitions == {(stream.name, partition): 0 for partition in range(3)}
+        told = [f'{{query="{query.id}",stream="{stream.name}",partition="{n}"}} 0\n' for n in range(3)]
+        eventually(lambda: all(line in listener.prometheus() for line in told), what="the listener has it, too")
     finally:
         query.stop()
+    eventually(lambda: query.id not in listener.lags(), what="a query that ended is not told of")
+    spark.streams.removeListener(listener)
 
 
 def test_idle_triggers_make_no_batches(spark: SparkSession, stream: Stream, checkpoint: str, tmp_path: Path) -> None:
@@ -184,7 +193,7 @@ def test_a_killed_broker_is_a_pause(spark: SparkSession, checkpoint: str, tmp_pa
         ({"maxOffsetsPerTriger": "5"}, "did you mean 'maxOffsetsPerTrigger'"),
         ({"startingOffsets": "newest"}, "LIFTLOG_INVALID_SETTING: option startingOffsets='newest'"),
         ({"startingOffsets": "{"}, "LIFTLOG_INVALID_SETTING: option startingOffsets='{': .*it is no JSON"),
-        ({"consumer": "a/b"}, "LIFTLOG_INVALID_NAME: consumer name 'a/b'"),
+        ({"consumer": "a/b"}, "LIFTLOG_INVALID_NAME: option consumer: consumer name 'a/b'"),
         ({"stream": "no-such-stream"}, "LIFTLOG_UNKNOWN_STREAM"),
     ],
 )

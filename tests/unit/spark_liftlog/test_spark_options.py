@@ -85,6 +85,8 @@ def test_an_unknown_option_is_refused_with_the_nearest(key: str, nearest: str | 
         ({"readFrom": "local"}, "option readFrom='local': files of a broker are not read"),
         ({"payload": "json"}, r"option 'payload': .*from_json"),
         ({"mode": "table"}, "option 'mode': a stream is not read as a table"),
+        ({"token": "t"}, "option 'token': brokers have no authentication"),
+        ({"TLS.ca": "f"}, r"option 'TLS\.ca': brokers have no authentication"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(given: dict[str, str], says: str) -> None:
@@ -212,6 +214,40 @@ def test_without_a_stream_the_error_shows_how_to_name_one() -> None:
     assert sink_options({}, "batch").stream is None, "the column stream may name it"
 
 
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"stream": "a,b"}, "option stream: stream name 'a,b': 1 to 128 .*, there is the option \"streams\""),
+        ({"path": "a b"}, "option stream: stream name 'a b': 1 to 128 characters"),
+        ({"streams": "a,b c"}, "option streams: stream name 'b c'"),
+        ({"partitions": '{"b c": [0]}'}, "option partitions: stream name 'b c'"),
+        ({"stream": "s", "consumer": "a/b"}, "option consumer: consumer name 'a/b'"),
+        ({"stream": "s", "subjects": "ok,a..b"}, r"option subjects: subject 'a\.\.b' has an empty token"),
+        ({"stream": "s", "readFrom": "near"}, "option readFrom='near': must be leader or nearest$"),
+        ({"stream": "s", "startingTimestamp": "2013-01-01"}, "whole number of milliseconds since 1970 UTC, from 0"),
+        ({"streamPattern": " "}, "option streamPattern=' ': must be a regular expression"),
+    ],
+)
+def test_an_error_names_the_option_whatever_is_wrong_with_it(given: dict[str, str], says: str) -> None:
+    """Seen before: names and subjects were named, the option that had them was not; `local` was said to be allowed."""
+    with pytest.raises(LiftlogError, match=says):
+        source_options(given, "stream")
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"stream": "a,b"}, "^option stream: stream name 'a,b': [^;]*$"),
+        ({"deadLetterStream": "a b"}, "option deadLetterStream: stream name 'a b'"),
+        ({"sinkId": "a b"}, "option sinkId: sink name 'a b'"),
+        ({"subject": "orders.>"}, "option subject: subject 'orders.>' has a wildcard"),
+    ],
+)
+def test_an_error_of_the_sink_names_the_option_too(given: dict[str, str], says: str) -> None:
+    with pytest.raises(LiftlogError, match=says):
+        sink_options({"stream": "s", **given}, "stream")
+
+
 @pytest.mark.parametrize("name", ["", "a b", "../etc", "x" * 129])
 def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
     with pytest.raises(InvalidName):
@@ -333,6 +369,8 @@ def test_streams_partitions_and_times_are_understood() -> None:
     assert by_time == ByTime(at_ms={"a": {0: 7}}, strategy="latest")
     found = of(stream="a", maxBytesPerTrigger="10m", minOffsetsPerTrigger="3", maxTriggerDelay="2 m")
     assert (found.max_bytes_per_trigger, found.max_trigger_delay_s) == (10 << 20, 120.0)
+    for text, seconds in (("15min", 900), ("1h", 3600), ("250ms", 0.25), ("1500", 1.5)):  # as Kafka's source reads them
+        assert of(stream="a", minOffsetsPerTrigger="3", maxTriggerDelay=text).max_trigger_delay_s == seconds
 
 
 VALID = {

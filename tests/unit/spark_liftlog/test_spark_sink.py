@@ -177,6 +177,27 @@ class Collecting:
         self.found += [(target.stream, partition)] * rows.num_rows
 
 
+@pytest.mark.parametrize("partitioner", ["key", "roundRobin"])
+def test_whole_batches_go_in_turn_where_that_is_chosen_keys_or_not(partitioner: str) -> None:
+    """A partition that a row names counts all the same."""
+    options = SinkOptions(brokers="b", stream="s", partitioner=partitioner)
+    outlet, columns = Collecting(), {"value": 0, "key": 1, "partition": 2}
+    router = Router(columns, options, lambda stream: TARGET, outlet, 0)
+    keys = [b"a", b"b", b"c", b"d"]
+    for named in (None, None, None, 1):
+        router.add(
+            pa.RecordBatch.from_pydict(
+                {"value": [b"v"] * 4, "key": keys, "partition": pa.array([named] * 4, pa.int32())},
+            )
+        )
+    found = [[partition for _, partition in outlet.found[at : at + 4]] for at in range(0, 16, 4)]
+    if partitioner == "key":
+        assert all(sorted(batch) == sorted(crc32(key) % 3 for key in keys) for batch in found[:3])
+    else:
+        assert sorted(map(tuple, found[:3])) == [(n,) * 4 for n in range(3)]
+    assert found[3] == [1] * 4
+
+
 @pytest.mark.parametrize("given_up", [False, True])
 def test_a_partition_that_a_broker_does_not_know_yet_is_asked_for_again(given_up: bool) -> None:
     """It was added a moment ago. Seen before: the row was a dead letter."""
