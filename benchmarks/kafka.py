@@ -200,7 +200,7 @@ def _running(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **env},
+            env={**_environment(), **env},
             start_new_session=True,
         )
     try:
@@ -217,6 +217,7 @@ def _tool(home: Path, script: str, *arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=_environment(),
         start_new_session=True,
     ) as running:
         try:
@@ -229,6 +230,11 @@ def _tool(home: Path, script: str, *arguments: str) -> str:
         print(f"{script}.sh:\n{(errors or output).strip()[-2000:]}", file=sys.stderr)
         raise Skipped(f"{script}.sh ended with exit code {running.returncode}")
     return output
+
+
+def _environment() -> Mapping[str, str]:
+    """Without options that every JVM is given: Kafka has its own, among them another collector."""
+    return {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
 
 
 def _failed(script: str, what: str, log: Path) -> Skipped:

@@ -25,7 +25,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import spark_classes
 
-os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_classes.USES)
+os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.USES)  # of each JVM below, whoever starts it
 
 for name in ("CI", "BUILD_NUMBER"):  # with them pytest prints differences of lists in full, however long
     if value := os.environ.pop(name, None):

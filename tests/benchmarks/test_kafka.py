@@ -124,6 +124,19 @@ def test_reads_what_it_filled(folders: tuple[Path, Path]) -> None:
         assert found.consume()["rate"] == 1.6e6
 
 
+def test_its_jvms_get_no_options_but_its_own(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests give cheap ones to all others (tests.support.spark_classes). Two collectors end a JVM at its start."""
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC")
+    check = 'test -z "$JDK_JAVA_OPTIONS" || exit 7'
+    home, data = folders
+    with_server(home, kafka_storage=check, kafka_consumer_perf_test=f"{check}; cat <<END\n{REPORTS}\nEND")
+    server = home / "bin" / "kafka-server-start.sh"
+    server.write_text(server.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{check}\n"))
+    with kafka.topic(data, size=100, count=2_000_000) as found:
+        assert isinstance(found, kafka.Topic), found
+        assert found.consume()["rate"] == 1.6e6
+
+
 def test_without_an_installation_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kafka.HOME, raising=False)
     assert reason(tmp_path) == "BENCH_KAFKA_HOME names no Kafka installation"

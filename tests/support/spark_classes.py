@@ -1,6 +1,6 @@
 """Half of what it costs to start Spark is that its JVM loads classes: an archive of them saves that.
 
-A test run starts some seventy JVMs. The run with several workers makes the archive beside its first tests, if there is
+A test run starts some hundred JVMs. The run with several workers makes the archive beside its first tests, if there is
 none of this Spark. A JVM that has another Java or other classes leaves it aside, without a word.
 """
 
@@ -16,7 +16,9 @@ from typing import Final
 ARCHIVE: Final = Path(sys.prefix) / f"spark-{version('pyspark')}.jsa"
 OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
 """A JVM that lives for half a minute spends half of its CPU time on optimising code, and on the collector's threads."""
-USES: Final = f"{OPTIONS} -XX:SharedArchiveFile={ARCHIVE}"
+USES: Final = f'{OPTIONS} "-XX:SharedArchiveFile={ARCHIVE}"'
+"""The value of JDK_JAVA_OPTIONS, which each `java` reads: driver, launcher, standalone master and worker, executor. It
+writes a line about it to its stderr."""
 
 
 def make() -> subprocess.Popen[bytes] | None:
@@ -30,6 +32,7 @@ def make() -> subprocess.Popen[bytes] | None:
 def main() -> None:
     """Run a batch and a stream. The classes that they load are archived when the JVM ends."""
     half = ARCHIVE.with_suffix(f".{os.getpid()}")
+    os.environ.pop("JDK_JAVA_OPTIONS", None)  # of those who use the archive
     os.environ |= {"SPARK_SUBMIT_OPTS": f"{OPTIONS} -XX:ArchiveClassesAtExit={half}", "PYSPARK_PYTHON": sys.executable}
     from pyspark.sql import SparkSession
 
