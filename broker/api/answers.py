@@ -45,6 +45,7 @@ class PartitionDescription:
         log_end_offset: Next offset to be assigned.
         bytes: Size of the log on the leader's disk.
         lost_ranges: Offsets [start, end) that the disk lost.
+        replica_lag: By the id of each follower's broker: how many offsets it has not told to be on its disk.
 
     Facts that only its leader knows are None where nobody leads, or the leader could not be asked.
     """
@@ -60,6 +61,12 @@ class PartitionDescription:
     bytes: Annotated[int | None, Rule(limit=(0, INT64_MAX))]
     segments: Annotated[int | None, Rule(limit=(0, INT64_MAX))]
     lost_ranges: tuple[tuple[Offset, Offset], ...]
+    replica_lag: Annotated[
+        Mapping[str, Count],
+        Rule(
+            doc="By broker: offsets that a follower has not told to be on its disk. Empty: none follows, or not known"
+        ),
+    ] = field(default_factory=dict)
 
     @property
     def record_count(self) -> int | None:

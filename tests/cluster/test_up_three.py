@@ -87,6 +87,11 @@ def partition(folder: Folder) -> dict[str, Any]:
     return found
 
 
+def dead(folder: Folder) -> list[str]:
+    """The brokers that are dead, as `liftlog cluster status` says."""
+    return [broker["id"] for broker in folder.json("cluster", "status")["brokers"] if not broker["live"]]
+
+
 def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     started = folder.json(*folder.up_arguments("--detach"))
     assert [broker["id"] for broker in started["brokers"]] == ["broker-0", "broker-1", "broker-2"]
@@ -96,6 +101,13 @@ def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     before = partition(folder)
     assert (sorted(before["replicas"]), len(before["isr"])) == (["broker-0", "broker-1", "broker-2"], 3)
     assert "acknowledged 1" in folder.liftlog("publish", "orders", "one").stderr
+    followers = sorted(set(before["replicas"]) - {before["leader"]["id"]})
+    eventually(lambda: partition(folder)["replica_lag"] == dict.fromkeys(followers, 0), what="followers that have all")
+    shown = folder.liftlog("stream", "describe", "orders").stdout
+    assert ",".join(f"{broker}:0" for broker in followers) in shown
+    assert dead(folder) == []
+    shown = folder.liftlog("cluster", "status").stdout
+    assert all(text in shown for text in ("3 of 3 are there, 2 are needed", *before["replicas"])), shown
     pid = int((folder.path / "run" / f"{before['leader']['id']}.pid").read_text())
     identity = ProcessIdentity.of(pid)
     assert identity is not None
@@ -104,6 +116,9 @@ def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     folder.liftlog("publish", "orders", "two")
     after = partition(folder)
     assert after["leader"]["id"] != before["leader"]["id"]
+    eventually(lambda: dead(folder) == [before["leader"]["id"]], what="the status to tell who is dead")
+    shown = folder.liftlog("cluster", "status").stdout
+    assert all(text in shown for text in ("2 of 3 are there, 2 are needed", " dead ")), shown
     assert folder.json(*folder.up_arguments("--detach"))["already_up"] is False
     eventually(lambda: len(partition(folder)["isr"]) == 3, what="all three in sync")
     rows = folder.liftlog("tail", "orders", "--from", "earliest", "--limit", "2", "--json").stdout

@@ -53,6 +53,10 @@ class FollowerRead:
         self._epoch_now = epoch_now
         self.elsewhere = elsewhere
 
+    def lags(self) -> dict[str, int]:
+        """X2: its leader knows."""
+        return {}
+
     def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
         raise self.elsewhere("a follower takes no records")
 

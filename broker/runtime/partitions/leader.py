@@ -140,6 +140,10 @@ class Partition:
         """The high watermark, as clients may be told it; None: it is not known yet."""
         return self._state.high_watermark
 
+    def lags(self) -> dict[str, int]:
+        """As `PartitionHandle.lags`: nobody follows a broker that is alone."""
+        return {}
+
     @property
     def generation(self) -> int:
         """Another one after each recovery of the log: what was appended before, and not durable, may be lost."""

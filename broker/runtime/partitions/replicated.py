@@ -228,7 +228,7 @@ class ReplicatedPartition(Partition):
             return epoch, core.high_watermark, core.in_sync.members if core.in_sync is not None else (core.me,)
 
     def lags(self) -> dict[str, int]:
-        """How many offsets each follower has not told to be durable, by its broker; empty: it is not led here."""
+        """As `PartitionHandle.lags`; empty, too: it is not led here."""
         core = self._core
         with self._lock:
             if core.role is not LEADING or core.in_sync is None:

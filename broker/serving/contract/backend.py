@@ -57,6 +57,9 @@ class PartitionHandle(Protocol):
     def end(self) -> int | None:
         """The high watermark, as clients may be told it. None: not known yet, as another broker has led until now."""
 
+    def lags(self) -> Mapping[str, int]:
+        """How many offsets each follower has not told to be durable, by its broker; empty: nobody follows here."""
+
     def append(self, batches: Sequence[Encodable], *, acks: str = "all") -> Future[AppendResult]:
         """Append one commit group away from the calling thread.
 

@@ -235,6 +235,7 @@ def _partition(where: Whereabouts, handle: PartitionHandle | None) -> dict[str, 
         "bytes": log and log.byte_count,
         "segments": log and log.segment_count,
         "lost_ranges": [list(lost) for lost in log.lost_ranges] if log is not None else [],
+        "replica_lag": {} if handle is None else dict(handle.lags()),
     }
 
 

@@ -38,6 +38,7 @@ from broker.runtime.cluster import control as control_module
 from broker.runtime.cluster.broker import ClusterBroker
 from broker.runtime.cluster.control import PlacedControl
 from broker.runtime.cluster.offsets import PlacedConsumers
+from broker.runtime.cluster.operating.samples import cluster_samples
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.streams import PlacedStreams
 from broker.runtime.config.configuration import load
@@ -141,6 +142,49 @@ def test_what_is_led_here_is_served_and_the_rest_names_its_leader(
     cluster.fail("a")
     error = refusal(lambda: streams.partition("s", 0))
     assert (type(error), error.fields.get("leader")) == (NotLeader, None)
+
+
+def test_metrics_tell_who_is_in_sync_and_how_far_behind_a_follower_is(
+    one: Node, cluster: Cluster, streams: PlacedStreams, led: Place
+) -> None:
+    """Each number moves when that happens which it is there for."""
+
+    def shown(name: str, **labels: str) -> float | None:
+        samples = cluster_samples(
+            "a",
+            cluster.catalog,
+            streams,
+            None,
+            started=True,
+            has_session=one.has_session,
+            connections={},
+            refused={},
+            bulk_bytes=0,
+            raft_refused=0,
+            group=None,
+        )
+        wanted = f"liftlog_{name}"
+        found = [v for n, _, keys, of, v in samples if n == wanted and labels == dict(zip(keys, of, strict=True))]
+        return found[0] if found else None
+
+    def counts() -> tuple[float | None, ...]:
+        names = ("led", "under_replicated", "below_minimum", "without_leader")
+        at = {"stream": "s", "partition": "0"}
+        return (*(shown(f"partitions_{name}") for name in names), shown("partition_in_sync_replicas", **at))
+
+    def lag(broker: str) -> float | None:
+        return shown("replica_lag", stream="s", partition="0", broker=broker)
+
+    assert (counts(), lag("b"), lag("c")) == ((1, 0, 0, 0, 3), 0, 0)
+    taken(one.partition(led))
+    assert (lag("b"), lag("c"), lag("a")) == (1, 1, None)
+    cluster.fail("b")
+    assert counts() == (1, 1, 0, 0, 2)
+    cluster.fail("c")
+    assert counts() == (1, 1, 1, 0, 1)
+    cluster.fail("a")
+    eventually(lambda: counts() == (0, 0, 0, 1, None), what="nobody to lead")
+    assert lag("b") is None
 
 
 def test_without_a_session_it_is_not_ready_and_nobody_elses(one: Node, streams: PlacedStreams, led: Place) -> None:

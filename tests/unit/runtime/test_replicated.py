@@ -82,6 +82,18 @@ def test_an_ack_waits_for_the_followers_in_sync(led: Led) -> None:
     assert (waiter.outcome, led.partition.log.high_watermark) == (1, 1)
 
 
+def test_a_follower_lags_by_what_it_has_not_told_to_be_on_its_disk(led: Led) -> None:
+    for _ in range(2):
+        append(led)
+    assert led.partition.lags() == {"b": 2, "c": 2}
+    led.follow(1, "b")
+    assert led.partition.lags() == {"b": 1, "c": 2}
+    led.follow(2)
+    assert led.partition.lags() == {"b": 0, "c": 0}
+    led.partition.depose()
+    assert led.partition.lags() == {}, "who does not lead knows of nobody"
+
+
 def test_a_commit_of_offsets_waits_for_the_followers_in_sync(led: Led) -> None:
     """A consumer that goes on from it elsewhere would find an older one."""
     consumers = Consumers(led.partition, leader_epoch=2)

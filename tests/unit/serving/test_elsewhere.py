@@ -93,7 +93,8 @@ def share(two: Two, me: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, name, value)
 
 
-def test_a_stream_is_described_with_what_each_leader_knows(two: Two) -> None:
+def test_a_stream_is_described_with_what_each_leader_knows(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Partition, "lags", lambda self: {f"broker-{1 - self.partition}": 7 + self.partition})
     for server in two.servers:
         for described in (
             server.api.get("/v1/streams/orders").json(),
@@ -102,7 +103,10 @@ def test_a_stream_is_described_with_what_each_leader_knows(two: Two) -> None:
             assert [p["high_watermark"] for p in described["partitions"]] == [3, 4]
             assert [p["leader"]["id"] for p in described["partitions"]] == ["broker-0", "broker-1"]
             assert [p["isr"] for p in described["partitions"]] == [["broker-0", "broker-1"]] * 2
+            assert [p["replica_lag"] for p in described["partitions"]] == [{"broker-1": 7}, {"broker-0": 8}]
             assert (described["replication_factor"], described["min_insync_replicas"]) == (2, 2), "least, and greatest"
+    with connect(two.address(0)) as client:
+        assert [p.replica_lag for p in client.describe("orders").partitions] == [{"broker-1": 7}, {"broker-0": 8}]
 
 
 def test_a_broker_without_a_session_is_not_watched(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
