@@ -138,8 +138,10 @@ def bad_rows(rows: pa.RecordBatch, partitions: Any, target: Target, lengths: Len
     empty = rows.column("value").is_null()
     if "key" in names:
         empty = pc.and_(empty, rows.column("key").is_null())
-    text = "value and key are null: a record without a value is a tombstone, and needs a key"
-    yield from _bad(_flags(empty), lambda row: InvalidRecords(text))
+    nulls = (
+        f"value and key are null: a record of stream {target.stream!r} without a value is a tombstone: it needs a key"
+    )
+    yield from _bad(_flags(empty), lambda row: InvalidRecords(nulls))
     if partitions is not None:
         numbers = partitions.fill_null(0).to_numpy(zero_copy_only=False)
         yield from _bad(
@@ -160,10 +162,10 @@ def bad_rows(rows: pa.RecordBatch, partitions: Any, target: Target, lengths: Len
         ),
     )
     if "headers" in names:
-        text = "column headers: a header without a name"
-        yield from _bad(_nameless(rows.column("headers")), lambda row: InvalidRecords(text))
+        nameless = f"column headers: a header without a name, for stream {target.stream!r}"
+        yield from _bad(_nameless(rows.column("headers")), lambda row: InvalidRecords(nameless))
     if "subject" in names:
-        yield from _bad_subjects(rows.column("subject"))
+        yield from _bad_subjects(rows.column("subject"), target)
 
 
 def _bad(flags: Flags, error: Any) -> Iterator[Bad]:
@@ -172,7 +174,7 @@ def _bad(flags: Flags, error: Any) -> Iterator[Bad]:
         yield Bad(found, error(int(found[0])))
 
 
-def _bad_subjects(subjects: Any) -> Iterator[Bad]:
+def _bad_subjects(subjects: Any, target: Target) -> Iterator[Bad]:
     plain = pc.and_(
         pc.match_substring_regex(subjects, _PLAIN_SUBJECT), pc.less_equal(pc.binary_length(subjects), _SHORT)
     )
@@ -184,7 +186,8 @@ def _bad_subjects(subjects: Any) -> Iterator[Bad]:
         try:
             check_subject(subject, wildcards=False)
         except InvalidSubject as error:
-            yield Bad(np.flatnonzero(indices == code), error)
+            told = InvalidSubject(f"column subject: {error}, for stream {target.stream!r}", **error.fields)
+            yield Bad(np.flatnonzero(indices == code), told)
 
 
 def _nameless(headers: Any) -> Flags:

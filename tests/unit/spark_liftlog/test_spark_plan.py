@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,15 @@ def some(partition: int, records: int, byte_count: int) -> Range:
 def test_small_ranges_share_a_task() -> None:
     tasks = plan([some(p, 10, 1000) for p in range(50)], partitions_min=1, partitions_max=4)
     assert [len(task) for task in tasks] == [50]
+
+
+@pytest.mark.parametrize("byte_count", [100, 1 << 20])
+def test_a_thousand_slow_partitions_cost_no_more_tasks_than_cores_need(byte_count: int) -> None:
+    """A task costs Spark 26 ms. A trickle is one task; as much as 1 GiB is shared by as many as may be, evenly."""
+    tasks = plan([some(p, 10, byte_count) for p in range(1000)], partitions_min=1, partitions_max=4)
+    assert len(tasks) == (1 if byte_count == 100 else 4)
+    sizes = [len(task) for task in tasks]
+    assert max(sizes) - min(sizes) <= 2, "a partition at a border may be cut in two"
 
 
 def test_a_long_range_is_split_evenly() -> None:
