@@ -297,7 +297,9 @@ class RaftNode:
         message: dict[str, Any] = {"type": "submit", "id": number, "command": dict(command)}
         if timely and self._stamp is not None and self._stamp[0] == self.term:
             message["until"] = [self.term, self._stamp[1] + deadline_s]
-        if self.is_controller:
+        if timely and timeout_s <= 0:
+            self._answer(number, NotReady("the command came too late, and was not carried out"))
+        elif self.is_controller:
             self._lead(command, lambda result: self._arrived(number, result))
         elif leader is None:
             self._answer(number, NotReady("the cluster has no controller at the moment"))

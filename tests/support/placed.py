@@ -48,7 +48,7 @@ class ScriptedCatalog:
         self.callbacks: list[Callable[[], None]] = []
         self._lock = threading.RLock()
 
-    def execute(self, command: Mapping[str, Any], *, timely: bool = False) -> Any:
+    def execute(self, command: Mapping[str, Any], *, until_s: float | None = None) -> Any:
         self.sent.append(dict(command))
         assert self.goes.wait(60)
         return self.apply(**command)

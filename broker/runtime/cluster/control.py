@@ -37,6 +37,7 @@ from broker.runtime.cluster.wiring import CatalogService
 from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
+from broker.serving.contract.deadline import answer_due
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +45,20 @@ DONE_S: Final = 8.0
 """A client that hears nothing for 10 s asks again. A broker that dies is failed in 2 s, and the first election waits
 5 s for a replica that is not opened (`controller.py`)."""
 APPLIED_S: Final = 8.0
+ASKED_S: Final = 8.0
+"""So long after it was asked for a command may begin, whatever it waited for here. As `DONE_S`."""
 
 
 def check_may_change(may_change: Callable[[], bool]) -> None:
     """Raise NotReady if this broker may change nothing (X6)."""
     if not may_change():
         raise NotReady("this broker has no session: what it is asked may be done by now")
+
+
+async def in_time(service: CatalogService, command: Mapping[str, Any]) -> Any:
+    """Have a command carried out before its client is told that nobody knows, or never (X7). Raises as `execute`."""
+    until_s = min(answer_due.get(), time.monotonic() + ASKED_S)
+    return await asyncio.to_thread(service.execute, command, until_s=until_s)
 
 
 class PlacedControl:
@@ -119,7 +128,7 @@ class PlacedControl:
             raise NotReady("the broker is stopping")
         check_may_change(self._may_change)
         command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
-        return await asyncio.to_thread(self._service.execute, command, timely=True)
+        return await in_time(self._service, command)
 
     # --- streams --------------------------------------------------------------------------------------------
 

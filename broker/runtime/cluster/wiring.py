@@ -27,11 +27,11 @@ class CatalogService(Protocol):
         """To be read in a callback of `subscribe`: nobody applies anything meanwhile."""
         ...
 
-    def execute(self, command: Mapping[str, Any], *, timely: bool = False) -> Any:
+    def execute(self, command: Mapping[str, Any], *, until_s: float | None = None) -> Any:
         """Have a command carried out by whoever is the controller. Waits.
 
         Args:
-            timely: Once it is answered in doubt it is not carried out any more.
+            until_s: By the monotonic clock: it is not carried out later, and once it is answered in doubt not at all.
         Raises:
             LiftlogError: it was refused, or it is not known whether it was carried out.
         """

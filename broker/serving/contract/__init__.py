@@ -1,6 +1,7 @@
 """The contract of the API: endpoints as a table, shapes, errors, and the OpenAPI document.
 
 backend.py   what serving knows of the broker: Protocols
+deadline.py  when the answer to a request is due
 endpoint.py  one row of the table of endpoints, and its checks
 openapi.py   the OpenAPI document, made of that table
 problems.py  every error as an RFC 9457 problem

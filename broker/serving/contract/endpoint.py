@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
@@ -27,6 +28,7 @@ from broker.api.errors import DeadlineExceeded, InvalidRequest, LiftlogError
 from broker.api.misfit import SHOWN_MAX, Misfit, unknown
 from broker.api.validation import Rule, build, shape_of
 from broker.serving.contract.backend import Backend
+from broker.serving.contract.deadline import answer_due
 from broker.serving.contract.schemas import ref
 from broker.serving.http.body import JSON_BYTES_MAX, JSON_MEDIA, BodyBudget, read_json_text
 from broker.serving.http.body import parse as parse_body
@@ -279,6 +281,7 @@ class Endpoint:
             asking_now.set(request)
             query = parse_query(request, (*self.query, TIMEOUT))
             timeout_ms = query["timeout_ms"] or TIMEOUT_MS_DEFAULT + query.get("max_wait_ms", 0)
+            answer_due.set(time.monotonic() + timeout_ms / 1000)
             deadline = asyncio.timeout(timeout_ms / 1000)
             _deadline.set(deadline)
             try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, Overloaded, UnknownStream
 from broker.metadata.catalog import Catalog
+from broker.runtime.cluster.control import in_time
 from broker.runtime.cluster.plane import thread as thread_module
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.cluster.plane.thread import RaftThread
+from broker.serving.contract.deadline import answer_due
 from tests.support.planes import Member, members, producer, until
 
 pytestmark = pytest.mark.slow  # these wait for real seconds
@@ -170,6 +174,46 @@ def test_the_queue_is_bounded_and_what_never_ran_was_not_sent(tmp_path: Path, mo
         hold.set()
         only.catalogs.execute(producer("second"), timeout_s=30)
         assert "late" not in only.catalogs.read(timeout_s=30).producers
+
+
+def test_a_command_that_waits_for_a_thread_is_not_made_after_its_answer_was_due(tmp_path: Path) -> None:
+    """V5: other calls have all threads of this broker. Its client is told by `timeout_ms` that nobody knows."""
+    with members(tmp_path, 1) as [only]:
+        only.catalogs.execute(producer("first"), timeout_s=30)
+        release = threading.Event()
+
+        async def ask() -> bool:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+            busy = asyncio.ensure_future(asyncio.to_thread(release.wait, 30))
+            answer_due.set(due_s := time.monotonic() + 0.05)
+            asked = asyncio.ensure_future(in_time(only.catalogs, producer("late")))
+            while time.monotonic() < due_s:
+                await asyncio.sleep(0.01)
+            release.set()
+            await busy
+            with pytest.raises(NotReady) as refusal:
+                await asked
+            return refusal.value.sent
+
+        assert asyncio.run(ask()) is False
+        assert set(only.catalogs.read(timeout_s=30).producers) == {"first"}
+
+
+def test_a_command_that_waits_for_the_raft_thread_is_not_made_after_its_answer_was_due(tmp_path: Path) -> None:
+    """V5. It is the controller's own."""
+    with members(tmp_path, 1) as [only], ThreadPoolExecutor(1) as pool:
+        only.catalogs.execute(producer("first"), timeout_s=30)
+        release = threading.Event()
+        only.thread.do(lambda _: release.wait(30) and None)
+        due_s = time.monotonic() + 0.2
+        asked = pool.submit(only.catalogs.execute, producer("late"), until_s=due_s)
+        until(lambda: only.thread._calls or asked.done(), "it waits")
+        until(lambda: time.monotonic() > due_s, "its answer was due")
+        release.set()
+        with pytest.raises(LiftlogError) as refusal:
+            asked.result(30)
+        assert refusal.value.sent is False
+        assert set(only.catalogs.read(timeout_s=30).producers) == {"first"}
 
 
 def test_who_waits_while_the_thread_ends_is_told(tmp_path: Path) -> None:

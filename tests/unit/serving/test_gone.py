@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from broker.api.http import ARROW_STREAM
+from broker.serving.contract.deadline import answer_due
 from broker.serving.http import gone
 from tests.support.processes import eventually
 from tests.unit.serving.arrow import stream_of, values
@@ -108,3 +109,17 @@ def test_without_a_standstill_it_is_carried_out(server: Server, api: Api, monkey
         client.shutdown(socket.SHUT_WR)
         assert client.recv(65536).startswith(b"HTTP/1.1 201 ")
     assert state(api)[0] == ["late"]
+
+
+def test_a_change_knows_when_its_answer_is_due(server: Server, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind it the client has been told that nobody knows, and goes on."""
+    create, due = server.backend.create_stream, []
+
+    def noted(*args: object) -> object:
+        due.append(answer_due.get())
+        return create(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(server.backend, "create_stream", noted)
+    before_s = time.monotonic()
+    api.request("POST", "/v1/streams", json_body={"name": "s"}, timeout_ms=5_000)
+    assert before_s + 5.0 <= due[0] <= time.monotonic() + 5.0

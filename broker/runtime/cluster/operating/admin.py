@@ -27,7 +27,7 @@ from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaE
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
-from broker.runtime.cluster.control import check_may_change
+from broker.runtime.cluster.control import check_may_change, in_time
 from broker.runtime.cluster.operating import losing, rescuing
 from broker.runtime.cluster.operating.draining import kept_by, planned
 from broker.runtime.cluster.plane.service import Catalogs
@@ -259,16 +259,19 @@ class ClusterAdmin:
     async def _change(self, kind: str, **values: Any) -> Any:
         """D6."""
         check_may_change(self._may_change)
-        return await self._execute(kind, True, **values)
+        return await in_time(self._service, _command(kind, **values))
 
-    async def _execute(self, kind: str, timely: bool = False, /, **values: Any) -> Any:
-        command = {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
-        return await asyncio.to_thread(self._service.execute, command, timely=timely)
+    async def _execute(self, kind: str, **values: Any) -> Any:
+        return await asyncio.to_thread(self._service.execute, _command(kind, **values))
 
     def _now(self, catalog: Catalog, places: Iterable[Place]) -> list[Placement]:
         names, partitions = _names(catalog), catalog.cluster.partitions
         found = [(at, partitions.get(at)) for at in places]
         return [_placement(names[at[0]], at, s) for at, s in found if s is not None and at[0] in names]
+
+
+def _command(kind: str, **values: Any) -> dict[str, Any]:
+    return {"v": COMMAND_VERSION, "kind": kind, "request_id": uuid.uuid4().hex, **values}
 
 
 def _names(catalog: Catalog) -> dict[str, str]:

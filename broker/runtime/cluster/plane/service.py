@@ -11,8 +11,8 @@ V3  Subscribers are called on the Raft thread, one after the other: nothing is a
     error of one is logged, and is none of the others' business.
 V4  A catalog that was replaced by a snapshot is seen as such: `catalog` is another object, and everybody is called. One
     that is put together anew from the journal is shown when it has all that the former one had (`node.N6`).
-V5  A timely command that is answered in doubt was carried out before that, or never will be (`node.N8`). So it is
-    not in the way of what its caller, or another broker, does next.
+V5  A command with an end (`until_s`) is carried out before that, or never (`node.N8`); if it is answered in doubt
+    before, it has been, or never will be. So it is not in the way of what its caller, or another broker, does next.
 V6  Renewals of sessions that change nothing else are told to nobody: several come each second.
 """
 
@@ -62,21 +62,25 @@ class Catalogs:
         self._callbacks = (*self._callbacks, callback)
         self._thread.do(lambda _: self._call(callback))
 
-    def execute(self, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, timely: bool = False) -> Any:
+    def execute(self, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, until_s: float | None = None) -> Any:
         """Have a command carried out by whoever is the controller. Waits. Not for the Raft thread.
 
         Args:
-            timely: V5. It needs a session.
+            until_s: V5, by the clock. It needs a session.
         Returns:
             The catalog's answer. It may have been given by a catalog that is ahead of this broker's: `read` waits.
         Raises:
             LiftlogError: it was refused, or it is not known whether it was carried out (V1).
         """
-        may_repeat = "request_id" in command
+        may_repeat, is_timely = "request_id" in command, until_s is not None
+        if until_s is not None:
+            timeout_s = min(timeout_s, until_s - self._clock())
+            if timeout_s <= 0:
+                raise NotReady("the command has waited here for too long, and was not carried out", sent=False)
         result = self._until(
             timeout_s,
             lambda node, done, left_s: node.submit(
-                command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s, timely=timely
+                command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s, timely=is_timely
             ),
             may_repeat=may_repeat,
         )
