@@ -416,6 +416,12 @@ class Log:
         return min(self.state.log_start_offset, written.log_start_offset if written is not None else 0)
 
     @property
+    def kept_end_offset(self) -> int:
+        """So far all is committed and on disk by the checkpoint: no recovery ends below (`recovery.R1`)."""
+        written = self._checkpoints.written
+        return 0 if written is None else min(written.high_watermark, written.recovery_point)
+
+    @property
     def settings(self) -> LogSettings:
         return self.state.settings
 

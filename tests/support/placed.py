@@ -17,6 +17,7 @@ from broker.metadata.partition import PartitionState, Place
 from broker.replication.events import Send
 from broker.replication.messages import Incarnation
 from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.cluster.replicas.placed import PlacedReplica
 from broker.runtime.cluster.replicas.replicas import FoundReplicas, Replicas
 from broker.runtime.cluster.wiring import Capture, Host
@@ -171,7 +172,7 @@ class Node:
         hub = ChangeHub(self._loop)
         self.host = Host(
             me=US,
-            folders=Folders(self.disk, self.root, "c", "boot", LogSettings()),
+            folders=Folders(self.disk, self.root, "c", "boot", LogSettings(), LogEnds(self.disk, f"{path}/ends")),
             service=service,
             has_session=lambda: self.has_session,
             wiring=self,

@@ -169,10 +169,10 @@ LINES_MAX = {
     "metadata": (2_800, 76),
     "raft": (1_900, 76),
     "replication": (1_900, 76),
-    "runtime": (18_950, 124),
+    "runtime": (19_110, 123),
     "serving": (5_800, 124),
     "sinks": (1_100, 92),
-    "storage": (11_000, 123),
+    "storage": (11_010, 123),
 }
 SLACK_MAX = 400
 """So much a package may stay below its number before that is to be lowered."""

@@ -43,6 +43,8 @@ from broker.runtime.cluster.own_streams import OwnStream
 from broker.runtime.cluster.plane.identity import Identity
 from broker.runtime.cluster.plane.plane import Addresses, Plane
 from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.cluster.replicas.log_ends import FILE as ENDS_FILE
+from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.runtime.cluster.replicas.replicas import Replicas
 from broker.runtime.cluster.sinks.beside import Companions
 from broker.runtime.cluster.sinks.service import PlacedSinks
@@ -115,6 +117,7 @@ class ClusterBroker(Assembled):
                 identity.cluster_id,
                 self._folder.boot_id(),
                 LogSettings(producer_id_expiry_ms=ours.id_expiry_ms, producer_ids_max=ours.ids_max),
+                LogEnds(self._disk, f"{self._folder.path}/{ENDS_FILE}"),
             ),
             service=plane.service,
             has_session=plane.has_session,
@@ -297,7 +300,8 @@ class ClusterBroker(Assembled):
     # --- in the background ------------------------------------------------------------------------------------
 
     def _each_round(self) -> None:
-        """Nothing besides."""
+        """As far as the logs are by now."""
+        self._replicas.note_ends()
 
     def _expire_offsets(self) -> None:
         """Where the stream of offsets is led."""

@@ -69,6 +69,7 @@ class LogState:
         cuts: So often records were taken back. A long read compares it before anything is done by it.
         waits_to: Tombstones below it have had their time, and wait for the marks of other replicas; 0: none, or no
             pass of compaction has looked yet.
+        before_cut: Called with the new end before records are taken back, under all locks. It may refuse.
         checkpoint_lock, sync_lock, lock: L4. A caller that does something in several calls holds them meanwhile.
     """
 
@@ -86,6 +87,7 @@ class LogState:
         self.recovery = RecoveryReport()
         self.failure: LiftlogError | None = None
         self.cuts = 0
+        self.before_cut: Callable[[int], object] = _nothing
         self.waits_to = 0
         self.is_closed = False
         self.disk = disk
@@ -270,3 +272,7 @@ class _Guard:
 def below(ranges: Ranges, end: int) -> Ranges:
     """The parts of ranges that lie below an offset."""
     return tuple((start, min(stop, end)) for start, stop in ranges if start < end)
+
+
+def _nothing(to: int) -> None:
+    pass

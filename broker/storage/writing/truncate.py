@@ -45,6 +45,7 @@ def truncate(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to
     """
     if to >= state.log_end_offset:
         return
+    state.before_cut(to)
     with state.guarded("truncate"):
         _settle(state)
         lower_clean_state(state.disk, state.folder, to)
@@ -73,6 +74,7 @@ def reset(state: LogState, epochs: LeaderEpochs, checkpoints: Checkpoints, to: i
     Raises:
         DiskFull, StorageFailed: as `truncate`.
     """
+    state.before_cut(to)
     with state.guarded("reset"):
         _settle(state)
         lower_clean_state(state.disk, state.folder, 0)

@@ -10,5 +10,6 @@ placed.py       One replica under the catalog: leader, follower or resting; its 
 capturing.py    The capture of its messages while it leads.
 serial_work.py  One thing at a time for each replica, on the threads of a pool.
 folders.py      The folders of placed partitions: opened, made, moved aside, removed.
+log_ends.py     So far each log went, at the least: what ends below was put back from a copy.
 wants.py        Wishes of one replica to the catalog and to its followers, asked once at a time.
 """

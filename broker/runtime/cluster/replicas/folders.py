@@ -6,6 +6,7 @@
 D1  A folder is made durable with its names before it is said to be there.
 D2  A damaged folder is moved away as a whole, by one rename; one that was moved away before goes first.
 D3  A folder goes only when the catalog says that this broker is to delete it.
+D4  How far a log went is forgotten before another one is made in its place (`log_ends.E3`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import PurePath
 from broker.api.errors import LiftlogError, UnknownFormatVersion
 from broker.api.stream import StreamSettings
 from broker.metadata.catalog import StreamInfo
+from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, read_identity
@@ -33,6 +35,7 @@ class Folders:
     Args:
         root: The folder `streams`.
         settings: The broker's own settings that concern logs.
+        ends: So far the logs went when somebody looked last.
     """
 
     disk: Disk
@@ -40,6 +43,7 @@ class Folders:
     cluster_id: str
     boot_id: str
     settings: LogSettings
+    ends: LogEnds
 
     def path(self, name: str, incarnation: str, number: int) -> str:
         """Where a replica is."""
@@ -75,7 +79,10 @@ class Folders:
     def open(self, identity: LogIdentity, settings: LogSettings) -> PartitionLog:
         """Open the log that is there. Raises LiftlogError: it is damaged, or the disk refuses."""
         folder = self.path(identity.stream, identity.incarnation, identity.partition)
-        return PartitionLog.open(self.disk, folder, settings, boot_id=self.boot_id, now_us=_now_us(), expected=identity)
+        disk, boot_id = self.disk, self.boot_id
+        log = PartitionLog.open(disk, folder, settings, boot_id=boot_id, now_us=_now_us(), expected=identity)
+        self.ends.watch((identity.incarnation, identity.partition), log)
+        return log
 
     def create(self, info: StreamInfo, number: int) -> PartitionLog:
         """A new, empty log where none may be (D1, D2).
@@ -87,6 +94,7 @@ class Folders:
         with disk_errors(f"make {folder}"):
             if self.disk.exists(folder):
                 self.move_aside(folder)
+        self.ends.forget((info.incarnation, number))
         identity = LogIdentity(
             cluster_id=self.cluster_id, stream=info.name, incarnation=info.incarnation, partition=number
         )
@@ -99,6 +107,7 @@ class Folders:
         except LiftlogError:
             log.close(clean=False)
             raise
+        self.ends.watch((info.incarnation, number), log)
         return log
 
     def move_aside(self, folder: str) -> None:
@@ -110,6 +119,7 @@ class Folders:
     def remove(self, name: str, incarnation: str, number: int) -> None:
         """Remove a replica's folder, and what was moved aside, durably (D3). OSError passes through."""
         folder = self.path(name, incarnation, number)
+        self.ends.leave((incarnation, number))
         self.disk.remove_tree(folder)
         self.remove_aside(name, incarnation, number)
         for path in (PurePath(folder).parent, PurePath(folder).parent.parent):

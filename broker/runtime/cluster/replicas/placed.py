@@ -91,22 +91,33 @@ class PlacedReplica:
 
     Args:
         name: The stream's.
-        found: Its log, if the start of this process has found one.
+        found: Its log, if the start of this process has found one. is_old: That was put back.
         woken: Called when it wants to step out.
 
     Attributes:
         partition: None: there is no log at the moment.
         stepping: None: it is not about to step out.
-        is_damaged: Something that was fsynced cannot be read.
+        is_damaged: Something that was fsynced cannot be read, or is not there (`is_old`).
+        is_old: Its log was put back from a copy (`replicas.G13`).
         is_fresh: Its log was made while the catalog still waited for a former one to be deleted.
         is_gone: It was removed, and so was its folder.
     """
 
-    def __init__(self, host: Host, at: Place, name: str, found: PartitionLog | None, woken: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        at: Place,
+        name: str,
+        found: PartitionLog | None,
+        woken: Callable[[], None],
+        *,
+        is_old: bool = False,
+    ) -> None:
         self.at = at
         self.partition: ReplicatedPartition | None = None
         self.stepping: Stepping | None = None
         self.is_damaged = self.is_fresh = self.is_gone = False
+        self.is_old = is_old
         self._host = host
         self._name = name
         self._found = found
@@ -368,7 +379,8 @@ class PlacedReplica:
     def _take(self, told: Told, opened: PartitionLog, *, is_new: bool) -> ReplicatedPartition:
         host = self._host
         self.is_fresh = is_new and told.was_left
-        self.is_damaged = bool(opened.lost_ranges)
+        self.is_old &= not is_new
+        self.is_damaged = self.is_old or bool(opened.lost_ranges)
         is_sole = told.state.replicas == (host.me,)
         opened.update_settings(host.folders.log_settings(told.info.settings, is_sole=is_sole))
         partition = ReplicatedPartition(

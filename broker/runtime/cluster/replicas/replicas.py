@@ -21,6 +21,8 @@ G9  A leader of a stream that is about to have more partitions confirms that it 
 G10  While a broker stops, the end of its session is the end of what it leads: who waits for an ack is told at once that
     it is not known. No other broker may be there whose answer could be waited for.
 G11  While the catalog is rescued, this broker reports what was found, until the catalog shows that it has.
+G13  A log that ends below what was noted of it was put back from a copy, and lacks what was acknowledged since. It is
+    behind, and damaged: it begins anew once another replica has all. If nobody else keeps one, a line tells of it.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -78,6 +80,7 @@ class Replicas:
         self._now_ms = host.now_ms
         self._replicas: dict[Place, PlacedReplica] = {}
         self._found: dict[Place, tuple[str, PartitionLog]] = {}
+        self._old: set[Place] = set()  # of those (G13)
         self._seen: dict[Place, Told | None] = {}  # what each was told last
         self._leftovers: frozenset[Place] = frozenset()
         self._registration = 0
@@ -87,7 +90,7 @@ class Replicas:
         self._stops: dict[str, tuple[int, int]] = {}  # of streams that are to stop: as of when, and since when (ms)
         self._knows_again_ms: dict[str, int] = {}  # streams whose stop was given up: not before that
         self._is_confirming = self._has_given_up = self._is_due = self._is_reporting = False
-        self._has_named_unknown = False
+        self._has_named_unknown = self._has_opened = False
         self._stepper = ThreadPoolExecutor(2, thread_name_prefix="step-out")  # not behind other commands
         self._wake = threading.Event()
         self._is_stopping = self._is_leaving = False
@@ -103,6 +106,7 @@ class Replicas:
             DiskFull, UnknownFormatVersion, StorageFailed: a log cannot be opened for now (G8).
         """
         found, folders = FoundReplicas(), self._host.folders
+        folders.ends.load()
         catalog = self._host.service.catalog
         infos = {info.incarnation: info for info in list(catalog.streams.values())}
         for identity in list(folders.found()):
@@ -127,12 +131,37 @@ class Replicas:
                 continue
             self._found[at] = identity.stream, opened
             found.sound.setdefault(identity.incarnation, []).append(identity.partition)
-            if opened.is_behind:
+            is_old = self._is_old(at, opened)
+            if is_old or opened.is_behind:
                 found.behind.setdefault(identity.incarnation, []).append(identity.partition)
+            if opened.is_behind:
                 end = opened.log_end_offset
                 log.error("replica.behind partition=%s/%d end=%d", identity.stream, identity.partition, end)
             found.epoch_seen = max(found.epoch_seen, opened.leader_epoch)
+        self._has_opened = True
         return found
+
+    def _is_old(self, at: Place, opened: PartitionLog) -> bool:
+        """G13."""
+        end, known = opened.log_end_offset, self._host.folders.ends.known(at)
+        if end >= known:
+            return False
+        is_sole = opened.settings.is_sole_replica
+        log.error("replica.old partition=%s end=%d known=%d is_only_one=%s", opened.folder, end, known, is_sole)
+        if not is_sole:
+            self._old.add(at)
+        return not is_sole
+
+    def note_ends(self) -> None:
+        """Write down how far the logs are (`log_ends.E1`). Touches the disk."""
+        if not self._has_opened:
+            return  # what is known of the others is still to be looked at
+        for at in list(self._old):
+            replica = self._replicas.get(at)
+            partition = None if replica is None else replica.partition
+            if replica is not None and partition is not None and (partition.leads or not replica.is_old):
+                self._old.discard(at)
+        self._host.folders.ends.note(kept=self._old)
 
     def start(self) -> None:
         """Take roles as the catalog says, now and from now on. The registration was sent before, or will be."""
@@ -156,6 +185,7 @@ class Replicas:
                 opened.close(clean=True)
             except (LiftlogError, OSError) as error:
                 log.info("partition.close_failed partition=%s error=%s", opened.folder, error)
+        self.note_ends()
 
     def hand_over(self, timeout_s: float) -> None:
         """The broker is about to give its leaderships away (G12). Returns when all are in sync, or after a while."""
@@ -248,7 +278,8 @@ class Replicas:
         replica = self._replicas.get(at)
         if replica is None:
             found_name, found = self._found.pop(at, (name, None))
-            replica = self._replicas[at] = PlacedReplica(self._host, at, found_name, found, self._wake.set)
+            replica = PlacedReplica(self._host, at, found_name, found, self._wake.set, is_old=at in self._old)
+            self._replicas[at] = replica
         self._seen[at] = told
         replica.tell(told)
 

@@ -1,0 +1,108 @@
+"""Goal: a replica whose folder was put back from a copy does not count as one that has everything, and begins anew
+from the others; one that nobody else has goes on with what there is.
+
+Method: as `test_placed.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.metadata.partition import Place
+from tests.support.placed import Cluster, Node, node
+from tests.support.processes import eventually
+from tests.unit.runtime.test_placed import append, make_leader, only_here, stored
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    made = Cluster()
+    made.register("b")
+    made.register("c")
+    return made
+
+
+def known(one: Node, at: Place) -> int:
+    ends = one.host.folders.ends
+    ends.load()
+    return ends.known(at)
+
+
+def an_old_log(tmp_path: Path, cluster: Cluster) -> Place:
+    """A process has led stream `s`, with two records that were committed. Its folder is that of before the second."""
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        [at] = cluster.create("s")
+        make_leader(cluster, at)
+        for end in (1, 2):
+            append(one.leading(at))
+            eventually(lambda end=end: one.log(at).durable_end == end, what="the fsync")  # type: ignore[misc]
+            one.log(at).advance_high_watermark(end)
+            one.log(at).checkpoint()
+            if end == 1:
+                shutil.copytree(one.root, tmp_path / "copy")
+    assert known(one, at) == 2
+    shutil.rmtree(one.root)
+    (tmp_path / "copy").rename(one.root)
+    return at
+
+
+def test_it_is_behind_and_begins_anew(tmp_path: Path, cluster: Cluster) -> None:
+    at = an_old_log(tmp_path, cluster)
+    with node(tmp_path, cluster, "p2") as two:
+        found = two.replicas.open_found()
+        assert (found.sound, found.behind) == ({"i-s": [0]}, {"i-s": [0]})
+        two.replicas.note_ends()
+    assert known(two, at) == 2, "a process that ends before the catalog has heard of it"
+    with node(tmp_path, cluster, "p3") as three:
+        assert three.start().behind == {"i-s": [0]}
+        assert "a" not in {*cluster.state(at).isr, *cluster.state(at).last_isr}
+        eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+        eventually(lambda: three.log(at).log_end_offset == 0, what="a new log")
+        eventually(lambda: three.story, what="to follow")
+        three.replicas.note_ends()
+    assert known(three, at) == 0
+    with node(tmp_path, cluster, "p4") as four:
+        assert four.start().behind == {}
+
+
+def test_where_nobody_else_may_lead_it_leads_and_says_so(tmp_path: Path, cluster: Cluster) -> None:
+    at = an_old_log(tmp_path, cluster)
+    for broker in ("c", "b"):
+        cluster.fail(broker)
+    cluster.catalog.cluster.partitions[at] = replace(cluster.state(at), isr=("a",), last_isr=())
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().behind == {"i-s": [0]}
+        two.leading(at)
+        assert cluster.state(at).unclean_epoch
+        assert two.log(at).log_end_offset == 1
+        two.replicas.note_ends()
+        assert known(two, at) == 1
+        assert cluster.kinds().count("step_out") == 0
+
+
+def test_the_only_replica_goes_on(tmp_path: Path, cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    with node(tmp_path, cluster, "p1") as one:
+        one.start()
+        at = only_here(one, cluster)
+        stored(one.partition(at), 3)
+        one.log(at).checkpoint()
+        shutil.copytree(one.root, tmp_path / "copy")
+        stored(one.partition(at), 3)
+    assert known(one, at) == 6
+    shutil.rmtree(one.root)
+    (tmp_path / "copy").rename(one.root)
+    with node(tmp_path, cluster, "p2") as two:
+        found = two.start()
+        assert (found.sound, found.behind) == ({"i-only": [0]}, {})
+        assert "end=3 known=6 is_only_one=True" in caplog.text
+        stored(two.leading(at), 1)
+    assert known(two, at) == 4
+    assert cluster.kinds().count("step_out") == 0
+    assert not cluster.state(at).unclean_epoch
