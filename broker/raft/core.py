@@ -67,7 +67,7 @@ class Core(SyncObj):  # type: ignore[misc]
         seeds: Voters that an observer asks beside those that its log names.
         is_voter: Otherwise it follows without a vote, whatever the log says.
         greeted: Answers who asks without taking part (`greeting.py`).
-        refused: Told of connections that were cut: from where, and why.
+        refused: Told of connections that were cut, and of brokers that are not taken: from where or who, and why.
     """
 
     def __init__(

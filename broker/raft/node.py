@@ -379,10 +379,12 @@ class RaftNode:
         """N1, N7."""
         try:
             self.catalog.judge(command)
-        except LiftlogError:
+        except LiftlogError as error:
             if not self.has_begun:
                 begun = "the controller has just begun: it does not know all that was committed yet"
                 raise NotReady(begun, again=True) from None
+            if command.get("kind") == "register_broker":
+                self.core.refused(f"broker {command.get('broker_id')}", error.message)
             raise
 
     def _change(self, command: Mapping[str, Any], tell: Done) -> None:

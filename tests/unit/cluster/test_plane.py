@@ -253,6 +253,35 @@ def test_who_does_not_belong_is_told_so(tmp_path: Path) -> None:
             brokers.make("d", secret=None, bind="0.0.0.0:1")
 
 
+def test_who_is_refused_is_counted_and_named_by_those_who_refuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: only the one that was refused said so, and nobody who looked at the cluster heard of it."""
+    monkeypatch.setattr(plane_module, "TAKEN_S", 0.0)
+    monkeypatch.setattr(plane_module, "TELL_EVERY_S", 0.0)
+    with Brokers(tmp_path, "abcx", named="abc") as brokers:
+        brokers.begin_all("abc")
+        planes = brokers.planes.values()
+        before = {plane: plane.refusals for plane in planes}
+        with pytest.raises(InvalidRequest):
+            brokers.make("x", cluster_id="other").start()
+        assert any(plane.refusals > before[plane] for plane in planes)
+        assert "raft.refused peer=broker x" in caplog.text
+        assert "why=this is cluster test, not other (cluster.id)" in caplog.text
+        at = f"127.0.0.1:{brokers.ports['x']}"
+        second = brokers.make("b", address=at, bind=at, folder=brokers.data("x"))
+        count = sum(plane.refusals for plane in planes)
+        try:
+            second.start()
+            with pytest.raises(InvalidRequest, match="lives at b:1"):
+                second.register(Addresses(http="elsewhere:1", grpc="elsewhere:2"))
+        finally:
+            second.stop()
+        assert "raft.refused peer=broker b" in caplog.text
+        assert "why=broker b lives at b:1" in caplog.text
+        assert sum(plane.refusals for plane in planes) > count
+
+
 def test_a_folder_that_its_broker_has_replaced_is_refused_without_its_journal_too(tmp_path: Path) -> None:
     """It lacks what was stored since, and is in sync by its broker's name."""
     with Brokers(tmp_path, "abc") as brokers:

@@ -60,7 +60,7 @@ def cluster_samples(
     for reason, count in sorted(refused.items()):
         yield "liftlog_replica_refused_total", "Brokers and strangers not let in", ("reason",), (reason,), count
     yield "liftlog_replica_bulk_bytes_total", "Bytes that followers here fetched in bulk", (), (), bulk_bytes
-    yield "liftlog_raft_refused_total", "Connections to the Raft port that were cut", (), (), raft_refused
+    yield "liftlog_raft_refused_total", "Connections cut at the Raft port, brokers refused", (), (), raft_refused
     if group is not None:
         yield from _votes(me, group)
 

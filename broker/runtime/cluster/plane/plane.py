@@ -91,7 +91,7 @@ class Plane:
         check_secret([identity.bind, identity.address, *(at for _, at in identity.named)], identity.secret)
         self.identity = identity
         self.process = uuid.uuid4().hex
-        self.refusals = 0  # connections to the Raft port that were cut
+        self.refusals = 0  # connections to the Raft port that were cut, and brokers that were not taken
         self._disk, self._folder = disk, folder
         self._options = options or {}
         self._thread = RaftThread(give_up=give_up)
@@ -365,7 +365,7 @@ class Plane:
         assert self._node is not None
         assert self._entered is not None
         catalog = self._node.catalog
-        return answer_to(
+        answer = answer_to(
             hello,
             self.identity,
             self._entered.member,
@@ -374,6 +374,9 @@ class Plane:
             acted={broker: info.raft for broker, info in catalog.brokers.items()},
             processes={broker: (info.incarnation, info.registration) for broker, info in catalog.brokers.items()},
         )
+        if answer["refusal"] is not None:
+            self._refused(f"broker {hello.get('broker')}", answer["refusal"])
+        return answer
 
     def _refused(self, peer: str, why: str) -> None:
         self.refusals += 1
