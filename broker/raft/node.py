@@ -126,7 +126,7 @@ class RaftNode:
     Args:
         journal: The voter's or observer's. seeds: Ids of voters, for an observer that knows nobody yet.
         transport, node: As `Core` takes them.
-        clock: Monotonic, in seconds.
+        clock: Monotonic, in seconds. It counts while the machine sleeps: so the stamps of other brokers hold (N8).
         life: Names this process and no other: an answer to a former one is not taken for one to this.
         on_applied: Called with each command that was applied, and with None when `catalog` is another one; never while
             it is put together anew. It must not raise.
@@ -341,8 +341,8 @@ class RaftNode:
         return [self.term, self._clock()]
 
     def heed(self, stamp: Any) -> None:
-        """Take the stamp of a controller; older than now, by as long as it was on its way."""
-        if _is_time(stamp):
+        """Take the stamp of a controller; older than now, by as long as it was on its way. Not of a former one."""
+        if _is_time(stamp) and (self._stamp is None or stamp[0] >= self._stamp[0]):
             self._stamp = stamp[0], stamp[1] - self._clock()
 
     @property

@@ -40,6 +40,17 @@ def test_three_form_register_have_sessions_and_survive_the_controller(tmp_path: 
         assert brokers.voters(first) == set("abc")
 
 
+def test_a_machine_that_slept_gives_a_stamp_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`node.N8`: else its clock is behind what others count for it, and commands are carried out late by that much."""
+    boot_s = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: boot_s(which) + 1000 * (which == time.CLOCK_BOOTTIME))
+    with Brokers(tmp_path, "a") as brokers:
+        brokers.begin_all("a")
+        node = brokers.planes["a"]._node
+        assert node is not None
+        assert node.stamp()[1] > time.monotonic() + 900
+
+
 def test_a_clean_stop_is_known_at_once(tmp_path: Path) -> None:
     with Brokers(tmp_path, "abc") as brokers:
         brokers.begin_all("abc")

@@ -55,6 +55,17 @@ def test_it_needs_the_clock_of_who_leads_now() -> None:
     assert isinstance(refusal, NotReady)
 
 
+def test_a_late_stamp_of_a_former_controller_takes_nothing_away() -> None:
+    group = a_group(5.0)
+    late = group.nodes["a"].stamp()
+    group.elect("c")
+    group.nodes["b"].heed(group.nodes["c"].stamp())
+    group.nodes["b"].heed(late)
+    assert ask(group) == []
+    settle(group)
+    assert group.has("a") == {"p"}
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_whatever_was_slow_it_is_not_carried_out_after_it_is_in_doubt(seed: int) -> None:
     rng = random.Random(seed)

@@ -10,6 +10,11 @@ def boot_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
+def boot_s() -> float:
+    """As `boot_ms`, in seconds."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def wall_ms() -> int:
     """The wall clock: what one controller says by it is to mean the same to the next one."""
     return time.time_ns() // 1_000_000

@@ -30,6 +30,7 @@ from broker.metadata.partition import Place
 from broker.raft.node import Answer, RaftNode, configuration
 from broker.raft.wire import GuardedTcp, Voter, check_secret
 from broker.runtime.cluster.plane import status
+from broker.runtime.cluster.plane.clock import boot_s
 from broker.runtime.cluster.plane.duties import Duties
 from broker.runtime.cluster.plane.forming import Entered, Entrance, answer_to
 from broker.runtime.cluster.plane.heart import Heart
@@ -157,7 +158,7 @@ class Plane:
                 transport=GuardedTcp,
                 node=Voter,
                 conf=conf,
-                clock=time.monotonic,
+                clock=boot_s,
                 life=self.process,
                 seeds=entered.seeds,
                 wakeup=self._thread.wakeup,
