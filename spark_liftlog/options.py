@@ -262,20 +262,21 @@ def _selection(options: Mapping[str, str], given: Mapping[str, str]) -> Selectio
             raise invalid("streamPattern", pattern, f"is no regular expression: {error}") from None
         if partitions is not None:
             raise invalid("partitions", options["partitions"], "streamPattern is given, too: name the streams")
-        return Selection(pattern=pattern)
+        return Selection(pattern=pattern, option=named[0])
     names = [stream] if stream is not None else [n.strip() for n in options.get("streams", "").split(",") if n.strip()]
     if not named:
         names = list(partitions or {})
     if not names:
         raise invalid("streams", options["streams"], "must be names, separated by commas")
-    with naming(named[0] if named else "partitions"):
+    option = named[0] if named else "partitions"
+    with naming(option):
         for name in names:
             check_name(name, internal=True)
     if len(set(names)) < len(names):
         raise invalid("streams", options["streams"], "a name occurs twice")
     if unknown := sorted(set(partitions or {}) - set(names)):
         raise invalid("partitions", options["partitions"], f"stream {unknown[0]!r} is none of those that are read")
-    return Selection(names=tuple(sorted(names)), partitions=partitions)
+    return Selection(names=tuple(sorted(names)), partitions=partitions, option=option)
 
 
 def _partitions(options: Mapping[str, str]) -> dict[str, frozenset[int]] | None:

@@ -24,7 +24,7 @@ from spark_liftlog.reading.plan import Range, plan
 from spark_liftlog.reading.positions import keys_of, resolve_where
 from spark_liftlog.reading.refresh import Opening, opened
 from spark_liftlog.reading.task import TaskRanges, read_task
-from spark_liftlog.reading.where import LATEST, ByTime, Where
+from spark_liftlog.reading.where import LATEST, ByTime, Where, option_of
 from spark_liftlog.schema import Projection
 
 
@@ -87,12 +87,10 @@ class LiftlogReader(DataSourceReader):
             keys, heads = keys_of(cluster, options.selection, whole(), whole)
             known, there = heads.incarnations, dict.fromkeys(heads.incarnations, ANY)
             starts, ends = (
-                resolve_where(
-                    cluster, keys, where, option=name, fail_on_data_loss=options.fail_on_data_loss, known=there
-                )
-                for name, where in (("startingOffsets", options.starting), ("endingOffsets", options.ending))
+                resolve_where(cluster, keys, where, side=side, fail_on_data_loss=options.fail_on_data_loss, known=there)
+                for side, where in (("starting", options.starting), ("ending", options.ending))
             )
-            found = [(key[0], one.incarnation) for side in (starts, ends) for key, one in side.items()]
+            found = [(key[0], one.incarnation) for places in (starts, ends) for key, one in places.items()]
             others = [(stream, incarnation) for stream, incarnation in found if incarnation != known[stream]]
             if not others:
                 break
@@ -106,10 +104,11 @@ class LiftlogReader(DataSourceReader):
         for key, start in starts.items():
             begin, end = start.position.offset, ends[key].position.offset
             if begin > end:
+                option = option_of("starting", options.starting)
                 raise InvalidSetting(
-                    f"option startingOffsets: stream {key[0]!r} partition {key[1]} would be read from {begin},"
+                    f"option {option}: stream {key[0]!r} partition {key[1]} would be read from {begin},"
                     f" behind its end {end}",
-                    key="startingOffsets",
+                    key=option,
                     value=begin,
                     limit=end,
                 )

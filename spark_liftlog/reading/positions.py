@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from broker.api.errors import InvalidSetting, NotReady, OffsetOutOfRange
+from broker.api.errors import (
+    InvalidSetting,
+    LiftlogError,
+    NotReady,
+    OffsetOutOfRange,
+    UnknownPartition,
+    UnknownStream,
+)
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.cluster import At, Cluster, Resolved
 from spark_liftlog.reading.offsets import Key, ReadPosition
 from spark_liftlog.reading.plan import Range
 from spark_liftlog.reading.selection import Selection
-from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
+from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where, option_of
 
 log = logging.getLogger("spark_liftlog")
 
@@ -32,6 +41,10 @@ def keys_of(
     asking = cluster.asking_again()
     while (key := selection.lacking(heads)) is not None:
         (found,) = cluster.resolve([(key, "earliest")], known=heads.incarnations)
+        if isinstance(found.error, UnknownStream):
+            raise _no_stream(cluster, selection, key[0])
+        if isinstance(found.error, UnknownPartition):
+            raise UnknownPartition(f"option partitions: {found.error}", **found.error.fields)
         if found.error is not None:
             raise found.error
         if not asking.again():
@@ -40,19 +53,28 @@ def keys_of(
     return sorted(heads.partitions), heads
 
 
+def _no_stream(cluster: Cluster, selection: Selection, stream: str) -> UnknownStream:
+    """An option names a stream that does not exist: with the name of one that does."""
+    nearest: list[str] = []
+    with suppress(LiftlogError):  # the hint is not worth another error
+        nearest = difflib.get_close_matches(stream, cluster.heads_now(["*"])[1].incarnations, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return UnknownStream(f"option {selection.option}: no stream {stream!r}{hint}", stream=stream)
+
+
 def resolve_where(
     cluster: Cluster,
     keys: Sequence[Key],
     where: Where,
     *,
-    option: str,
+    side: str,
     fail_on_data_loss: bool,
     known: Mapping[str, str],
 ) -> dict[Key, Resolved]:
     """The positions that an option stands for, for every partition that is read.
 
     Args:
-        option: `startingOffsets` or `endingOffsets`, for errors.
+        side: `starting` or `ending`, for errors.
         known: The streams' incarnations, as `Cluster.resolve` has them.
         fail_on_data_loss: False: an offset out of range becomes the nearest valid one, with a warning.
     Raises:
@@ -60,6 +82,7 @@ def resolve_where(
         InvalidSetting: a JSON that leaves out a partition, or names one that is not read.
         OffsetOutOfRange: an offset that the log does not have, or a time after its last record.
     """
+    option = option_of(side, where)
     asked = [(key, at) for key, at in zip(keys, _asked(keys, where, option), strict=True)]
     found: dict[Key, Resolved] = {}
     for (key, wanted), resolved in zip(asked, cluster.resolve(asked, known=known), strict=True):
@@ -69,14 +92,14 @@ def resolve_where(
         if resolved.error is not None:
             raise resolved.error
         if resolved.is_beyond and isinstance(where, ByTime) and where.strategy == "error":
-            raise _too_late(key, resolved.head)
+            raise _too_late(key, resolved.head, option)
         found[key] = resolved
     return found
 
 
-def _too_late(key: Key, head: Head) -> OffsetOutOfRange:
+def _too_late(key: Key, head: Head, option: str) -> OffsetOutOfRange:
     return OffsetOutOfRange(
-        f"option startingTimestamp: stream {key[0]!r} partition {key[1]} has no record at or after that time; valid"
+        f"option {option}: stream {key[0]!r} partition {key[1]} has no record at or after that time; valid"
         f" offsets are {head.log_start_offset} to {head.high_watermark};"
         " startingOffsetsByTimestampStrategy=latest begins at the end of such partitions",
         stream=key[0],

@@ -18,11 +18,13 @@ class Selection:
         names: Sorted; none with a pattern.
         pattern: A regular expression for whole names; internal streams never match.
         partitions: Per stream, the only ones; a stream that is not in it is read whole.
+        option: The option that says which streams, for errors.
     """
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
     partitions: Mapping[str, frozenset[int]] | None = None
+    option: str = "stream"
 
     @property
     def watched(self) -> list[str]:

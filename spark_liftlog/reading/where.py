@@ -28,3 +28,10 @@ class ByTime:
 
 Where: TypeAlias = str | ByPartition | ByTime
 """`earliest`, `latest`, `committed`, offsets, or a time."""
+
+
+def option_of(side: str, where: Where) -> str:
+    """The option that said it, for errors: of the side `starting` or `ending`."""
+    if not isinstance(where, ByTime):
+        return f"{side}Offsets"
+    return f"{side}Timestamp" if isinstance(where.at_ms, int) else f"{side}OffsetsByTimestamp"

@@ -50,6 +50,18 @@ def letters_of(
     Raises:
         InvalidSetting: that stream takes records that are too small for letters.
     """
+    check_room(target)
+    reason = _cut(f"LIFTLOG_{error.reason.upper()}: {error}", min(ERROR_LENGTH_MAX, target.record_bytes_max // 4))
+    told = {"Liftlog-Error": reason, "Liftlog-Stream": _cut(stream or "", NAME_BYTES_MAX)}
+    letters = [
+        _letter(row, {**told, "Liftlog-Row": place}, target)
+        for row, place in zip(rows.to_pylist(), places, strict=True)
+    ]
+    return pa.RecordBatch.from_pylist(letters, schema=_SCHEMA)
+
+
+def check_room(target: Target) -> None:
+    """Refuse a stream that takes no letters: InvalidSetting."""
     if target.record_bytes_max < LETTER_BYTES_MIN:
         raise InvalidSetting(
             f"option deadLetterStream={target.stream!r}: it takes records of {target.record_bytes_max} bytes"
@@ -58,13 +70,6 @@ def letters_of(
             value=target.stream,
             limit=LETTER_BYTES_MIN,
         )
-    reason = _cut(f"LIFTLOG_{error.reason.upper()}: {error}", min(ERROR_LENGTH_MAX, target.record_bytes_max // 4))
-    told = {"Liftlog-Error": reason, "Liftlog-Stream": _cut(stream or "", NAME_BYTES_MAX)}
-    letters = [
-        _letter(row, {**told, "Liftlog-Row": place}, target)
-        for row, place in zip(rows.to_pylist(), places, strict=True)
-    ]
-    return pa.RecordBatch.from_pylist(letters, schema=_SCHEMA)
 
 
 def _letter(row: Mapping[str, Any], told: dict[str, str], target: Target) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from broker.api.errors import InvalidName, InvalidRecords, LiftlogError, Unknown
 from broker.api.stream import check_name
 from broker.client.writing.partitioner import partitions_of
 from spark_liftlog.writing.digest import digest_of, together
-from spark_liftlog.writing.letters import letters_of
+from spark_liftlog.writing.letters import check_room, letters_of
 from spark_liftlog.writing.rows import ARROW, Bad, Target, bad_rows, row_bytes
 from spark_liftlog.writing.sink_options import SinkOptions
 
@@ -76,6 +76,27 @@ class Router:
     def incarnations(self) -> dict[str, str]:
         """The incarnations of the streams that were written to."""
         return {name: target.incarnation for name, target in self._targets.items()}
+
+    def check(self) -> None:
+        """Look for the streams that options name, before any row does: of a typing error nobody must hear late.
+
+        Raises:
+            UnknownStream: there is no such stream. Its rows are no dead letters: that is for what a column names.
+            InvalidSetting: the dead letter stream takes too small records.
+        """
+        options = self._options
+        if options.stream is not None:
+            self._named("stream", options.stream)
+        if options.dead_letter_stream is not None:
+            check_room(self._named("deadLetterStream", options.dead_letter_stream))
+
+    def _named(self, option: str, stream: str) -> Target:
+        while True:
+            try:
+                return self._target(stream)
+            except UnknownStream as error:
+                if not self._again():  # it may have been made a moment ago
+                    raise UnknownStream(f"option {option}: {error}", **error.fields) from error
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Send the rows of a batch on their way.

@@ -204,6 +204,7 @@ def write_task(
             outlet = Staging(sink, functools.partial(abort, brokers, run))
         again = AskingAgain(brokers).again
         router = Router(columns, options, lambda stream: find(calls, stream), outlet, task, again=again)
+        router.check()
         for batch in gathered(batches):
             router.add(batch)
         stages = outlet.finish()

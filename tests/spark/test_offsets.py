@@ -17,6 +17,9 @@ import pytest
 
 from broker.client.client import Client, connect
 from spark_liftlog.errors import LiftlogSparkError
+from spark_liftlog.options import source_options
+from spark_liftlog.reading.batch_reader import LiftlogReader
+from spark_liftlog.schema import ROW
 from tests.spark.reading_tasks import Value, latest, reading, records, rows_of
 from tests.spark.streams import Stream, published, wait_published
 from tests.support.processes import BrokerProcess, eventually
@@ -243,6 +246,40 @@ def test_the_last_trigger_of_available_now_has_published_when_it_answers(stream:
         end = latest(reader)
         assert latest(reader, end) is end
         assert published(stream.client, stream.name, stream.name) == {0: 3, 1: 3, 2: 3}
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ({"stream": "NAMEX"}, "LIFTLOG_UNKNOWN_STREAM: option stream: no stream 'NAMEX'; did you mean 'NAME'"),
+        ({"streams": "NAME,NAMEX"}, "LIFTLOG_UNKNOWN_STREAM: option streams: no stream 'NAMEX'; did you mean 'NAME'"),
+        ({"partitions": '{"NAMEX": [0]}'}, "LIFTLOG_UNKNOWN_STREAM: option partitions: no stream 'NAMEX'"),
+        ({"partitions": '{"NAME": [7]}'}, "LIFTLOG_UNKNOWN_PARTITION: option partitions: .*has no partition 7"),
+        ({"stream": "NAME", "startingTimestamp": "99999999999999"}, "_OUT_OF_RANGE: option startingTimestamp: "),
+        (
+            {"stream": "NAME", "startingOffsetsByTimestamp": '{"NAME": {"0": 99999999999999, "1": 0, "2": 0}}'},
+            "LIFTLOG_OFFSET_OUT_OF_RANGE: option startingOffsetsByTimestamp: .*partition 0 has no record",
+        ),
+        (
+            {"stream": "NAME", "startingOffsetsByTimestamp": '{"NAME": {"0": 0}}'},
+            "LIFTLOG_INVALID_SETTING: option startingOffsetsByTimestamp: partition 1 is not named",
+        ),
+    ],
+)
+def test_what_an_option_names_and_is_not_there_is_an_error_that_names_the_option(
+    stream: Stream, given: dict[str, str], says: str
+) -> None:
+    """Seen before: no option and no nearest name; and `startingOffsets`, where another option had said it."""
+    stream.append(1)
+    options = {name: text.replace("NAME", stream.name) for name, text in given.items()}
+    with (
+        reading(stream.address, **options) as reader,
+        pytest.raises(LiftlogSparkError, match=says.replace("NAME", stream.name)),
+    ):
+        latest(reader)
+    batch = LiftlogReader(source_options({"brokers": stream.address, **options}, "batch"), ROW)
+    with pytest.raises(LiftlogSparkError, match=says.replace("NAME", stream.name)):
+        batch.partitions()
 
 
 # --- committed ------------------------------------------------------------------------------------------------

@@ -364,6 +364,22 @@ def test_a_stream_that_is_too_narrow_for_letters_is_refused(stream: Stream, clie
         written(stream, mixed(stream, small(client)), deadLetterStream=letters.name)
 
 
+@pytest.mark.parametrize("rows", [(), ("a",)])
+def test_streams_that_options_name_are_looked_for_before_any_row(
+    stream: Stream, client: Client, rows: tuple[str]
+) -> None:
+    """Seen before: a dead letter stream was missed at the first bad row, perhaps after months; and rows of a stream
+    whose name was mistyped in the option were all dead letters."""
+    letters = Stream.create(client, f"{stream.name}-letters", partitions=1)
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_UNKNOWN_STREAM: option deadLetterStream: no stream 'nowhere'"):
+        Query(stream, deadLetterStream="nowhere").batch(0, values(*rows))
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_UNKNOWN_STREAM: option stream: no stream 'nowhere'"):
+        Query(stream, stream="nowhere", deadLetterStream=letters.name).batch(0, values(*rows))
+    with pytest.raises(LiftlogSparkError, match="LIFTLOG_UNKNOWN_STREAM: option stream: no stream 'nowhere'"):
+        job(stream, stream="nowhere").write(iter([values(*rows)]))
+    assert found(letters) == found(stream) == []
+
+
 def test_batches_that_the_sink_lacks_are_named_until_it_is_reset_or_they_are_accepted(stream: Stream) -> None:
     """The broker's data was restored from an older copy; here: the sink was deleted, which looks the same."""
     query = Query(stream)

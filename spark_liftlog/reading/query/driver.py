@@ -187,7 +187,7 @@ class StreamDriver:
                 self._cluster,
                 keys,
                 where,
-                option="startingOffsets",
+                side="starting",
                 fail_on_data_loss=options.fail_on_data_loss,
                 known=dict.fromkeys(heads.incarnations, ANY),
             )
@@ -284,7 +284,7 @@ class StreamDriver:
             self._cluster,
             new,
             where,
-            option="startingOffsets",
+            side="starting",
             fail_on_data_loss=self._options.fail_on_data_loss,
             known=heads.incarnations,
         )

@@ -20,6 +20,7 @@ from broker.api.errors import (
     SinkFenced,
     Unavailable,
     UnknownPartition,
+    UnknownStream,
 )
 from broker.api.schema import HEADERS_TYPE
 from broker.client.http.brokers import Brokers
@@ -176,6 +177,22 @@ class Collecting:
 
     def add(self, target: Target, partition: int, rows: pa.RecordBatch) -> None:
         self.found += [(target.stream, partition)] * rows.num_rows
+
+
+def test_a_stream_that_a_broker_does_not_know_yet_is_asked_for_again() -> None:
+    """One that an option names, and that was made a moment ago."""
+    answers = [False, True, True]
+
+    def find(stream: str) -> Target:
+        if not (answers.pop(0) if answers else False):
+            raise UnknownStream(f"no stream {stream!r}")
+        return TARGET
+
+    Router({"value": 0}, OPTIONS, find, Collecting(), 0, again=lambda: True).check()
+    answers[:] = [True, False]
+    options = replace(OPTIONS, dead_letter_stream="letters")
+    with pytest.raises(UnknownStream, match=r"^option deadLetterStream: no stream 'letters'$"):
+        Router({"value": 0}, options, find, Collecting(), 0).check()
 
 
 @pytest.mark.parametrize("partitioner", ["key", "roundRobin"])
