@@ -23,9 +23,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support import spark_classes
+from tests.support import spark_classes, spark_home
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", spark_classes.USES)  # of each JVM below, whoever starts it
+os.environ.setdefault("SPARK_HOME", str(spark_home.unpacked()))
 
 for name in ("CI", "BUILD_NUMBER"):  # with them pytest prints differences of lists in full, however long
     if value := os.environ.pop(name, None):

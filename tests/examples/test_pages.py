@@ -38,6 +38,7 @@ class Reader:
     @property
     def env(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LIFTLOG_")}
+        clean.pop("SPARK_HOME")  # theirs is the installed one, with its zip files
         return {
             **clean,
             "PATH": f"{Path(sys.executable).parent}:{clean['PATH']}",

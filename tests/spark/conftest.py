@@ -18,14 +18,12 @@ from broker.client.client import Client, connect
 from tests.spark.streams import Stream
 from tests.support.clusters import RealCluster
 from tests.support.processes import BrokerProcess
-from tests.support.spark_home import unpacked
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")
-    os.environ["SPARK_HOME"] = str(unpacked(folder))
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("liftlog-tests")

@@ -71,7 +71,7 @@ class Standalone:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _start(self, name: str, daemon: str, *arguments: str) -> None:
-        home = Path(pyspark.__file__).parent
+        home = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
         command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{daemon}", "--webui-port", "0"]
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(

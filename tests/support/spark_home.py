@@ -7,22 +7,45 @@ paths are folders, and the package in them is the installed one, which has its b
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
-import py4j
-import pyspark
+HOME: Final = Path(sys.prefix) / f"spark-home-{version('pyspark')}"
 
 
-def unpacked(folder: Path) -> Path:
-    """Make one in `folder` and return it; the process that starts Spark needs it as the variable SPARK_HOME."""
-    installed, home = Path(pyspark.__file__).parent, folder / "spark-home"
+def unpacked() -> Path:
+    """Make it if it is not there; the process that starts Spark needs it as the variable SPARK_HOME."""
+    if not HOME.exists():
+        half = HOME.with_name(f"{HOME.name}.{os.getpid()}")
+        _make(half)
+        try:
+            half.rename(HOME)
+        except OSError:  # another process was faster
+            shutil.rmtree(half)
+    return HOME
+
+
+def _make(home: Path) -> None:
+    installed, py4j = _installed("pyspark"), _installed("py4j")
     library = home / "python" / "lib"
     library.mkdir(parents=True)
     for path in installed.iterdir():
         if path.name != "python":
             (home / path.name).symlink_to(path)
     for path in (installed / "python" / "lib").iterdir():
-        package = installed if path.name.startswith("pyspark") else Path(py4j.__file__).parent
+        package = installed if path.name.startswith("pyspark") else py4j
         (library / path.name).mkdir()
         (library / path.name / package.name).symlink_to(package)
-    return home
+
+
+def _installed(package: str) -> Path:
+    """Its folder; it is not imported, which takes its time in every process that runs tests."""
+    found = find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
