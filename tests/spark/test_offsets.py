@@ -199,6 +199,30 @@ def test_a_time_is_a_place_to_begin(stream: Stream) -> None:
         assert rows_of(reader, None, end) == records(stream, (0, 3, 5), (1, 0, 5), (2, 0, 3))
 
 
+def test_a_time_is_a_place_to_end(stream: Stream) -> None:
+    """A batch does; where no record is that late, it ends at the end, as with Kafka's source."""
+    stream.append(3)
+    time.sleep(0.002)  # the next record must be of another millisecond
+    at_ms = int(time.time() * 1000)
+    stream.append(2, partitions=[0, 1])
+    each = json.dumps({stream.name: {"0": at_ms, "1": at_ms + 1_000_000, "2": 0}})
+    later = {"startingTimestamp": str(at_ms), "startingOffsetsByTimestampStrategy": "latest"}
+    for options, wanted in (
+        ({"endingTimestamp": str(at_ms)}, [(0, 0, 3), (1, 0, 3), (2, 0, 3)]),
+        ({"endingOffsetsByTimestamp": each}, [(0, 0, 3), (1, 0, 5)]),
+        ({**later, "endingTimestamp": str(at_ms + 1_000_000)}, [(0, 3, 5), (1, 3, 5)]),
+    ):
+        given = {"brokers": stream.address, "stream": stream.name, **options}
+        reader = LiftlogReader(source_options(given, "batch"), ROW)
+        rows = [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+        assert sorted((row["stream"], row["partition"], row["offset"]) for row in rows) == records(stream, *wanted)
+    given = {"brokers": stream.address, "stream": stream.name, "endingTimestamp": "0", "startingTimestamp": str(at_ms)}
+    reader = LiftlogReader(source_options({**given, **later}, "batch"), ROW)
+    says = r"LIFTLOG_INVALID_SETTING: option startingTimestamp: .*partition 0 would be read from 3, behind its end 0"
+    with pytest.raises(LiftlogSparkError, match=says):
+        reader.partitions()
+
+
 def test_a_batch_waits_until_it_is_worth_it_or_for_long_enough(stream: Stream) -> None:
     stream.append(1)
     options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "1h"}

@@ -364,6 +364,11 @@ def test_a_stream_that_is_too_narrow_for_letters_is_refused(stream: Stream, clie
         written(stream, mixed(stream, small(client)), deadLetterStream=letters.name)
 
 
+def test_an_option_names_the_subject_of_every_row(stream: Stream) -> None:
+    Query(stream, subject="orders.eu").batch(0, values("a"), values("b"))
+    assert stream.client.read(stream.name).to_table().column("subject").to_pylist() == ["orders.eu"] * 2
+
+
 @pytest.mark.parametrize("rows", [(), ("a",)])
 def test_streams_that_options_name_are_looked_for_before_any_row(
     stream: Stream, client: Client, rows: tuple[str]
