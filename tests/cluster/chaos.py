@@ -54,6 +54,8 @@ PARTITIONS: Final = 3
 SENDERS: Final = 6
 """More than there are partitions: a commit has several of their records."""
 DISK_BYTES: Final = 256 << 20
+DISK_BYTES_A_MINUTE: Final = 24 << 20
+"""The disk of each broker: in a minute it gets 12 MB at most, while its segments are too young to be joined."""
 ACKS_MIN: Final = 4
 GAVE_UP: Final = 70
 """How a broker ends that cannot write its catalog, or that it steps out (`runtime.cluster.broker`)."""
@@ -341,7 +343,8 @@ def run(
         network = stack.enter_context(Network(IDS)) if is_allowed() else None
         if network is not None:
             for broker in IDS:
-                stack.enter_context(small_disk(folder / broker / "data"))
+                size = DISK_BYTES + int(minutes * DISK_BYTES_A_MINUTE)
+                stack.enter_context(small_disk(folder / broker / "data", size))
         nats = NatsServer(folder / "nats", host=network.here if network is not None else "127.0.0.1")
         stack.callback(nats.stop)
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))  # a short path
@@ -369,10 +372,10 @@ def run(
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
+def small_disk(folder: Path, size: int) -> Iterator[None]:
     """A file system of its own, in memory. It is there for as long as the block does not fail."""
     folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     yield
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
