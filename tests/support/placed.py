@@ -49,7 +49,7 @@ class ScriptedCatalog:
         self.callbacks: list[Callable[[], None]] = []
         self._lock = threading.RLock()
 
-    def execute(self, command: Mapping[str, Any], *, until_s: float | None = None) -> Any:
+    def execute(self, command: Mapping[str, Any], **_: object) -> Any:
         self.sent.append(dict(command))
         assert self.goes.wait(60)
         return self.apply(**command)

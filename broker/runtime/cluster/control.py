@@ -38,6 +38,7 @@ from broker.runtime.config.configuration import Config
 from broker.runtime.partitions.leader import Partition
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.serving.contract.deadline import answer_due
+from broker.serving.http.gone import asker
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +57,10 @@ def check_may_change(may_change: Callable[[], bool]) -> None:
 
 
 async def in_time(service: CatalogService, command: Mapping[str, Any]) -> Any:
-    """Have a command carried out before its client is told that nobody knows, or never (X7). Raises as `execute`."""
+    """Have a command carried out before its client is told that nobody knows, or never (X7); nor once it is gone
+    (`gone.G1`). Raises as `execute`."""
     until_s = min(answer_due.get(), time.monotonic() + ASKED_S)
-    return await asyncio.to_thread(service.execute, command, until_s=until_s)
+    return await asyncio.to_thread(service.execute, command, until_s=until_s, check=asker())
 
 
 class PlacedControl:

@@ -27,11 +27,14 @@ class CatalogService(Protocol):
         """To be read in a callback of `subscribe`: nobody applies anything meanwhile."""
         ...
 
-    def execute(self, command: Mapping[str, Any], *, until_s: float | None = None) -> Any:
+    def execute(
+        self, command: Mapping[str, Any], *, until_s: float | None = None, check: Callable[[], None] = lambda: None
+    ) -> Any:
         """Have a command carried out by whoever is the controller. Waits.
 
         Args:
             until_s: By the monotonic clock: it is not carried out later, and once it is answered in doubt not at all.
+            check: Called before each try, on another thread; must not wait. Raises why there is to be none.
         Raises:
             LiftlogError: it was refused, or it is not known whether it was carried out.
         """

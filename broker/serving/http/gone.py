@@ -7,6 +7,8 @@ G1  A client that gave up was told that its change is in doubt. If it is not the
     come later: an answered deletion would be followed by the creation that was asked for before it.
 G2  A connection whose sending side is closed may be half closed, by a client that listens (`connections.N4`). It is
     taken for closed in `STOOD_STILL_S` after a standstill only; a client that listens is told that this is retriable.
+    A change that takes several tries is looked at before each of them (`asker`): what it waited for may have taken as
+    long as this process stood still.
 G3  A broker that is only slow stands still as well, if its loop is: for `LATE_S` or longer.
 
 A client that waited a moment only is not looked at.
@@ -16,8 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -34,7 +38,7 @@ asking_now: Final[ContextVar[web.Request]] = ContextVar("asking")
 
 
 class Pulse:
-    """Tells whether the loop stood still not long ago. On the loop."""
+    """Tells whether the loop stood still not long ago."""
 
     def __init__(self) -> None:
         self._beat_s = 0.0
@@ -42,9 +46,8 @@ class Pulse:
 
     async def beats(self, _: web.Application) -> AsyncIterator[None]:
         """A cleanup context: it beats as long as the application runs."""
-        loop = asyncio.get_running_loop()
-        self._beat_s = loop.time()
-        task = loop.create_task(self._beat())
+        self._beat_s = time.monotonic()
+        task = asyncio.get_running_loop().create_task(self._beat())
         yield
         task.cancel()
 
@@ -52,11 +55,11 @@ class Pulse:
         while True:
             await asyncio.sleep(BEAT_S)
             self.stood_still()
-            self._beat_s = asyncio.get_running_loop().time()
+            self._beat_s = time.monotonic()
 
     def stood_still(self) -> bool:
-        """Now, or less than `STOOD_STILL_S` ago."""
-        now_s = asyncio.get_running_loop().time()
+        """Now, or less than `STOOD_STILL_S` ago. From any thread."""
+        now_s = time.monotonic()
         if now_s - self._beat_s >= BEAT_S + LATE_S:
             self._still_until_s = now_s + STOOD_STILL_S
         return now_s < self._still_until_s
@@ -71,10 +74,19 @@ def check_asker() -> None:
     Raises:
         NotReady: G1.
     """
+    asker()()
+
+
+def asker() -> Callable[[], None]:
+    """`check_asker` of the request that this task works for; for any thread."""
     request = asking_now.get(None)
-    if request is not None and request.app[PULSE].stood_still() and _is_closed(request):
+    return partial(_check, request) if request is not None else lambda: None
+
+
+def _check(request: web.Request) -> None:
+    if request.app[PULSE].stood_still() and _is_closed(request):
         raise NotReady(
-            "this broker stood still, and its client has closed the connection meanwhile: nothing was changed"
+            "this broker stood still, and its client has closed the connection meanwhile: no change is begun"
         )
 
 

@@ -59,7 +59,7 @@ class Service:
             raise from_problem(result["error"])
         return result["ok"]
 
-    def execute(self, command: Mapping[str, Any], *, until_s: float | None = None) -> Any:
+    def execute(self, command: Mapping[str, Any], **_: object) -> Any:
         if self.fails_at is not None and len(self.sent) >= self.fails_at:
             raise LiftlogError("the controller is gone")
         self.sent.append(command)
@@ -196,10 +196,10 @@ def test_a_drain_goes_on_where_a_stream_is_deleted_amid_it(after: int, monkeypat
     )
     execute = service.execute
 
-    def deletes_first(command: Mapping[str, Any], **until: float) -> Any:
+    def deletes_first(command: Mapping[str, Any], **terms: object) -> Any:
         if len(service.sent) == after:
             service.do("delete_stream", name="s")
-        return execute(command, **until)
+        return execute(command, **terms)
 
     monkeypatch.setattr(service, "execute", deletes_first)
     assert run(admin.drain("b", fewer_replicas=False)).stuck == ()
@@ -218,10 +218,10 @@ def test_leaders_are_elected_where_a_stream_is_deleted_amid_it(
     )
     execute = service.execute
 
-    def deletes_first(command: Mapping[str, Any], **until: float) -> Any:
+    def deletes_first(command: Mapping[str, Any], **terms: object) -> Any:
         if "s" in service.catalog.streams:
             service.do("delete_stream", name="s")
-        return execute(command, **until)
+        return execute(command, **terms)
 
     monkeypatch.setattr(service, "execute", deletes_first)
     if stream is not None:

@@ -55,6 +55,7 @@ def test_a_clean_stop_is_known_at_once(tmp_path: Path) -> None:
     with Brokers(tmp_path, "abc") as brokers:
         brokers.begin_all("abc")
         leader = brokers.controller()
+        until(brokers.planes[leader].has_session, "it has a session to give back")
         brokers.planes[leader].hand_over()
         brokers.end(leader, clean=True)
         other = next(iter(brokers.planes.values()))

@@ -216,6 +216,29 @@ def test_a_command_that_waits_for_the_raft_thread_is_not_made_after_its_answer_w
         assert set(only.catalogs.read(timeout_s=30).producers) == {"first"}
 
 
+def test_a_command_is_not_tried_again_once_nobody_waits_for_it(tmp_path: Path) -> None:
+    """`gone.G2`. There is no controller for a while, and this broker stands still. Then its client is gone."""
+    with members(tmp_path) as group:
+        group[0].catalogs.execute(producer("first"), timeout_s=30)
+        for each in group[1:]:
+            each.stop()
+        node = group[0].node
+        alone = [node.node_id]
+        until(lambda: not node.is_controller and [*filter(node.reaches, node.voters())] == alone, "it has noticed")
+        tries = iter([None, NotReady("its client is gone")])
+
+        def check() -> None:
+            if (gone := next(tries)) is not None:
+                raise gone
+
+        with pytest.raises(NotReady, match="its client is gone") as refusal:
+            group[0].catalogs.execute(producer("late"), timeout_s=30, until_s=time.monotonic() + 30, check=check)
+        assert refusal.value.sent is False
+        for each in group[1:]:
+            each.start()
+        assert set(group[0].catalogs.read(timeout_s=30).producers) == {"first"}
+
+
 def test_who_waits_while_the_thread_ends_is_told(tmp_path: Path) -> None:
     """T2. The command waits in the queue behind a call that hangs, and is never made."""
     with members(tmp_path, 1) as [only], ThreadPoolExecutor(1) as pool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from broker.api.errors import NotReady
 from broker.api.http import ARROW_STREAM
 from broker.serving.contract.deadline import answer_due
 from broker.serving.http import gone
@@ -123,3 +127,33 @@ def test_a_change_knows_when_its_answer_is_due(server: Server, api: Api, monkeyp
     before_s = time.monotonic()
     api.request("POST", "/v1/streams", json_body={"name": "s"}, timeout_ms=5_000)
     assert before_s + 5.0 <= due[0] <= time.monotonic() + 5.0
+
+
+def test_what_works_for_a_client_looks_again_from_another_thread(server: Server, api: Api) -> None:
+    """A command that is tried several times: its broker stood still between two of them."""
+    create, checks = server.backend.create_stream, []
+
+    async def noted(*args: Any) -> Any:
+        checks.append(gone.asker())
+        await asyncio.wrap_future(done)
+        return await create(*args)
+
+    def is_refused() -> bool:
+        try:
+            checks[0]()
+        except NotReady:
+            return True
+        return False
+
+    done: Future[None] = Future()
+    server.backend.create_stream = noted  # type: ignore[method-assign]
+    with connect(server) as client:
+        client.sendall(CREATE)
+        eventually(lambda: checks, what="it has begun")
+        assert not is_refused()
+        with standing_still(server, STILL_S):
+            eventually(lambda: server.app[gone.PULSE].stood_still(), what="it stands still")
+            assert not is_refused()
+            client.close()
+            eventually(is_refused, what="its client is gone")
+    done.set_result(None)

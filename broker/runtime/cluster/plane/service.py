@@ -62,11 +62,19 @@ class Catalogs:
         self._callbacks = (*self._callbacks, callback)
         self._thread.do(lambda _: self._call(callback))
 
-    def execute(self, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, until_s: float | None = None) -> Any:
+    def execute(
+        self,
+        command: Mapping[str, Any],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        until_s: float | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Any:
         """Have a command carried out by whoever is the controller. Waits. Not for the Raft thread.
 
         Args:
             until_s: V5, by the clock. It needs a session.
+            check: As `wiring.CatalogService.execute`.
         Returns:
             The catalog's answer. It may have been given by a catalog that is ahead of this broker's: `read` waits.
         Raises:
@@ -77,14 +85,16 @@ class Catalogs:
             timeout_s = min(timeout_s, until_s - self._clock())
             if timeout_s <= 0:
                 raise NotReady("the command has waited here for too long, and was not carried out", sent=False)
-        result = self._until(
-            timeout_s,
-            lambda node, done, left_s: node.submit(
-                command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s, timely=is_timely
-            ),
-            may_repeat=may_repeat,
-        )
-        return result["ok"]
+
+        def submit(node: RaftNode, done: Callable[[Any], None], left_s: float) -> None:
+            try:
+                check()
+            except LiftlogError as error:
+                done({"error": error.to_problem()})
+            else:
+                node.submit(command, done, timeout_s=min(left_s, TRY_S) if may_repeat else left_s, timely=is_timely)
+
+        return self._until(timeout_s, submit, may_repeat=may_repeat)["ok"]
 
     def read(self, *, timeout_s: float = TIMEOUT_S) -> Catalog:
         """The catalog, once it has all that was acknowledged before this call.
