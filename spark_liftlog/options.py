@@ -66,6 +66,8 @@ from spark_liftlog.reading.selection import Selection
 from spark_liftlog.reading.where import EARLIEST, LATEST, ByPartition, ByTime, Where
 
 PARTITIONS_MAX: Final = 100_000
+STREAMS_MAX: Final = 256
+"""So many names a broker takes in one question."""
 BATCH_ROWS_MAX: Final = 1 << 20
 TRIGGER_DELAY_S: Final = 900.0
 TRUNCATION_TIMEOUT_S: Final = 5.0
@@ -272,6 +274,9 @@ def _selection(options: Mapping[str, str], given: Mapping[str, str]) -> Selectio
     with naming(option):
         for name in names:
             check_name(name, internal=True)
+    if len(names) > STREAMS_MAX:
+        rule = f"{len(names)} streams, at most {STREAMS_MAX} may be named: use streamPattern"
+        raise invalid(option, options[option], rule, limit=STREAMS_MAX)
     if len(set(names)) < len(names):
         raise invalid("streams", options["streams"], "a name occurs twice")
     if unknown := sorted(set(partitions or {}) - set(names)):

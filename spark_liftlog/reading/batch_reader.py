@@ -55,18 +55,22 @@ class LiftlogReader(DataSourceReader):
             records_max=options.max_records_per_partition,
         )
         open_ranges = [r for r in ranges if r.is_open]
-        if not open_ranges:
+        grows = options.resolve != "plan" and options.starting == "earliest" and options.ending == "latest"
+        selection = options.selection
+        pattern = selection if grows and selection.pattern is not None else None
+        if not open_ranges and pattern is None:
             return [TaskRanges(task) for task in tasks]
         opening = Opening(
             always=options.resolve == "read",
             from_earliest=options.starting == "earliest",
             added={},
+            watched=() if selection.pattern is None else selection.watched,
         )
         found: list[InputPartition] = [TaskRanges(task, opening) for task in opened(tasks, open_ranges)]
-        if options.starting == "earliest" and options.ending == "latest" and options.selection.partitions is None:
+        if grows and selection.partitions is None:
             counts = Counter(r.stream for r in ranges)
             known = {r.stream: (r.incarnation, counts[r.stream]) for r in ranges}
-            found[-1] = TaskRanges(found[-1].value, replace(opening, added=known))
+            found[-1] = TaskRanges(found[-1].value, replace(opening, added=known, pattern=pattern))
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

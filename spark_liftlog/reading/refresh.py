@@ -7,7 +7,8 @@ stream-static join, would show for ever what there was then. So a plan says wher
     tasks       [orders/0 [0, 60)]   [orders/0 [60, 100) open, orders/1 [0, 80) open, added]
     read later  [orders/0 [0, 60)]   [orders/0 [60, 140), orders/1 [0, 95), orders/2 [0, 7)]
 
-R1  The last piece of each partition is open, in whichever task it is; one task takes partitions that were added.
+R1  The last piece of each partition is open, in whichever task it is; one task takes partitions that were added, and
+    streams that have come to match a pattern.
 R2  Where the plan begins at the earliest record, what retention took since is left out, as a new plan would.
 R3  A stream that was deleted, or is another one, is an error: its offsets count other records.
 """
@@ -21,6 +22,7 @@ from typing import Final
 from broker.api.errors import StaleIncarnation, UnknownStream
 from spark_liftlog.reading.advance import Heads
 from spark_liftlog.reading.plan import Range
+from spark_liftlog.reading.selection import Selection
 
 QUERY_ID: Final = "sql.streaming.queryId"
 """The local property that tells a task of a micro-batch."""
@@ -34,11 +36,19 @@ class Opening:
         always: Also outside of micro-batches.
         from_earliest: The plan begins at the earliest record (R2).
         added: Per stream, of which incarnation and how many partitions the plan knew: the task takes further ones.
+        pattern: The task takes streams, too, that the plan did not know and that are read now; None: none.
+        watched: As brokers take it, what all streams of the plan match; empty: their names. There may be too many.
     """
 
     always: bool
     from_earliest: bool
     added: Mapping[str, tuple[str, int]]
+    pattern: Selection | None = None
+    watched: Sequence[str] = ()
+
+    def takes(self, stream: str) -> bool:
+        """Whether the task takes what was added to the stream, or all of it."""
+        return stream in self.added or (self.pattern is not None and self.pattern.has(stream))
 
 
 def opened(tasks: list[list[Range]], planned: Sequence[Range]) -> list[list[Range]]:
@@ -77,7 +87,9 @@ def grown(ranges: Sequence[Range], opening: Opening, heads: Heads) -> list[Range
             end = max(piece.end, head.high_watermark) if piece.is_open else piece.end
             piece = replace(piece, start=min(start, end), end=end, address=head.leader)
         found.append(piece)
-    for stream, (incarnation, count) in sorted(opening.added.items()):
+    matching = {} if opening.pattern is None else opening.pattern.of(heads).incarnations
+    new = {stream: (incarnation, 0) for stream, incarnation in matching.items() if stream not in opening.added}
+    for stream, (incarnation, count) in sorted((*opening.added.items(), *new.items())):
         check(stream, incarnation, heads)
         for (name, partition), head in sorted(heads.partitions.items()):
             if name == stream and partition >= count:

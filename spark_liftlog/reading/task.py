@@ -126,7 +126,7 @@ def _now(partition: InputPartition, brokers: str) -> list[Range]:
     is_streaming = context is not None and context.getLocalProperty(QUERY_ID) is not None
     if opening is None or not (opening.always or is_streaming):
         return [wanted for wanted in ranges if wanted.record_count]
-    streams = sorted({wanted.stream for wanted in ranges} | set(opening.added))
+    streams = opening.watched or sorted({wanted.stream for wanted in ranges} | set(opening.added))
     keys, cluster = {(wanted.stream, wanted.partition) for wanted in ranges}, Cluster(session(brokers).brokers)
 
     def now() -> Heads:
@@ -134,7 +134,7 @@ def _now(partition: InputPartition, brokers: str) -> list[Range]:
 
     asking = cluster.asking_again()
     while True:
-        heads = cluster.whole(now(), now, of=lambda key: key in keys or key[0] in opening.added)
+        heads = cluster.whole(now(), now, of=lambda key: key in keys or opening.takes(key[0]))
         try:
             return grown(ranges, opening, heads)
         except (StaleIncarnation, UnknownStream):

@@ -7,6 +7,7 @@ copy of the data folder from before, as a disk that lost its tail would do.
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from broker.client.client import Client, connect
 from spark_liftlog.errors import LiftlogSparkError
@@ -221,6 +223,31 @@ def test_a_time_is_a_place_to_end(stream: Stream) -> None:
     says = r"LIFTLOG_INVALID_SETTING: option startingTimestamp: .*partition 0 would be read from 3, behind its end 0"
     with pytest.raises(LiftlogSparkError, match=says):
         reader.partitions()
+
+
+def test_a_frame_under_a_pattern_sees_streams_that_were_made_since(client: Client) -> None:
+    """Spark plans it once. Seen before: added partitions were read, and a new stream never was."""
+    options = {"brokers": str(client.brokers), "streamPattern": "frame-.*", "resolve": "read"}
+    reader = LiftlogReader(source_options(options, "batch"), ROW)
+
+    def rows(planned: list[InputPartition]) -> list[tuple[str, int, int]]:
+        tasks = pickle.loads(pickle.dumps(planned))
+        found = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+        return sorted((row["stream"], row["partition"], row["offset"]) for row in found)
+
+    empty = reader.partitions()
+    assert rows(empty) == []
+    first = Stream.create(client, "frame-a", partitions=2)
+    first.append(3)
+    Stream.create(client, "other-frame-a", partitions=1).append(1)
+    planned = reader.partitions()
+    assert planned[0].opening.watched == ["frame-*"], "not the names: brokers take 256"
+    assert rows(empty) == rows(planned) == records(first, (0, 0, 3), (1, 0, 3))
+    second = Stream.create(client, "frame-b", partitions=1)
+    second.append(4)
+    first.append(1)
+    now = records(first, (0, 0, 4), (1, 0, 4)) + records(second, (0, 0, 4))
+    assert rows(empty) == rows(planned) == now
 
 
 def test_a_batch_waits_until_it_is_worth_it_or_for_long_enough(stream: Stream) -> None:

@@ -273,6 +273,7 @@ FIXED: Final = (
         "wrong usage, exit code 2",
     ),
     Row("spark_liftlog.options:PARTITIONS_MAX", "partitions", "`minPartitions`, `maxPartitions`", "`invalid_setting`"),
+    Row("spark_liftlog.options:STREAMS_MAX", "streams", "names in `streams` or `partitions`", "`invalid_setting`"),
     Row("spark_liftlog.options:BATCH_ROWS_MAX", "rows", "`batchRows`", "`invalid_setting`"),
     Row(
         "spark_liftlog.parsing:TIMEOUT_MS_MAX",

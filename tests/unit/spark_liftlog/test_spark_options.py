@@ -9,10 +9,19 @@ import pytest
 
 from broker.api.errors import InvalidName, InvalidSetting, InvalidSubject, LiftlogError, NotSupported, UnknownSetting
 from broker.client.http.address import parse_addresses
-from spark_liftlog.options import SOURCE_OPTIONS, SourceOptions, check_names, cores, source_options
+from broker.serving.endpoints.watch import PATTERNS_MAX
+from spark_liftlog.options import SOURCE_OPTIONS, STREAMS_MAX, SourceOptions, check_names, cores, source_options
 from spark_liftlog.reading.where import ByTime
 from spark_liftlog.writing.sink_options import SINK_OPTIONS, sink_options
 from tests.unit.client.test_client_address import MALFORMED
+
+MANY = ",".join(f"s{n}" for n in range(STREAMS_MAX + 1))
+
+
+def test_as_many_streams_may_be_named_as_brokers_take() -> None:
+    assert STREAMS_MAX == PATTERNS_MAX
+    names = MANY.rpartition(",")[0]
+    assert len(source_options({"streams": names}, "batch").selection.names) == STREAMS_MAX
 
 
 def test_defaults_are_those_of_the_table() -> None:
@@ -225,6 +234,7 @@ def test_without_a_stream_the_error_shows_how_to_name_one() -> None:
         ({"stream": "s", "subjects": "ok,a..b"}, r"option subjects: subject 'a\.\.b' has an empty token"),
         ({"stream": "s", "readFrom": "near"}, "option readFrom='near': must be leader or nearest$"),
         ({"stream": "s", "startingTimestamp": "2013-01-01"}, "whole number of milliseconds since 1970 UTC, from 0"),
+        ({"streams": MANY}, "option streams='s0,s1.*: 257 streams, at most 256 may be named: use streamPattern"),
         ({"streamPattern": " "}, "option streamPattern=' ': must be a regular expression"),
     ],
 )

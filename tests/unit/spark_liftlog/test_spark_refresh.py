@@ -8,6 +8,7 @@ from broker.api.errors import StaleIncarnation, UnknownStream
 from spark_liftlog.reading.advance import Head, Heads
 from spark_liftlog.reading.plan import Range, plan
 from spark_liftlog.reading.refresh import Opening, grown, opened
+from spark_liftlog.reading.selection import Selection
 
 
 def ranges(*ends: int) -> list[Range]:
@@ -69,3 +70,25 @@ def test_another_stream_of_the_name_is_an_error() -> None:
         read(ranges(60), heads((0, 60), incarnation="j"))
     with pytest.raises(UnknownStream, match=r"deleted after this frame was planned; .*load\(\) again"):
         read(ranges(0), Heads(incarnations={}, partitions={}))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_streams_that_match_since_are_taken_by_one_task(count: int) -> None:
+    """R1, also where nothing matched when the frame was planned."""
+    selection = Selection(pattern="s|t.*")
+    added = {"s": ("i", 2)} if count else {}
+    taking = Opening(always=True, from_earliest=True, added=added, pattern=selection)
+    now = Heads(
+        incarnations={"s": "i", "t1": "j", "other": "k"},
+        partitions={
+            ("s", 0): Head(0, 5, 1),
+            ("s", 1): Head(0, 5, 1),
+            ("t1", 0): Head(2, 4, 1),
+            ("other", 0): Head(0, 9, 1),
+        },
+    )
+    found = [(r.stream, r.partition, r.incarnation, r.start, r.end) for r in grown([], taking, now)]
+    every = [] if count else [("s", 0, "i", 0, 5), ("s", 1, "i", 0, 5)]
+    assert found == [*every, ("t1", 0, "j", 2, 4)]
+    assert grown([], Opening(always=True, from_earliest=True, added={}), now) == []
+    assert [name for name in now.incarnations if taking.takes(name)] == ["s", "t1"]
