@@ -402,6 +402,15 @@ def test_batches_that_the_sink_lacks_are_named_until_it_is_reset_or_they_are_acc
     assert found(stream) == ["a", "b", "c", "d", "e"]
 
 
+def test_a_query_that_wrote_at_least_once_before_is_told_that_its_sink_is_new(stream: Stream) -> None:
+    """Whether its last batch is in the stream is not known to anybody."""
+    Query(stream, deliveryGuarantee="at-least-once").batch(0, values("a"))
+    with pytest.raises(LiftlogSparkError, match=r"LIFTLOG_SINK_BATCHES_MISSING: .*onMissingBatches=accept"):
+        Query(stream, run="run-2").batch(1, values("b"))
+    Query(stream, run="run-3", onMissingBatches="accept").batch(1, values("b"))
+    assert found(stream) == ["a", "b"]
+
+
 def test_a_share_over_the_brokers_limit_says_what_to_set_and_where(stream: Stream) -> None:
     error = RequestTooLarge("too much", key="sinks.group_bytes_max", limit=1, value=2)
     assert "maxBytesPerTrigger" in str(advised(error))
