@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from broker.api.batch import decode_batch
 from broker.metadata.partition import Place
 from broker.runtime.cluster.link import answering, following
 from tests.support.linked import Linked, linked
@@ -77,6 +81,30 @@ def test_no_ack_comes_before_a_follower_in_sync_has_fsynced(three: Linked) -> No
     assert (waiter.outcome, leader.log(at).high_watermark) == (None, 1)
     may_sync.set()
     eventually(lambda: waiter.outcome == 2, what="an ack")
+
+
+def test_nothing_that_is_only_carried_is_decoded(three: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the leader's append to the followers' fsyncs, and when one has to fetch it all."""
+    [at] = three.create()
+    away = three.followers(at)[0].me
+    three.stored(at, b"first")
+    decoded = []
+
+    def note(read: Any, *given: Any, **options: Any) -> Any:
+        decoded.append(threading.current_thread().name)
+        return read(*given, **options)
+
+    for name in ("read_record_batch", "read_message", "open_stream", "open_file"):
+        monkeypatch.setattr(pa.ipc, name, partial(note, getattr(pa.ipc, name)))
+    for number in range(20):
+        three.stored(at, b"%d" % number)
+    again(three, away)
+    three.in_sync(at)
+    eventually(lambda: three.nodes[away].log(at).durable_end == 21, what="it to have all")
+    assert decoded == []
+    three.same(at)
+    decode_batch(next(iter(three.leader(at).log(at).batches(0))))
+    assert decoded == [threading.current_thread().name], "whoever decodes is noticed"
 
 
 def test_a_follower_that_was_away_catches_up_and_is_in_sync_again(three: Linked) -> None:

@@ -33,7 +33,7 @@ from tests.support.logs import (
     stamped,
     verified_records,
 )
-from tests.support.simdisk import SimDisk
+from tests.support.simdisk import Inode, SimDisk
 
 SETTINGS = LogSettings(segment_bytes=6_000, is_sole_replica=False)
 
@@ -107,6 +107,27 @@ def test_what_a_leader_stored_is_stored_byte_for_byte(leader: PartitionLog, piec
     check_log(log, disk)
     log.close()
     assert stored(open_log(disk, settings=SETTINGS), 0) == stored(leader, 0)
+
+
+def test_what_arrives_together_is_one_write_for_each_epoch(
+    leader: PartitionLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many groups and batches it is."""
+    disk, log = new_log(settings=replace(SETTINGS, segment_bytes=1 << 20))
+    log.follow(3)
+    log.append_stored(stored(leader, 0, 1), leader_epoch=3, now_us=0)  # the segment begins
+    data, written, write_to = stored(leader, 1), [], disk.write_to
+
+    def note(inode: Inode, path: str, data: bytes, ahead: int) -> None:
+        written.append((path, len(data)))
+        write_to(inode, path, data, ahead)
+
+    monkeypatch.setattr(disk, "write_to", note)
+    log.append_stored(data, leader_epoch=3, now_us=0)
+    [segment] = {path for path, _ in written if path.endswith(".arrows")}
+    sizes = [size for path, size in written if path == segment]
+    assert (len(sizes), sum(sizes)) == (3, len(data)), "as many epochs"
+    assert stored(log, 0) == stored(leader, 0)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
