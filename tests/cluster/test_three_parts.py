@@ -6,11 +6,15 @@ Method: three real brokers over HTTP and NATS; what is checked is what clients, 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from zlib import crc32
 
+import nats
+import nats.errors
 import pyarrow as pa
 import pytest
 
@@ -240,3 +244,46 @@ def test_a_sink_stages_for_partitions_that_were_added_since(cluster: RealCluster
         stages = [sink.stage([{"value": b"x"}], "sunk", partition) for partition in range(count)]
         sink.commit(batch_id, stages, digest=str(batch_id), attributes={})
     assert [partition.high_watermark for partition in client.describe("sunk").partitions] == [2, 2, 1, 1]
+
+
+async def answers_to(url: str, subject: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The answers to one message for each name, which is its id; refused or unheard, it is sent again."""
+    connection = await nats.connect(url)
+
+    async def answer(name: str) -> dict[str, Any]:
+        while True:
+            try:
+                said = await connection.request(subject, name.encode(), timeout=5, headers={"Nats-Msg-Id": name})
+            except (TimeoutError, nats.errors.Error):
+                found: dict[str, Any] = {"error": "nobody answers"}
+            else:
+                found = json.loads(said.data)
+            if "error" not in found:
+                return found
+            await asyncio.sleep(0.01)
+
+    try:
+        return [await answer(name) for name in names]
+    finally:
+        await connection.close()
+
+
+def test_the_next_leader_knows_the_ids_of_messages(cluster: RealCluster, client: Client) -> None:
+    """A repetition is answered with where the first leader has stored the message, whichever broker leads."""
+    client.create_stream("ids", subject="ids", replication_factor=3)
+    assert cluster.nats is not None
+    url, names = cluster.nats.url, [f"id-{number}" for number in range(50)]
+    before = asyncio.run(answers_to(url, "ids", names))
+    for _ in range(2):
+        leader = cluster.leader("ids")
+        cluster.brokers[leader].kill9()
+        again = asyncio.run(answers_to(url, "ids", names))
+        assert cluster.leader("ids") != leader
+        assert {each["duplicate"] for each in again} == {True}
+        assert [each["seq"] for each in again] == [each["seq"] for each in before]
+        cluster.brokers[leader].start(wait=False)
+        cluster.wait_ready(leader)
+        cluster.in_sync("ids", 3)
+    stored = [value.decode() for value in client.read("ids").to_table().column("value").to_pylist()]
+    assert [stored[each["offset"]] for each in before] == names
+    assert len(stored) == len(set(stored)) == len(names)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from broker.api.errors import DiskFull, LiftlogError, NotReady, StorageFailed, StreamExists, WrongFolder
+from broker.api.errors import DiskFull, InvalidSetting, LiftlogError, NotReady, StorageFailed, StreamExists, WrongFolder
 from broker.metadata.catalog import StreamInfo
 from broker.runtime.broker import Broker
 from broker.runtime.config.configuration import load
@@ -172,6 +172,20 @@ async def test_a_create_that_fails_leaves_nothing_and_may_be_repeated(
         assert intake.told.count(("attach", "s")) == 1
     async with running(tmp_path) as broker:
         assert await append(broker, "s", 2) == 1
+
+
+@pytest.mark.parametrize("key", ["replication_factor", "min_insync_replicas"])
+async def test_a_broker_that_is_alone_refuses_more_replicas_by_name(tmp_path: Path, key: str) -> None:
+    async with running(tmp_path) as broker:
+        with pytest.raises(InvalidSetting, match=f"{key}=2: this broker is alone") as refused:
+            await broker.create_stream("s", {key: 2})
+        assert (refused.value.fields["key"], refused.value.fields["limit"]) == (key, 1)
+        assert broker.streams() == []
+        info, created = await broker.create_stream("s", {key: 1})
+        assert created
+        with pytest.raises(InvalidSetting, match=f"{key}=3: this broker is alone"):
+            await broker.alter_stream("s", {key: 3})
+        assert broker.streams() == [info]
 
 
 @pytest.mark.parametrize("where", ["make", "open", "record"])

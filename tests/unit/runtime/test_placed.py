@@ -29,6 +29,7 @@ from broker.api.errors import (
 from broker.metadata.partition import Place
 from broker.runtime.cluster.replicas import replicas as replicas_module
 from broker.runtime.cluster.replicas.folders import Folders
+from broker.runtime.metrics import REGISTRY
 from broker.runtime.partitions.replicated import ReplicatedPartition
 from broker.storage.log import PartitionLog
 from broker.storage.segments.checkpoint import Checkpoint, LogIdentity, LogSettings
@@ -184,6 +185,27 @@ def test_a_leader_answers_nobody_before_it_takes_in_messages(one: Node, cluster:
     one.recorded.begun[-1].set_result(None)
     eventually(lambda: one.partition(at).serves)
     append(one.partition(at))
+
+
+def test_each_leadership_that_begins_is_counted_with_its_time(one: Node, cluster: Cluster) -> None:
+    """As `/metrics` has it. One that does not serve yet is none."""
+
+    def told(what: str) -> float:
+        found = REGISTRY.get_sample_value(f"liftlog_leadership_start_seconds_{what}")
+        assert found is not None
+        return found
+
+    count, seconds = told("count"), told("sum")
+    one.recorded.may_begin.clear()
+    one.start()
+    [at] = cluster.create("s")
+    make_leader(cluster, at)
+    eventually(lambda: one.partition(at).leads and one.recorded.begun, what="to lead")
+    assert told("count") == count
+    one.recorded.begun[-1].set_result(None)
+    eventually(lambda: told("count") == count + 1, what="it to be counted")
+    assert told("sum") >= seconds
+    assert one.partition(at).serves
 
 
 def test_without_a_session_it_reads_no_messages_and_with_one_again(led: tuple[Node, Cluster, Place]) -> None:
