@@ -15,6 +15,7 @@ from aiohttp import web
 
 from broker.api.errors import (
     InvalidSetting,
+    LiftlogError,
     NotLeader,
     OffsetOutOfRange,
     ReadOnly,
@@ -118,17 +119,22 @@ async def trim(serving: Serving, request: web.Request, query: Query) -> web.Stre
     offsets = await serving.in_worker(_find_all, handles, asked.before)
     before = asked.before if isinstance(asked.before, str) else asdict(asked.before)
     path = f"/v1/streams/{info.name}/trim"
-    answers = await asyncio.gather(
-        *(
-            serving.peers.ask(
-                address, "POST", path, body={"before": before, "partitions": numbers}, timeout_s=PEER_TRIM_S
+    try:
+        answers = await asyncio.gather(
+            *(
+                serving.peers.ask(
+                    address, "POST", path, body={"before": before, "partitions": numbers}, timeout_s=PEER_TRIM_S
+                )
+                for address, numbers in elsewhere.items()
             )
-            for address, numbers in elsewhere.items()
         )
-    )
-    starts = {one["partition"]: one["log_start_offset"] for answer in answers for one in answer["partitions"]}
-    if offsets:
-        starts |= await unbroken(serving.backend.trim_stream(info.name, info.incarnation, offsets))
+        starts = {one["partition"]: one["log_start_offset"] for answer in answers for one in answer["partitions"]}
+        if offsets:
+            starts |= await unbroken(serving.backend.trim_stream(info.name, info.incarnation, offsets))
+    except LiftlogError as error:
+        if len(elsewhere) + bool(offsets) > 1:  # others may have trimmed
+            error.fields["sent"] = True
+        raise
     return web.json_response(
         {"partitions": [{"partition": number, "log_start_offset": start} for number, start in sorted(starts.items())]}
     )

@@ -279,6 +279,23 @@ def test_a_trim_goes_to_the_leaders(two: Two) -> None:
     assert (answer.status, answer.reason) == (416, "offset_out_of_range")
 
 
+def test_a_trim_that_one_leader_refuses_says_that_others_may_have_trimmed(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it says that certainly nothing was changed."""
+    here, there = two.servers
+
+    async def refuses(*_: object) -> dict[int, int]:
+        raise NotReady("it leads no more")
+
+    monkeypatch.setattr(here.backend, "trim_stream", refuses)
+    answer = here.api.post("/v1/streams/orders/trim", {"before": {"offset": 2}})
+    assert (answer.reason, answer.problem["sent"]) == ("not_ready", True)
+    assert [one["offset"] for one in positions(there, "earliest")] == [0, 2]
+    answer = here.api.post("/v1/streams/orders/trim", {"before": {"offset": 2}, "partitions": [0]})
+    assert (answer.reason, answer.problem.get("sent", False)) == ("not_ready", False)
+
+
 def test_lag_is_counted_where_the_partition_is_led(two: Two) -> None:
     api = two.servers[0].api
     offsets = [{"stream": "orders", "partition": number, "offset": 1} for number in range(2)]
