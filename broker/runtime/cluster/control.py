@@ -22,12 +22,20 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.api.errors import DeadlineExceeded, InvalidRequest, InvalidSetting, NotReady, StaleIncarnation
+from broker.api.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    InvalidSetting,
+    LiftlogError,
+    NotReady,
+    StaleIncarnation,
+)
 from broker.api.stream import StreamSettings, replication_of, settings_from
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.metadata.info import info_from
@@ -54,6 +62,17 @@ def check_may_change(may_change: Callable[[], bool]) -> None:
     """Raise NotReady if this broker may change nothing (X6)."""
     if not may_change():
         raise NotReady("this broker has no session: what it is asked may be done by now")
+
+
+@contextmanager
+def partly(begun: bool) -> Iterator[None]:
+    """Where some of a change was `begun`, an error of the rest says so: `sent`."""
+    try:
+        yield
+    except LiftlogError as error:
+        if begun:
+            error.fields["sent"] = True
+        raise
 
 
 async def in_time(service: CatalogService, command: Mapping[str, Any]) -> Any:
@@ -196,11 +215,12 @@ class PlacedControl:
         if settings:
             self._check(settings_from(settings, base=info.settings))
             info = info_from((await self.execute("alter_stream", name=name, settings=settings))["stream"])
-        if factor is not None:
-            more = {} if least is None else {"min_insync_replicas": least}
-            await self.execute("raise_replication", name=name, replication_factor=factor, **more)
-        elif least is not None:
-            await self.execute("set_min_insync", stream=info.incarnation, min_insync_replicas=least)
+        with partly(bool(settings)):
+            if factor is not None:
+                more = {} if least is None else {"min_insync_replicas": least}
+                await self.execute("raise_replication", name=name, replication_factor=factor, **more)
+            elif least is not None:
+                await self.execute("set_min_insync", stream=info.incarnation, min_insync_replicas=least)
         log.info("stream.altered stream=%s settings=%s", name, json.dumps(dict(values)))
         await self._until(lambda: self._is_replicated(info, factor, least) or self._is_gone(info), APPLIED_S)
         return await self._seen(info)

@@ -134,8 +134,9 @@ def test_a_stream_is_moved_so_that_its_leaders_differ_and_back_again() -> None:
 def test_a_move_that_was_cut_short_is_made_again(after: int) -> None:
     service, admin = made()
     service.fails_at = after
-    with pytest.raises(LiftlogError, match="gone"):
+    with pytest.raises(LiftlogError, match="gone") as error:
         run(admin.reassign("s", None, ["c", "d"], None))
+    assert error.value.fields.get("sent", False) == (after > 0)
     service.fails_at = None
     asked = run(admin.reassign("s", None, ["c", "d"], None))
     assert [each.target for each in asked] == [("c", "d"), ("d", "c")]

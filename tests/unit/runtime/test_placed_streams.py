@@ -288,6 +288,10 @@ def test_changes_are_seen_by_who_made_them(
     assert run(control.alter_stream("s", {"retention_ms": 5_000})).settings.retention_ms == 5_000
     assert run(control.set_stream_state("s", paused=True)).paused
     run(control.alter_stream("s", {"min_insync_replicas": 1}))
+    for settings, is_begun in (({}, False), ({"retention_ms": 6_000}, True)):
+        said = refusal(lambda settings=settings: run(control.alter_stream("s", {"min_insync_replicas": 9, **settings})))
+        assert said.fields.get("sent", False) == is_begun, f"{said}: the settings are altered"
+        assert (streams.info("s").settings.retention_ms == 6_000) == is_begun
     assert cluster.state(led).min_insync_replicas == 1
     assert run(control.add_partitions("s", 1)).settings.partitions == 1
     assert isinstance(refusal(lambda: run(control.add_partitions("s", 0))), InvalidSetting)

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from broker.api.errors import InvalidRequest, LiftlogError, NotReady, UnknownPartition, UnknownStream
+from broker.api.errors import InvalidRequest, NotReady, UnknownPartition, UnknownStream
 from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaEnd, RescueEnded, RescueState
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
-from broker.runtime.cluster.control import check_may_change, in_time
+from broker.runtime.cluster.control import check_may_change, in_time, partly
 from broker.runtime.cluster.operating import losing, rescuing
 from broker.runtime.cluster.operating.draining import kept_by, planned
 from broker.runtime.cluster.plane.service import Catalogs
@@ -87,10 +87,11 @@ class ClusterAdmin:
         present = {broker for at in places for broker in catalog.cluster.partitions[at].replicas}
         self._check_targets(catalog.cluster, replicas, present)
         least = {} if min_insync_replicas is None else {"min_insync_replicas": min_insync_replicas}
-        for at in places:
+        for done, at in enumerate(places):
             by = at[1] % len(replicas) if partition is None else 0
             target = [*replicas[by:], *replicas[:by]]
-            await self._change("reassign", stream=at[0], partition=at[1], replicas=target, **least)
+            with partly(done > 0):
+                await self._change("reassign", stream=at[0], partition=at[1], replicas=target, **least)
         log.info("cluster.reassigned stream=%s partitions=%d replicas=%s", stream, len(places), ",".join(replicas))
         return self._now(await self._after(), places)
 
@@ -114,8 +115,8 @@ class ClusterAdmin:
         cluster = catalog.cluster
         _broker(cluster, broker)
         moves, stuck = planned(cluster, broker, fewer_replicas=fewer_replicas)
-        for at, (target, least) in moves.items():
-            with suppress(UnknownPartition):  # its stream was deleted meanwhile
+        for done, (at, (target, least)) in enumerate(moves.items()):
+            with partly(done > 0), suppress(UnknownPartition):  # its stream was deleted meanwhile
                 await self._change(
                     "reassign", stream=at[0], partition=at[1], replicas=list(target), min_insync_replicas=least
                 )
@@ -251,10 +252,8 @@ class ClusterAdmin:
 
     async def _after(self) -> Catalog:
         """As `_fresh`, once a command was carried out. An error says that it may have been: `sent`."""
-        try:
+        with partly(True):
             return await self._fresh()
-        except LiftlogError as error:
-            raise type(error)(error.message, **{**error.fields, "sent": True}) from error
 
     async def _change(self, kind: str, **values: Any) -> Any:
         """D6."""
