@@ -53,6 +53,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._deaf: set[socket.socket] = set()  # what is for these is thrown away
         self._is_closed = False
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -102,7 +103,8 @@ class Relay:
                         back += len(data)
                         if self.bytes_per_s:
                             time.sleep(len(data) / self.bytes_per_s)
-                    other.sendall(data)
+                    if other not in self._deaf:
+                        other.sendall(data)
                     if self.pause_after is not None and back >= self.pause_after:
                         self.paused, self.pause_after = True, None
                     if self.cut_after is not None and back >= self.cut_after:
@@ -119,6 +121,13 @@ class Relay:
         changed = bytearray(data)
         changed[place - at] ^= 0x40
         return bytes(changed)
+
+    def half_close(self, *, towards_target: bool) -> None:
+        """One side hears that the other will say nothing more. Its own words still arrive."""
+        for pair in list(self._pairs):
+            self._deaf.add(pair[towards_target])
+            with contextlib.suppress(OSError):
+                pair[towards_target].shutdown(socket.SHUT_WR)
 
     def cut(self) -> None:
         """All connections that there are."""

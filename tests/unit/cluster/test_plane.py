@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from broker.api.errors import InvalidRequest, NotReady, WrongFolder
 from broker.runtime.cluster.plane import plane as plane_module
 from broker.runtime.cluster.plane.plane import Addresses
-from tests.support.planes import Brokers, producer, until
+from tests.support.planes import DEADLINE_S, Brokers, producer, until
 
 pytestmark = pytest.mark.slow  # these wait for real seconds
 
@@ -263,6 +264,21 @@ def test_who_does_not_belong_is_told_so(tmp_path: Path) -> None:
         shutil.rmtree(lone)
         with pytest.raises(InvalidRequest, match=r"raft\.secret"):
             brokers.make("d", secret=None, bind="0.0.0.0:1")
+
+
+def test_lists_of_voters_that_differ_are_refused_by_name_while_the_group_is_formed(tmp_path: Path) -> None:
+    with Brokers(tmp_path, "ab") as brokers:
+        made = [brokers.make("a"), brokers.make("b", named=brokers.named[::-1])]
+        with ThreadPoolExecutor(2) as pool:
+            starting = [pool.submit(plane.start) for plane in made]
+            done, _ = wait(starting, DEADLINE_S, FIRST_COMPLETED)
+            for plane in made:
+                plane.stop()
+        errors = [str(each.exception()) for each in done]
+        assert errors
+        assert "refuses this broker: cluster.voters is [[" in errors[0]
+        assert "it has to be the same everywhere" in errors[0]
+        assert not any((brokers.data(name) / "raft.log").exists() for name in "ab"), "a group was formed"
 
 
 def test_who_is_refused_is_counted_and_named_by_those_who_refuse(

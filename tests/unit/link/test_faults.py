@@ -83,6 +83,21 @@ def test_a_stream_that_is_cut_amid_an_answer_goes_on_where_it_was(two: Linked) -
     two.same(at)
 
 
+@pytest.mark.parametrize("towards_target", [False, True], ids=["the follower hears it", "the leader hears it"])
+def test_a_connection_that_is_half_closed_is_made_anew(two: Linked, towards_target: bool) -> None:
+    """The other side may still talk, for as long as it likes."""
+    [at] = two.create(min_insync=2)
+    two.stored(at, b"0")
+    leader, [follower] = two.leader(at), two.followers(at)
+    for number in range(1, 4):
+        before = follower.link.counts["lost"]
+        two.relays[leader.me].half_close(towards_target=towards_target)
+        eventually(lambda before=before: follower.link.counts["lost"] > before, what="the stream to be over")  # type: ignore[misc]
+        assert two.stored(at, b"%d" % number) == number + 1
+    two.in_sync(at)
+    two.same(at)
+
+
 def test_a_process_that_is_stopped_is_reported_and_goes_on_as_a_follower(three: Linked) -> None:
     """The connections stay, and nobody answers."""
     [at] = three.create()
