@@ -95,6 +95,9 @@ def _is_closed(request: web.Request) -> bool:
     transport = request.transport
     if transport is None or transport.is_closing():
         return True
+    descriptor = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:  # closed by now: another thread asks (`asker`)
+        return True
     poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    poll.register(descriptor, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -157,3 +158,11 @@ def test_what_works_for_a_client_looks_again_from_another_thread(server: Server,
             client.close()
             eventually(is_refused, what="its client is gone")
     done.set_result(None)
+
+
+def test_a_connection_that_is_closed_at_this_very_moment_is_closed() -> None:
+    """The loop has closed it between two looks of another thread."""
+    with socket.socket() as ended:
+        ended.close()
+        transport = SimpleNamespace(is_closing=lambda: False, get_extra_info=lambda name: ended)
+        assert gone._is_closed(cast(Any, SimpleNamespace(transport=transport)))
