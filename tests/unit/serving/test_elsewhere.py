@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,18 @@ def test_a_stream_is_described_with_what_each_leader_knows(two: Two, monkeypatch
             assert (described["replication_factor"], described["min_insync_replicas"]) == (2, 2), "least, and greatest"
     with connect(two.address(0)) as client:
         assert [p.replica_lag for p in client.describe("orders").partitions] == [{"broker-1": 7}, {"broker-0": 8}]
+
+
+def test_a_former_leader_describes_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not heard yet that it leads no more, or leads anew; the one that is asked has."""
+    asked = two.servers[0]
+    known = asked.backend.whereabouts("orders")
+    later = [replace(where, leader_epoch=where.leader_epoch + where.partition) for where in known]
+    monkeypatch.setattr(asked.backend, "whereabouts", lambda stream: later)
+    for described in (asked.api.get("/v1/streams/orders").json(), *asked.api.get("/v1/streams").json()["streams"]):
+        here, there = described["partitions"]
+        assert (here["high_watermark"], there["high_watermark"], there["log_end_offset"]) == (3, None, None)
+        assert (there["leader"]["id"], there["leader_epoch"]) == ("broker-1", later[1].leader_epoch)
 
 
 def test_a_broker_without_a_session_is_not_watched(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
