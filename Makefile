@@ -18,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile what it imports
-.PHONY: help install quickstart check quick test lint bench prop fuzz soak sim chaos clean
+.PHONY: help install quickstart check quick test lint classes collected bench prop fuzz soak sim chaos clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -49,8 +49,17 @@ check: install
 quick: install
 	$(SCRATCH) $(BIN)/python -m pytest -q -n 3 -m "not process and not slow" -o tmp_path_retention_policy=failed tests/unit
 
-test: lint
+# Lint has one core. On the other one is made what the first tests need: the archive of Spark's classes, and the
+# bytecode of the tests, which else each of the workers makes for itself. Whether that works is for the tests to tell.
+test: install
+	$(MAKE) --no-print-directory --jobs 3 --output-sync lint classes collected
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m tests -n 5
+
+classes: install
+	@$(BIN)/python -m tests.support.spark_classes >/dev/null 2>&1 || true
+
+collected: install
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 bench: install
 	PYSPARK_PYTHON=$(CURDIR)/$(BIN)/python $(BIN)/python -m benchmarks

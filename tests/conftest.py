@@ -71,6 +71,16 @@ def _group(nodeid: str) -> str | None:
     return "three" if group == "brokers" and any(name in file for name in THREE) else group
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Without searches for cycles: next to nothing is dropped, and each goes through all modules and tests so far."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # each later collection leaves the modules and tests alone: they are most of what there is

@@ -1,7 +1,8 @@
 """Half of what it costs to start Spark is that its JVM loads classes: an archive of them saves that.
 
-A test run starts some hundred JVMs. The run with several workers makes the archive beside its first tests, if there is
-none of this Spark. A JVM that has another Java or other classes leaves it aside, without a word.
+A test run starts some hundred JVMs. `make test` makes the archive beside lint, if there is none of this Spark; another
+run with several workers makes it beside its first tests. A JVM that has another Java or other classes leaves it aside,
+without a word.
 """
 
 from __future__ import annotations
@@ -51,5 +52,5 @@ def main() -> None:
     half.rename(ARCHIVE)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not ARCHIVE.exists():
     main()
