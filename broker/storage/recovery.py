@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -77,8 +78,8 @@ class RecoveryReport:
 class RecoveredLog:
     """A log as it is on disk. Everything in it is durable (R5).
 
-    `new_epochs` are the (leader epoch, first offset) that the scan met. `committed_to`: so far records were committed,
-    and the log has other replicas and ends below (R8); else 0.
+    `new_epochs` are the (leader epoch, offset) of the first and the last record of each that the scan met.
+    `committed_to`: so far records were committed, and the log has other replicas and ends below (R8); else 0.
     """
 
     segments: list[Segment]
@@ -380,8 +381,10 @@ class _Recovery:
             if self.is_sole:
                 self.high_watermark = self.committed_to
             epochs = found.batches["leader_epoch"]
-            for i in np.flatnonzero(np.diff(epochs, prepend=np.uint32(0xFFFFFFFF))).tolist():
-                self.new_epochs.append((int(epochs[i]), int(found.batches["first_offset"][i])))
+            firsts = np.flatnonzero(np.diff(epochs, prepend=np.uint32(0xFFFFFFFF))).tolist()
+            for first, after in pairwise([*firsts, len(epochs)]):
+                epoch, last = int(epochs[first]), int(found.batches["next_offset"][after - 1]) - 1
+                self.new_epochs += [(epoch, int(found.batches["first_offset"][first])), (epoch, last)]
         if not found.schema_is_whole:
             self.report.notes.append(f"{segment.path}: the schema message is damaged or incomplete")
         if found.markers and found.markers[-1] + 8 != found.size:

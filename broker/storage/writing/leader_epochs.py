@@ -9,6 +9,7 @@ L7  Where file and batch say different epochs of a record, the batch is right: a
 
 L9  A file that is older than the checkpoint beside it is not believed: each epoch is in the file before
     the first record of it is written. A leader that lacks one finds no follower who agrees with it.
+    Nor is one of a later time, when the log began further up, or had other records (L7).
 
 The epochs of the records are in the file `epochs`, which can be derived from the batches. The log is
 told anew after each open whom it follows.
@@ -53,18 +54,19 @@ class LeaderEpochs:
         """The epochs of what recovery found. Returns whether their file says something else (`save`)."""
         state = self._state
         stored = load_epochs(state.disk, state.folder)
-        if stored is None or checkpoint is None or _is_older(stored, checkpoint, found.new_epochs):
+        start, end = found.log_start_offset, found.log_end_offset
+        is_whole = stored is not None and _knows(stored, start, end)
+        if stored is None or checkpoint is None or not is_whole or _is_older(stored, checkpoint, found.new_epochs):
             epochs = state.ask(derive_epochs)
         else:
             epochs = Epochs([*stored.items])
-        epochs.cut(found.log_end_offset)
+        epochs.cut(end)
         for epoch, first_offset in found.new_epochs:
             if epoch > epochs.latest:
                 epochs.begin(epoch, first_offset)
-        start = found.log_start_offset
         if any(epochs.epoch_of(max(first, start)) != epoch for epoch, first in found.new_epochs):  # L7
             epochs = state.ask(derive_epochs)
-            epochs.cut(found.log_end_offset)
+            epochs.cut(end)
         self.put(epochs)
         return epochs.items != (stored.items if stored is not None else [])
 
@@ -169,12 +171,17 @@ class LeaderEpochs:
         epochs = load_epochs(state.disk, state.folder)
         if epochs is not None:
             epochs.cut(end)  # an append that failed may have begun one
-            if epochs.latest == self.latest:
+            if epochs.latest == self.latest and _knows(epochs, state.log_start_offset, end):
                 return epochs
         epochs = state.ask(derive_epochs)
         if not epochs.items and self.latest >= 0 and end:
             epochs.begin(self.latest, end - 1)  # nothing is stored, and somebody may end there
         return epochs
+
+
+def _knows(epochs: Epochs, start: int, end: int) -> bool:
+    """Whether it has the epoch of the first record of the log, if there is any (L9)."""
+    return start >= end or epochs.epoch_of(start) >= 0
 
 
 def _is_older(stored: Epochs, checkpoint: Checkpoint, scanned: Sequence[tuple[int, int]]) -> bool:

@@ -412,6 +412,43 @@ def test_an_old_file_of_epochs_is_not_believed(disk: SimDisk, version: int, is_c
         log = open_log(disk, settings=log.settings)
 
 
+@pytest.mark.parametrize("since", ["cut", "trimmed", "begun anew"])
+@pytest.mark.parametrize("checkpointed", [5, 8])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_file_of_epochs_of_a_later_time_is_not_believed(
+    disk: SimDisk, is_clean: bool, checkpointed: int, since: str
+) -> None:
+    """The log was put back without it. If it were believed, another leader's records would pass for those that the
+    present one has, or a follower would begin anew."""
+    segment_bytes = 1 << 20 if since == "cut" else 3_500
+    log = create_log(disk, settings=LogSettings(segment_bytes=segment_bytes, is_sole_replica=False))
+    for epoch in (1, 1, 1, 1, 6, 6, 6, 6):
+        log.lead(epoch)
+        fill(log, 1, size=600, epoch=epoch)
+        commit(log)
+        if log.log_end_offset == checkpointed:
+            log.checkpoint()
+    expected = [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(8)]
+    log.close(clean=is_clean)
+    copy = disk.after_kill()
+    log = open_log(disk, settings=log.settings)
+    log.follow(7)
+    match since:
+        case "cut":
+            log.truncate(6)
+        case "trimmed":
+            commit(log)
+            assert log.trim(5) > 3
+        case _:
+            log.reset(3)
+    log.lead(8)
+    fill(log, 4, size=600, epoch=8)
+    copy.replace_file(f"{FOLDER}/epochs", disk.read_file(f"{FOLDER}/epochs"))
+    log = open_log(copy, settings=log.settings)
+    assert log.recovery.clean == is_clean
+    assert [(log.epoch_of(offset), log.end_of_epoch(log.epoch_of(offset))) for offset in range(8)] == expected
+
+
 def test_an_old_file_of_epochs_beside_an_empty_log_is_not_believed(disk: SimDisk) -> None:
     """A follower whose log ends there asks for the epoch of the record before the start."""
     log = create_log(disk)
