@@ -10,7 +10,7 @@ on, one in doubt adds to them, a refusal leaves those that it would have been re
 
 B1  A command that was answered is seen by every broker from then on, also by those that were away.
 B2  A command that was refused is never seen. One that changes several things changes all of them or nothing. One in
-    doubt comes within `TRY_S`, or never: so long the broker may be asking that was killed meanwhile.
+    doubt comes within `ASKED_S`, or never: so long a broker may be asking whose client is cut off.
 B3  A log begins where the last trim that was answered has let it begin, or where one in doubt would have.
 B4  A committed offset stays.
 B5  Each id, each record of an idempotent producer is stored once and in order.
@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from broker.api.errors import LiftlogError, Retryable
 from broker.client import Client
-from broker.runtime.cluster.plane.service import TRY_S
+from broker.runtime.cluster.control import ASKED_S
 from tests.cluster.changers import Growing, Moved, Sinking
 from tests.cluster.users import Committer, Expecting, Keys, Producing, Trimmer
 from tests.cluster.worker import CALM_S, PAUSE_S, Worker
@@ -77,7 +77,7 @@ class Lives(Worker):
         elif outcome == "refused":
             now = {state for state in before if isinstance(effect(state), str)}
         elif outcome == "in doubt":
-            now, self._doubt_until_s[name] = before | after, time.monotonic() + TRY_S
+            now, self._doubt_until_s[name] = before | after, time.monotonic() + ASKED_S
         else:
             now = before
         assert now, f"{kind} {name}: {outcome} ({answer}), and it may only be {before}"
