@@ -4,7 +4,7 @@ Hypothesis   tries the same examples in each run; `make prop` sets LIFTLOG_PROP_
              is timed: the machine may stand still for seconds.
 output       A long comparison is cut and a long log ends with its end; the last lines name each failure once more.
 processes    A test that starts one is marked `process`; the audit hook here ends any other one that tries.
-             `make check` leaves them out. With several workers they are four groups, each of which one worker runs,
+             `make check` leaves them out. With several workers they are five groups, each of which one worker runs,
              one after the other; the other files follow, the long ones first. Clusters from seeds are spread over
              all workers, test by test. Processes are mostly waited for: `make test` has five workers.
 slow tests   `make check` leaves out what is marked `slow`: tests that take about a second of a core, or wait for some,
@@ -47,12 +47,15 @@ GROUPS = {
     "examples": "examples",
     "notebooks": "examples",
     "cluster": "brokers",
-    "benchmarks": "three",
+    "benchmarks": "jobs",
     "soak": "three",
 }
-"""The folders of tests with processes. Two groups have a Spark. Each takes about as long as the others."""
+"""The folders of tests with processes. Three groups have a Spark. Each takes about as long as the others."""
 THREE = ("three", "plane", "chaos")
 """In the names of the files with clusters of three brokers, which are a group of their own."""
+JOBS = ("bare", "discovery", "kills", "standalone")
+"""In the names of the files of tests/spark that start sessions of their own, and took half of the time of all of them:
+they are not of the group with the common session."""
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn")
 """Audit events of a process that is started."""
 SECTION_CHARS_MAX = 3_000
@@ -65,9 +68,9 @@ def _folder(nodeid: str) -> str:
 
 def _group(nodeid: str) -> str | None:
     group, test = GROUPS.get(_folder(nodeid)), nodeid.partition("/")[2]
-    if group == "three" and "spark" in test:
-        return "examples"
     file = test.partition("::")[0]
+    if group == "spark" and any(name in file for name in JOBS):
+        return "jobs"
     return "three" if group == "brokers" and any(name in file for name in THREE) else group
 
 
