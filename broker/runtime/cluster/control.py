@@ -23,10 +23,11 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from broker.api.errors import (
     DeadlineExceeded,
@@ -50,12 +51,16 @@ from broker.serving.http.gone import asker
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 DONE_S: Final = 8.0
 """A client that hears nothing for 10 s asks again. A broker that dies is failed in 2 s, and the first election waits
 5 s for a replica that is not opened (`controller.py`)."""
 APPLIED_S: Final = 8.0
 ASKED_S: Final = 8.0
 """So long after it was asked for a command may begin, whatever it waited for here. As `DONE_S`."""
+WAITING: Final = ThreadPoolExecutor(8, thread_name_prefix="command")
+"""Threads that wait for the controller. They are no others': metrics and states are told while there is none."""
 
 
 def check_may_change(may_change: Callable[[], bool]) -> None:
@@ -79,7 +84,12 @@ async def in_time(service: CatalogService, command: Mapping[str, Any]) -> Any:
     """Have a command carried out before its client is told that nobody knows, or never (X7); nor once it is gone
     (`gone.G1`). Raises as `execute`."""
     until_s = min(answer_due.get(), time.monotonic() + ASKED_S)
-    return await asyncio.to_thread(service.execute, command, until_s=until_s, check=asker())
+    return await waits(partial(service.execute, command, until_s=until_s, check=asker()))
+
+
+async def waits(call: Callable[[], T]) -> T:
+    """Make a call that waits for the controller, on a thread that may wait."""
+    return await asyncio.get_running_loop().run_in_executor(WAITING, call)
 
 
 class PlacedControl:

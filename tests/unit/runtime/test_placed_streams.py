@@ -502,6 +502,23 @@ def run_twice(run: Any, control: PlacedControl) -> tuple[int, int]:
     return producer_id, epoch - 1
 
 
+def test_commands_that_wait_for_a_controller_hold_up_nobody_else(
+    cluster: Cluster, control: PlacedControl, led: Place, run: Any
+) -> None:
+    """Metrics, which are told on the loop's own threads, and states."""
+
+    async def ask() -> str:
+        changes = [asyncio.ensure_future(control.set_stream_state("s", paused=True)) for _ in range(40)]
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(lambda: "told"), 30)
+        finally:
+            cluster.goes.set()
+            assert all(info.paused for info in await asyncio.gather(*changes))
+
+    cluster.goes.clear()
+    assert run(ask()) == "told"
+
+
 def test_a_trim_is_answered_when_all_in_sync_have_followed(
     one: Node, cluster: Cluster, control: PlacedControl, led: Place, run: Any
 ) -> None:

@@ -20,6 +20,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from broker.api.errors import InvalidRequest, NotReady, UnknownPartition, UnknownStream
@@ -27,7 +28,7 @@ from broker.api.placements import Drained, Elected, GivenUp, Placement, ReplicaE
 from broker.metadata.catalog import COMMAND_VERSION, Catalog, StreamInfo
 from broker.metadata.cluster import Cluster
 from broker.metadata.partition import PartitionState, Place
-from broker.runtime.cluster.control import check_may_change, in_time, partly
+from broker.runtime.cluster.control import check_may_change, in_time, partly, waits
 from broker.runtime.cluster.operating import losing, rescuing
 from broker.runtime.cluster.operating.draining import kept_by, planned
 from broker.runtime.cluster.plane.service import Catalogs
@@ -248,7 +249,7 @@ class ClusterAdmin:
 
     async def _fresh(self) -> Catalog:
         """The catalog with all that was acknowledged before (D1). Raises NotReady: no controller has answered."""
-        return await asyncio.to_thread(self._service.read, timeout_s=READ_S)
+        return await waits(partial(self._service.read, timeout_s=READ_S))
 
     async def _after(self) -> Catalog:
         """As `_fresh`, once a command was carried out. An error says that it may have been: `sent`."""
@@ -261,7 +262,7 @@ class ClusterAdmin:
         return await in_time(self._service, _command(kind, **values))
 
     async def _execute(self, kind: str, **values: Any) -> Any:
-        return await asyncio.to_thread(self._service.execute, _command(kind, **values))
+        return await waits(partial(self._service.execute, _command(kind, **values)))
 
     def _now(self, catalog: Catalog, places: Iterable[Place]) -> list[Placement]:
         names, partitions = _names(catalog), catalog.cluster.partitions
