@@ -303,11 +303,11 @@ class _Publish:
 
     def _nobody_took(self, number: int, payload: bytes) -> None:
         now_s = time.monotonic()
+        self.untaken[number] = payload  # first: Ctrl-C may come out of `on_nobody`
         if self.nobody_until_s is None:
             self.nobody_until_s = now_s + self.ack_timeout_s
             if self.on_nobody is not None:
                 self.on_nobody(self.ack_timeout_s)
-        self.untaken[number] = payload
         self.examples.setdefault(NOBODY, f"no stream captures {self.subject}")
         if now_s >= self.nobody_until_s:
             self.errors[NOBODY] += len(self.untaken)

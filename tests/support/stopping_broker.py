@@ -76,9 +76,9 @@ def slow_down(slow_s: float) -> None:
 def fail_commands(how: str) -> None:
     execute = Catalogs.execute
 
-    def failing(self: Catalogs, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> Any:
+    def failing(self: Catalogs, command: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S, **others: Any) -> Any:
         if command["kind"] not in ("stop_broker", "fail_broker"):
-            return execute(self, command, timeout_s=timeout_s)
+            return execute(self, command, timeout_s=timeout_s, **others)
         print("made to fail:", command["kind"], flush=True)
         if how == "refused":
             raise InvalidRequest("made to refuse", sent=False)

@@ -20,6 +20,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from broker.api.errors import InvalidRequest, InvalidSubject, NatsRefused, Unavailable
+from broker.client import nats_publish
 from broker.client.client import Client, connect
 from broker.client.nats_connection import flush
 from broker.client.nats_publish import PublishInterrupted, PublishReport, publish
@@ -128,6 +129,18 @@ def test_what_nobody_takes_is_sent_again_until_somebody_does(cluster: Cluster, c
     assert report.bytes == sum(map(len, payloads))
     stored = client.read("moved", columns=["value"]).to_table().column("value").to_pylist()
     assert sorted(stored) == sorted(payloads), "each once"
+
+
+def test_ctrl_c_that_comes_when_nobody_takes_a_message_counts_it() -> None:
+    """The first one cancels, in general; one that is raised where it comes stops the count half-way."""
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    work = nats_publish._Publish("nobody.listens", None, 5, 60.0, interrupt, published=1)
+    with pytest.raises(KeyboardInterrupt):
+        work._nobody_took(0, b"x")
+    assert (work.report().published, work.report().failed) == (1, 1)
 
 
 def test_a_publish_that_waits_for_somebody_and_is_interrupted_counts_all(cluster: Cluster) -> None:

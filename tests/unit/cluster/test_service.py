@@ -13,7 +13,8 @@ import pytest
 
 from broker.api.errors import DeadlineExceeded, LiftlogError, NotReady, Overloaded, UnknownStream
 from broker.metadata.catalog import Catalog
-from broker.runtime.cluster.control import in_time
+from broker.runtime.cluster import control
+from broker.runtime.cluster.control import in_time, waits
 from broker.runtime.cluster.plane import thread as thread_module
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.cluster.plane.thread import RaftThread
@@ -176,15 +177,17 @@ def test_the_queue_is_bounded_and_what_never_ran_was_not_sent(tmp_path: Path, mo
         assert "late" not in only.catalogs.read(timeout_s=30).producers
 
 
-def test_a_command_that_waits_for_a_thread_is_not_made_after_its_answer_was_due(tmp_path: Path) -> None:
+def test_a_command_that_waits_for_a_thread_is_not_made_after_its_answer_was_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """V5: other calls have all threads of this broker. Its client is told by `timeout_ms` that nobody knows."""
     with members(tmp_path, 1) as [only]:
         only.catalogs.execute(producer("first"), timeout_s=30)
         release = threading.Event()
 
         async def ask() -> bool:
-            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-            busy = asyncio.ensure_future(asyncio.to_thread(release.wait, 30))
+            monkeypatch.setattr(control, "WAITING", ThreadPoolExecutor(1))
+            busy = asyncio.ensure_future(waits(lambda: release.wait(30)))
             answer_due.set(due_s := time.monotonic() + 0.05)
             asked = asyncio.ensure_future(in_time(only.catalogs, producer("late")))
             while time.monotonic() < due_s:
