@@ -27,13 +27,14 @@ DAMAGED = 4
 
 
 @contextmanager
-def holdable(folder: Path) -> Iterator[RealCluster]:
-    """Three brokers that write no checkpoint by themselves. A file `BROKER.held` holds one at its start."""
+def holdable(folder: Path, **env: str) -> Iterator[RealCluster]:
+    """Three brokers. A file `BROKER.held` holds one at its start. By default they write no checkpoint by themselves."""
 
     def command(broker: str) -> tuple[str, ...]:
         return "tests.support.starting_broker", str(folder / f"{broker}.held")
 
-    cluster = RealCluster(folder, None, command=command, LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS="3600000")
+    never = {"LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "3600000"}
+    cluster = RealCluster(folder, None, command=command, **(env or never))
     try:
         yield cluster.start()
     finally:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_three_behind import power_fails, seen
+from tests.cluster.test_three_behind import holdable, power_fails, seen
 from tests.cluster.test_three_operator import values
 from tests.cluster.test_three_parts import held
 from tests.support.clusters import WAIT_S, RealCluster, store
@@ -24,23 +22,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 RECORDS = [b"record %d" % number for number in range(8)]
 OLD = 4
-
-
-@contextmanager
-def holdable(folder: Path) -> Iterator[RealCluster]:
-    """Three brokers that look at their logs often. A file `BROKER.held` holds one at its start."""
-
-    def command(broker: str) -> tuple[str, ...]:
-        return "tests.support.starting_broker", str(folder / f"{broker}.held")
-
-    often = {"LIFTLOG_CLEANER_INTERVAL_MS": "200", "LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "100"}
-    cluster = RealCluster(folder, None, command=command, **often)
-    try:
-        yield cluster.start()
-    finally:
-        for broker in cluster.brokers:
-            (folder / f"{broker}.held").unlink(missing_ok=True)
-        cluster.stop()
+OFTEN = {"LIFTLOG_CLEANER_INTERVAL_MS": "200", "LIFTLOG_CLEANER_CHECKPOINT_INTERVAL_MS": "100"}
+"""They look at their logs often."""
 
 
 def data(cluster: RealCluster, broker: str) -> Path:
@@ -96,7 +79,7 @@ def has_all(cluster: RealCluster, broker: str, records: list[bytes]) -> None:
 
 @pytest.mark.parametrize("part", ["s/*/0", ""])
 def test_who_comes_back_first_with_an_old_log_does_not_lead_and_loses_nothing(tmp_path: Path, part: str) -> None:
-    with holdable(tmp_path) as cluster:
+    with holdable(tmp_path, **OFTEN) as cluster:
         victim, other, late = half_and_a_copy(cluster, tmp_path)
         leads(cluster, victim)
         with cluster.client(deadline_s=60.0) as client:
@@ -134,7 +117,7 @@ def test_who_comes_back_first_with_an_old_log_does_not_lead_and_loses_nothing(tm
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_a_follower_with_an_old_log_begins_anew(tmp_path: Path, is_stopped: bool) -> None:
-    with holdable(tmp_path) as cluster:
+    with holdable(tmp_path, **OFTEN) as cluster:
         leader, victim, other = half_and_a_copy(cluster, tmp_path)
         leads(cluster, leader)
         with cluster.client(deadline_s=60.0) as client:
