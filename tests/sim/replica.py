@@ -248,6 +248,11 @@ class Replica(Rewriting):
         command = self.command("step_out", why=why, replicas=asked)
         self.submit(command, lambda result, _: self.broker.after(0, self.broker.step_out_answered, why, result))
 
+    def _may_go(self, state: PartitionState) -> bool:
+        """Whether another replica could lead without a loss."""
+        others = state.left(self.broker.name, lost=True).electable
+        return not others.isdisjoint(self.broker.catalog.cluster.who().registrations)
+
     def step_out_refused(self, why: str) -> None:
         """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody."""
         if why == "damage" and self.stepping is not None and self.stepping[0] == why:
@@ -289,7 +294,7 @@ class Replica(Rewriting):
                 world.saw("process gave up")
                 self.broker.exits()
                 return
-        elif self.is_damaged and not state.needs(self.broker.name, self.broker.catalog.cluster.who()):
+        elif self.is_damaged and self._may_go(state):
             self.step_out("damage")
         if self.broker.name not in state.opened:
             self._say_opened()

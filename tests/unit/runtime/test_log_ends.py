@@ -229,10 +229,44 @@ def test_ends_that_cannot_be_written_stay_as_they_were(caplog: pytest.LogCapture
     log.checkpoint()
     disk.fail("write", errno.ENOSPC, path="/data/ends")
     folders.ends.note()
-    assert folders.ends.known(AT) == 0
+    assert folders_on(disk).ends.known(AT) == 0
     assert "replica.ends_not_saved" in caplog.text
     folders.ends.note()
     assert folders.ends.known(AT) == folders_on(disk).ends.known(AT) == 2
+
+
+@pytest.mark.parametrize("then", ["cut", "begun anew"])
+def test_ends_that_were_written_although_it_failed_are_lowered_all_the_same(then: str) -> None:
+    """The file has its name, and the fsync of its folder fails."""
+    disk = MovingDisk()
+    folders = folders_on(disk)
+    log = folders.create(INFO, 0)
+    grow(log, 1, 3, committed=3)
+    log.checkpoint()
+    disk.fail("sync_dir", errno.EIO)
+    folders.ends.note()
+    assert folders_on(disk).ends.known(AT) == 6
+    if then == "cut":
+        log.follow(2)
+        log.truncate(2)
+    else:
+        log.close(clean=False)
+        folders.create(INFO, 0)
+    folders = folders_on(disk.after_kill())
+    [log] = opened_in(folders)
+    assert log.log_end_offset == folders.ends.known(AT) == (2 if then == "cut" else 0)
+
+
+def test_ends_that_may_not_be_on_disk_are_written_again() -> None:
+    disk = SimDisk()
+    folders = folders_on(disk)
+    log = folders.create(INFO, 0)
+    grow(log, 1, 3, committed=3)
+    log.checkpoint()
+    disk.fail("sync_dir", errno.EIO)
+    for known in (0, 6):
+        folders.ends.note()
+        assert folders_on(disk.after_crash("lost")).ends.known(AT) == known
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b'{"format_version":1,"ends":[["i",0,7]]} 00000000'])

@@ -675,6 +675,53 @@ def test_a_disk_that_takes_no_new_log_is_tried_again(
     assert len(refused) == 2
 
 
+def records_aside(path: Path) -> int:
+    """So many bytes of records of partition 0 are kept aside."""
+    return sum(file.stat().st_size for file in (path / "streams/s/i-s/0.aside").glob("*.arrows"))
+
+
+def test_what_was_put_aside_outlives_a_disk_that_takes_no_new_log(
+    tmp_path: Path, led: tuple[Node, Cluster, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try found the folder that the one before it had begun, and put that in its place."""
+    one, cluster, at = led
+    append(one.partition(at))
+    eventually(lambda: one.log(at).durable_end == 1, what="the fsync")
+    real, refused = one.disk.replace_file, []
+
+    def full(path: str, data: bytes, *, frees: bool = False) -> None:
+        if path.endswith("partition.json") and len(refused) < 2:
+            refused.append(path)
+            raise OSError(28, "no space")
+        real(path, data, frees=frees)
+
+    monkeypatch.setattr(one.disk, "replace_file", full)
+    one.placed(at).damaged("a bit has flipped")
+    eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
+    eventually(lambda: one.log(at).log_end_offset == 0, what="a new log")
+    assert len(refused) == 2
+    assert records_aside(tmp_path)
+
+
+def test_what_was_put_aside_outlives_a_process_that_ends_before_it_has_told_of_the_new_log(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = a_process_that_led(tmp_path, cluster)
+    registration = cluster.catalog.brokers["a"].registration
+    cluster.apply(kind="step_out", broker_id="a", registration=registration, why="damage", replicas=[[*at, 0]])
+
+    def nobody_answers(command: dict[str, Any], **_: object) -> None:
+        raise NotReady("no controller")
+
+    for process in ("p2", "p3"):
+        with node(tmp_path, cluster, process) as one, monkeypatch.context() as patched:
+            patched.setattr(cluster, "execute", nobody_answers)
+            assert one.start().sound == {"i-s": [0]}
+            assert one.log(at).log_end_offset == 0
+    assert "a" not in cluster.state(at).opened
+    assert records_aside(tmp_path)
+
+
 def test_a_deposed_leader_answers_nobody_before_its_turn(led: tuple[Node, Cluster, Place]) -> None:
     """V7. Every thread that works for replicas is held up."""
     one, cluster, at = led

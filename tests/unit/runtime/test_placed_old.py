@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from broker.metadata.partition import Place
+from broker.runtime.cluster.replicas.placed import PlacedReplica
 from tests.support.placed import Cluster, Node, node
 from tests.support.processes import eventually
-from tests.unit.runtime.test_placed import append, make_leader, only_here, stored
+from tests.unit.runtime.test_placed import append, make_leader, only_here, rejoin, stored
 
 pytestmark = pytest.mark.slow
 
@@ -106,3 +107,37 @@ def test_the_only_replica_goes_on(tmp_path: Path, cluster: Cluster, caplog: pyte
     assert known(two, at) == 4
     assert cluster.kinds().count("step_out") == 0
     assert not cluster.state(at).unclean_epoch
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])  # instead
+def test_out_of_sync_it_stays_while_nobody_may_lead(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """Those in sync may be gone for good. Then an operator chooses it, and its log is all that there is."""
+    ticks = []
+    real = PlacedReplica.tick
+
+    def tick(placed: PlacedReplica, now_ms: int, *, may_go: bool = False) -> None:
+        real(placed, now_ms, may_go=may_go)
+        ticks.append(may_go)
+
+    monkeypatch.setattr(PlacedReplica, "tick", tick)
+    at = an_old_log(tmp_path, cluster)
+    for broker in ("c", "b"):
+        cluster.fail(broker)
+    cluster.catalog.cluster.partitions[at] = replace(cluster.state(at), isr=(), last_isr=("b",), leader=None)
+    if is_damaged:
+        (tmp_path / "ends").unlink()
+    with node(tmp_path, cluster, "p2") as two:
+        assert two.start().behind == ({} if is_damaged else {"i-s": [0]})
+        if is_damaged:
+            two.placed(at).damaged("a bit has flipped")
+        begun = len(ticks)
+        eventually(lambda: len(ticks) > begun + 4, what="time to pass")
+        assert cluster.state(at).leader is None
+        cluster.apply(kind="elect_unclean", broker_id="a", stream=at[0], partition=at[1], epoch_seen=0)
+        two.leading(at)
+        assert two.log(at).log_end_offset == 1
+        assert cluster.kinds().count("step_out") == 0
+        rejoin(cluster, at, broker="b")
+        eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")

@@ -4,7 +4,8 @@
     streams/<name>/<incarnation>/<number>.aside/      what was damaged, until the others are in sync again
 
 D1  A folder is made durable with its names before it is said to be there.
-D2  A damaged folder is moved away as a whole, by one rename; one that was moved away before goes first.
+D2  A damaged folder is moved away as a whole, by one rename; one that was moved away before goes first. A folder
+    without a segment goes at once: it would take the place of records.
 D3  A folder goes only when the catalog says that this broker is to delete it.
 D4  How far a log went is forgotten before another one is made in its place (`log_ends.E3`).
 """
@@ -23,6 +24,7 @@ from broker.metadata.catalog import StreamInfo
 from broker.runtime.cluster.replicas.log_ends import LogEnds
 from broker.storage.disk import Disk, disk_errors
 from broker.storage.log import PartitionLog
+from broker.storage.recovery import list_segments
 from broker.storage.segments.checkpoint import PARTITION_FILE, LogIdentity, LogSettings, read_identity
 
 ASIDE = ".aside"
@@ -112,8 +114,11 @@ class Folders:
 
     def move_aside(self, folder: str) -> None:
         """Take a folder out of the way, durably (D2). OSError passes through."""
-        self.disk.remove_tree(folder + ASIDE)
-        self.disk.rename(folder, folder + ASIDE)
+        if list_segments(self.disk, folder):
+            self.disk.remove_tree(folder + ASIDE)
+            self.disk.rename(folder, folder + ASIDE)
+        else:
+            self.disk.remove_tree(folder)
         self.disk.sync_dir(str(PurePath(folder).parent))
 
     def remove(self, name: str, incarnation: str, number: int) -> None:

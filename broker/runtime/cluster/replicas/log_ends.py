@@ -9,6 +9,7 @@ E2  It is lowered, on disk, before the log takes back what stands there, and not
 E3  It is forgotten, on disk, before another log is made in that place.
 E4  It stays while the log ends below, until the catalog has heard of that: a process may be killed before.
 E5  A file that is missing or damaged says nothing.
+E6  After a write that failed the file may hold either: the greater of both entries counts until it is written again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class LogEnds:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path = disk, path
         self._lock = threading.Lock()
-        self._ends: dict[Place, int] = {}  # as in the file
+        self._ends: dict[Place, int] = {}  # as in the file, or above (E6)
+        self._is_sure = True  # as in the file
         self._logs: dict[Place, PartitionLog] = {}
         self._cuts: dict[Place, tuple[int, int]] = {}  # to where each log is being cut, and how often it was before
 
@@ -100,10 +102,14 @@ class LogEnds:
                 self._write({**self._ends, at: to})
 
     def _write(self, ends: dict[Place, int]) -> None:
-        if ends != self._ends:
-            with disk_errors(f"write {self._path}"):
-                self._disk.replace_file(self._path, seal_json({"ends": [[*at, end] for at, end in ends.items()]}))
-            self._ends = ends
+        before = self._ends
+        if self._is_sure and ends == before:
+            return
+        self._is_sure = False
+        self._ends = {at: max(before.get(at, 0), ends.get(at, 0)) for at in before | ends}  # E6
+        with disk_errors(f"write {self._path}"):
+            self._disk.replace_file(self._path, seal_json({"ends": [[*at, end] for at, end in ends.items()]}))
+        self._ends, self._is_sure = ends, True
 
 
 def _are_fit(name: object, number: object, end: object) -> bool:

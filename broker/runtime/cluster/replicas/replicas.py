@@ -321,11 +321,13 @@ class Replicas:
                 log.exception("replica.tick_bug partition=%s", replica)
 
     def _may_go(self, at: Place) -> bool:
-        """Whether another member could lead without a loss (`partition.P8`)."""
-        cluster = self._host.service.catalog.cluster
+        """Whether another replica could lead without a loss (`partition.P8`). Also where this one is out of sync: while
+        nobody could, its log may be the best that there is, and an operator may choose it."""
+        cluster, me = self._host.service.catalog.cluster, self._host.me
         state = cluster.partitions.get(at)
         try:
-            return state is not None and not state.needs(self._host.me, cluster.who())
+            others = state.left(me, lost=True).electable if state is not None else frozenset()
+            return not others.isdisjoint(cluster.who().registrations)
         except RuntimeError:  # brokers were added meanwhile: at the next tick
             return False
 
