@@ -11,7 +11,8 @@ X1  It hands out records below the high watermark that its own log has, and only
     that of the leader of this epoch (`follower.F1`), the catalog has it in sync, and its broker has a session. It looks
     again after it has planned an answer: an answer is of one epoch.
 X2  It tells no end. A question for anything but a plain range of its log is `not_leader`: an offset above what it
-    knows (after a new start it may know less than before), one below its start, a position that is no number, damage.
+    knows (after a new start it may know less than before), if it does not hear of it in time (`records.R5`), one below
+    its start, a position that is no number, damage.
 X3  It names the epoch that it follows, and hands nothing to a reader that has seen a newer one: it may follow a leader
     that was deposed.
 X4  A wait ends when it may not answer any more, which is looked at once in `LOOK_S`.

@@ -7,6 +7,8 @@ R2  The high watermark of the headers is read after the plan was made: it is nev
 R3  A wait or a look into an index may outlive the stream: the partition is looked up again after it.
 R4  A replica that does not lead hands out plain ranges of offsets that it has, in the leader epoch in which it was
     looked up. Everything else is the leader's to answer (`follower_read.X2`).
+R5  Such a replica hears of what is committed a moment after its leader has told readers. One that comes from there, and
+    may wait, is not sent back before `BEHIND_S`: at the end of a busy partition it would never be taken.
 
 Contract: /openapi.json.
 """
@@ -62,6 +64,7 @@ log = logging.getLogger(__name__)
 
 RESOLVE_TRIES: Final = 3
 VERIFY_BYTES: Final = 16 << 20
+BEHIND_S: Final = 1.0
 
 INCARNATION: Final = text("incarnation", "Refuse with `stale_incarnation` unless the stream has this incarnation.")
 
@@ -155,6 +158,9 @@ async def get_records(serving: Serving, request: web.Request, query: Query) -> w
         if nearest is not None and handle.log.log_start_offset <= offset <= handle.log.high_watermark:
             headers = {**headers_of(handle, offset), http.NEAREST: nearest}
             return web.Response(body=SCHEMA_BYTES + END_OF_STREAM, content_type=http.ARROW_STREAM, headers=headers)
+    if handle.elsewhere is not None and offset > handle.log.high_watermark:  # R5
+        await wait_for(serving, handle, offset - 1, min(wait_seconds(query), BEHIND_S))
+        handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)
     if offset == handle.log.high_watermark and (end is None or end > offset):
         await wait_for(serving, handle, offset, wait_seconds(query))
         handle = find(serving, request, query, again=handle, leader_epoch=query["epoch"], for_reading=True)

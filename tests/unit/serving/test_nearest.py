@@ -15,9 +15,11 @@ import pytest
 
 from broker.api import http
 from broker.api.errors import NotLeader
+from broker.groups.offsets import offset_rows
 from broker.runtime.partitions.follower_read import FollowerRead
 from broker.serving.endpoints import records
 from broker.storage.read import ReadPlan
+from broker.storage.rows import RowBatch
 from tests.support.processes import eventually
 from tests.unit.serving.server import Answer, Api, Server
 
@@ -120,6 +122,31 @@ def test_an_answer_that_was_planned_in_another_epoch_is_not_given(
     monkeypatch.setattr(records, "open_plan", planned)
     assert refused(followed.read(offset=0))
     assert [plan._files for plan in plans] == [[]], "closed"
+
+
+def test_an_offset_that_it_hears_of_in_a_moment_is_waited_for(
+    followed: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: a reader that comes from the leader is a step ahead of it."""
+    found: list[Answer] = []
+    waits, wait_for = threading.Event(), FollowerRead.wait_for
+
+    async def waiting(reader: FollowerRead, offset: int, timeout_s: float) -> None:
+        waits.set()
+        await wait_for(reader, offset, timeout_s)
+
+    monkeypatch.setattr(FollowerRead, "wait_for", waiting)
+    asking = threading.Thread(target=lambda: found.append(followed.read(offset=4, max_wait_ms=30_000)))
+    asking.start()
+    eventually(lambda: waits.is_set() or not asking.is_alive(), what="a wait")
+    for value in (b"d", b"e"):
+        followed.partition.append([RowBatch(offset_rows([(b"k", value)], timestamp_us=1))]).result(60)
+    asking.join(60)
+    assert found[0].rows()["value"].to_pylist() == [b"e"]
+
+
+def test_an_offset_that_it_does_not_hear_of_is_the_leaders_to_answer(followed: Following) -> None:
+    assert refused(followed.read(offset=4, max_wait_ms=100))
 
 
 @pytest.mark.parametrize("epoch", [-1, 8])
