@@ -71,7 +71,9 @@ def _parameter(name: str, annotation: Any, default: Any) -> click.Parameter:
     is_list = getattr(kind, "__origin__", None) is list
     if is_list:
         [kind] = get_args(kind)
-    more: dict[str, Any] = {"metavar": declared.metavar, "type": _type(kind, declared)}
+    # All of them are seconds.
+    metavar = "S" if kind is float and declared.metavar is None else declared.metavar
+    more: dict[str, Any] = {"metavar": metavar, "type": _type(kind, declared)}
     if default is inspect.Parameter.empty:
         more["required"] = True
     else:

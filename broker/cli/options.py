@@ -121,13 +121,13 @@ Limit = tuple[int, int]
 
 def duration_ms(limit: Limit) -> Callable[[str], int]:
     """A parser of `7d`, `12h`, `30m`, `10s`, `250ms`; a bare number counts milliseconds."""
-    shown = f"{_ms_text(limit[0])} to {_ms_text(limit[1])}"
+    shown = f"{duration_text(limit[0])} to {duration_text(limit[1])}"
     return _amount("a duration like 7d, 12h, 30m, 10s, 250ms", {"": 1, **_MS}, limit, shown)
 
 
 def byte_count(limit: Limit) -> Callable[[str], int]:
     """A parser of `10GiB`, `512MiB`, `1MB`; a bare number counts bytes."""
-    shown = " to ".join(_exact(bound, _BYTES).upper().replace("IB", "iB") for bound in limit)
+    shown = " to ".join(map(size_text, limit))
     return _amount("a size like 10GiB, 512MiB, 1MB, 1000", {"": 1, **_BYTES}, limit, shown)
 
 
@@ -149,7 +149,13 @@ def _amount(what: str, units: Mapping[str, int], limit: Limit, limit_text: str) 
     return parse
 
 
-def _ms_text(ms: int) -> str:
+def size_text(count: int) -> str:
+    """As `byte_count` reads it."""
+    return _exact(count, _BYTES).upper().replace("IB", "iB")
+
+
+def duration_text(ms: int) -> str:
+    """As `duration_ms` reads it."""
     text = _exact(ms, _MS)
     return f"{text} ({ms // _MS['d']}d)" if text.endswith("ms") and ms > _MS["w"] else text
 
@@ -187,3 +193,11 @@ def position(text: str, option: str) -> str | int | datetime:
             f"{text!r}: expected earliest, latest, an offset, or a time like 2026-01-31T12:00:00", param_hint=option
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def partition_place(text: str, option: str) -> tuple[str, int]:
+    """A partition as `STREAM/PARTITION` names it."""
+    stream, _, number = text.rpartition("/")
+    if not (stream and number.isascii() and number.isdigit()):
+        raise click.BadParameter(f"{text!r}: must be STREAM/PARTITION", param_hint=option)
+    return stream, int(number)

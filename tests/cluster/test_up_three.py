@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,18 @@ def test_the_foreground_starts_a_killed_broker_again_and_tells_how_the_cluster_i
     assert folder.json("down", "--data", str(folder.path))["stopped"] == {}, "the one that was started again, too"
 
 
+@pytest.mark.parametrize("offset, purpose", [(10, "gRPC"), (22, "Raft")])
+def test_every_port_of_a_cluster_is_looked_at_before_anything_starts(folder: Three, offset: int, purpose: str) -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", folder.base + offset))
+        taken.listen()
+        error = folder.up(code=1).stderr
+    assert error.startswith(f"error[port_in_use]: port {folder.base + offset}"), error
+    assert purpose in error
+    assert list((folder.path / "logs").iterdir()) == []
+
+
 def last_health(text: str) -> str:
     return [line for line in text.splitlines() if "brokers live" in line][-1]
 
@@ -95,7 +108,10 @@ def dead(folder: Folder) -> list[str]:
 def test_up_makes_a_cluster_that_outlives_a_broker(folder: Three) -> None:
     started = folder.json(*folder.up_arguments("--detach"))
     assert [broker["id"] for broker in started["brokers"]] == ["broker-0", "broker-1", "broker-2"]
-    folder.liftlog("stream", "create", "orders", "--subject", "orders", "--replication-factor", "3")
+    folder.liftlog("stream", "create", "orders", "--subject", "orders", "--replication-factor", "2")
+    assert "2, min 1" in folder.liftlog("stream", "list").stdout
+    folder.liftlog("stream", "alter", "orders", "--replication-factor", "3", "--min-insync-replicas", "2")
+    eventually(lambda: len(partition(folder)["isr"]) == 3, what="the third replica in sync")
     assert "3, min 2" in folder.liftlog("stream", "list").stdout
     assert "min_insync_replicas" in folder.liftlog("stream", "describe", "orders").stdout
     before = partition(folder)

@@ -11,7 +11,7 @@ import click
 
 from broker.api.errors import DeadlineExceeded, InvalidRequest
 from broker.cli.arguments import Argument, Option
-from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json
+from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json, partition_place
 from broker.cli.output import json_out, note, pairs, table
 
 if TYPE_CHECKING:
@@ -152,9 +152,7 @@ def accept_loss(
 ) -> None:
     """Give up what is damaged, where nobody else has it. Its offsets hold no record from then on, all others stay, and
     replicas can follow again. Without `--yes` it says what is lost, and does nothing."""
-    stream, partition = _place(place)
-    if partition is None:
-        raise click.BadParameter("one partition is needed: STREAM/PARTITION", param_hint="place")
+    stream, partition = partition_place(place, "place")
     with client_of(ctx, brokers) as client:
         found = client.accept_loss(stream, partition, accept_loss=yes)
     ranges = ", ".join(f"[{start}, {end})" for start, end in found.ranges)
@@ -212,12 +210,8 @@ def _votes(cluster: ClusterDescription) -> str:
 
 
 def _place(text: str) -> tuple[str, int | None]:
-    stream, slash, number = text.rpartition("/")
-    if not slash:
-        return text, None
-    if not (stream and number.isascii() and number.isdigit()):
-        raise click.BadParameter(f"{text!r}: must be STREAM or STREAM/PARTITION", param_hint="place")
-    return stream, int(number)
+    """A stream, or one partition of it."""
+    return partition_place(text, "place") if "/" in text else (text, None)
 
 
 def _wait(client: Client, wait_s: float, moving: Callable[[], Iterable[Placement]]) -> None:

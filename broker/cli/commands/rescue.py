@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from broker.cli.arguments import Argument, Option
-from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json, not_empty
+from broker.cli.options import Brokers, Json, Yes, answer, client_of, confirm, is_json, not_empty, partition_place
 from broker.cli.output import json_out, note, pairs, table
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def excuse(
     """Give up what a broker may have had. In a rescue each broker or replica that is lost for good has to be named.
     Committed records that only it had are lost, and `partitions` says of each partition that is concerned that it is
     unclean. Asks first."""
-    places: list[tuple[str | None, int | None]] = [_place(each) for each in partition or []]
+    places: list[tuple[str | None, int | None]] = [partition_place(p, "--partition") for p in partition or []]
     what = ", ".join(partition or []) or "all that it may have"
     confirm(yes, f"give up {what} of broker {broker}? Committed records that only it has are lost then")
     with client_of(ctx, brokers) as client:
@@ -181,13 +181,6 @@ def _show(ctx: click.Context, json: bool, found: RescueState) -> None:
 
 def _text(each: RescuedReplica) -> str:
     return f"{each.stream}/{each.partition} of {each.broker}"
-
-
-def _place(text: str) -> tuple[str, int]:
-    stream, _, number = text.rpartition("/")
-    if not (stream and number.isascii() and number.isdigit()):
-        raise click.BadParameter(f"{text!r}: must be STREAM/PARTITION", param_hint="--partition")
-    return stream, int(number)
 
 
 def _locked(path: str) -> DataFolder:

@@ -9,10 +9,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, TypeVar
 
-from broker.api.stream import CHOICES, LIMITS, SHAPES, UNALTERABLE
+from broker.api.stream import CHOICES, LIMITS, REPLICAS_MAX, SHAPES, UNALTERABLE, StreamSettings
 from broker.api.validation import OrNone
 from broker.cli.arguments import Option
-from broker.cli.options import byte_count, duration_ms, number, or_none
+from broker.cli.options import byte_count, duration_ms, duration_text, number, or_none, size_text
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -44,16 +44,33 @@ HELP: Final = {
     "dedup_ids_max": "Number of message ids that each partition remembers.",
     "subjects_max": "Number of subjects whose last record each partition remembers; 0: none.",
 }
+REPLICATION_HELP: Final = {
+    "replication_factor": (
+        "In a cluster: brokers that keep it [3, or as many as there are].",
+        "In a cluster: so many brokers keep it, not fewer than now.",
+    ),
+    "min_insync_replicas": (
+        "So many must have a record before it is acknowledged [2 with three replicas, else 1].",
+        "So many must have a record before it is acknowledged.",
+    ),
+}
+"""Help for a new stream, and for one that is changed."""
 CHANGEABLE: Final = tuple(key for key in HELP if key not in UNALTERABLE)
-_METAVARS: Final = {"subject": "S", "partition_by": "HOW"}
+_METAVARS: Final = {"subject": "S", "partition_by": "HOW", "group": "G"}
 _AMOUNTS: Final = {"ms": ("DURATION", duration_ms), "bytes": ("SIZE", byte_count)}
+_TEXTS: Final = {"ms": duration_text, "bytes": size_text}
 
 
-def takes(keys: Iterable[str]) -> Callable[[Command], Command]:
-    """Give a command an option for each setting, between its arguments and its own options. It gets `**settings`."""
+def takes(keys: Iterable[str], *, is_new: bool = False) -> Callable[[Command], Command]:
+    """Give a command an option for each setting, and for its replication, between its arguments and its own options.
+    It gets `**settings`.
+
+    Args:
+        is_new: A setting that is not given has its default, which the help shows. Else it stays as it is.
+    """
     rows = [
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(key))
-        for key in keys
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(key, is_new))
+        for key in (*keys, *REPLICATION_HELP)
     ]
 
     def decorate(command: Command) -> Command:
@@ -71,8 +88,24 @@ def takes(keys: Iterable[str]) -> Callable[[Command], Command]:
     return decorate
 
 
-def _annotation(key: str) -> Any:
-    shape, flag, help = SHAPES[key], "--" + key.replace("_", "-"), HELP[key]
+def default_text(key: str) -> str | None:
+    """The default of a setting as its option takes it. None: there is none."""
+    value, shape = getattr(StreamSettings(), key), SHAPES[key]
+    if value is None:
+        return "none" if isinstance(shape, OrNone) and key in LIMITS else None
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _TEXTS.get(shape.rule.unit or "", str)(value)
+
+
+def _annotation(key: str, is_new: bool) -> Any:
+    flag = "--" + key.replace("_", "-")
+    if key in REPLICATION_HELP:
+        help = REPLICATION_HELP[key][0 if is_new else 1]
+        return Annotated[int | None, Option(flag, help=help, metavar="N", min=1, max=REPLICAS_MAX)]
+    shape, help = SHAPES[key], HELP[key]
+    if is_new and (default := default_text(key)):
+        help = f"{help.removesuffix('.')} [{default}]."
     if shape.kind == "bool":
         return Annotated[bool | None, Option(f"{flag}/--no-{flag[2:]}", help=help)]
     if shape.kind == "str":

@@ -30,30 +30,12 @@ if TYPE_CHECKING:
 Name = Annotated[str, Argument(metavar="NAME", help="Name of the stream.")]
 
 
-Replicas = Annotated[
-    int | None, Option("--replication-factor", metavar="N", min=1, help="In a cluster: brokers that keep it.")
-]
-InSync = Annotated[
-    int | None,
-    Option("--min-insync-replicas", metavar="N", min=1, help="So many must have a record before it is acknowledged."),
-]
-
-
-@takes(HELP)
-def create(
-    ctx: click.Context,
-    name: Name,
-    replication_factor: Replicas = None,
-    min_insync_replicas: InSync = None,
-    brokers: Brokers = None,
-    json: Json = False,
-    **settings: Any,
-) -> None:
-    """Create a stream. A stream that exists with the same settings stays as it is."""
-    replication = {"replication_factor": replication_factor, "min_insync_replicas": min_insync_replicas}
-    values = _given({**settings, **replication})
+@takes(HELP, is_new=True)
+def create(ctx: click.Context, name: Name, brokers: Brokers = None, json: Json = False, **settings: Any) -> None:
+    """Create a stream. A stream that exists with the same settings stays as it is. Defaults stand in brackets; the
+    configuration of the broker may set others ([defaults])."""
     with client_of(ctx, brokers) as client:
-        made = client.create_stream(name, **values)
+        made = client.create_stream(name, **_given(settings))
     said = "exists already, with these settings" if made.created is False else "created"
     _show_change(ctx, made, json, f"stream {name} {said}")
 

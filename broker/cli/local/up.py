@@ -40,6 +40,7 @@ STOP_TIMEOUT_S: Final = 30.0
 STRIDE: Final = 10
 BROKERS_MOST: Final = 5
 CLUSTER_ID: Final = "local"
+PORTS_HELP: Final = "gRPC N, HTTP N+1, Raft N+2, NATS N+3 [9292, 9293, 9294, 4222]."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class Ports:
     def of(cls, base: int | None) -> Ports:
         return cls() if base is None else cls(base, base + 1, base + 2, base + 3)
 
+    def opened(self, is_cluster: bool) -> list[tuple[int, str]]:
+        """Those that a broker opens, each with its purpose: one that is alone answers HTTP only."""
+        http = (self.http, "the HTTP API")
+        return [http, (self.grpc, "gRPC between brokers"), (self.raft, "Raft")] if is_cluster else [http]
+
     def of_broker(self, number: int) -> Ports:
         """The ports of one broker of several."""
         return Ports(self.grpc + STRIDE * number, self.http + STRIDE * number, self.raft + STRIDE * number, self.nats)
@@ -66,7 +72,7 @@ def up(
     nats: Annotated[str | None, Option("--nats", metavar="URL", help="Use this NATS server and start none.")] = None,
     port_base: Annotated[
         int | None,
-        Option("--port-base", metavar="N", min=1, max=65_492, help="gRPC N, HTTP N+1, Raft N+2, NATS N+3."),
+        Option("--port-base", metavar="N", min=1, max=65_492, help=PORTS_HELP),
     ] = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Return once it is ready; `down` stops it.")] = False,
     brokers_count: Annotated[
@@ -224,9 +230,9 @@ def _bring_up(plan: Plan, alive: Mapping[str, ProcessIdentity], running: list[Pr
     folder, ports = plan.folder, plan.ports
     needs_nats = NATS in plan.names and NATS not in alive
     binary = nats_server.find_binary() if needs_nats else ""
-    for name in plan.commands:
-        if name not in alive:
-            _check_free(int(plan.http[name].rpartition(":")[2]), "the HTTP API", "--port-base")
+    for number, name in enumerate(plan.commands):
+        for port, purpose in ports.of_broker(number).opened(len(plan.commands) > 1) if name not in alive else ():
+            _check_free(port, purpose, "--port-base")
     if needs_nats:
         _check_free(ports.nats, "the embedded NATS server", "--port-base, or name the server that runs with --nats")
 

@@ -23,11 +23,13 @@ import pytest
 from click.testing import CliRunner
 
 from broker import __version__
+from broker.api.stream import SHAPES, StreamSettings
 from broker.cli.commands.publish import generated, headers_of, lines
 from broker.cli.lazy import COMMANDS
 from broker.cli.local.datafolder import Record, UpFolder
 from broker.cli.local.processes import ProcessIdentity
 from broker.cli.main import app
+from broker.cli.options import NONE
 from broker.cli.output import table
 from broker.storage import DataFolder
 
@@ -82,6 +84,24 @@ def test_every_option_of_a_command_is_on_the_page(name: str) -> None:
         for flag in (*parameter.opts, *parameter.secondary_opts):
             if flag.startswith("-") and flag not in ("-h", "--help"):
                 assert flag in section, f"{name}: {flag} is not documented"
+
+
+@pytest.mark.parametrize("key", SHAPES)
+def test_help_shows_the_default_of_a_setting_where_a_stream_is_made_and_only_there(key: str) -> None:
+    texts, parsers = {}, {}
+    for name in ("stream create", "stream alter"):
+        found = next((option for option in LEAVES[name].params if option.name == key), None)
+        texts[name], parsers[name] = getattr(found, "help", ""), getattr(found, "type", None)
+    shown = re.search(r" \[([^]]+)\]\.$", texts["stream create"])
+    default = getattr(StreamSettings(), key)
+    if shown is None:
+        assert default is None
+    elif isinstance(default, bool):
+        assert shown[1] == ("yes" if default else "no")
+    else:
+        read = parsers["stream create"].convert(shown[1], None, None)
+        assert (None if read == NONE and key.startswith("retention") else read) == default
+    assert "[" not in texts["stream alter"]
 
 
 def test_every_global_option_is_on_the_page() -> None:
@@ -162,6 +182,8 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
         "stream create a --retention-ms soon",
         "stream create a --segment-bytes 5XB",
         "stream alter a",
+        "stream alter a --replication-factor 0",
+        "stream alter a --replication-factor 10",
         "stream trim a",
         "stream trim a --before earliest",
         "stream trim a --before -1",
