@@ -7,7 +7,6 @@ is the subject. Liftbridge's clients hash keys the same way, so a key meets its 
 from __future__ import annotations
 
 from typing import Final
-from zlib import crc32
 
 FIXED: Final = 0
 BY_KEY: Final = 1
@@ -33,21 +32,14 @@ def parse_partition_by(partition_by: str) -> tuple[int, int]:
     raise ValueError(f"partition_by={partition_by!r}: must be subject_suffix, key, subject or token:N")
 
 
-def partition_of(subject: bytes, key: bytes | None, partition_by: str, partition_count: int) -> int:
-    """The partition of a message whose stream hashes.
+def hashed_part(subject: bytes, key: bytes | None, by: int, token: int) -> bytes:
+    """The bytes that decide.
 
     Args:
         subject: The concrete subject.
         key: Value of `Liftlog-Key`, None without one.
-        partition_by: `key`, `subject` or `token:N`.
-        partition_count: >= 1.
+        by, token: As `parse_partition_by` reads them.
     """
-    by, token = parse_partition_by(partition_by)
-    return crc32(hashed_part(subject, key, by, token)) % partition_count
-
-
-def hashed_part(subject: bytes, key: bytes | None, by: int, token: int) -> bytes:
-    """The bytes that decide: see `partition_of`."""
     if by == BY_KEY and key is not None:
         return key
     if by == BY_TOKEN:

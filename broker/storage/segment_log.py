@@ -442,11 +442,6 @@ class Log:
         return self._checkpoints.is_marked_clean
 
     @property
-    def is_dirty(self) -> bool:
-        """Whether there is something new for `checkpoint` to write."""
-        return self._checkpoints.is_dirty
-
-    @property
     def is_checkpointed(self) -> bool:
         """As `Checkpoints.is_up_to_date`."""
         return self._checkpoints.is_up_to_date
