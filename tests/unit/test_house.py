@@ -88,6 +88,23 @@ def test_every_file_that_the_guided_tour_names_is_there() -> None:
     assert not [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)]
 
 
+def test_the_guided_tour_tells_who_imports_whom() -> None:
+    page = (ROOT / "docs" / "explain" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `([\w/]+)` \| .* \| (.*)\|$", page.partition("## Packages")[2], re.MULTILINE)
+    told = {package: set(re.findall(r"`(\w+)`", names)) for package, names in rows}
+    found = {}
+    for folder in [*(ROOT / "broker").glob("*/"), *(ROOT / top for top in PACKAGES[1:])]:
+        if (folder / "__init__.py").exists():
+            names = {
+                name
+                for path in folder.rglob("*.py")
+                for name in re.findall(r"^ *(?:from|import) (?:broker\.)?(\w+)", path.read_text(), re.MULTILINE)
+            }
+            ours = {path.parent.name for path in (ROOT / "broker").glob("*/__init__.py")} | {*PACKAGES[1:]}
+            found[str(folder.relative_to(ROOT))] = names & ours - {folder.name}
+    assert told == found
+
+
 def test_every_source_that_a_source_names_is_there() -> None:
     """A file that was moved is named by its new name in the comments and docstrings of all others."""
     files = [path for top in (*PACKAGES, "examples", "tests") for path in (ROOT / top).rglob("*.p*")]
