@@ -99,6 +99,7 @@ def test_who_comes_back_first_with_an_old_log_does_not_lead_and_loses_nothing(tm
             return state is not None and state["leader"] is None and victim not in state["isr"]
 
         eventually(is_led_by_nobody, timeout_s=WAIT_S, what="those who are away to be failed")
+        assert "replica.steps_out" not in cluster.brokers[victim].output(), "its log may be all that is left"
         cluster.brokers[victim].kill9()  # and it is told again
         cluster.brokers[victim].start(wait=False)
         (tmp_path / f"{other}.held").unlink()

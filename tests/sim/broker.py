@@ -56,6 +56,7 @@ class Broker(Sessions, Growing):
         process: A number of its own for each process; 0: none runs.
         catalog: The catalog that it has applied; `applied`: so many commands.
         incarnation: The registration of this process, as that catalog has it; 0: none yet.
+        renewals: Those of each broker until then.
         replicas: Replicas of partitions that the applied catalog, or a folder here, knows.
         paused_until_ms: Stopped until then.
         clock: Its monotonic one.
@@ -75,6 +76,7 @@ class Broker(Sessions, Growing):
         self.is_scrapped = False
         self.process = 0
         self.incarnation = 0
+        self.renewals: dict[str, int] = {}
         self.catalog = Catalog()
         self.applied = 0
         self.replicas: dict[str, Replica] = {}
@@ -308,6 +310,7 @@ class Broker(Sessions, Growing):
             is_new = info is not None and info.incarnation == f"{process}" and info.registration != self.incarnation
             if is_new and info is not None:
                 self.incarnation = info.registration
+                self.renewals = {broker: each.renewal for broker, each in self.catalog.brokers.items()}
                 self.session = Session(info.registration, self._registering_ms)
             for at, state in self.catalog.cluster.partitions.items():
                 if is_new or before.get(at) is not state:

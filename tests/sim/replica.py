@@ -249,9 +249,14 @@ class Replica(Rewriting):
         self.submit(command, lambda result, _: self.broker.after(0, self.broker.step_out_answered, why, result))
 
     def _may_go(self, state: PartitionState) -> bool:
-        """Whether another replica could lead without a loss."""
-        others = state.left(self.broker.name, lost=True).electable
-        return not others.isdisjoint(self.broker.catalog.cluster.who().registrations)
+        """Whether another replica could lead without a loss, of which something was heard since the registration."""
+        return any(map(self._is_heard, state.left(self.broker.name, lost=True).electable))
+
+    def _is_heard(self, name: str) -> bool:
+        info = self.broker.catalog.brokers.get(name)
+        if info is None or not info.is_live:
+            return False
+        return info.registration > self.broker.incarnation or info.renewal > self.broker.renewals.get(name, -1)
 
     def step_out_refused(self, why: str) -> None:
         """Nobody else could lead by now: it stays, and asks again when the catalog shows somebody."""

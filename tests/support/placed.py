@@ -285,6 +285,11 @@ class Cluster(ScriptedCatalog):
             replicas = [[*at, self.state(at).step_outs_of(broker)]]
             self.apply(kind="report_opened", broker_id=broker, registration=registration, replicas=replicas)
 
+    def renew(self, *brokers: str) -> None:
+        """They live, and say so, as they do twice a second."""
+        renewals = {broker: self.catalog.brokers[broker].registration for broker in brokers}
+        self.apply(kind="renew_sessions", renewals=renewals)
+
     def fail(self, broker: str) -> None:
         self.apply(kind="fail_broker", broker_id=broker, registration=self.catalog.brokers[broker].registration)
 

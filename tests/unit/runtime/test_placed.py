@@ -85,7 +85,7 @@ def rejoin(cluster: Cluster, *places: Place, broker: str) -> None:
 
 def something_happens(cluster: Cluster) -> None:
     """As it does twice a second."""
-    cluster.apply(kind="renew_sessions", renewals={})
+    cluster.renew(*(broker for broker in ("b", "c") if cluster.catalog.brokers[broker].is_live))
 
 
 def append(partition: ReplicatedPartition) -> Waiter:
@@ -697,6 +697,7 @@ def test_what_was_put_aside_outlives_a_disk_that_takes_no_new_log(
 
     monkeypatch.setattr(one.disk, "replace_file", full)
     one.placed(at).damaged("a bit has flipped")
+    something_happens(cluster)
     eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
     eventually(lambda: one.log(at).log_end_offset == 0, what="a new log")
     assert len(refused) == 2

@@ -64,6 +64,7 @@ def test_it_is_behind_and_begins_anew(tmp_path: Path, cluster: Cluster) -> None:
     with node(tmp_path, cluster, "p3") as three:
         assert three.start().behind == {"i-s": [0]}
         assert "a" not in {*cluster.state(at).isr, *cluster.state(at).last_isr}
+        cluster.renew("b", "c")
         eventually(lambda: cluster.state(at).step_outs_of("a") == 1, what="the step-out")
         eventually(lambda: three.log(at).log_end_offset == 0, what="a new log")
         eventually(lambda: three.story, what="to follow")
@@ -109,11 +110,12 @@ def test_the_only_replica_goes_on(tmp_path: Path, cluster: Cluster, caplog: pyte
     assert not cluster.state(at).unclean_epoch
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])  # instead
-def test_out_of_sync_it_stays_while_nobody_may_lead(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+@pytest.mark.parametrize("how", ["old", "damaged", "all died"])
+def test_it_stays_while_nobody_else_may_lead(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Those in sync may be gone for good. Then an operator chooses it, and its log is all that there is."""
+    """Those in sync may be gone for good. Then an operator chooses it, and its log is all that there is. Those who died
+    with it are live in the catalog until their sessions lapse."""
     ticks = []
     real = PlacedReplica.tick
 
@@ -123,17 +125,23 @@ def test_out_of_sync_it_stays_while_nobody_may_lead(
 
     monkeypatch.setattr(PlacedReplica, "tick", tick)
     at = an_old_log(tmp_path, cluster)
-    for broker in ("c", "b"):
-        cluster.fail(broker)
-    cluster.catalog.cluster.partitions[at] = replace(cluster.state(at), isr=(), last_isr=("b",), leader=None)
-    if is_damaged:
+    if how != "all died":
+        for broker in ("c", "b"):
+            cluster.fail(broker)
+        alone = replace(cluster.state(at), isr=(), last_isr=("b",), leader=None)
+        cluster.catalog.cluster.partitions[at] = alone
+    if how == "damaged":
         (tmp_path / "ends").unlink()
     with node(tmp_path, cluster, "p2") as two:
-        assert two.start().behind == ({} if is_damaged else {"i-s": [0]})
-        if is_damaged:
+        assert two.start().behind == ({} if how == "damaged" else {"i-s": [0]})
+        if how == "damaged":
             two.placed(at).damaged("a bit has flipped")
         begun = len(ticks)
         eventually(lambda: len(ticks) > begun + 4, what="time to pass")
+        if how == "all died":
+            assert cluster.state(at).leader == "b"
+            for broker in ("c", "b"):
+                cluster.fail(broker)
         assert cluster.state(at).leader is None
         cluster.apply(kind="elect_unclean", broker_id="a", stream=at[0], partition=at[1], epoch_seen=0)
         two.leading(at)

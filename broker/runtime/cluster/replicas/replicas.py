@@ -23,6 +23,9 @@ G10  While a broker stops, the end of its session is the end of what it leads: w
 G11  While the catalog is rescued, this broker reports what was found, until the catalog shows that it has.
 G13  A log that ends below what was noted of it was put back from a copy, and lacks what was acknowledged since. It is
     behind, and damaged: it begins anew once another replica has all. If nobody else keeps one, a line tells of it.
+G14  Nobody steps out for damage while no other replica could lead: its log may be the best that there is, and an
+    operator may choose it, also if it is out of sync. Brokers that died together with this one's former process are
+    live in the catalog until their sessions lapse. So one counts once it has said something since.
 G12  Before a broker that stops hands over, it waits for its followers, for a moment (`replicated.P19`).
 """
 
@@ -84,6 +87,7 @@ class Replicas:
         self._seen: dict[Place, Told | None] = {}  # what each was told last
         self._leftovers: frozenset[Place] = frozenset()
         self._registration = 0
+        self._renewals: dict[str, int] = {}  # of each broker when this process was registered (G14)
         self._asked_ms: dict[tuple[Place, Stepping], int] = {}  # step-outs, and when they were asked for last
         self._asking: set[str] = set()  # why; under way to the catalog
         self._knowing: set[str] = set()  # streams whose coming partitions are being confirmed
@@ -233,6 +237,7 @@ class Replicas:
             return  # G1
         cluster = catalog.cluster
         self._registration = own.registration
+        self._renewals = self._renewals or {broker: info.renewal for broker, info in catalog.brokers.items()}
         self._leftovers = cluster.leftovers.get(me, frozenset())
         infos = {info.incarnation: info for info in catalog.streams.values()}
         growing = {info.incarnation: stage_of(cluster, info) for info in infos.values() if info.partitions_next}
@@ -321,15 +326,15 @@ class Replicas:
                 log.exception("replica.tick_bug partition=%s", replica)
 
     def _may_go(self, at: Place) -> bool:
-        """Whether another replica could lead without a loss (`partition.P8`). Also where this one is out of sync: while
-        nobody could, its log may be the best that there is, and an operator may choose it."""
-        cluster, me = self._host.service.catalog.cluster, self._host.me
-        state = cluster.partitions.get(at)
-        try:
-            others = state.left(me, lost=True).electable if state is not None else frozenset()
-            return not others.isdisjoint(cluster.who().registrations)
-        except RuntimeError:  # brokers were added meanwhile: at the next tick
+        """Whether another replica could lead without a loss (G14, `partition.P8`)."""
+        state = self._host.service.catalog.cluster.partitions.get(at)
+        return state is not None and any(map(self._is_heard, state.left(self._host.me, lost=True).electable))
+
+    def _is_heard(self, broker: str) -> bool:
+        info = self._host.service.catalog.brokers.get(broker)
+        if info is None or not info.is_live:
             return False
+        return info.registration > self._registration or info.renewal > self._renewals.get(broker, -1)
 
     def _step_out(self, now_ms: int) -> bool:
         """Ask for the step-outs that are due (G3). Returns whether some are being gathered."""
