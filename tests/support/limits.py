@@ -22,6 +22,9 @@ PAGE: Final = ROOT / "docs" / "reference" / "limits.md"
 LIMIT_NAME: Final = re.compile(r"^(_?[A-Z0-9_]+_MAX(?:_S)?|MAX_[A-Z_]+(?:MS|BYTES))\b.*=", re.MULTILINE)
 
 
+MEASURES: Final = ("bytes", "characters", "milliseconds", "s")
+
+
 class Row(NamedTuple):
     """A limit that is not configured: `module:NAME`, its unit, what it bounds, what happens beyond it."""
 
@@ -43,7 +46,7 @@ FIXED: Final = (
     Row(
         "broker.storage.memory.producers:WINDOW_GROUPS",
         "requests",
-        "an idempotent producer's that may be repeated",
+        "of an idempotent producer that may be repeated",
         "`out_of_sequence`",
     ),
     Row("broker.raft.core:COMMAND_BYTES_MAX", "bytes", "one command of the catalog, in a cluster", "`internal`"),
@@ -246,12 +249,6 @@ FIXED: Final = (
         "that are watched here and led elsewhere, asked for by name",
         "all streams of that broker are asked for",
     ),
-    Row(
-        "broker.api.stream:REPLICAS_MAX",
-        "replicas",
-        "of one partition",
-        "`invalid_setting`",
-    ),
     Row("broker.client.http.brokers:REDIRECTS_MAX", "redirects", "to a leader, of one call", "`not_leader`"),
     Row("broker.client.producer:BATCH_BYTES_MAX", "bytes", "one request of a Python producer", "sent in several"),
     Row(
@@ -263,7 +260,7 @@ FIXED: Final = (
     Row(
         "broker.replication.leader:REPLICA_LAG_MS_MAX",
         "ms",
-        "that a replica may be behind and still count",
+        "time that a replica may be behind and still count",
         "it leaves the in-sync replicas",
     ),
     Row(
@@ -338,7 +335,9 @@ def number(value: float | None, unit: str | None) -> str:
         for size, name in ((86_400_000, "days"), (3_600_000, "h"), (60_000, "min"), (1_000, "s")):
             if value >= size and value % size == 0:
                 return f"{int(value) // size:,} {'day' if value == size == 86_400_000 else name}"
-    return f"{value:,.0f} {unit}" if unit and not unit.startswith("x ") else f"{value:,.0f}{f' {unit}' if unit else ''}"
+    if value == 1 and unit in ("bytes", "records"):
+        unit = unit.removesuffix("s")
+    return f"{value:,.0f} {unit}" if unit else f"{value:,.0f}"
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -372,10 +371,15 @@ def of_streams() -> list[tuple[str, ...]]:
 
 
 def fixed() -> list[tuple[str, ...]]:
-    return [
-        (row.what, number(value_of(row.place), row.unit or None), row.beyond, f"`{row.place.partition(':')[0]}`")
-        for row in FIXED
-    ]
+    """A row that only says where things are counted begins with the name of these things, its unit."""
+
+    def row(limit: Row) -> tuple[str, ...]:
+        what, unit = limit.what, limit.unit or None
+        if unit and what.split()[0] in ("of", "in", "to", "from", "that", "with", "at", "named", "shown"):
+            what, unit = f"{unit} {what}", unit if unit in MEASURES else None
+        return what, number(value_of(limit.place), unit), limit.beyond, f"`{limit.place.partition(':')[0]}`"
+
+    return [row(limit) for limit in FIXED]
 
 
 def page() -> str:

@@ -16,6 +16,7 @@ def test_the_page_is_what_the_code_says() -> None:
 
 def test_every_constant_that_is_a_limit_has_a_row() -> None:
     listed = {row.place for row in FIXED}
+    assert len(listed) == len(FIXED), "a limit has two rows"
     passed_over = {name for names in NO_LIMIT for name in names.split()}
     for place, name in constants().items():
         assert place in listed or name in passed_over, f"{place}: give it a row in tests/support/limits.py"
