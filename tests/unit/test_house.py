@@ -105,6 +105,21 @@ def test_the_guided_tour_tells_who_imports_whom() -> None:
     assert told == found
 
 
+def test_the_guided_tour_has_every_thread_by_its_name() -> None:
+    page = (ROOT / "docs" / "explain" / "architecture.md").read_text()
+    told = set(re.findall(r"`([a-z-]+)…?`", page.partition("## Threads")[2].partition("\n## ")[0]))
+    found = set()
+    for package in ("runtime", "serving", "raft"):
+        for path in (ROOT / "broker" / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Thread", "ThreadPoolExecutor")):
+                    for word in node.keywords:
+                        if word.arg in ("name", "thread_name_prefix"):
+                            found.add(ast.unparse(word.value).removeprefix("f").strip("'\"").partition("{")[0])
+    assert len(found) > 20
+    assert found <= told
+
+
 def test_every_source_that_a_source_names_is_there() -> None:
     """A file that was moved is named by its new name in the comments and docstrings of all others."""
     files = [path for top in (*PACKAGES, "examples", "tests") for path in (ROOT / top).rglob("*.p*")]
