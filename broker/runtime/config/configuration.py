@@ -42,9 +42,13 @@ __all__ = [
 ]
 
 CLIENT_VARIABLES: Final = frozenset(
-    {"LIFTLOG_BROKERS", "LIFTLOG_NATS_URL", "LIFTLOG_PURE", "LIFTLOG_REQUIRE_EXTENSION", "LIFTLOG_RACK"}
+    {
+        *("LIFTLOG_BROKERS", "LIFTLOG_NATS_URL", "LIFTLOG_RETRY_S", "LIFTLOG_RACK"),
+        *("LIFTLOG_PURE", "LIFTLOG_REQUIRE_EXTENSION", "LIFTLOG_COMPILE_ARGS"),
+        *("LIFTLOG_PROP_EFFORT", "LIFTLOG_PROP_SEED", "LIFTLOG_UPDATE_GOLDEN"),
+    }
 )
-"""Variables with our prefix that other parts read: the clients, the installation, Spark's executors."""
+"""Variables with our prefix that other parts read: the clients, Spark's executors, the installation, tests."""
 
 NOT_SET: Final = ("", "none")
 

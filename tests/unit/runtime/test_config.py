@@ -6,6 +6,7 @@ Method: real files and a plain mapping as environment; the files in conf/ are he
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from broker.runtime.config.configuration import (
     load,
     without_credentials,
 )
-from broker.runtime.config.table import annotated
+from broker.runtime.config.table import BY_VARIABLE, PREFIX, annotated
 
-CONF = Path(__file__).parents[3] / "conf"
+ROOT = Path(__file__).parents[3]
+CONF = ROOT / "conf"
 SECRETS = {"LIFTLOG_NATS_USER": "ann", "LIFTLOG_NATS_PASSWORD": "hunter2"}
 
 
@@ -138,6 +140,17 @@ def test_an_unknown_variable_names_the_nearest_and_client_variables_pass() -> No
         load(None, {"LIFTLOG_HTTP_PRT": "1"})
     assert caught.value.nearest == "LIFTLOG_HTTP_PORT"
     assert load(None, {**dict.fromkeys(CLIENT_VARIABLES, "x"), "HOME": "/"}) == Config()
+
+
+def test_no_variable_that_another_part_reads_is_taken_for_a_setting() -> None:
+    """`LIFTLOG_RETRY_S` of the command line, once exported, stopped every broker."""
+    read = re.compile(r"""(?:environ(?:\.get\(|\[)|envvar=|Final = )"(LIFTLOG_[A-Z_]+)\"""")
+    paths = [ROOT / "setup.py"]
+    for top in ("broker", "spark_liftlog", "pyspark_liftlog", "examples", "tests/support"):
+        paths += (ROOT / top).rglob("*.py")
+    found = {name for path in paths for name in read.findall(path.read_text())} - BY_VARIABLE.keys() - {PREFIX}
+    assert {"LIFTLOG_BROKERS", "LIFTLOG_RETRY_S", "LIFTLOG_RACK", "LIFTLOG_COMPILE_ARGS"} <= found
+    assert found <= CLIENT_VARIABLES
 
 
 @pytest.mark.parametrize(
