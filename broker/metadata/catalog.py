@@ -219,7 +219,7 @@ class Catalog:
         if factor:
             least = fields.whole(command, "min_insync_replicas", 2 if factor >= 3 else 1, least=1)
             if least > factor:
-                raise InvalidSetting(f"min_insync_replicas={least} of {factor} replicas", key="min_insync_replicas")
+                raise InvalidSetting(f"min_insync_replicas={least}: only {factor} replicas", key="min_insync_replicas")
             _check_fsync(settings, factor)
             places = self.cluster.place_replicas(settings.partitions, factor)
             self.cluster.add_stream(incarnation, places, first=0, min_insync=least)
@@ -447,7 +447,7 @@ class Catalog:
 
 def _check_fsync(settings: StreamSettings, factor: int) -> None:
     if factor > 1 and settings.fsync != "batch":
-        raise InvalidSetting(f"fsync={settings.fsync} of {factor} replicas is not supported yet", key="fsync")
+        raise InvalidSetting(f"fsync={settings.fsync} with {factor} replicas is not supported yet", key="fsync")
 
 
 def _request_id(command: Mapping[str, Any]) -> str:

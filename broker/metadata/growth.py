@@ -120,7 +120,7 @@ def raise_replication(cluster: Cluster, info: StreamInfo, command: Mapping[str, 
     factor = fields.whole(command, "replication_factor", least=1)
     asked = fields.whole(command, "min_insync_replicas", 2 if factor >= 3 else 1, least=1)
     if asked > factor:
-        raise InvalidSetting(f"min_insync_replicas={asked} of {factor} replicas", key="min_insync_replicas")
+        raise InvalidSetting(f"min_insync_replicas={asked}: only {factor} replicas", key="min_insync_replicas")
     who, places = cluster.who(), cluster.places_of(info.incarnation)
     fit = set(who.registrations) - set(who.stopping)
     racks = {broker: each.rack for broker, each in cluster.brokers.items()}

@@ -149,7 +149,7 @@ def _reassign(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, Any]:
     state = cluster.state_at(at)
     least = fields.whole(command, "min_insync_replicas", min(state.min_insync_replicas, len(target)), least=1)
     if least > len(target):
-        raise InvalidSetting(f"min_insync_replicas={least} of {len(target)} replicas", key="min_insync_replicas")
+        raise InvalidSetting(f"min_insync_replicas={least}: only {len(target)} replicas", key="min_insync_replicas")
     for broker in target:
         if broker not in cluster.brokers:
             raise InvalidRequest(f"no broker {broker!r} is registered")
@@ -168,7 +168,7 @@ def _set_min_insync(cluster: Cluster, command: Mapping[str, Any]) -> dict[str, A
     states = {at: cluster.partitions[at] for at in places}
     fewest = min((min(len(s.replicas), len(s.target or s.replicas)) for s in states.values()), default=0)
     if least > fewest:
-        raise InvalidSetting(f"min_insync_replicas={least} of {fewest} replicas", key="min_insync_replicas")
+        raise InvalidSetting(f"min_insync_replicas={least}: only {fewest} replicas", key="min_insync_replicas")
     changed = {at: state.with_minimum(least) for at, state in states.items()}
     cluster.commit(changed, cluster.epoch_last + 1)
     return {"partitions": len(places)}

@@ -227,8 +227,8 @@ def _wait(client: Client, wait_s: float, moving: Callable[[], Iterable[Placement
         if time.monotonic() >= end_s:
             waits = sorted({b for each in left for b in (each.target or ()) if b not in each.isr})
             raise DeadlineExceeded(
-                f"{len(left)} partitions are still being moved, and will be as soon as {', '.join(waits)} have copied"
-                " them: liftlog cluster partitions --unhealthy",
+                f"{len(left)} partitions are still being copied by {', '.join(waits)}, and go on:"
+                " liftlog cluster partitions --unhealthy",
                 sent=True,
             )
         time.sleep(LOOK_S)

@@ -31,7 +31,6 @@ from typing import Any, Final, TypeVar
 
 from broker.api.errors import (
     DeadlineExceeded,
-    InvalidRequest,
     InvalidSetting,
     LiftlogError,
     NotReady,
@@ -316,15 +315,12 @@ class PlacedControl:
 
     def _check_room(self, name: str, partitions: int) -> None:
         """Whether a stream may have so many partitions. Raises InvalidRequest."""
-        limits, streams = self._config.limits, dict(self._service.catalog.streams)
-        own = streams.pop(name, None)
-        if own is None and sum(not info.internal for info in streams.values()) >= limits.streams_max:
-            raise InvalidRequest(f"limits.streams_max={limits.streams_max}: so many exist", limit=limits.streams_max)
-        total = sum(max(info.settings.partitions, info.partitions_next) for info in streams.values()) + partitions
-        if total > limits.partitions_max and (own is None or partitions > own.settings.partitions):
-            raise InvalidRequest(
-                f"limits.partitions_max={limits.partitions_max}: there would be {total}", limit=limits.partitions_max
-            )
+        others = dict(self._service.catalog.streams)
+        own = others.pop(name, None)
+        exist = sum(not info.internal for info in others.values())
+        total = sum(max(info.settings.partitions, info.partitions_next) for info in others.values()) + partitions
+        is_more = own is None or partitions > own.settings.partitions
+        self._config.limits.check(streams=exist + 1 if own is None else 0, partitions=total if is_more else 0)
 
     def _check(self, settings: StreamSettings) -> None:
         """X3."""
@@ -361,8 +357,8 @@ class PlacedControl:
         counts = [len(state.target or state.replicas) for at in places if (state := states.get(at)) is not None]
         if max(counts, default=0) > factor:
             raise InvalidSetting(
-                f"replication_factor={factor}: a partition has {max(counts)} replicas; `liftlog cluster reassign` says"
-                " which of them stay",
+                f"replication_factor={factor}: a partition has {max(counts)} replicas; to have fewer, name those"
+                " that stay with `liftlog cluster reassign`",
                 key="replication_factor",
                 value=factor,
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar
 
+from broker.api.errors import InvalidRequest
 from broker.api.http import DEFAULT_PORT
 from broker.api.stream import StreamSettings, check_name
 from broker.api.validation import Rule, declared
@@ -312,6 +313,15 @@ class LimitsConfig:
         limit=(0, 1 << 50),
         unit="bytes",
     )
+
+    def check(self, *, streams: int, partitions: int) -> None:
+        """Whether there may be so many. Raises InvalidRequest."""
+        for what, count, most in (
+            ("streams", streams, self.streams_max),
+            ("partitions", partitions, self.partitions_max),
+        ):
+            if count > most:
+                raise InvalidRequest(f"limits.{what}_max={most}: there would be {count} {what}", limit=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.api.answers import LeaderAddress
-from broker.api.errors import CorruptLog, InvalidRequest, LiftlogError, Retryable, UnknownPartition, UnknownStream
+from broker.api.errors import CorruptLog, LiftlogError, Retryable, UnknownPartition, UnknownStream
 from broker.api.stream import COMMITS_STREAM, OFFSETS_STREAM, StreamSettings
 from broker.metadata.catalog import COMMAND_VERSION, StreamInfo
 from broker.runtime.background.compactor import Chores
@@ -180,15 +180,9 @@ class Streams:
 
     def check_room(self, *, streams: int = 0, partitions: int = 0) -> None:
         """Whether so many may be added. Raises InvalidRequest."""
-        limits = self._config.limits
         exist = sum(not info.internal for info in list(self.store.catalog.streams.values()))
-        if streams and exist + streams > limits.streams_max:
-            raise InvalidRequest(f"limits.streams_max={limits.streams_max}: so many exist", limit=limits.streams_max)
         total = sum(map(len, list(self.by_name.values()))) + partitions
-        if total > limits.partitions_max:
-            raise InvalidRequest(
-                f"limits.partitions_max={limits.partitions_max}: there would be {total}", limit=limits.partitions_max
-            )
+        self._config.limits.check(streams=exist + streams if streams else 0, partitions=total)
 
     # --- open, make, remove: on the disk ----------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ async def elect(serving: Serving, request: web.Request, query: Query) -> web.Str
     if asked.unclean:
         return await _elect_unclean(serving, asked)
     if asked.broker is not None or asked.accept_loss:
-        raise InvalidRequest("`broker` and `accept_loss` are of an unclean election", field="unclean")
+        raise InvalidRequest("`broker` and `accept_loss` need `unclean`", field="unclean")
     if asked.partition is not None and asked.stream is None:
         raise InvalidRequest("`partition` needs `stream`", field="stream")
     found = await unbroken(serving.backend.admin.elect_preferred(asked.stream, asked.partition))
@@ -107,7 +107,7 @@ async def elect(serving: Serving, request: web.Request, query: Query) -> web.Str
 
 async def _elect_unclean(serving: Serving, asked: Election) -> web.StreamResponse:
     if asked.stream is None or asked.partition is None:
-        raise InvalidRequest("an unclean election is of one partition: `stream` and `partition`", field="stream")
+        raise InvalidRequest("an unclean election needs one partition: name `stream` and `partition`", field="stream")
     now = _placement(serving, asked.stream, asked.partition)
     if now.leader is not None:
         raise InvalidRequest(

@@ -160,7 +160,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_sent() -> None:
     with pytest.raises(InvalidRequest, match="no broker 'z'"):
         run(admin.drain("z", fewer_replicas=False))
     assert not service.sent
-    with pytest.raises(InvalidSetting, match="min_insync_replicas=2 of 1"):
+    with pytest.raises(InvalidSetting, match="min_insync_replicas=2: only 1"):
         run(admin.reassign("s", 0, ["c"], 2))
 
 

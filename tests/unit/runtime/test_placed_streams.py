@@ -266,7 +266,7 @@ def test_what_takes_long_is_answered_before_a_client_gives_up_on_the_broker() ->
         ({"replication_factor": 0}, InvalidSetting, "from 1 to 9"),
         ({"replication_factor": "3"}, InvalidSetting, "whole number"),
         ({"min_insync_replicas": True}, InvalidSetting, "whole number"),
-        ({"replication_factor": 2, "min_insync_replicas": 3}, InvalidSetting, "of 2 replicas"),
+        ({"replication_factor": 2, "min_insync_replicas": 3}, InvalidSetting, "only 2 replicas"),
         ({"fsync": "interval"}, InvalidSetting, "interval"),
         ({"subject": "a.>", "partitions": 2, "partition_by": "key", "group": "g"}, InvalidSetting, "share of all"),
     ],
