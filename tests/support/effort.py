@@ -8,6 +8,7 @@ LIFTLOG_PROP_SEED     moves every seed that a test fixes itself: fault positions
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any, Final
 
 import pytest
@@ -23,7 +24,13 @@ def examples(count: int) -> int:
 
 def seeds(count: int) -> list[Any]:
     """The seeds from 0 on, for `parametrize`. `make check` plays the first one, `make test` all of them."""
-    return [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, count))]
+    return first_quick(range(count))
+
+
+def first_quick(cases: Iterable[Any]) -> list[Any]:
+    """Cases of a heavy test, for `parametrize`. `make check` plays the first one, `make test` all of them."""
+    first, *others = cases
+    return [first, *(pytest.param(case, marks=pytest.mark.slow) for case in others)]
 
 
 def seeded(number: int) -> int:

@@ -139,6 +139,7 @@ def lived(disk: SimDisk) -> None:
     a_life(folders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MovingDisk, NotingDisk])
 def test_no_log_is_taken_for_an_old_one_whenever_the_power_goes(kind: type[MovingDisk]) -> None:
     whole = kind()

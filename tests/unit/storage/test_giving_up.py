@@ -19,6 +19,7 @@ from broker.storage.inspect.scrub import scrub
 from broker.storage.log import PartitionLog
 from broker.storage.recovery import Ranges
 from broker.storage.rewrite.giving_up import give_up
+from tests.support.effort import first_quick
 from tests.support.logs import (
     FOLDER,
     SETTINGS,
@@ -174,7 +175,7 @@ def test_the_range_is_empty_and_all_else_is_as_it_was(name: str) -> None:
     assert found_by_the_scrub(again) == ()
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize("name", first_quick(DAMAGES))
 def test_power_may_go_at_any_step(name: str) -> None:
     """The rule: the damaged log is there then, or the one without the damage. Done again it ends as it would have."""
     ranges = DAMAGES[name][1]
