@@ -32,6 +32,13 @@ LEADERSHIP_START_SECONDS = Histogram(
     registry=REGISTRY,
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
+LEADERLESS_SECONDS = Histogram(
+    "liftlog_leaderless_seconds",
+    "Time that a partition was without a leader, until the catalog named another",
+    ("cause",),
+    registry=REGISTRY,
+    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
+)
 
 Sample = tuple[str, str, tuple[str, ...], tuple[str, ...], float]
 """name, help, label names, label values, value; a name that ends in `_total` is a counter."""

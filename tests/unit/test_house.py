@@ -201,7 +201,7 @@ LINES_MAX = {
     "metadata": (2_800, 76),
     "raft": (1_900, 76),
     "replication": (1_900, 76),
-    "runtime": (19_150, 124),
+    "runtime": (19_260, 125),
     "serving": (5_850, 124),
     "sinks": (1_100, 92),
     "storage": (11_010, 123),

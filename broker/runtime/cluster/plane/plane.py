@@ -35,6 +35,7 @@ from broker.runtime.cluster.plane.duties import Duties
 from broker.runtime.cluster.plane.forming import Entered, Entrance, answer_to
 from broker.runtime.cluster.plane.heart import Heart
 from broker.runtime.cluster.plane.identity import Identity
+from broker.runtime.cluster.plane.leaderless import Leaderless
 from broker.runtime.cluster.plane.registering import Registration
 from broker.runtime.cluster.plane.service import Catalogs
 from broker.runtime.cluster.plane.thread import RaftThread
@@ -106,6 +107,7 @@ class Plane:
             controlled=controller_changed,
         )
         self._duties = Duties(identity.broker_id, identity.cluster_id, wake=self._thread.wake)
+        self._leaderless = Leaderless()
         self._entered: Entered | None = None
         self._node: RaftNode | None = None
         self._starting = threading.Lock()
@@ -132,7 +134,7 @@ class Plane:
                 entered.journal.close()
                 raise NotReady("stopped before it took part")
             node = self._open(entered)
-            self.service.applied(node.catalog, None)
+            self._applied(None)
             self._thread.each_tick(self._heart.tick)
             self._thread.each_tick(self._duties.tick)
             self._thread.each_tick(self._look)
@@ -349,6 +351,7 @@ class Plane:
 
     def _applied(self, command: Mapping[str, Any] | None) -> None:
         assert self._node is not None
+        self._leaderless.applied(self._node.catalog, command, counts=self._node.has_begun)
         self.service.applied(self._node.catalog, command)
 
     def _noted(self, note: dict[str, Any], answer: Answer) -> None:
