@@ -52,7 +52,40 @@ STREAM: dict[str, Any] = {
     "partitions": [],
 }
 CONSUMER: dict[str, Any] = {"consumer": "c", "partitions": [], "lag": 0}
+SINK: dict[str, Any] = {
+    "sink": "k",
+    "current_epoch": 1,
+    "checkpoint": None,
+    "one_shot": False,
+    "least_batch_id": 0,
+    "changed_ms": 1,
+    "last": None,
+}
+PLACED: dict[str, Any] = {
+    "stream": "s",
+    "partition": 0,
+    "leader": "a",
+    "leader_epoch": 1,
+    "replicas": ["a"],
+    "isr": ["a"],
+}
+CLUSTER: dict[str, Any] = {
+    "cluster_id": "c",
+    "feature_level": 1,
+    "controller": "a",
+    "version": "0.1.0",
+    "brokers": [{"id": "a", "http": "a:1", "grpc": "a:2"}],
+}
 ANSWERS: dict[str, Any] = {
+    "/v1/sinks/k": SINK,
+    "/v1/sinks/k/reset": SINK,
+    "/v1/sinks/k/adopt": SINK,
+    "/v1/cluster": CLUSTER,
+    "/v1/cluster/partitions": {"partitions": [PLACED], "answered_by": "a"},
+    "/v1/cluster/elect": {"moved": [PLACED]},
+    "/v1/cluster/rescue": {"rescue": None},
+    "/v1/cluster/rescue/end": {"rescue": 1, "partitions": []},
+    "/v1/cluster/accept-loss": {"stream": "s", "partition": 0, "leader": "a", "ranges": [[0, 1]], "aside": "f"},
     "/v1/streams": {"streams": [STREAM]},
     "/v1/consumers": {"consumers": [CONSUMER]},
     "/v1/consumers/c": CONSUMER,
@@ -98,6 +131,17 @@ def answer(request: Request, reply: Reply) -> None:
         "consumer describe c",
         "consumer reset c --stream s --to latest",
         "consumer delete c --yes",
+        "sink describe k",
+        "sink reset k --next-batch 1 --yes",
+        "sink adopt k --checkpoint f",
+        "sink delete k --yes",
+        "cluster status",
+        "cluster partitions",
+        "cluster elect",
+        "cluster accept-loss s/0 --yes",
+        "cluster remove-broker b --yes",
+        "cluster rescue status",
+        "cluster rescue end a",
     ],
 )
 def test_a_command_of_one_json_call_loads_nothing_heavy(command: str) -> None:
