@@ -25,7 +25,7 @@ BrokerId = Annotated[str, Argument(metavar="BROKER", help="Id of a broker.")]
 Place = Annotated[str, Argument(metavar="STREAM[/PARTITION]", help="A stream, or one partition of it.")]
 Wait = Annotated[
     float,
-    Option("--wait-s", metavar="S", min=0, max=86_400, help="Seconds to wait for the end; it goes on afterwards, too."),
+    Option("--wait-s", metavar="S", min=0, max=86_400, help="Seconds to wait. The move goes on afterwards, too."),
 ]
 
 
@@ -84,7 +84,7 @@ def reassign(
         str, Option("--replicas", metavar="A,B,C", help="Ids of the brokers, the preferred leader first.")
     ],
     min_insync_replicas: Annotated[
-        int | None, Option("--min-insync-replicas", metavar="N", min=1, help="When they have moved [as it is].")
+        int | None, Option("--min-insync-replicas", metavar="N", min=1, help="Once they have moved [as it is now].")
     ] = None,
     wait_s: Wait = WAIT_S,
     brokers: Brokers = None,
@@ -125,8 +125,9 @@ def elect(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Have preferred replicas lead, or one that may lack records. The former where they are in sync; the latter,
-    `--unclean`, where nobody can lead any more: without `--yes` it says what may be lost, and does nothing."""
+    """Have preferred replicas lead, or one that may lack records. Preferred replicas lead where they are in sync. Where
+    nobody can lead a partition any more, `--unclean` has another replica lead. Without `--yes` that only says what may
+    be lost."""
     stream, partition = (None, None) if place is None else _place(place)
     if not unclean and (broker is not None or yes):
         raise click.BadParameter("only with --unclean", param_hint="--broker" if broker else "--yes")
@@ -170,7 +171,7 @@ def drain(
     brokers: Brokers = None,
     json: Json = False,
 ) -> None:
-    """Have other brokers keep what a broker keeps. It may be there or gone. Then it can be removed."""
+    """Have other brokers keep what a broker keeps. That broker may be there or gone. Afterwards it can be removed."""
     with client_of(ctx, brokers) as client:
         found = client.drain(broker, fewer_replicas=fewer_replicas)
         if found.moving:

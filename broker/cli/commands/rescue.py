@@ -29,8 +29,8 @@ Folder = Annotated[
 
 def begin(ctx: click.Context, data: Folder, yes: Yes = False, json: Json = False) -> None:
     """Found the cluster anew with the catalog of this broker. Only where a majority of the voters is lost for good: the
-    broker must be stopped, and so must the other survivors. Take the one that was up to date last. Says what it will
-    do, and asks first."""
+    broker must be stopped, and so must the other survivors. Choose the survivor that was up to date last. The command
+    says what it will do, and asks first."""
     from broker.runtime.cluster.plane import rescue
     from broker.storage.disk import OsDisk
 

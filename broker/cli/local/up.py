@@ -76,7 +76,7 @@ def up(
     ] = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Return once it is ready; `down` stops it.")] = False,
     brokers_count: Annotated[
-        int, Option("--brokers-count", metavar="N", min=1, max=BROKERS_MOST, help="Over 1: a cluster.")
+        int, Option("--brokers-count", metavar="N", min=1, max=BROKERS_MOST, help="More than one are a cluster.")
     ] = 1,
     timeout_s: Annotated[float, Option("--timeout-s", min=1, help="Seconds to wait until it is ready.")] = 60.0,
     json: Json = False,
